@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every mistake an author can make, as code -> (message, fix). Braces are filled by `diagnose`.
+
+One kernel that must fail with each code lives under test/errors.
+"""
+
+CATALOGUE: dict[str, tuple[str, str]] = {
+    # front end
+    "no_source": (
+        "the source of `{name}` cannot be read",
+        "define the kernel in a file (functions typed at a prompt or built by exec have no source)",
+    ),
+    "undefined_name": ("`{name}` is not defined", "define it before this line, or pass it as an argument"),
+    "out_of_scope": (
+        "`{name}` is used outside the `{region}` in which it was made",
+        "use it inside that region, or keep it in a T.alloc_var / T.alloc_fragment made outside",
+    ),
+    "symbolic_condition": (
+        "the truth of a tile expression is not known while tracing",
+        "use `if`/`while`/`and`/`or` inside the kernel or a @T.macro, or T.if_then_else",
+    ),
+    "rebound_in_region": (
+        "`{name}` was bound outside this {region} and is bound again inside it, which would not outlive the region",
+        "make it a mutable variable before the region: {name} = T.alloc_var(dtype, init)",
+    ),
+    "not_in_kernel": ("`{what}` is used outside `with T.Kernel(...)`", "move it into the kernel's body"),
+    "nested_kernel": ("T.Kernel inside another T.Kernel", "close the first kernel before opening the second"),
+    "bad_annotation": (
+        "parameter `{name}` has the annotation {got}, which is neither a tensor nor a scalar type",
+        "annotate it with T.Tensor(shape, dtype) or a dtype such as T.int32",
+    ),
+    "unbound_const": (
+        "T.const `{name}` is not a dimension or stride of any annotated tensor",
+        "use it directly as a dimension in a T.Tensor annotation",
+    ),
+    "tensor_not_annotated": (
+        "tensor argument `{name}` is never annotated",
+        "add `{name}: T.Tensor((M, N), T.float16)` at the top of the kernel",
+    ),
+    "bad_return": (
+        "a kernel can return only tensors made by T.empty, got {got}",
+        "allocate the result with T.empty(shape, dtype)",
+    ),
+    "bad_break": ("`{word}` outside a loop of the kernel", "use it inside T.serial, range or while"),
+    "bad_dtype": ("{got!r} is not a dtype", "use T.float16, 'float16', torch.float16, ..."),
+    "bad_scope": ("unknown buffer scope {got!r}", "use one of {known}"),
+    "bad_shape": ("{what} must be {want}, got {got}", "give every dimension as a positive integer"),
+    "wrong_rank": (
+        "`{buffer}` has {want} dimensions and is indexed with {got}",
+        "give one index per dimension of {shape}",
+    ),
+    "bad_index": ("index {got} of `{buffer}` is not an integer expression", "index with integers or integer expressions"),
+    "bad_slice": ("a slice of `{buffer}` {why}", "use A[start:stop] with step 1"),
+    "region_as_value": (
+        "the region `{region}` is used as a value",
+        "index single elements inside T.Parallel, or copy the region with T.copy",
+    ),
+    "bad_operand": ("`{op}` cannot take {got}", "use numbers, tile expressions or elements of buffers"),
+    "wrong_dtype_store": (
+        "a value of dtype {value} is stored into `{buffer}`, which holds {want}",
+        "cast it first: T.cast(value, {want})",
+    ),
+    "write_to_scalar": ("scalar parameter `{name}` cannot be written", "keep the value in T.alloc_var"),
+    "bad_loop_range": ("{what} takes integer bounds, got {got}", "give integers or integer expressions"),
+    "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
+    # tile ops
+    "gemm_shape": (
+        "T.gemm: {a} x {b} -> {c} do not fit",
+        "A is (M, K) or (K, M) with transpose_A, B is (K, N) or (N, K) with transpose_B, C is (M, N)",
+    ),
+    "gemm_dtype": ("T.gemm: {a} x {b} into {c} is not supported", "{fix}"),
+    "gemm_scope": (
+        "T.gemm: {operand} `{buffer}` lives in {scope} memory",
+        "copy it to shared memory or a fragment first; C must be a fragment, shared or local buffer",
+    ),
+    "copy_shape": (
+        "T.copy: source extents {src} and destination extents {dst} do not match",
+        "extents must agree after dropping dimensions of size 1",
+    ),
+    "copy_values": ("T.copy: {what} is not a buffer, region or element", "pass A, A[a:b, :] or A[i, j]"),
+    "reduce_shape": (
+        "T.{op}: {src} reduced over dim {dim} does not give {dst}",
+        "the result drops the reduced dimension (or keeps it with size 1)",
+    ),
+    "reduce_dim": ("T.{op}: dim {dim} is outside a buffer of {rank} dimensions", "give a dim in [-{rank}, {rank})"),
+    "scan_shape": ("T.{op}: {src} and {dst} differ in shape", "source and destination have one shape"),
+    "fill_value": ("T.fill: {got} is not a scalar", "give a number or a scalar expression"),
+    "atomic_target": (
+        "T.{op}: the destination must be an element or region of a buffer, got {got}",
+        "pass A[i, j] or A[a:b, :]",
+    ),
+    # checks on the whole kernel
+    "non_affine_region": (
+        "the region of `{buffer}` starts at `{start}`, which is not affine in the loop variables",
+        "load single elements with such indices in T.Parallel instead",
+    ),
+    "dynamic_tile": (
+        "on-chip buffer `{buffer}` has the size `{size}`, known only at run time",
+        "tile sizes must be compile-time integers",
+    ),
+    "out_of_bounds": (
+        "index {dim} of `{buffer}` is {index}, always outside [0, {size})",
+        "indices of on-chip buffers must stay inside {shape}",
+    ),
+    "parallel_race": (
+        "iterations of T.Parallel write `{buffer}` at places that do not depend on `{var}`",
+        "use T.reduce_* or T.serial, or let only one iteration write",
+    ),
+    "unsupported_on_target": ("{what} is not supported on target {target}", "{fix}"),
+    "device_assert": ("device assertion failed: {message}", "see the condition at this line"),
+}

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The declaration of an intrinsic and the registry.
+
+An intrinsic is a pure function of scalars (`math.py`) or a target-level helper with effects (`cpu.py`). Its meaning stands beside
+its spelling, so the interpreter, the tests and the generated code cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..diagnostics import error
+from ..ir import dtype as dt
+from ..ir.dtype import DType, promote
+from ..ir.expr import Call, Expr, cast, to_expr
+
+Rule = Callable[[Sequence[Expr]], tuple[DType, DType]]
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """One function.
+
+    `rule` gives (operand type, result type) from the operands; `cpu` is the C++ function called for it, in namespace `tile`
+    unless it names another; `evaluate` computes it on torch tensors (None for helpers that only lowered kernels call).
+    """
+
+    name: str
+    arity: int
+    rule: Rule
+    cpu: str
+    evaluate: Callable[..., Any] | None = None
+    doc: str = ""
+
+    def build(self, args: Sequence[Any]) -> Expr:
+        """A call with the operands converted to the operand type."""
+        if len(args) != self.arity:
+            raise error(
+                "bad_argument", None, op=f"T.{self.name}", name="args", why=f"takes {self.arity} operands, got {len(args)}",
+                fix="see its documentation",
+            )  # fmt: skip
+        exprs = [to_expr(a, op=f"T.{self.name}") for a in args]
+        operand, result = self.rule(exprs)
+        return Call(self.name, tuple(cast(e, operand) for e in exprs), result)
+
+
+_REGISTRY: dict[str, Intrinsic] = {}
+
+
+def declare(intrinsic: Intrinsic) -> Intrinsic:
+    """Add an intrinsic to the registry; a name may be declared once."""
+    if intrinsic.name in _REGISTRY:
+        raise ValueError(f"intrinsic {intrinsic.name} is declared twice")
+    _REGISTRY[intrinsic.name] = intrinsic
+    return intrinsic
+
+
+def lookup(name: str) -> Intrinsic:
+    """The intrinsic called `name`; KeyError if there is none."""
+    return _REGISTRY[name]
+
+
+def names() -> list[str]:
+    """All declared names."""
+    return sorted(_REGISTRY)
+
+
+def floating(args: Sequence[Expr]) -> tuple[DType, DType]:
+    """Operands and result in their common floating type; integers count as float32."""
+    common = _common(args)
+    common = common if common.is_float else dt.float32
+    return common, common
+
+
+def same(args: Sequence[Expr]) -> tuple[DType, DType]:
+    """Operands and result in their common type."""
+    common = _common(args)
+    return common, common
+
+
+def predicate(args: Sequence[Expr]) -> tuple[DType, DType]:
+    """Floating operands, bool result."""
+    return floating(args)[0], dt.bool_
+
+
+def _common(args: Sequence[Expr]) -> DType:
+    common = args[0].dtype
+    for a in args[1:]:
+        common = promote(common, a.dtype)
+    return common

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scalar math of the language: what each function computes (in torch) and what it is called in generated C++.
+
+Results are within a few units in the last place of the operand type; low-precision operands are computed in float32 and rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .base import Intrinsic, Rule, declare, floating, predicate, same
+
+
+def _torch(name: str) -> Callable[..., Any]:
+    def evaluate(*args: Any) -> Any:
+        import torch
+
+        return getattr(torch, name)(*args)
+
+    return evaluate
+
+
+def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu: str | None = None) -> None:
+    declare(Intrinsic(name, 1, rule, cpu or name, _torch(torch_name or name)))
+
+
+for _name in ("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
+              "asinh", "acosh", "atanh", "tanh", "erf", "erfc", "sigmoid", "sqrt", "rsqrt", "floor", "ceil", "trunc"):  # fmt: skip
+    _unary(_name)
+_unary("round", "round")  # halves go to the even neighbour, as torch.round and rintf do
+_unary("abs", "abs", rule=same)
+_unary("isnan", rule=predicate)
+_unary("isinf", rule=predicate)
+_unary("isfinite", rule=predicate)
+declare(Intrinsic("pow", 2, floating, "pow", _torch("pow")))
+declare(Intrinsic("atan2", 2, floating, "atan2", _torch("atan2")))
+declare(Intrinsic("fmod", 2, floating, "fmod", _torch("fmod")))
+declare(Intrinsic("copysign", 2, floating, "copysign", _torch("copysign")))
+declare(Intrinsic("hypot", 2, floating, "hypot", _torch("hypot")))
+declare(Intrinsic("fma", 3, floating, "fma", lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype)))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers and regions: where data lives, and which part of it a tile op touches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .dtype import DType
+from .expr import Const, Expr
+from .node import Node
+
+# Who sees a buffer: every block; one block; one block's registers, spread over its threads; one thread.
+SCOPES = ("global", "shared", "fragment", "local", "var")
+SPELLINGS = {
+    "shared.dyn": "shared", "local.fragment": "fragment", "local.var": "var",
+} | {s: s for s in SCOPES}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Buffer(Node):
+    """A typed n-dimensional array in one memory scope. Compares by identity.
+
+    `strides` (in elements) is None for row-major contiguous buffers. `origin` is "param" for arguments,
+    "empty" for outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers.
+    """
+
+    is_symbol: ClassVar[bool] = True
+    name: str
+    shape: tuple[Expr, ...]
+    dtype: DType
+    scope: str
+    strides: tuple[Expr, ...] | None = None
+    origin: str = "tile"
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The shape as integers, or None if a dimension is known only at run time."""
+        sizes = [d.value for d in self.shape if isinstance(d, Const)]
+        return tuple(int(s) for s in sizes) if len(sizes) == self.rank else None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Range(Node):
+    """`extent` indices from `start` on; `keep` is False for a single index, whose dimension is dropped."""
+
+    start: Expr
+    extent: Expr
+    keep: bool = True
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Region(Node):
+    """A box of a buffer: what a tile op reads or writes."""
+
+    buffer: Buffer
+    ranges: tuple[Range, ...]
+
+    @property
+    def extents(self) -> tuple[Expr, ...]:
+        """Extent in each dimension of the buffer."""
+        return tuple(r.extent for r in self.ranges)
+
+    @property
+    def starts(self) -> tuple[Expr, ...]:
+        """First index in each dimension of the buffer."""
+        return tuple(r.start for r in self.ranges)
+
+    @property
+    def tile_shape(self) -> tuple[Expr, ...]:
+        """The region's own shape: without dimensions given by a single index."""
+        return tuple(r.extent for r in self.ranges if r.keep)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scalar types: names, widths, promotion. `float16(x)` is a cast, as in the language.
+
+Promotion: floats win over integers, the wider wins; fp16 with bf16 (and any fp8 pair that differs) gives float32; a signed and an
+unsigned integer of one width give the signed one of twice the width, at most int64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from .expr import Expr
+
+
+@dataclass(frozen=True)
+class DType:
+    """A scalar type. `kind` is one of bool, int, uint, float."""
+
+    name: str
+    kind: str
+    bits: int
+
+    def __repr__(self) -> str:
+        return f"T.{self.name}"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, value: Any) -> Expr:
+        """`T.float32(x)`: `x` converted to this type."""
+        from .expr import cast
+
+        return cast(value, self)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return (self.bits + 7) // 8
+
+    @property
+    def is_float(self) -> bool:
+        """Any floating type, fp8 included."""
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        """Signed or unsigned, not bool."""
+        return self.kind in ("int", "uint")
+
+    def as_torch(self) -> torch.dtype:
+        """The torch dtype of the same name."""
+        import torch
+
+        found = getattr(torch, self.name)
+        assert isinstance(found, torch.dtype)
+        return found
+
+
+bool_ = DType("bool", "bool", 8)
+int8, int16, int32, int64 = (DType(f"int{b}", "int", b) for b in (8, 16, 32, 64))
+uint8, uint16, uint32, uint64 = (DType(f"uint{b}", "uint", b) for b in (8, 16, 32, 64))
+float16, float32, float64 = (DType(f"float{b}", "float", b) for b in (16, 32, 64))
+bfloat16 = DType("bfloat16", "float", 16)
+float8_e4m3fn = DType("float8_e4m3fn", "float", 8)
+float8_e5m2 = DType("float8_e5m2", "float", 8)
+
+ALL = (
+    bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
+    float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2,
+)  # fmt: skip
+ALIASES = {
+    "float": float32, "half": float16, "double": float64, "int": int32, "uint": uint32, "short": int16, "long": int64,
+    "float8_e4m3": float8_e4m3fn, "e4m3": float8_e4m3fn, "e5m2": float8_e5m2, "boolean": bool_,
+}  # fmt: skip
+BY_NAME = {t.name: t for t in ALL} | ALIASES
+
+
+def to_dtype(value: object) -> DType:
+    """`value` as a DType: a DType, a name, a torch dtype, or Python's bool/int/float. ValueError otherwise."""
+    if isinstance(value, DType):
+        return value
+    python = {bool: bool_, int: int32, float: float32}
+    if isinstance(value, type) and value in python:
+        return python[value]
+    name = value if isinstance(value, str) else str(value).removeprefix("torch.")
+    if (isinstance(value, str) or type(value).__module__ == "torch") and name in BY_NAME:
+        return BY_NAME[name]
+    raise ValueError(f"{value!r} is not a dtype")
+
+
+def promote(a: DType, b: DType) -> DType:
+    """The type of an arithmetic result of `a` and `b`."""
+    if a == b:
+        return a
+    if a.is_float or b.is_float:
+        if not b.is_float:
+            return a
+        if not a.is_float:
+            return b
+        if a.bits == b.bits:
+            return float32
+        return a if a.bits > b.bits else b
+    if a.kind == "bool" or b.kind == "bool":
+        return b if a.kind == "bool" else a
+    if a.kind == b.kind:
+        return a if a.bits > b.bits else b
+    signed, unsigned = (a, b) if a.kind == "int" else (b, a)
+    return signed if signed.bits > unsigned.bits else BY_NAME[f"int{min(64, 2 * unsigned.bits)}"]

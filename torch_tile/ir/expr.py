@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expressions: pure values without side effects.
+
+Semantics. Integer `//` and `%` round to minus infinity; `/` gives a float. Index arithmetic does not wrap: targets widen it as needed.
+`and`, `or` and `Select` evaluate only what they need, so a guard may protect a load. Comparisons give bool. Arithmetic happens in the
+type of the result (`promote`), a plain Python number takes the type of the other operand.
+`==` builds a comparison; compare nodes with `equal` or `alike`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..diagnostics import error
+from . import dtype as dt
+from .dtype import DType, promote
+from .node import Node
+
+if TYPE_CHECKING:
+    from .buffer import Buffer
+
+Scalar = bool | int | float
+COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
+LOGICAL = {"and", "or"}
+INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Expr(Node):
+    """A value of one scalar type."""
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the value."""
+        raise NotImplementedError
+
+    def __bool__(self) -> bool:
+        raise error("symbolic_condition", self.span)
+
+    def __add__(self, other: Any) -> Expr:
+        return binary("+", self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return binary("+", other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return binary("-", self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return binary("-", other, self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return binary("*", self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return binary("*", other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return binary("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return binary("/", other, self)
+
+    def __floordiv__(self, other: Any) -> Expr:
+        return binary("//", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Expr:
+        return binary("//", other, self)
+
+    def __mod__(self, other: Any) -> Expr:
+        return binary("%", self, other)
+
+    def __rmod__(self, other: Any) -> Expr:
+        return binary("%", other, self)
+
+    def __lshift__(self, other: Any) -> Expr:
+        return binary("<<", self, other)
+
+    def __rlshift__(self, other: Any) -> Expr:
+        return binary("<<", other, self)
+
+    def __rshift__(self, other: Any) -> Expr:
+        return binary(">>", self, other)
+
+    def __rrshift__(self, other: Any) -> Expr:
+        return binary(">>", other, self)
+
+    def __and__(self, other: Any) -> Expr:
+        return binary("&", self, other)
+
+    def __rand__(self, other: Any) -> Expr:
+        return binary("&", other, self)
+
+    def __or__(self, other: Any) -> Expr:
+        return binary("|", self, other)
+
+    def __ror__(self, other: Any) -> Expr:
+        return binary("|", other, self)
+
+    def __xor__(self, other: Any) -> Expr:
+        return binary("^", self, other)
+
+    def __rxor__(self, other: Any) -> Expr:
+        return binary("^", other, self)
+
+    def __pow__(self, other: Any) -> Expr:
+        return call("pow", self, other)
+
+    def __neg__(self) -> Expr:
+        return unary("-", self)
+
+    def __pos__(self) -> Expr:
+        return self
+
+    def __invert__(self) -> Expr:
+        return unary("~", self)
+
+    def __abs__(self) -> Expr:
+        return call("abs", self)
+
+    def __lt__(self, other: Any) -> Expr:
+        return binary("<", self, other)
+
+    def __le__(self, other: Any) -> Expr:
+        return binary("<=", self, other)
+
+    def __gt__(self, other: Any) -> Expr:
+        return binary(">", self, other)
+
+    def __ge__(self, other: Any) -> Expr:
+        return binary(">=", self, other)
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary("==", self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary("!=", self, other)
+
+    __hash__ = Node.__hash__
+
+    def astype(self, dtype: object) -> Expr:
+        """This value converted to `dtype`."""
+        return cast(self, dtype)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Var(Expr):
+    """A symbol: loop variable, block index, dimension, or a name bound by `Let`. Compares by identity.
+
+    `role` says which: "loop", "block", "let", "dim" (a dimension bound from shapes), "param" (a scalar argument).
+    """
+
+    is_symbol: ClassVar[bool] = True
+    name: str
+    type: DType = dt.int32
+    role: str = "let"
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Const(Expr):
+    """A literal."""
+
+    value: Scalar
+    type: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Unary(Expr):
+    """`-x`, `~x` or `not x`."""
+
+    op: str
+    a: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return dt.bool_ if self.op == "not" else self.a.dtype
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Binary(Expr):
+    """An operator between two values of one type (`binary` inserts the casts)."""
+
+    op: str
+    a: Expr
+    b: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return dt.bool_ if self.op in COMPARISONS or self.op in LOGICAL else self.a.dtype
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cast(Expr):
+    """A conversion: floats round to nearest even, float to integer truncates."""
+
+    type: DType
+    a: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Select(Expr):
+    """`a` where `condition`, else `b`; the other one is not evaluated."""
+
+    condition: Expr
+    a: Expr
+    b: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.a.dtype
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Load(Expr):
+    """One element of a buffer."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Address(Expr):
+    """Where an element of a buffer lies; an operand of target-level calls only."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return dt.int64
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Call(Expr):
+    """An intrinsic by name (see `torch_tile.intrinsics`), with static options after its operands."""
+
+    name: str
+    args: tuple[Expr, ...]
+    type: DType
+    options: tuple[object, ...] = ()
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+def const(value: Scalar, dtype: DType) -> Const:
+    """`value` as a literal of `dtype`, converted as a cast would (integers wrap)."""
+    if dtype.is_float:
+        return Const(float(value), dtype)
+    if dtype.kind == "bool":
+        return Const(bool(value), dtype)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise error("bad_operand", None, op=f"T.{dtype}", got=repr(value))
+    number = int(value)
+    if dtype.kind == "uint":
+        return Const(number & ((1 << dtype.bits) - 1), dtype)
+    half = 1 << (dtype.bits - 1)
+    return Const((number + half) % (2 * half) - half, dtype)
+
+
+def natural(value: Scalar) -> Const:
+    """A Python number with the type that it has on its own: bool, int32 (int64 if too wide) or float32."""
+    if isinstance(value, bool):
+        return Const(value, dt.bool_)
+    if isinstance(value, int):
+        return Const(value, dt.int32 if -(2**31) <= value < 2**31 else dt.int64)
+    return Const(float(value), dt.float32)
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a Python or NumPy number."""
+    return isinstance(value, bool | int | float) or (
+        type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0
+    )
+
+
+def to_number(value: Any) -> Scalar:
+    """A Python number from a Python or NumPy one."""
+    return value if isinstance(value, bool | int | float) else value.item()  # type: ignore[no-any-return]
+
+
+def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> Expr:
+    """`value` as an expression; a plain number takes the type `like` where that keeps its kind."""
+    if isinstance(value, Expr):
+        return value
+    if getattr(value, "is_scalar_variable", False):  # a T.alloc_var stands for its value
+        return value.load()  # type: ignore[no-any-return]
+    if is_number(value):
+        number = to_number(value)
+        if like is not None and like.kind != "bool" and (like.is_float or isinstance(number, int)):
+            return const(number, like)
+        return natural(number)
+    raise error("bad_operand", None, op=op, got=f"{type(value).__name__} {value!r}"[:80])
+
+
+def pair(a: Any, b: Any, op: str) -> tuple[Expr, Expr]:
+    """Both operands as expressions of their common type."""
+    if isinstance(a, Expr) or getattr(a, "is_scalar_variable", False):
+        a = to_expr(a, op=op)
+        b = to_expr(b, a.dtype, op)
+    else:
+        b = to_expr(b, op=op)
+        a = to_expr(a, b.dtype, op)
+    common = promote(a.dtype, b.dtype)
+    return cast(a, common), cast(b, common)
+
+
+def binary(op: str, a: Any, b: Any) -> Expr:
+    """`a op b` with Python's spelling of the operator, constants folded."""
+    if op in LOGICAL:
+        return _logical(op, truth(a), truth(b))
+    x, y = pair(a, b, op)
+    if op in INTEGER_ONLY and x.dtype.is_float:
+        raise error("bad_operand", x.span or y.span, op=op, got=f"a value of dtype {x.dtype}")
+    if op == "/" and not x.dtype.is_float:
+        x, y = cast(x, dt.float32), cast(y, dt.float32)
+    if op not in COMPARISONS and x.dtype.kind == "bool" and op not in INTEGER_ONLY:
+        x, y = cast(x, dt.int32), cast(y, dt.int32)
+    if isinstance(x, Const) and isinstance(y, Const):
+        folded = fold(op, x, y)
+        if folded is not None:
+            return folded
+    return Binary(op, x, y)
+
+
+def fold(op: str, x: Const, y: Const) -> Const | None:
+    """The value of `x op y` if it can be computed exactly here: integers, bools, comparisons."""
+    a, b = x.value, y.value
+    if op in COMPARISONS:
+        table = {"==": a == b, "!=": a != b, "<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}
+        return Const(table[op], dt.bool_)
+    if x.dtype.is_float or not isinstance(a, int) or not isinstance(b, int):
+        return None
+    if (op in ("//", "%") and b == 0) or (op in ("<<", ">>") and not 0 <= b < x.dtype.bits):
+        return None
+    table_int = {
+        "+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "//": lambda: a // b, "%": lambda: a % b,
+        "<<": lambda: a << b, ">>": lambda: a >> b, "&": lambda: a & b, "|": lambda: a | b, "^": lambda: a ^ b,
+        "min": lambda: min(a, b), "max": lambda: max(a, b),
+    }  # fmt: skip
+    return const(table_int[op](), x.dtype) if op in table_int else None
+
+
+def _logical(op: str, a: Expr, b: Expr) -> Expr:
+    absorbing = op == "or"
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Const):
+            return x if bool(x.value) is absorbing else y
+    return Binary(op, a, b)
+
+
+def truth(value: Any) -> Expr:
+    """`value` as a bool expression, as `if` reads it."""
+    x = to_expr(value)
+    if x.dtype.kind == "bool":
+        return x
+    return binary("!=", x, 0)
+
+
+def unary(op: str, a: Any) -> Expr:
+    """`-a`, `~a` or `not a`, constants folded."""
+    x = truth(a) if op == "not" else to_expr(a)
+    if op == "~" and x.dtype.is_float:
+        raise error("bad_operand", x.span, op="~", got=f"a value of dtype {x.dtype}")
+    if op == "~" and x.dtype.kind == "bool":
+        op = "not"
+    if isinstance(x, Const):
+        if op == "not":
+            return Const(not x.value, dt.bool_)
+        if op == "-":
+            return const(-x.value, x.dtype if x.dtype.kind != "bool" else dt.int32)
+        return const(~int(x.value), x.dtype)
+    return Unary(op, x)
+
+
+def cast(value: Any, dtype: object) -> Expr:
+    """`value` converted to `dtype`; literals are converted here, a cast to the same type is the value itself."""
+    try:
+        to = dt.to_dtype(dtype)
+    except ValueError:
+        raise error("bad_dtype", None, got=dtype) from None
+    x = to_expr(value, to if is_number(value) else None)
+    if x.dtype == to:
+        return x
+    if isinstance(x, Const) and not (x.dtype.is_float and to.is_integer and not math.isfinite(x.value)):
+        return const(x.value, to)
+    return Cast(to, x)
+
+
+def select(condition: Any, a: Any, b: Any) -> Expr:
+    """`a` where `condition` holds, else `b`."""
+    c = truth(condition)
+    x, y = pair(a, b, "T.if_then_else")
+    if isinstance(c, Const):
+        return x if c.value else y
+    return Select(c, x, y)
+
+
+def call(name: str, *args: Any) -> Expr:
+    """A math function of the language by name; the result type follows its declaration."""
+    from ..intrinsics import lookup
+
+    return lookup(name).build(args)
+
+
+def minimum(a: Any, b: Any) -> Expr:
+    """The smaller of two values."""
+    return _extremum("min", a, b)
+
+
+def maximum(a: Any, b: Any) -> Expr:
+    """The larger of two values."""
+    return _extremum("max", a, b)
+
+
+def _extremum(op: str, a: Any, b: Any) -> Expr:
+    x, y = pair(a, b, f"T.{op}")
+    if isinstance(x, Const) and isinstance(y, Const):
+        pick = min if op == "min" else max
+        return const(pick(x.value, y.value), x.dtype)
+    return Binary(op, x, y)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every IR node is: a frozen dataclass with a span, walked and rebuilt through its fields.
+
+Nodes are never changed. A rewrite that changes nothing returns the very same object, so `is` answers "did this pass do anything?".
+`==` on expressions builds a comparison of the language; `equal` and `alike` below compare nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+from ..diagnostics import Span
+
+N = TypeVar("N", bound="Node")
+
+
+def binder() -> Any:
+    """A field that introduces a symbol (a loop variable, an allocated buffer) instead of using it."""
+    return field(metadata={"binder": True})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Node:
+    """Base of all nodes. `span` is where the author wrote it; it never takes part in comparisons."""
+
+    is_symbol: ClassVar[bool] = False
+    span: Span | None = field(default=None, kw_only=True)
+
+    def __repr__(self) -> str:
+        from .printer import to_text
+
+        return to_text(self)
+
+
+@cache
+def _layout(cls: type[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the fields that hold children, and of all fields that take part in comparisons."""
+    names = [f for f in fields(cls) if f.name != "span"]
+    children = tuple(f.name for f in names if not f.metadata.get("binder"))
+    return children, tuple(f.name for f in names)
+
+
+def field_names(node: Node) -> tuple[str, ...]:
+    """All fields of `node` except its span."""
+    return _layout(type(node))[1]
+
+
+def children(node: Node) -> Iterator[Node]:
+    """The nodes that `node` uses, in field order. Symbols that it introduces are not among them."""
+    if not node.is_symbol:
+        for name in _layout(type(node))[0]:
+            yield from _nodes_in(getattr(node, name))
+
+
+def _nodes_in(value: object) -> Iterator[Node]:
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _nodes_in(item)
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """`node` and everything below it, parents first."""
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
+def map_children(node: N, f: Callable[[Any], Any]) -> N:
+    """`node` with `f` applied to each child; the same object if no child changed."""
+    if node.is_symbol:
+        return node
+    changed = {}
+    for name in _layout(type(node))[0]:
+        old = getattr(node, name)
+        new = _map(old, f)
+        if new is not old:
+            changed[name] = new
+    return replace(node, **changed) if changed else node
+
+
+def _map(value: Any, f: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Node):
+        return f(value)
+    if isinstance(value, tuple) and value:
+        new = tuple(_map(item, f) for item in value)
+        return new if any(a is not b for a, b in zip(value, new, strict=True)) else value
+    return value
+
+
+class Rewriter:
+    """Rewrites bottom-up or top-down by methods named after node classes; others are walked through.
+
+    `def For(self, node)` handles every `For`; `self.children(node)` goes down. A new node without a span takes the
+    span of the node that it replaces.
+    """
+
+    def __call__(self, node: Any) -> Any:
+        """Rewrite `node` with the method of its class, or of the nearest base class that has one."""
+        handler = _handler(type(self), type(node))
+        new = self.children(node) if handler is None else handler(self, node)
+        if new is not node and isinstance(new, Node) and new.span is None and not new.is_symbol and node.span:
+            new = replace(new, span=node.span)
+        return new
+
+    def children(self, node: N) -> N:
+        """`node` with its children rewritten."""
+        return map_children(node, self)
+
+
+@cache
+def _handler(rewriter: type[Rewriter], node: type[Node]) -> Callable[[Any, Any], Any] | None:
+    for cls in node.__mro__:
+        if cls is not Node and (method := getattr(rewriter, cls.__name__, None)) is not None:
+            return method  # type: ignore[no-any-return]
+    return None
+
+
+def equal(a: object, b: object) -> bool:
+    """Same structure, with the very same symbols."""
+    return a is b or _same(a, b, None)
+
+
+def alike(a: object, b: object) -> bool:
+    """Same structure up to renamed symbols (variables and buffers), each renamed one to one."""
+    return _same(a, b, ({}, {}))
+
+
+def _same(a: Any, b: Any, names: tuple[dict[int, Any], dict[int, Any]] | None) -> bool:
+    if isinstance(a, Node):
+        if type(a) is not type(b):
+            return False
+        if a.is_symbol:
+            if names is None:
+                return a is b
+            forward, backward = names
+            if id(a) in forward or id(b) in backward:
+                return forward.get(id(a)) is b and backward.get(id(b)) is a
+            forward[id(a)], backward[id(b)] = b, a
+        return all(
+            a.is_symbol and name == "name" or _same(getattr(a, name), getattr(b, name), names) for name in field_names(a)
+        )
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and len(a) == len(b) and all(_same(x, y, names) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and a != a:
+        return isinstance(b, float) and b != b
+    return type(a) is type(b) and bool(a == b)

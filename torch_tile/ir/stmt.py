@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statements, kernels and programs.
+
+A `Block` runs in order. `Let` names a value for the rest of its block. A `TileOp` is one operation on whole tiles, performed by all
+threads of the block as if it were atomic: what an earlier statement wrote is seen by a later one.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .buffer import Buffer, Region
+from .dtype import DType
+from .expr import Expr, Var
+from .node import Node, binder
+
+if TYPE_CHECKING:
+    from ..interp.env import Env
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stmt(Node):
+    """Something that happens."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Block(Stmt):
+    """Statements in order."""
+
+    stmts: tuple[Stmt, ...]
+
+
+class LoopKind(enum.Enum):
+    """How the iterations of a loop may be executed."""
+
+    SERIAL = "serial"
+    UNROLLED = "unroll"
+    VECTOR = "vectorized"
+    PARALLEL = "Parallel"
+    PIPELINED = "Pipelined"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class For(Stmt):
+    """A loop nest over a box; more than one variable only for PARALLEL.
+
+    Iterations run from `start` while below `stop`, by `step`. `stages`, `order` and `stage` belong to PIPELINED.
+    """
+
+    kind: LoopKind
+    vars: tuple[Var, ...] = binder()
+    starts: tuple[Expr, ...]
+    stops: tuple[Expr, ...]
+    body: Block
+    step: int = 1
+    stages: int = 0
+    order: tuple[int, ...] = ()
+    stage: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class While(Stmt):
+    """Repeat `body` while `condition` holds."""
+
+    condition: Expr
+    body: Block
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class If(Stmt):
+    """Run `then` if `condition` holds, else `otherwise`."""
+
+    condition: Expr
+    then: Block
+    otherwise: Block
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Let(Stmt):
+    """Name a value for the rest of the block."""
+
+    var: Var = binder()
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Alloc(Stmt):
+    """Bring a buffer to life for the rest of the block; its content is undefined, or `init` for a T.alloc_var."""
+
+    buffer: Buffer = binder()
+    init: Expr | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Store(Stmt):
+    """Write one element. `value` has the buffer's type."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Do(Stmt):
+    """Call an intrinsic for its effect."""
+
+    call: Expr
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Break(Stmt):
+    """Leave the innermost loop."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Continue(Stmt):
+    """Go on with the next iteration of the innermost loop."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Assert(Stmt):
+    """Stop the kernel with `message` unless `condition` holds."""
+
+    condition: Expr
+    message: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Print(Stmt):
+    """Print `message` and the value, a scalar or a whole region."""
+
+    message: str
+    value: Expr | Region
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TileOp(Stmt):
+    """Base of the operations in `torch_tile.tileop`; see `tileop/base.py` for what a subclass provides."""
+
+    def evaluate(self, env: Env) -> None:
+        """The meaning, on whole tiles."""
+        raise NotImplementedError
+
+    def check(self) -> list[Any]:
+        """What is wrong with the operands, as diagnostics."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Kernel(Node):
+    """One launch: `body` runs once for every point of `grid`, with `threads` threads.
+
+    `blocks` are the block indices, x first. `swizzle` is T.use_swizzle's (panel_size, order) or None.
+    """
+
+    grid: tuple[Expr, ...]
+    blocks: tuple[Var, ...] = binder()
+    threads: tuple[int, ...]
+    body: Block
+    swizzle: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Program(Node):
+    """What one author's function says: parameters, scratch memory, and kernels launched one after another.
+
+    `params` are buffers and scalar variables in the order of the signature; `outputs` are buffers made by T.empty and returned.
+    """
+
+    name: str
+    params: tuple[Buffer | Var, ...] = binder()
+    kernels: tuple[Kernel, ...]
+    workspaces: tuple[Buffer, ...] = binder()
+    outputs: tuple[Buffer, ...] = binder()
+
+
+def dimensions(program: Program) -> list[Var]:
+    """The dimensions known only at run time, in order of appearance in the parameters."""
+    from .node import walk
+
+    found: dict[int, Var] = {}
+    for buffer in (*program.params, *program.workspaces, *program.outputs):
+        if isinstance(buffer, Buffer):
+            for size in (*buffer.shape, *(buffer.strides or ())):
+                for node in walk(size):
+                    if isinstance(node, Var) and node.role == "dim":
+                        found.setdefault(id(node), node)
+    return list(found.values())
+
+
+__all__ = [
+    "Alloc", "Assert", "Block", "Break", "Continue", "DType", "Do", "For", "If", "Kernel", "Let", "LoopKind", "Print",
+    "Program", "Stmt", "Store", "TileOp", "While", "dimensions",
+]  # fmt: skip
