@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .catalogue import CATALOGUE
@@ -100,9 +100,18 @@ class InternalError(RuntimeError):
         )
 
 
+# While a kernel is traced, tells where its author is; set by torch_tile.language.trace.
+span_source: list[Callable[[], Span | None]] = []
+
+
+def current_span() -> Span | None:
+    """The author's position in the kernel being traced, or None outside tracing."""
+    return span_source[-1]() if span_source else None
+
+
 def error(code: str, span: Span | None, notes: Iterable[tuple[Span | None, str]] = (), **values: object) -> TileError:
-    """A `TileError` with one finding, to be raised by the caller."""
-    return TileError(diagnose(code, span, notes, **values))
+    """A `TileError` with one finding, to be raised by the caller; without a span it points at the line being traced."""
+    return TileError(diagnose(code, span or current_span(), notes, **values))
 
 
 def _excerpt(span: Span | None, text: str) -> list[str]:

@@ -62,6 +62,11 @@ def lookup(name: str) -> Intrinsic:
     return _REGISTRY[name]
 
 
+def call(name: str, *args: Any) -> Expr:
+    """A call of the intrinsic `name` on operands of any kind."""
+    return lookup(name).build(args)
+
+
 def names() -> list[str]:
     """All declared names."""
     return sorted(_REGISTRY)

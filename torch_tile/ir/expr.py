@@ -106,7 +106,9 @@ class Expr(Node):
         return binary("^", other, self)
 
     def __pow__(self, other: Any) -> Expr:
-        return call("pow", self, other)
+        x, y = pair(self, other, "**")
+        to = x.dtype if x.dtype.is_float else dt.float32
+        return Call("pow", (cast(x, to), cast(y, to)), to)
 
     def __neg__(self) -> Expr:
         return unary("-", self)
@@ -118,7 +120,7 @@ class Expr(Node):
         return unary("~", self)
 
     def __abs__(self) -> Expr:
-        return call("abs", self)
+        return Call("abs", (self,), self.dtype)
 
     def __lt__(self, other: Any) -> Expr:
         return binary("<", self, other)
@@ -295,15 +297,13 @@ def is_number(value: object) -> bool:
 
 def to_number(value: Any) -> Scalar:
     """A Python number from a Python or NumPy one."""
-    return value if isinstance(value, bool | int | float) else value.item()  # type: ignore[no-any-return]
+    return value if isinstance(value, bool | int | float) else value.item()
 
 
 def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> Expr:
     """`value` as an expression; a plain number takes the type `like` where that keeps its kind."""
     if isinstance(value, Expr):
         return value
-    if getattr(value, "is_scalar_variable", False):  # a T.alloc_var stands for its value
-        return value.load()  # type: ignore[no-any-return]
     if is_number(value):
         number = to_number(value)
         if like is not None and like.kind != "bool" and (like.is_float or isinstance(number, int)):
@@ -314,8 +314,7 @@ def to_expr(value: Any, like: DType | None = None, op: str = "an operator") -> E
 
 def pair(a: Any, b: Any, op: str) -> tuple[Expr, Expr]:
     """Both operands as expressions of their common type."""
-    if isinstance(a, Expr) or getattr(a, "is_scalar_variable", False):
-        a = to_expr(a, op=op)
+    if isinstance(a, Expr):
         b = to_expr(b, a.dtype, op)
     else:
         b = to_expr(b, op=op)
@@ -413,13 +412,6 @@ def select(condition: Any, a: Any, b: Any) -> Expr:
     if isinstance(c, Const):
         return x if c.value else y
     return Select(c, x, y)
-
-
-def call(name: str, *args: Any) -> Expr:
-    """A math function of the language by name; the result type follows its declaration."""
-    from ..intrinsics import lookup
-
-    return lookup(name).build(args)
 
 
 def minimum(a: Any, b: Any) -> Expr:

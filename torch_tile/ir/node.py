@@ -9,17 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from typing import Any, ClassVar, TypeVar
 
-from ..diagnostics import Span
+from ..diagnostics import Span, span_source
 
 N = TypeVar("N", bound="Node")
-
-
-def binder() -> Any:
-    """A field that introduces a symbol (a loop variable, an allocated buffer) instead of using it."""
-    return field(metadata={"binder": True})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,7 +21,13 @@ class Node:
     """Base of all nodes. `span` is where the author wrote it; it never takes part in comparisons."""
 
     is_symbol: ClassVar[bool] = False
+    # Fields that introduce a symbol (a loop variable, an allocated buffer) instead of using it.
+    binders: ClassVar[tuple[str, ...]] = ()
     span: Span | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.span is None and span_source:
+            object.__setattr__(self, "span", span_source[-1]())
 
     def __repr__(self) -> str:
         from .printer import to_text
@@ -35,12 +35,20 @@ class Node:
         return to_text(self)
 
 
-@cache
+_LAYOUTS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+
+
 def _layout(cls: type[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the fields that hold children, and of all fields that take part in comparisons."""
-    names = [f for f in fields(cls) if f.name != "span"]
-    children = tuple(f.name for f in names if not f.metadata.get("binder"))
-    return children, tuple(f.name for f in names)
+    found = _LAYOUTS.get(cls)
+    if found is None:
+        found = _LAYOUTS[cls] = _find_layout(cls)
+    return found
+
+
+def _find_layout(cls: type[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    names = tuple(f.name for f in fields(cls) if f.name != "span")
+    return tuple(name for name in names if name not in cls.binders), names
 
 
 def field_names(node: Node) -> tuple[str, ...]:
@@ -112,12 +120,15 @@ class Rewriter:
         return map_children(node, self)
 
 
-@cache
-def _handler(rewriter: type[Rewriter], node: type[Node]) -> Callable[[Any, Any], Any] | None:
-    for cls in node.__mro__:
-        if cls is not Node and (method := getattr(rewriter, cls.__name__, None)) is not None:
-            return method  # type: ignore[no-any-return]
-    return None
+_HANDLERS: dict[tuple[type, type], Callable[[Any, Any], Any] | None] = {}
+
+
+def _handler(rewriter: type, node: type) -> Callable[[Any, Any], Any] | None:
+    key = rewriter, node
+    if key not in _HANDLERS:
+        methods = (getattr(rewriter, cls.__name__, None) for cls in node.__mro__ if cls is not Node)
+        _HANDLERS[key] = next((m for m in methods if m is not None), None)
+    return _HANDLERS[key]
 
 
 def equal(a: object, b: object) -> bool:

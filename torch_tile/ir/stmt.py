@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .buffer import Buffer, Region
 from .dtype import DType
 from .expr import Expr, Var
-from .node import Node, binder
+from .node import Node, walk
 
 if TYPE_CHECKING:
     from ..interp.env import Env
@@ -49,8 +49,9 @@ class For(Stmt):
     Iterations run from `start` while below `stop`, by `step`. `stages`, `order` and `stage` belong to PIPELINED.
     """
 
+    binders: ClassVar[tuple[str, ...]] = ("vars",)
     kind: LoopKind
-    vars: tuple[Var, ...] = binder()
+    vars: tuple[Var, ...]
     starts: tuple[Expr, ...]
     stops: tuple[Expr, ...]
     body: Block
@@ -81,7 +82,8 @@ class If(Stmt):
 class Let(Stmt):
     """Name a value for the rest of the block."""
 
-    var: Var = binder()
+    binders: ClassVar[tuple[str, ...]] = ("var",)
+    var: Var
     value: Expr
 
 
@@ -89,7 +91,8 @@ class Let(Stmt):
 class Alloc(Stmt):
     """Bring a buffer to life for the rest of the block; its content is undefined, or `init` for a T.alloc_var."""
 
-    buffer: Buffer = binder()
+    binders: ClassVar[tuple[str, ...]] = ("buffer",)
+    buffer: Buffer
     init: Expr | None = None
 
 
@@ -155,8 +158,9 @@ class Kernel(Node):
     `blocks` are the block indices, x first. `swizzle` is T.use_swizzle's (panel_size, order) or None.
     """
 
+    binders: ClassVar[tuple[str, ...]] = ("blocks",)
     grid: tuple[Expr, ...]
-    blocks: tuple[Var, ...] = binder()
+    blocks: tuple[Var, ...]
     threads: tuple[int, ...]
     body: Block
     swizzle: tuple[int, str] | None = None
@@ -169,17 +173,16 @@ class Program(Node):
     `params` are buffers and scalar variables in the order of the signature; `outputs` are buffers made by T.empty and returned.
     """
 
+    binders: ClassVar[tuple[str, ...]] = ("params", "workspaces", "outputs")
     name: str
-    params: tuple[Buffer | Var, ...] = binder()
+    params: tuple[Buffer | Var, ...]
     kernels: tuple[Kernel, ...]
-    workspaces: tuple[Buffer, ...] = binder()
-    outputs: tuple[Buffer, ...] = binder()
+    workspaces: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
 
 
 def dimensions(program: Program) -> list[Var]:
     """The dimensions known only at run time, in order of appearance in the parameters."""
-    from .node import walk
-
     found: dict[int, Var] = {}
     for buffer in (*program.params, *program.workspaces, *program.outputs):
         if isinstance(buffer, Buffer):

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tile op provides, and the registry that turns it into `T.<name>`.
+
+A new op is one file: a frozen dataclass with `build` (from the author's arguments), `check`, `accesses`, `evaluate` (its meaning on
+whole tiles) and `lower_cpu` (plain IR). The language, the interpreter, the passes and the printer find it through `tile_ops()`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from ..diagnostics import Diagnostic, error
+from ..ir import dtype as dt
+from ..ir.buffer import Buffer, Range, Region
+from ..ir.expr import Const, Expr, Load, Var, const, to_expr
+from ..ir.node import equal
+from ..ir.stmt import Block, For, LoopKind, Stmt, TileOp
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RegisteredOp(TileOp):
+    """A tile op with its name in the language."""
+
+    op_name: ClassVar[str] = ""
+
+    @classmethod
+    def build(cls, *args: Any, **kwargs: Any) -> TileOp:
+        """The op from the arguments of `T.<op_name>(...)`."""
+        raise NotImplementedError
+
+    def check(self) -> list[Diagnostic]:
+        """What is wrong with the operands."""
+        raise NotImplementedError
+
+    def accesses(self) -> tuple[list[Region], list[Region]]:
+        """Regions that are read, and regions that are written."""
+        raise NotImplementedError
+
+    def lower_cpu(self) -> Stmt:
+        """The op as loops, stores and calls of CPU helpers, for one thread that runs the whole block."""
+        raise NotImplementedError
+
+
+_OPS: dict[str, type[RegisteredOp]] = {}
+C = TypeVar("C", bound=type[RegisteredOp])
+
+
+def tile_op(name: str) -> Callable[[C], C]:
+    """Class decorator: make the op available as `T.<name>`."""
+
+    def register(cls: C) -> C:
+        cls.op_name = name
+        if name in _OPS:
+            raise ValueError(f"tile op {name} is declared twice")
+        _OPS[name] = cls
+        return cls
+
+    return register
+
+
+def tile_ops() -> dict[str, type[RegisteredOp]]:
+    """All tile ops by their name in the language."""
+    return dict(_OPS)
+
+
+def region_of(value: Any) -> Region | None:
+    """The region that an argument names: a whole buffer, a slice, or one element; None for other values."""
+    value = getattr(value, "buffer", value) if not isinstance(value, Region | Load) else value
+    if isinstance(value, Region):
+        return value
+    if isinstance(value, Buffer):
+        return Region(value, tuple(Range(const(0, dt.int32), size) for size in value.shape))
+    if isinstance(value, Load):
+        return Region(value.buffer, tuple(Range(i, const(1, dt.int32), keep=False) for i in value.indices))
+    return None
+
+
+def need_region(value: Any, op: str, name: str) -> Region:
+    """As `region_of`; an author error if `value` names no region."""
+    region = region_of(value)
+    if region is None:
+        raise error(
+            "bad_argument", None, op=f"T.{op}", name=name, why=f"is {type(value).__name__}, not a buffer or region",
+            fix="pass a buffer, a slice A[a:b, :] or an element A[i, j]",
+        )  # fmt: skip
+    return region
+
+
+def is_one(extent: Expr) -> bool:
+    """Whether an extent is the literal 1."""
+    return isinstance(extent, Const) and extent.value == 1
+
+
+def squeezed(region: Region) -> tuple[Expr, ...]:
+    """Extents without those that are 1."""
+    return tuple(e for e in region.extents if not is_one(e))
+
+
+def same_extents(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
+    """Whether two extent lists agree as written (symbolic extents must be the same expression)."""
+    return len(a) == len(b) and all(
+        (isinstance(x, Const) and isinstance(y, Const) and x.value == y.value) or equal(x, y)
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def describe(extents: Iterable[Expr]) -> str:
+    """Extents as the author would write them."""
+    return "(" + ", ".join(str(e.value) if isinstance(e, Const) else repr(e) for e in extents) + ")"
+
+
+def parallel(extents: Sequence[Expr], body: Callable[[tuple[Var, ...]], Stmt], names: str = "ijklmn") -> Stmt:
+    """A T.Parallel nest over `extents` (at least one)."""
+    loop_vars = tuple(Var(names[d], dt.int32, "loop") for d in range(len(extents)))
+    zeros = tuple(const(0, dt.int32) for _ in extents)
+    return For(LoopKind.PARALLEL, loop_vars, zeros, tuple(extents), Block((body(loop_vars),)))
+
+
+def serial(extent: Expr, body: Callable[[Var], Stmt], name: str = "k") -> Stmt:
+    """A T.serial loop from 0."""
+    var = Var(name, dt.int32, "loop")
+    return For(LoopKind.SERIAL, (var,), (const(0, dt.int32),), (extent,), Block((body(var),)))
+
+
+def spread(region: Region, loop_vars: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Indices into the buffer for a point of the squeezed region."""
+    point = iter(loop_vars)
+    return tuple(r.start if is_one(r.extent) else r.start + next(point) for r in region.ranges)
+
+
+def identity_of(op: str, dtype: dt.DType) -> Const:
+    """The neutral element of a reduction in `dtype`."""
+    if op in ("sum", "abssum", "bitor", "bitxor", "absmax"):
+        return const(0, dtype)
+    if op == "bitand":
+        return const(-1, dtype)
+    lowest = op == "max"
+    if dtype.kind == "bool":
+        return const(not lowest, dtype)
+    if dtype.is_float:
+        if dtype.name == "float8_e4m3fn":
+            return const(-448.0 if lowest else 448.0, dtype)
+        return const(-math.inf if lowest else math.inf, dtype)
+    return const(lowest_of(dtype) if lowest else highest_of(dtype), dtype)
+
+
+def lowest_of(dtype: dt.DType) -> int:
+    """The least value of an integer type."""
+    return 0 if dtype.kind == "uint" else -(1 << (dtype.bits - 1))
+
+
+def highest_of(dtype: dt.DType) -> int:
+    """The greatest value of an integer type."""
+    return (1 << dtype.bits) - 1 if dtype.kind == "uint" else (1 << (dtype.bits - 1)) - 1
+
+
+def scalar(value: Any, op: str, dtype: dt.DType) -> Expr:
+    """A scalar argument converted to `dtype`."""
+    from ..ir.expr import cast
+
+    return cast(to_expr(value, dtype, op), dtype)
