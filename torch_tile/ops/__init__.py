@@ -1,1 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+"""`torch.ops.tile.*`: PyTorch operators over our kernels.
+
+Importing this registers every op; `torch_tile.ops.X(...)` is the documented Python form of `torch.ops.tile.X(...)`.
+"""
+
+from torch_tile.ops import families as families

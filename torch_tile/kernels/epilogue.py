@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The epilogue language of `gemm`: what happens to the products before they are stored.
+
+Decides what a text means: `parse` (strict), `evaluate` in torch and `vjp`, its reverse mode. A kernel author walks
+`Epilogue.statements` to print tile expressions; `epilogue_rewrite.canonical` makes equal programs equal text.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+Operand = str | float
+"""An earlier name, `accI`, `xI`, or a literal."""
+
+ARITY = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "gt", "ge", "lt", "le", "eq", "ne"), 2),
+    **dict.fromkeys(("neg", "exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "abs", "square", "reciprocal"), 1),
+    **dict.fromkeys(("relu", "silu", "gelu", "gelu_tanh"), 1),
+    "where": 3,
+}
+"""Number of operands of every function. Comparisons give 1.0 or 0.0; `where(c, a, b)` is `a` if `c != 0` else `b`;
+`min` and `max` give NaN if an operand is NaN."""
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+_STATEMENT = re.compile(r"([A-Za-z_]\w*)=([a-z_]+)\(([^()]*)\)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_INPUT = re.compile(r"(acc|x)(0|[1-9]\d*)")
+_LITERAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`name = function(*operands)`."""
+
+    name: str
+    function: str
+    operands: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.function}({','.join(map(format_operand, self.operands))})"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A straight-line program over the products `acc0..` and the auxiliary operands `x0..`; every name is set once."""
+
+    statements: tuple[Statement, ...]
+    result: str
+
+    def __str__(self) -> str:
+        return ";".join([*map(str, self.statements), f"ret {self.result}"])
+
+    def inputs(self, prefix: str) -> set[int]:
+        """Indices of the products (`prefix="acc"`) or auxiliary operands (`prefix="x"`) that are read."""
+        names = [self.result, *(o for s in self.statements for o in s.operands if isinstance(o, str))]
+        matches = (_INPUT.fullmatch(name) for name in names)
+        return {int(m[2]) for m in matches if m and m[1] == prefix}
+
+
+def format_operand(operand: Operand) -> str:
+    """The operand as the language writes it; literals in the shortest form that reads back as the same float64."""
+    return operand if isinstance(operand, str) else repr(operand)
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str, num_products: int | None = None, num_aux: int | None = None) -> Epilogue:
+    """Read an epilogue text; with counts given, also check that it reads no `accI` or `xI` beyond them.
+
+    Raises:
+        ValueError: naming the statement and what is wrong with it.
+    """
+    *statements, last = text.split(";") if text else ["ret acc0"]
+    known: set[str] = set()
+
+    def operand(token: str, where: str) -> Operand:
+        if token in known:
+            return token
+        if match := _INPUT.fullmatch(token):
+            limit, what = (num_products, "products") if match[1] == "acc" else (num_aux, "auxiliary operands")
+            if limit is not None and int(match[2]) >= limit:
+                raise ValueError(f"epilogue: {where!r} reads {token!r}, but the number of {what} is {limit}")
+            return token
+        if _LITERAL.fullmatch(token):
+            return float(token)
+        raise ValueError(
+            f"epilogue: {where!r} reads {token!r}, which is no earlier name, no acc0.., no x0.. and no number"
+        )
+
+    parsed = []
+    for line in statements:
+        match = _STATEMENT.fullmatch(line)
+        if match is None:
+            raise ValueError(f"epilogue: {line!r} is not a statement of the form 'name=function(operand,...)'")
+        name, function, operands = match[1], match[2], match[3].split(",") if match[3] else []
+        if function not in ARITY:
+            raise ValueError(f"epilogue: {line!r} calls {function!r}; known functions are {', '.join(sorted(ARITY))}")
+        if len(operands) != ARITY[function]:
+            raise ValueError(
+                f"epilogue: {line!r} gives {function!r} {len(operands)} operands; it takes {ARITY[function]}"
+            )
+        if name in known or _INPUT.fullmatch(name) or name in ("inf", "nan"):
+            raise ValueError(f"epilogue: {line!r} sets {name!r}, which is taken; every name is set once")
+        parsed.append(Statement(name, function, tuple(operand(token, line) for token in operands)))
+        known.add(name)
+
+    result = last.removeprefix("ret ")
+    if result == last or not _NAME.fullmatch(result) or not isinstance(operand(result, last), str):
+        raise ValueError(f"epilogue: the last statement must be 'ret NAME', got {last!r}")
+    return Epilogue(tuple(parsed), result)
+
+
+def of_layer(activation: str, bias: bool, residual: bool) -> str:
+    """The text of `activation(acc0 + bias) + residual`; the auxiliary operands come in this order."""
+    statements, value, aux = [], "acc0", 0
+    if bias:
+        statements.append(f"v0=add({value},x0)")
+        value, aux = "v0", 1
+    if activation != "none":
+        statements.append(f"v1={activation}({value})")
+        value = "v1"
+    if residual:
+        statements.append(f"v2=add({value},x{aux})")
+        value = "v2"
+    return ";".join([*statements, f"ret {value}"])
+
+
+@functools.cache
+def torch_functions() -> dict[str, Callable[..., torch.Tensor]]:
+    """What each function means, on tensors of one floating dtype."""
+    import torch
+    from torch.nn import functional
+
+    def compare(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda a, b: function(a, b).to(a.dtype)
+
+    plain = "add sub mul div pow neg exp log sqrt rsqrt sigmoid tanh erf abs square reciprocal relu"
+    return {
+        **{name: getattr(torch, name) for name in plain.split()},
+        **{name: compare(getattr(torch, name)) for name in ("gt", "ge", "lt", "le", "eq", "ne")},
+        "min": torch.minimum,
+        "max": torch.maximum,
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+        "where": lambda c, a, b: torch.where(c != 0, a, b),
+    }
+
+
+class Values:
+    """The values of a program's names, each computed when first asked for.
+
+    `inputs` maps `acc0..` and `x0..` to tensors of one floating dtype, or to functions that make them; literals become
+    0-d tensors of `like`'s dtype and device.
+    """
+
+    def __init__(
+        self, epilogue: Epilogue, inputs: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]], like: torch.Tensor
+    ) -> None:
+        self._statements = {s.name: s for s in epilogue.statements}
+        self._inputs = inputs
+        self._like = like
+        self._cache: dict[Operand, torch.Tensor] = {}
+
+    def __call__(self, operand: Operand) -> torch.Tensor:
+        """The value of a name or literal."""
+        import torch
+
+        if isinstance(operand, float):
+            return self._like.new_full((), operand)
+        if operand not in self._cache:
+            if statement := self._statements.get(operand):
+                value = torch_functions()[statement.function](*map(self, statement.operands))
+            else:
+                source = self._inputs[operand]
+                value = source if isinstance(source, torch.Tensor) else source()
+            self._cache[operand] = value
+        return self._cache[operand]
+
+
+def evaluate(text: str, products: Sequence[torch.Tensor], aux: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Apply an epilogue to `products` (`[..., M, N]`) and `aux`, broadcastable to them and of their dtype."""
+    inputs = {f"acc{i}": p for i, p in enumerate(products)} | {f"x{i}": x for i, x in enumerate(aux)}
+    epilogue = parse(text, len(products), len(aux))
+    return Values(epilogue, inputs, products[0])(epilogue.result).expand_as(products[0])
+
+
+def vjp(
+    text: str,
+    inputs: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]],
+    grad: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Gradients of the inputs that the result depends on, in reverse mode; each broadcasts to `grad`'s shape.
+
+    `inputs` is as for `Values`: an input given as a function is made only if some derivative reads it (the bias of a
+    linear layer needs no recomputed product). The arithmetic is plain torch, so it can be differentiated again.
+    """
+    epilogue = parse(text)
+    value = Values(epilogue, inputs, grad)
+    grads: dict[Operand, torch.Tensor] = {epilogue.result: grad}
+    for statement in reversed(epilogue.statements):
+        upstream = grads.pop(statement.name, None)
+        if upstream is None:
+            continue
+        thunks = [functools.partial(value, name) for name in (*statement.operands, statement.name)]
+        for operand, derivative in zip(statement.operands, _DERIVATIVES.get(statement.function, ()), strict=False):
+            if isinstance(operand, str) and derivative is not None:
+                term = derivative(upstream, *thunks)
+                grads[operand] = grads[operand] + term if operand in grads else term
+    return {name: term for name, term in grads.items() if isinstance(name, str)}
+
+
+Thunk = Callable[[], "torch.Tensor"]
+Derivative = Callable[..., "torch.Tensor"]
+
+
+def _ties(g: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Gradient of `maximum(a, b)` in `a`: like torch's, a tie shares it evenly."""
+    return g * ((a > b).to(g.dtype) + 0.5 * (a == b).to(g.dtype))
+
+
+def _silu(g: torch.Tensor, a: Thunk, y: Thunk) -> torch.Tensor:
+    s = a().sigmoid()
+    return g * s * (1 + a() * (1 - s))
+
+
+def _gelu(g: torch.Tensor, a: Thunk, y: Thunk) -> torch.Tensor:
+    x = a()
+    return g * (0.5 * (1 + (x * math.sqrt(0.5)).erf()) + x * (-0.5 * x * x).exp() * (1 / math.sqrt(2 * math.pi)))
+
+
+def _gelu_tanh(g: torch.Tensor, a: Thunk, y: Thunk) -> torch.Tensor:
+    x, slope = a(), math.sqrt(2 / math.pi)
+    t = (slope * (x + 0.044715 * x * x * x)).tanh()
+    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * 0.044715 * x * x))
+
+
+def _exponent(g: torch.Tensor, a: Thunk, b: Thunk, y: Thunk) -> torch.Tensor:
+    return g * (y() * a().log()).where(a() > 0, a().new_zeros(()))
+
+
+# One function per operand, called with the upstream gradient, then thunks for the operands and for the result. The
+# comparisons and the condition of `where` have no entry: their derivative is zero.
+_DERIVATIVES: dict[str, tuple[Derivative | None, ...]] = {
+    "add": (lambda g, a, b, y: g, lambda g, a, b, y: g),
+    "sub": (lambda g, a, b, y: g, lambda g, a, b, y: -g),
+    "mul": (lambda g, a, b, y: g * b(), lambda g, a, b, y: g * a()),
+    "div": (lambda g, a, b, y: g / b(), lambda g, a, b, y: -g * y() / b()),
+    "min": (lambda g, a, b, y: _ties(g, b(), a()), lambda g, a, b, y: _ties(g, a(), b())),
+    "max": (lambda g, a, b, y: _ties(g, a(), b()), lambda g, a, b, y: _ties(g, b(), a())),
+    "pow": (lambda g, a, b, y: g * b() * a().pow(b() - 1), _exponent),
+    "neg": (lambda g, a, y: -g,),
+    "exp": (lambda g, a, y: g * y(),),
+    "log": (lambda g, a, y: g / a(),),
+    "sqrt": (lambda g, a, y: g * 0.5 / y(),),
+    "rsqrt": (lambda g, a, y: g * -0.5 * y() / a(),),
+    "sigmoid": (lambda g, a, y: g * y() * (1 - y()),),
+    "tanh": (lambda g, a, y: g * (1 - y() * y()),),
+    "erf": (lambda g, a, y: g * (2 / math.sqrt(math.pi)) * (-a() * a()).exp(),),
+    "abs": (lambda g, a, y: g * a().sign(),),
+    "square": (lambda g, a, y: g * 2 * a(),),
+    "reciprocal": (lambda g, a, y: -g * y() * y(),),
+    "relu": (lambda g, a, y: g * (a() > 0).to(g.dtype),),
+    "silu": (_silu,),
+    "gelu": (_gelu,),
+    "gelu_tanh": (_gelu_tanh,),
+    "where": (
+        None,
+        lambda g, c, a, b, y: g * (c() != 0).to(g.dtype),
+        lambda g, c, a, b, y: g * (c() == 0).to(g.dtype),
+    ),
+}

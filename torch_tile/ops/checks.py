@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the eager and fake forms of every op demand of their arguments, and how a refusal reads.
+
+Each message names the op and the argument, says what was got and what is wanted. Shapes may be symbolic: relations go
+through `torch._check`, so that under tracing they become facts or guards and not recompilations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torch_tile.kernels.epilogue import ACTIVATIONS
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+Size = int | torch.SymInt
+
+
+def require(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
+    """Raise `RuntimeError(message())` unless `condition` holds."""
+    if condition is not True:
+        torch._check(condition, message)
+
+
+def require_type(condition: bool, message: Callable[[], str]) -> None:
+    """Raise `TypeError(message())` unless `condition` holds: for dtypes."""
+    if not condition:
+        raise TypeError(message())
+
+
+def require_value(condition: bool, message: Callable[[], str]) -> None:
+    """Raise `ValueError(message())` unless `condition` holds: for strings and numbers."""
+    if not condition:
+        raise ValueError(message())
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    """The shape as messages show it."""
+    return str(list(tensor.shape))
+
+
+def check_floating(op: str, **tensors: torch.Tensor | None) -> None:
+    """Every tensor is strided, of a supported floating dtype and on the first one's device."""
+    first_name, first = next((name, t) for name, t in tensors.items() if t is not None)
+    for name, t in tensors.items():
+        if t is None:
+            continue
+        require_type(
+            t.dtype in FLOATING,
+            lambda name=name, t=t: (  # type: ignore[misc]
+                f"tile.{op}: {name} has dtype {t.dtype}; expected float16, bfloat16, float32 or float64"
+            ),
+        )
+        check_device(op, name, t, first_name, first)
+
+
+def check_device(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    """Both tensors are strided and on one device."""
+    require(
+        tensor.device == other.device,
+        lambda: f"tile.{op}: {name} is on {tensor.device}; expected {other.device}, as {other_name}",
+    )
+    require(
+        tensor.layout == torch.strided,
+        lambda: f"tile.{op}: {name} has layout {tensor.layout}; expected torch.strided",
+    )
+
+
+def check_same_dtype(op: str, **tensors: torch.Tensor | None) -> None:
+    """Every tensor has the first one's dtype."""
+    first_name, first = next((name, t) for name, t in tensors.items() if t is not None)
+    for name, t in tensors.items():
+        if t is not None:
+            require_type(
+                t.dtype == first.dtype,
+                lambda name=name, t=t: (  # type: ignore[misc]
+                    f"tile.{op}: {name} has dtype {t.dtype}; expected {first.dtype}, as {first_name}"
+                ),
+            )
+
+
+def check_dims(op: str, name: str, tensor: torch.Tensor, dims: int, meaning: str) -> None:
+    """The tensor has `dims` dimensions; `meaning` names them in the message, for instance `[B, H, S, D]`."""
+    require(
+        tensor.dim() == dims,
+        lambda: f"tile.{op}: {name} has {tensor.dim()} dimensions {shape_of(tensor)}; expected {dims}: {meaning}",
+    )
+
+
+def check_size(op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, wanted: str) -> None:
+    """Dimension `dim` of the tensor is `size`; `wanted` says in the message where that size comes from."""
+    require(
+        tensor.shape[dim] == size,
+        lambda: (
+            f"tile.{op}: {name} has size {tensor.shape[dim]} in dimension {dim} (shape {shape_of(tensor)}); "
+            f"expected {size}, {wanted}"
+        ),
+    )
+
+
+def check_vector(op: str, name: str, tensor: torch.Tensor | None, size: Size, wanted: str) -> None:
+    """The tensor, if given, is 1-D and `size` long."""
+    if tensor is not None:
+        check_dims(op, name, tensor, 1, "[N]")
+        check_size(op, name, tensor, 0, size, wanted)
+
+
+def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[Size]) -> None:
+    """The tensor broadcasts to `shape`, whose sizes it does not change."""
+    wanted = lambda: f"tile.{op}: {name} has shape {shape_of(tensor)}, which does not broadcast to {list(shape)}"  # noqa: E731
+    require(tensor.dim() <= len(shape), wanted)
+    for got, full in zip(reversed(tensor.shape), reversed(shape), strict=False):
+        if not _known_one(got):
+            require(got == full, wanted)
+
+
+def _known_one(size: Size) -> bool:
+    """Is the size 1? A symbol that is not known to be is taken for another number."""
+    if isinstance(size, int):
+        return size == 1
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports sympy
+
+    return guard_or_false(size == 1)
+
+
+def check_activation(op: str, activation: str) -> None:
+    """The activation is one we know."""
+    require_value(
+        activation in ACTIVATIONS,
+        lambda: f"tile.{op}: activation is {activation!r}; expected one of {', '.join(map(repr, ACTIVATIONS))}",
+    )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of `torch.ops.tile` schemas, and how one op's pieces are put on them.
+
+After `import torch_tile` every op of the table exists. What runs an op is imported at its first call: registering is
+about a millisecond an op, importing kernels and their compiler is more.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_ATTENTION = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float? scale=None, int window=0, "
+    "SymInt q_offset=0)"
+)
+_MLA_DECODE = (
+    "(Tensor q, Tensor q_pe, Tensor kv, Tensor k_pe, Tensor? block_table=None, Tensor? seq_lens=None, "
+    "float? scale=None, int num_splits=0)"
+)
+_RMS_OPTIONS = 'float eps=1e-6, str activation="none", float weight_offset=0.0, bool cast_first=True'
+
+SCHEMAS = {
+    "gemm": "(Tensor a, Tensor[] bs, Tensor[] aux, str kinds, str epilogue, ScalarType dtype) -> Tensor",
+    "linear": ('(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, str activation="none") -> Tensor'),
+    "swiglu": '(Tensor x, Tensor gate_weight, Tensor up_weight, str activation="silu") -> Tensor',
+    "attention": f"{_ATTENTION} -> Tensor",
+    "attention_lse": f"{_ATTENTION} -> (Tensor out, Tensor lse)",
+    "mla_decode": f"{_MLA_DECODE} -> Tensor",
+    "mla_decode_lse": f"{_MLA_DECODE} -> (Tensor out, Tensor lse)",
+    "rms_norm": f"(Tensor x, Tensor? weight=None, {_RMS_OPTIONS}) -> Tensor",
+    "add_rms_norm": f"(Tensor x, Tensor residual, Tensor? weight=None, {_RMS_OPTIONS}) -> (Tensor y, Tensor sum)",
+    "layer_norm": "(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor",
+    "softmax": "(Tensor x, int dim=-1, ScalarType? dtype=None) -> Tensor",
+}
+"""All ops are functional: they return fresh contiguous tensors that never alias an input."""
+
+LIBRARY = torch.library.Library("tile", "DEF")
+
+# flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager would have.
+for _name, _schema in SCHEMAS.items():
+    LIBRARY.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+
+
+@functools.cache
+def kernels(family: str) -> ModuleType:
+    """The module `torch_tile.kernels.<family>`, imported when first asked for."""
+    return importlib.import_module(f"torch_tile.kernels.{family}")
+
+
+def register(
+    name: str,
+    *,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+    lower_precision: tuple[str, ...] = (),
+    full_precision_cuda: bool = False,
+    flops: Callable[..., int] | None = None,
+) -> None:
+    """Put the pieces on op `name`.
+
+    run: what computes it on a device. fake: what checks the arguments and makes empty outputs, shapes maybe symbolic.
+    backward, setup_context: as for `torch.library.register_autograd`. lower_precision: arguments that autocast casts to
+    its dtype, on CPU and CUDA. full_precision_cuda: autocast casts all to float32, on CUDA only (torch's CPU autocast
+    leaves norms and softmax alone). flops: from the shapes of the tensor arguments and `out_shape`.
+    """
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tile::{name}", fake, lib=LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(f"tile::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+    op = getattr(torch.ops.tile, name).default
+    if lower_precision:
+        for device in ("cpu", "cuda"):
+            _register_autocast(op, device, lower_precision, None)
+    if full_precision_cuda:
+        _register_autocast(op, "cuda", tuple(a.name for a in op._schema.arguments), torch.float32)
+    if flops is not None:
+        from torch.utils.flop_counter import register_flop_formula
+
+        register_flop_formula(op._overloadpacket)(flops)
+
+
+def _register_autocast(
+    op: torch._ops.OpOverload, device: str, names: tuple[str, ...], dtype: torch.dtype | None
+) -> None:
+    """Under autocast on `device`, cast the floating tensors among `names` to `dtype` (None: autocast's own).
+
+    `torch.library.register_autocast` would fix the dtype at registration. Like torch's, the rule leaves float64 and
+    tensors of other devices alone; unlike torch's, casts of parameters are not cached for the region.
+    """
+    key = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}[device]
+    exclude = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    positions = frozenset(i for i, a in enumerate(op._schema.arguments) if a.name in names)
+
+    def cast(value: Any, to: torch.dtype) -> Any:
+        if isinstance(value, torch.Tensor):
+            eligible = value.is_floating_point() and value.device.type == device and value.dtype != torch.float64
+            return value.to(to) if eligible else value
+        return [cast(v, to) for v in value] if isinstance(value, list) else value
+
+    def autocast(*args: Any) -> Any:
+        to = torch.get_autocast_dtype(device) if dtype is None else dtype
+        with torch._C._ExcludeDispatchKeyGuard(exclude):
+            return op(*(cast(a, to) if i in positions else a for i, a in enumerate(args)))
+
+    LIBRARY.impl(op._schema.name.removeprefix("tile::"), autocast, key)
