@@ -5,3 +5,30 @@ Importing this registers every op; `torch_tile.ops.X(...)` is the documented Pyt
 """
 
 from torch_tile.ops import families as families
+from torch_tile.ops.functional import (
+    add_rms_norm,
+    attention,
+    attention_lse,
+    gemm,
+    layer_norm,
+    linear,
+    mla_decode,
+    mla_decode_lse,
+    rms_norm,
+    softmax,
+    swiglu,
+)
+
+__all__ = [
+    "add_rms_norm",
+    "attention",
+    "attention_lse",
+    "gemm",
+    "layer_norm",
+    "linear",
+    "mla_decode",
+    "mla_decode_lse",
+    "rms_norm",
+    "softmax",
+    "swiglu",
+]

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documented Python form of `torch.ops.tile.*`.
+
+Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device; sums are kept in float32
+(float64 for float64); results are fresh and contiguous; empty tensors give empty or zero results. All have gradients;
+log-sum-exps have none. Refused arguments raise RuntimeError (shapes, devices), TypeError (dtypes), ValueError (strings
+and numbers) or IndexError (`dim`), and name the argument, what was got and what is wanted. Under autocast, products
+follow its dtype as `F.linear` does, norms and softmax run in float32 on CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def gemm(
+    a: Tensor,
+    bs: Sequence[Tensor],
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Matrix products of one left operand, joined by a fused epilogue: `epilogue(a @ bs[0], a @ bs[1], ..., aux)`.
+
+    Args:
+        a: `[M, K]` or `[B, M, K]`.
+        bs: each `[K, N]` beside a 2-D `a`, `[B, K, N]` or `[1, K, N]` beside a 3-D one; of a's dtype.
+        aux: what the epilogue reads as `x0..`, of any floating dtype.
+        kinds: one letter for each aux: `t` `[M, N]` or `[B, M, N]`, `r` `[N]`, `c` `[M, 1]` or `[B, M, 1]`, `s` one
+            element.
+        epilogue: statements joined by `;` over `acc0..`, `x0..`, earlier names and numbers, ending in `ret NAME`, such
+            as `"v0=add(acc0,x0);v1=relu(v0);ret v1"`; the functions are `torch_tile.kernels.epilogue.ARITY`'s. Empty
+            means `ret acc0`. Computed in float32 (float64), rounded once.
+        dtype: of the result.
+
+    Returns:
+        `[M, N]` or `[B, M, N]`.
+    """
+    return torch.ops.tile.gemm.default(a, list(bs), list(aux), kinds, epilogue, dtype)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    """`activation(x @ weight.T + bias) + residual`.
+
+    Args:
+        x: `[..., K]`.
+        weight: `[N, K]`, of x's dtype.
+        bias: `[N]`, of x's dtype.
+        residual: `[..., N]`, of any floating dtype.
+        activation: "none", "relu", "gelu" (erf), "gelu_tanh" or "silu".
+
+    Returns:
+        `[..., N]`, in x's dtype promoted with the residual's.
+    """
+    return torch.ops.tile.linear.default(x, weight, bias, residual, activation)
+
+
+def swiglu(x: Tensor, gate_weight: Tensor, up_weight: Tensor, activation: str = "silu") -> Tensor:
+    """`activation(x @ gate_weight.T) * (x @ up_weight.T)`: a gated linear unit (arXiv:2002.05202).
+
+    Args:
+        x: `[..., K]`.
+        gate_weight: `[N, K]`, of x's dtype.
+        up_weight: `[N, K]`, of x's dtype.
+        activation: as for `linear`; "gelu_tanh" makes Gemma's GeGLU.
+
+    Returns:
+        `[..., N]` in x's dtype.
+    """
+    return torch.ops.tile.swiglu.default(x, gate_weight, up_weight, activation)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int = 0,
+) -> Tensor:
+    """Scaled dot-product attention, `softmax(scale q k^T + mask) v` (arXiv:1706.03762, computed as in 2205.14135).
+
+    Args:
+        q: `[B, H, Sq, D]`.
+        k: `[B, Hkv, Skv, D]`; H must be a multiple of Hkv, and query head `h` reads key head `h // (H / Hkv)`.
+        v: `[B, Hkv, Skv, Dv]`.
+        mask: broadcastable to `[B, H, Sq, Skv]`; bool (True: visible) or floating (added to the scaled scores).
+        causal: query `i` sees the keys `j <= i + q_offset`.
+        scale: default `D ** -0.5`.
+        window: if positive, query `i` sees only the keys `j > i + q_offset - window`, with or without `causal`.
+        q_offset: position of the first query: 0 is `is_causal` of torch, `Skv - Sq` aligns the ends.
+
+    Returns:
+        `[B, H, Sq, Dv]` in q's dtype. A query that sees no key gives 0.
+    """
+    return torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, q_offset)
+
+
+def attention_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """`attention`, and the natural logarithm of each softmax's denominator.
+
+    Returns:
+        out as `attention`, lse `[B, H, Sq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
+        is not differentiable.
+    """
+    return torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale, window, q_offset)
+
+
+def mla_decode(
+    q: Tensor,
+    q_pe: Tensor,
+    kv: Tensor,
+    k_pe: Tensor,
+    block_table: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    scale: float | None = None,
+    num_splits: int = 0,
+) -> Tensor:
+    """A decoding step of multi-head latent attention with absorbed weights (DeepSeek-V2, arXiv:2405.04434).
+
+    `softmax(scale (q kv^T + q_pe k_pe^T)) kv` for every head; all heads share the cached latent `kv` (C is 512 in
+    DeepSeek-V2 and V3) and its rotary part `k_pe` (R is 64).
+
+    Args:
+        q: `[B, Sq, H, C]`: queries already multiplied into the latent space.
+        q_pe: `[B, Sq, H, R]`: their rotary part.
+        kv: `[B, S, C]`, or `[pages, page, C]` with a block_table.
+        k_pe: `[B, S, R]`, or `[pages, page, R]`.
+        block_table: int32 `[B, n]`: position `s` of sequence `b` lies in page `block_table[b, s // page]`, row
+            `s % page`. Entries past the sequence's end are not read.
+        seq_lens: int32 `[B]`: positions in use, the new ones included; default all of the cache.
+        scale: default `(C + R) ** -0.5`. Absorbing does not change a model's own scale, so pass it: DeepSeek-V3's is
+            `(128 + 64) ** -0.5`.
+        num_splits: into how many parts a kernel may split a sequence; 0 lets it choose. The result is the same.
+
+    Returns:
+        `[B, Sq, H, C]` in q's dtype. The Sq queries are the last Sq positions of their sequence and causal among
+        themselves; one that sees no position (Sq beyond the length) gives 0.
+
+    Values of seq_lens and block_table are checked on the CPU only, where reading them is free.
+    """
+    return torch.ops.tile.mla_decode.default(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
+
+
+def mla_decode_lse(
+    q: Tensor,
+    q_pe: Tensor,
+    kv: Tensor,
+    k_pe: Tensor,
+    block_table: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    scale: float | None = None,
+    num_splits: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """`mla_decode`, and the natural logarithm of each softmax's denominator.
+
+    Returns:
+        out as `mla_decode`, lse `[B, Sq, H]` in float32 (float64 for float64), `-inf` for a query that sees no
+        position. lse is not differentiable.
+    """
+    return torch.ops.tile.mla_decode_lse.default(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "none",
+    weight_offset: float = 0.0,
+    cast_first: bool = True,
+) -> Tensor:
+    """`activation(x / sqrt(mean(x^2) + eps) * (weight + weight_offset))` over the last dimension (arXiv:1910.07467).
+
+    Args:
+        x: `[..., N]`.
+        weight: `[N]`, of any floating dtype.
+        eps: added to the mean square.
+        activation: as for `linear`.
+        weight_offset: 1.0 for Gemma's norms.
+        cast_first: True rounds the normalised row to x's dtype before the weight, as transformers' Llama does; False
+            multiplies in float32 and rounds once, as `F.rms_norm` and Gemma do.
+
+    Returns:
+        `[..., N]` in x's dtype; with `cast_first`, promoted with the weight's.
+    """
+    return torch.ops.tile.rms_norm.default(x, weight, eps, activation, weight_offset, cast_first)
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "none",
+    weight_offset: float = 0.0,
+    cast_first: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """`rms_norm` of `x + residual`, and that sum.
+
+    Args:
+        x: `[..., N]`.
+        residual: as x, in shape and dtype.
+        weight: as `rms_norm`, like what follows.
+        eps: added to the mean square.
+        activation: as for `linear`.
+        weight_offset: 1.0 for Gemma's norms.
+        cast_first: as `rms_norm`.
+
+    Returns:
+        y as `rms_norm`, and the sum `[..., N]` in x's dtype, which is what y was computed from.
+    """
+    return torch.ops.tile.add_rms_norm.default(x, residual, weight, eps, activation, weight_offset, cast_first)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension (arXiv:1607.06450).
+
+    Args:
+        x: `[..., N]`.
+        weight: `[N]`, of any floating dtype.
+        bias: `[N]`, of any floating dtype.
+        eps: added to the (biased) variance.
+
+    Returns:
+        `[..., N]` in x's dtype.
+    """
+    return torch.ops.tile.layer_norm.default(x, weight, bias, eps)
+
+
+def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """`exp(x) / sum(exp(x))` over one dimension.
+
+    Args:
+        x: any shape.
+        dim: the dimension to sum over; counts from the end if negative.
+        dtype: of the result; default x's.
+
+    Returns:
+        x's shape.
+    """
+    return torch.ops.tile.softmax.default(x, dim, dtype)
