@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Storage types of 16 and 8 bits and conversions between every pair of scalar types.
+// Conversions are branch-free integer code on one lane, so compilers vectorise them inside `#pragma omp simd` loops.
+// They equal torch's `.to` on every defined value: round to nearest even, denormals kept, NaN stays NaN.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace tile {
+
+struct f16 { uint16_t bits; };   // IEEE binary16
+struct bf16 { uint16_t bits; };  // the upper half of a float
+struct e4m3 { uint8_t bits; };   // float8_e4m3fn: no infinities, S.1111.111 is NaN, largest 448
+struct e5m2 { uint8_t bits; };   // float8_e5m2: infinities and NaN as in IEEE formats, largest 57344
+
+template <class A, class B> inline constexpr bool same = false;
+template <class A> inline constexpr bool same<A, A> = true;
+template <class T> inline constexpr bool is_small = same<T, f16> || same<T, bf16> || same<T, e4m3> || same<T, e5m2>;
+template <class T> inline constexpr bool is_native_float = same<T, float> || same<T, double>;
+template <class T> inline constexpr bool is_float = is_native_float<T> || is_small<T>;
+
+template <bool> struct Require {};
+template <> struct Require<true> { using type = int; };
+template <bool condition> using require = typename Require<condition>::type;
+
+inline uint32_t float_bits(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float bits_float(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+// A small format has E exponent and M mantissa bits. With `infinities` the top exponent is IEEE's; without, the format is
+// "fn": only the all-ones code is NaN, and what does not fit becomes NaN.
+template <int E, int M, bool infinities> struct Format {
+  static constexpr int bias = (1 << (E - 1)) - 1;
+  static constexpr int shift = 23 - M;                        // from a float's mantissa to this one's
+  static constexpr uint32_t rebias = uint32_t(127 - bias) << 23;
+  static constexpr uint32_t sign = 1u << (E + M);
+  static constexpr uint32_t top = infinities ? ((1u << E) - 1) << M : sign - 1;  // code of infinity, or of the only NaN
+  static constexpr uint32_t limit = rebias + (top << shift);  // floats from here on (as bits) become `top`
+  static constexpr uint32_t smallest = uint32_t(128 - bias) << 23;                 // least normal magnitude, as bits
+  static constexpr uint32_t magic = uint32_t(127 + 24 - bias - M) << 23;           // a float whose ulp is our denormal unit
+  static constexpr uint32_t unit = uint32_t(127 + 1 - bias - M) << 23;             // that unit
+
+  static uint32_t encode(float x) {
+    uint32_t w = float_bits(x), a = w & 0x7fffffffu;
+    uint32_t normal = (a - rebias + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1u)) >> shift;
+    uint32_t denormal = float_bits(bits_float(a) + bits_float(magic)) - magic;  // the addition rounds to the unit
+    uint32_t code = a < smallest ? denormal : normal;
+    code = a >= limit ? top : code;
+    if (infinities) code = a > 0x7f800000u ? top | (1u << (M - 1)) : code;
+    return code | ((w >> (31 - E - M)) & sign);
+  }
+
+  static float decode(uint32_t code) {
+    uint32_t a = code & (sign - 1);
+    uint32_t normal = (a << shift) + rebias;
+    uint32_t denormal = float_bits(float(int32_t(a)) * bits_float(unit));  // exact, and no float denormal is touched
+    uint32_t w = a < (1u << M) ? denormal : normal;
+    w = a >= top ? (a << shift) | 0x7f800000u : w;
+    return bits_float(w | ((code & sign) << (31 - E - M)));
+  }
+};
+
+using FormatF16 = Format<5, 10, true>;
+using FormatE4M3 = Format<4, 3, false>;
+using FormatE5M2 = Format<5, 2, true>;
+
+inline float widen(f16 x) { return FormatF16::decode(x.bits); }
+inline float widen(bf16 x) { return bits_float(uint32_t(x.bits) << 16); }
+inline float widen(e4m3 x) { return FormatE4M3::decode(x.bits); }
+inline float widen(e5m2 x) { return FormatE5M2::decode(x.bits); }
+
+template <class To> inline To narrow(float x);
+template <> inline f16 narrow<f16>(float x) { return {uint16_t(FormatF16::encode(x))}; }
+template <> inline e4m3 narrow<e4m3>(float x) { return {uint8_t(FormatE4M3::encode(x))}; }
+template <> inline e5m2 narrow<e5m2>(float x) { return {uint8_t(FormatE5M2::encode(x))}; }
+template <> inline bf16 narrow<bf16>(float x) {
+  uint32_t w = float_bits(x);
+  uint32_t rounded = (w + 0x7fffu + ((w >> 16) & 1u)) >> 16;
+  return {uint16_t((w & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded)};
+}
+
+// x as a To. Floats to integers truncate toward zero (through int32 for 8 and 16 bits, so that they wrap as torch's do); what a
+// 64-bit integer cannot hold is undefined, as in torch. Doubles and integers reach small floats through float, as in torch.
+template <class To, class From> inline To convert(From x) {
+  if constexpr (same<To, From>) return x;
+  else if constexpr (is_small<From>) return convert<To>(widen(x));
+  else if constexpr (is_small<To>) return narrow<To>(float(x));
+  else if constexpr (same<To, bool>) return x != From(0);
+  else if constexpr (is_native_float<From> && !is_native_float<To> && sizeof(To) < 4) return To(int32_t(x));
+  else if constexpr (is_native_float<From> && same<To, uint32_t>) return To(int64_t(x));
+  else return To(x);
+}
+
+// The type in which arithmetic on T is done: float for small floats, T itself otherwise.
+template <class T, bool small = is_small<T>> struct Compute { using type = T; };
+template <class T> struct Compute<T, true> { using type = float; };
+template <class T> using compute = typename Compute<T>::type;
+
+// The value below (or above) which no T lies: an infinity where T has one.
+template <class T> inline T lowest() {
+  if constexpr (is_native_float<T>) return T(-INFINITY);
+  else if constexpr (same<T, e4m3>) return {0xfe};
+  else if constexpr (is_small<T>) return narrow<T>(-INFINITY);
+  else if constexpr (T(-1) < T(0)) return T(uint64_t(1) << (8 * sizeof(T) - 1));
+  else return T(0);
+}
+
+template <class T> inline T highest() {
+  if constexpr (is_native_float<T>) return T(INFINITY);
+  else if constexpr (same<T, e4m3>) return {0x7e};
+  else if constexpr (is_small<T>) return narrow<T>(INFINITY);
+  else if constexpr (same<T, bool>) return true;
+  else if constexpr (T(-1) < T(0)) return T((uint64_t(1) << (8 * sizeof(T) - 1)) - 1);
+  else return T(~T(0));
+}
+
+}  // namespace tile
