@@ -41,6 +41,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "a kernel can return only tensors made by T.empty, got {got}",
         "allocate the result with T.empty(shape, dtype)",
     ),
+    "return_in_region": (
+        "`return` inside a device loop or branch",
+        "compute the value in a T.alloc_var and return after the region",
+    ),
     "bad_break": ("`{word}` outside a loop of the kernel", "use it inside T.serial, range or while"),
     "bad_dtype": ("{got!r} is not a dtype", "use T.float16, 'float16', torch.float16, ..."),
     "bad_scope": ("unknown buffer scope {got!r}", "use one of {known}"),

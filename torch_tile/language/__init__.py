@@ -1,1 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The tile language: `import torch_tile.language as T`. Grouped as an author meets it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import tileop as _tileop
+from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
+from ..tileop.gemm import GemmWarpPolicy
+from . import math as _math
+from .effects import address_of, assume, call, device_assert, evaluate, print, sync_threads, sync_warp  # noqa: A004
+from .layout import make_linear_layout, make_swizzled_layout
+from .loops import Parallel, Pipelined, grid, serial, unroll, vectorized
+from .math import (
+    Cast, Select, align_up, bitwise_and, bitwise_not, bitwise_or, bitwise_xor, cast, ceildiv, clamp, floordiv, floormod,
+    if_then_else, infinity, logical_and, logical_or, max, max_value, min, min_value, shift_left, shift_right, truncdiv,
+)  # fmt: skip
+from .program import PrimFunc, Ref, macro, prim_func
+from .scopes import (
+    Kernel, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, annotate_layout, const, dynamic, empty,
+    symbolic, use_swizzle,
+)  # fmt: skip
+from .trace import with_author as _with_author
+from .values import StridedTensor, Tensor, TensorType
+
+Buffer = Tensor  # TileLang's older spelling of the annotation
+Serial, Unroll, Vectorized = serial, unroll, vectorized
+pipelined, parallel = Pipelined, Parallel
+
+# Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
+globals().update({t.name: t for t in _DTYPES} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
+bool = dtype("bool")  # noqa: A001
+
+# Math: T.exp2, T.sqrt, ...; fast-math spellings mean the same function.
+globals().update({n: _math.function(n) for n in _math.FUNCTIONS})
+globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "log10", "sin", "cos", "tan", "pow")})
+fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
+power = _math.function("pow")
+
+# Tile ops: T.copy, T.gemm, T.reduce_max, ...
+globals().update({n: _with_author(op.build) for n, op in _tileop.tile_ops().items()})
+
+
+def clear(buffer: Any) -> None:
+    """Set every element of a buffer or region to zero."""
+    globals()["fill"](buffer, 0)
+
+
+def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: Any = True) -> None:
+    """T.reduce_<reduce_type>."""
+    globals()[f"reduce_{reduce_type}"](buffer, out, dim=dim, clear=clear)
+
+
+def __getattr__(name: str) -> Any:
+    """A clear answer for names of TileLang that this compiler does not have yet."""
+    raise AttributeError(f"torch_tile.language has no `{name}`; see docs/writing-kernels.md for what it offers")
+
+
+__all__ = [
+    "Buffer", "Cast", "DType", "GemmWarpPolicy", "Kernel", "Parallel", "Pipelined", "PrimFunc", "Ref", "Select",
+    "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_fragment", "alloc_global", "alloc_local",
+    "alloc_shared", "alloc_var", "annotate_layout", "assume", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
+    "call", "cast", "ceildiv", "clamp", "clear", "const", "device_assert", "dtype", "dynamic", "empty", "floordiv",
+    "floormod", "grid", "if_then_else", "infinity", "logical_and", "logical_or", "macro", "make_linear_layout",
+    "make_swizzled_layout", "max", "max_value", "min", "min_value", "prim_func", "print", "serial", "shift_left",
+    "shift_right", "symbolic", "sync_threads", "sync_warp", "truncdiv", "unroll", "use_swizzle", "vectorized",
+]  # fmt: skip

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Effects of the language that are neither loops nor tile ops: printing, assertions, barriers, raw calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..diagnostics import error
+from ..intrinsics import lookup
+from ..ir import dtype as dt
+from ..ir.expr import Address, Call, Expr, is_number, to_expr, truth
+from ..ir.stmt import Assert, Do, Print
+from ..tileop.base import region_of
+from .trace import tracer
+from .values import Handle, dtype_of
+
+
+def print(value: Any, msg: str = "", **hints: Any) -> None:  # noqa: A001
+    """Print a scalar or a whole buffer or region from inside the kernel, once per block."""
+    at = tracer("T.print")
+    if isinstance(value, str) and not msg:
+        raise error("bad_argument", None, op="T.print", name="value", why="is a string", fix="T.print(value, msg=...)")
+    scalar = isinstance(value, Expr) or is_number(value)
+    shown = to_expr(value) if scalar else region_of(value)
+    if shown is None:
+        fix = "give a scalar or a buffer"
+        raise error("bad_argument", None, op="T.print", name="value", why=f"is {type(value).__name__}", fix=fix)
+    at.emit(Print(msg, shown))
+
+
+def device_assert(condition: Any, msg: str = "", no_stack_info: bool = False) -> None:
+    """Stop the kernel with `msg` unless `condition` holds; the launch then raises."""
+    tracer("T.device_assert").emit(Assert(truth(condition), msg))
+
+
+def assume(condition: Any) -> None:
+    """A promise to the compiler; nothing is checked."""
+    tracer("T.assume")
+
+
+def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
+    """Wait for all threads of the block; the compiler places the barriers that tile ops need by itself."""
+    tracer("T.sync_threads")
+
+
+def sync_warp() -> None:
+    """Wait for the threads of a warp."""
+    tracer("T.sync_warp")
+
+
+def address_of(element: Any) -> Expr:
+    """Where an element lies: an operand of target-level calls."""
+    region = region_of(element)
+    if region is None or isinstance(element, Handle):
+        raise error("bad_operand", None, op="T.address_of", got=repr(element)[:60])
+    return Address(region.buffer, region.starts)
+
+
+def call(name: str, *args: Any, dtype: Any = "int32", options: tuple[Any, ...] = ()) -> Expr:
+    """A target-level helper by name, as printed in lowered kernels."""
+    return Call(lookup(name).name, tuple(to_expr(a) for a in args), dtype_of(dtype), options)
+
+
+def evaluate(value: Expr) -> None:
+    """Call for effect."""
+    tracer("T.evaluate").emit(Do(value))
+
+
+__all__ = ["address_of", "assume", "call", "device_assert", "dt", "evaluate", "print", "sync_threads", "sync_warp"]

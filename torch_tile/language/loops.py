@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops of the language: T.serial, T.unroll, T.vectorized, T.Parallel, T.Pipelined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..diagnostics import error
+from ..ir import dtype as dt
+from ..ir.expr import Expr, Var, const, is_number, to_expr, to_number
+from ..ir.stmt import For, LoopKind
+from .trace import close_body, tracer
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A device loop, not yet entered."""
+
+    kind: LoopKind
+    starts: tuple[Expr, ...]
+    stops: tuple[Expr, ...]
+    step: int = 1
+    stages: int = 0
+    order: tuple[int, ...] = ()
+    stage: tuple[int, ...] = ()
+
+    def iterate(self, names: Any = None) -> Iterator[Any]:
+        """Record the body, which Python runs once with symbolic loop variables."""
+        at = tracer(f"T.{self.kind.value}")
+        given = names if isinstance(names, tuple) else (names,)
+        given = given if len(given) == len(self.stops) else (None,) * len(self.stops)
+        loop_vars = tuple(Var(n or "ijklmn"[d % 6], dt.int32, "loop") for d, n in enumerate(given))
+        with at.open("loop") as scope:
+            for var in loop_vars:
+                at.own(var)
+            yield loop_vars if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
+        at.emit(
+            For(
+                self.kind, loop_vars, self.starts, self.stops, close_body(scope), self.step, self.stages, self.order,
+                self.stage,
+            )  # fmt: skip
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterate()
+
+
+def _bound(value: Any, what: str) -> Expr:
+    if isinstance(value, Expr) and value.dtype.is_integer:
+        return value
+    if is_number(value) and isinstance(to_number(value), int):
+        return to_expr(value)
+    raise error("bad_loop_range", None, what=what, got=repr(value)[:60])
+
+
+def _range(kind: LoopKind, start: Any, stop: Any, step: Any = 1, **fields: Any) -> Loop:
+    what = f"T.{kind.value}"
+    if stop is None:
+        start, stop = 0, start
+    if not is_number(step) or not isinstance(to_number(step), int) or step <= 0:
+        raise error("bad_argument", None, op=what, name="step", why=f"is {step!r}", fix="give a positive integer")
+    return Loop(kind, (_bound(start, what),), (_bound(stop, what),), int(step), **fields)
+
+
+def serial(start: Any, stop: Any = None, step: Any = 1, **hints: Any) -> Loop:
+    """A loop run in order."""
+    return _range(LoopKind.SERIAL, start, stop, step)
+
+
+def unroll(start: Any, stop: Any = None, step: Any = 1, **hints: Any) -> Loop:
+    """A loop run in order, its body repeated in the generated code."""
+    return _range(LoopKind.UNROLLED, start, stop, step)
+
+
+def vectorized(start: Any, stop: Any = None, **hints: Any) -> Loop:
+    """A loop of one thread whose iterations are independent: one vector instruction where possible."""
+    return _range(LoopKind.VECTOR, start, stop)
+
+
+def Parallel(*extents: Any, **hints: Any) -> Loop:  # noqa: N802
+    """An elementwise nest over a box, spread over the threads of the block; iterations are independent."""
+    if not extents:
+        raise error("bad_argument", None, op="T.Parallel", name="extents", why="is empty", fix="give at least one extent")
+    stops = tuple(_bound(e, "T.Parallel") for e in extents)
+    return Loop(LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops)
+
+
+def Pipelined(  # noqa: N802
+    start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
+    stage: Sequence[int] | None = None, **hints: Any,
+) -> Loop:  # fmt: skip
+    """A loop run in order whose copies may run `num_stages` iterations ahead; results do not depend on it."""
+    if not isinstance(num_stages, int) or num_stages < 0:
+        fix = "give a non-negative integer"
+        raise error("bad_argument", None, op="T.Pipelined", name="num_stages", why=f"is {num_stages!r}", fix=fix)
+    given = {"order": tuple(order or ()), "stage": tuple(stage or ())}
+    return _range(LoopKind.PIPELINED, start, stop, stages=num_stages, **given)
+
+
+def grid(*extents: Any) -> Any:
+    """Nested serial loops over a box."""
+    import itertools
+
+    if all(is_number(e) for e in extents):
+        return itertools.product(*(range(int(e)) for e in extents))
+    raise error("bad_loop_range", None, what="T.grid", got="sizes known only at run time (nest T.serial loops instead)")

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scalar expressions of the language: math functions, casts, min/max, constants."""
+
+from __future__ import annotations
+
+import math as python_math
+from collections.abc import Callable
+from typing import Any
+
+from .. import intrinsics
+from ..diagnostics import error
+from ..ir import dtype as dt
+from ..ir.expr import Const, Expr, cast as cast_expr, const, is_number, maximum, minimum, select, to_expr, to_number
+from ..tileop.base import highest_of, lowest_of
+from .values import dtype_of
+
+FUNCTIONS = tuple(n for n in intrinsics.names() if n not in intrinsics.cpu.CPU_HELPERS)
+
+
+def function(name: str) -> Callable[..., Expr]:
+    """The language's function for an intrinsic."""
+
+    def apply(*args: Any, **hints: Any) -> Expr:
+        return intrinsics.call(name, *args)
+
+    apply.__name__ = name
+    apply.__doc__ = f"`{name}`, elementwise on scalar expressions."
+    return apply
+
+
+def max(*values: Any) -> Any:  # noqa: A001
+    """The largest of two or more values."""
+    return _fold(values, maximum, "max")
+
+
+def min(*values: Any) -> Any:  # noqa: A001
+    """The smallest of two or more values."""
+    return _fold(values, minimum, "min")
+
+
+def _fold(values: tuple[Any, ...], step: Callable[[Any, Any], Expr], name: str) -> Any:
+    if len(values) < 2:
+        raise error("bad_argument", None, op=f"T.{name}", name="values", why="is a single value", fix="give two or more")
+    if all(is_number(v) for v in values):
+        pick: Any = python_math.inf
+        for v in values:
+            number = to_number(v)
+            pick = number if pick is python_math.inf else ((pick if pick >= number else number) if name == "max" else (pick if pick <= number else number))
+        return pick
+    total = values[0]
+    for value in values[1:]:
+        total = step(total, value)
+    return total
+
+
+def clamp(value: Any, low: Any, high: Any) -> Any:
+    """`value` limited to [low, high]."""
+    return min(max(value, low), high)
+
+
+def if_then_else(condition: Any, a: Any, b: Any) -> Expr:
+    """`a` where `condition` holds, else `b`; the other is not evaluated."""
+    return select(condition, a, b)
+
+
+Select = if_then_else
+
+
+def cast(value: Any, dtype: Any, **hints: Any) -> Expr:
+    """`value` converted to `dtype`: floats round to nearest even, float to integer truncates."""
+    return cast_expr(value, dtype_of(dtype))
+
+
+Cast = cast
+
+
+def ceildiv(a: Any, b: Any) -> Any:
+    """`a / b` rounded up; a Python integer if both are."""
+    if is_number(a) and is_number(b):
+        return -(-a // b)
+    return (a + (b - 1)) // b
+
+
+def floordiv(a: Any, b: Any) -> Any:
+    """`a // b`, rounded down."""
+    return a // b
+
+
+def floormod(a: Any, b: Any) -> Any:
+    """`a % b`, with the sign of b."""
+    return a % b
+
+
+def truncdiv(a: Any, b: Any) -> Any:
+    """`a / b` of integers, rounded to zero."""
+    if is_number(a) and is_number(b):
+        return int(a / b)
+    x = to_expr(a)
+    return select(x < 0, -((-x) // b), x // b)
+
+
+def align_up(a: Any, b: Any) -> Any:
+    """`a` rounded up to a multiple of `b`."""
+    return ceildiv(a, b) * b
+
+
+def shift_left(a: Any, b: Any) -> Any:
+    """`a << b`."""
+    return to_expr(a) << b
+
+
+def shift_right(a: Any, b: Any) -> Any:
+    """`a >> b`."""
+    return to_expr(a) >> b
+
+
+def bitwise_and(a: Any, b: Any) -> Any:
+    """`a & b`."""
+    return to_expr(a) & b
+
+
+def bitwise_or(a: Any, b: Any) -> Any:
+    """`a | b`."""
+    return to_expr(a) | b
+
+
+def bitwise_xor(a: Any, b: Any) -> Any:
+    """`a ^ b`."""
+    return to_expr(a) ^ b
+
+
+def bitwise_not(a: Any) -> Any:
+    """`~a`."""
+    return ~to_expr(a)
+
+
+def logical_and(a: Any, b: Any) -> Any:
+    """`a and b` on the device."""
+    from ..ir.expr import binary
+
+    return binary("and", a, b)
+
+
+def logical_or(a: Any, b: Any) -> Any:
+    """`a or b` on the device."""
+    from ..ir.expr import binary
+
+    return binary("or", a, b)
+
+
+def infinity(dtype: Any = "float32") -> Const:
+    """Positive infinity in `dtype`."""
+    return const(python_math.inf, dtype_of(dtype))
+
+
+_FINITE = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
+           "float64": 1.7976931348623157e308, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # fmt: skip
+
+
+def max_value(dtype: Any) -> Const:
+    """The greatest finite value of `dtype`."""
+    to = dtype_of(dtype)
+    return const(_FINITE[to.name] if to.is_float else (True if to == dt.bool_ else highest_of(to)), to)
+
+
+def min_value(dtype: Any) -> Const:
+    """The least finite value of `dtype`."""
+    to = dtype_of(dtype)
+    return const(-_FINITE[to.name] if to.is_float else (False if to == dt.bool_ else lowest_of(to)), to)
+
+
+exp10 = lambda x: intrinsics.call("pow", 10.0, x)  # noqa: E731

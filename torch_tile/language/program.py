@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an author's function to a Program: T.prim_func and T.macro."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from ..diagnostics import Span, error
+from ..ir.buffer import Buffer
+from ..ir.dtype import DType, to_dtype
+from ..ir.expr import Var, to_expr
+from ..ir.stmt import Program
+from .recorder import Recorder
+from .rewrite import rewrite
+from .trace import Tracer, name_symbol, tracer, tracing
+from .values import Handle, TensorType
+
+
+class PrimFunc:
+    """A traced kernel function: `program` is its IR, `function` the author's Python."""
+
+    def __init__(self, function: FunctionType, program: Program):
+        self.function, self.program = function, program
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+
+    def __repr__(self) -> str:
+        return repr(self.program)
+
+    def script(self) -> str:
+        """The kernel as text in the language."""
+        return repr(self.program)
+
+
+def prim_func(function: Any = None, **options: Any) -> Any:
+    """Decorator: trace the function into a Program at once. Parameters are annotated with T.Tensor or scalar types."""
+    if function is None:
+        return lambda f: _prim_func(f, sys._getframe(1).f_locals)
+    return _prim_func(function, sys._getframe(1).f_locals)
+
+
+def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
+    types = {}
+    for name, annotation in annotations_of(function, scope).items():
+        types[name] = param_type(name, annotation, definition_span(function))
+    with tracing() as at:
+        params = {name: make_param(name, kind) for name, kind in types.items()}
+        result = rewrite(function, lambda: Recorder(at))(**{n: Handle(p) if isinstance(p, Buffer) else p for n, p in params.items()})
+        program = finish(at, function.__name__, tuple(params.values()), result)
+    return PrimFunc(function, program)
+
+
+def annotations_of(function: FunctionType, scope: dict[str, Any]) -> dict[str, Any]:
+    """Annotations of the parameters, evaluated; `scope` holds the names around the definition."""
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        annotation = parameter.annotation
+        if isinstance(annotation, str):
+            annotation = eval(annotation, function.__globals__, {**scope})
+        found[name] = annotation
+    return found
+
+
+def definition_span(function: FunctionType) -> Span:
+    """Where the function is defined."""
+    code = function.__code__
+    return Span(code.co_filename, code.co_firstlineno, code.co_firstlineno, 0, 1)
+
+
+def param_type(name: str, annotation: Any, span: Span | None) -> TensorType | DType:
+    """A parameter's type from its annotation; `bad_annotation` otherwise."""
+    if isinstance(annotation, TensorType):
+        return annotation
+    try:
+        return to_dtype(annotation)
+    except ValueError:
+        got = "none" if annotation is inspect.Parameter.empty else repr(annotation)[:60]
+        raise error("bad_annotation", span, name=name, got=got) from None
+
+
+def make_param(name: str, kind: TensorType | DType) -> Buffer | Var:
+    """The symbol of a parameter."""
+    return kind.buffer(name) if isinstance(kind, TensorType) else Var(name, kind, "param")
+
+
+def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any) -> Program:
+    """The program recorded by `at`, whose function returned `result`."""
+    returned = () if result is None else result if isinstance(result, tuple | list) else (result,)
+    for value in returned:
+        if not (isinstance(value, Handle) and value.buffer.origin == "empty"):
+            raise error("bad_return", None, got=repr(value)[:60])
+    if not at.kernels:
+        raise error("not_in_kernel", None, what=f"the body of `{name}`")
+    outputs = tuple(value.buffer for value in returned)
+    for n, buffer in enumerate(at.made):
+        name_symbol(buffer, f"{buffer.origin}_{n}")
+    workspaces = tuple(b for b in at.made if not any(b is o for o in outputs))
+    return Program(name, params, tuple(at.kernels), workspaces, outputs)
+
+
+class Ref:
+    """Annotation of a macro's parameter that the macro may assign: `v: T.Ref`."""
+
+
+def macro(function: Any = None, **options: Any) -> Any:
+    """Decorator: a function that may use device control flow; each call is inlined where it stands."""
+    if function is None:
+        return macro
+    rewritten = rewrite_lazily(function)
+
+    def inlined(*args: Any, **kwargs: Any) -> Any:
+        return rewritten(*args, **kwargs)
+
+    inlined.__name__, inlined.__doc__ = function.__name__, function.__doc__
+    return inlined
+
+
+def rewrite_lazily(function: FunctionType) -> Callable[..., Any]:
+    """`rewrite` at the first call, when the names around a nested definition are bound."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        at = tracer(function.__name__)
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        by_value = {
+            n: to_expr(v) if is_variable(v) and not takes_reference(function, n) else v for n, v in bound.arguments.items()
+        }
+        bound.arguments.update(by_value)
+        return rewrite(function, lambda: Recorder(at))(*bound.args, **bound.kwargs)
+
+    return run
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a value is a T.alloc_var."""
+    from ..ir.expr import Load
+
+    return isinstance(value, Load) and value.buffer.scope == "var"
+
+
+def takes_reference(function: FunctionType, name: str) -> bool:
+    """Whether a macro's parameter is annotated with T.Ref."""
+    annotation = function.__annotations__.get(name)
+    return annotation is Ref or (isinstance(annotation, str) and annotation.split(".")[-1] == "Ref")

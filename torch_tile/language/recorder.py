@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers the calls that rewrite.py puts into one run of an author's function.
+
+Every method meets values of two worlds: Python's (act now, as Python would) and the device's (record a statement or expression).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..diagnostics import error
+from ..ir.dtype import DType
+from ..ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
+from ..ir.stmt import Assert, Break, Continue, If, While
+from .loops import Loop, serial
+from .trace import Scope, Tracer, close_body, let, make_variable, name_symbol, store_variable
+from .values import Handle
+
+_UNBOUND = object()
+_COMPARE = {
+    "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
+    "Is": operator.is_, "IsNot": operator.is_not, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
+}  # fmt: skip
+_REGIONS = ("loop", "if", "else", "while")
+
+
+class Recorder:
+    """One run of one function. `on_annotate(name, annotation, value)` is asked for annotations in an eager kernel's body."""
+
+    def __init__(self, tracer: Tracer, on_annotate: Callable[[str, Any, Any], Any] | None = None):
+        self.tracer = tracer
+        self.on_annotate = on_annotate
+        self.entry = tracer.scope
+        self.bound_in: dict[str, Scope | None] = {}
+        self.loops: list[str] = []
+        self.pending: If | None = None
+
+    range = staticmethod(serial)
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+    def bind(self, name: str, value: Any, old: Callable[[], Any], mutable: bool) -> Any:
+        """`name = value`: a store into a variable, a named value, or plain Python."""
+        previous = _current(old)
+        scalar = isinstance(value, Expr) or is_number(value)
+        fresh = isinstance(value, Load) and value.buffer.scope == "var" and value.buffer.name == ""
+        if scalar and not fresh and isinstance(previous, Load) and previous.buffer.scope == "var":
+            store_variable(previous, value)
+            return previous
+        if previous is not _UNBOUND and name in self.bound_in:
+            self._check_rebinding(name, previous)
+        self.bound_in[name] = self.tracer.scope
+        if isinstance(value, Handle) or fresh:
+            name_symbol(value, name)
+            return value
+        if isinstance(value, Expr):
+            if mutable and self.tracer.scope is not None:
+                return make_variable(name, value.dtype, value)
+            return let(name, value)
+        return value
+
+    def bind_many(self, names: tuple[str | None, ...], values: Any, olds: Any, mutable: tuple[bool, ...]) -> tuple[Any, ...]:
+        """`a, b = values`."""
+        items = tuple(values)
+        if len(items) != len(names):
+            raise ValueError(f"expected {len(names)} values to unpack, got {len(items)}")
+        # Read every value before the first store: a, b = b, a must swap.
+        items = tuple(let(n or "t", v) if isinstance(v, Expr) else v for n, v in zip(names, items, strict=True))
+        return tuple(
+            self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True)
+        )
+
+    def _check_rebinding(self, name: str, previous: Any) -> None:
+        """Python runs a device loop's body once, so a rebinding inside it would silently be lost."""
+        if not (isinstance(previous, Expr | Handle) or is_number(previous)):
+            return
+        home, scopes = self.bound_in[name], self.tracer.scopes
+        inside = scopes if home is None else (scopes[scopes.index(home) + 1 :] if home in scopes else [])
+        for scope in inside:
+            if scope.what in _REGIONS:
+                raise error("rebound_in_region", None, name=name, region=scope.what)
+
+    def typed(self, annotation: Any, value: Any) -> Any:
+        """`x: T.int32 = value`."""
+        return cast(value, annotation) if isinstance(annotation, DType) else value
+
+    def annotate(self, name: str, annotation: Any, old: Callable[[], Any]) -> Any:
+        """`A: T.Tensor(...)` in the body of an eager kernel."""
+        value = _current(old)
+        if self.on_annotate is None:
+            return None if value is _UNBOUND else value
+        return self.on_annotate(name, annotation, None if value is _UNBOUND else value)
+
+    def named(self, manager: Any, names: Any) -> Any:
+        """`with T.Kernel(...) as names`."""
+        if hasattr(manager, "take_names"):
+            manager.take_names(names if isinstance(names, tuple) else (names,))
+        return manager
+
+    # -- conditions ----------------------------------------------------------------------------------------------------
+    @staticmethod
+    def condition(value: Any) -> Any:
+        """A bool, or a device condition."""
+        if isinstance(value, Expr):
+            value = truth(value)
+            return bool(value.value) if isinstance(value, Const) else value
+        return bool(value)
+
+    @staticmethod
+    def is_device(value: Any) -> bool:
+        """Whether a condition is known only on the device."""
+        return isinstance(value, Expr)
+
+    def branches(self, test: Any) -> Iterator[bool]:
+        """The branches of an `if` to run: one if Python knows, both (recorded) otherwise."""
+        condition = self.condition(test)
+        if not isinstance(condition, Expr):
+            yield condition
+            return
+        with self.then(condition):
+            yield True
+        with self.otherwise():
+            yield False
+
+    @contextlib.contextmanager
+    def then(self, condition: Expr) -> Iterator[None]:
+        """Record the first branch of an `if`."""
+        with self.tracer.open("if") as scope:
+            yield
+        made = If(condition, close_body(scope), close_body(Scope("else")))
+        self.tracer.emit(made)
+
+    @contextlib.contextmanager
+    def otherwise(self) -> Iterator[None]:
+        """Record the second branch of the `if` recorded last."""
+        with self.tracer.open("else") as scope:
+            yield
+        if scope.stmts:
+            made = self.tracer.scopes[-1].stmts.pop()
+            assert isinstance(made, If)
+            self.tracer.scopes[-1].stmts.append(If(made.condition, made.then, close_body(scope), span=made.span))
+
+    @staticmethod
+    def all_of(*parts: Callable[[], Any]) -> Any:
+        """`a and b`, lazily."""
+        return _lazy(parts, "and")
+
+    @staticmethod
+    def any_of(*parts: Callable[[], Any]) -> Any:
+        """`a or b`, lazily."""
+        return _lazy(parts, "or")
+
+    @staticmethod
+    def negate(value: Any) -> Any:
+        """`not a`."""
+        return unary("not", value) if isinstance(value, Expr) else not value
+
+    def choose(self, test: Any, a: Callable[[], Any], b: Callable[[], Any]) -> Any:
+        """`a if test else b`."""
+        condition = self.condition(test)
+        if isinstance(condition, Expr):
+            return select(condition, a(), b())
+        return a() if condition else b()
+
+    @staticmethod
+    def chain(ops: tuple[str, ...], *operands: Any) -> Any:
+        """`a < b <= c`."""
+        tests = [_COMPARE[op](a, b) for op, a, b in zip(ops, operands, operands[1:], strict=False)]
+        return _lazy([lambda t=t: t for t in tests], "and")
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+    def loop(self, iterable: Any, names: Any) -> Iterator[Any]:
+        """`for names in iterable`: recorded once for a device loop, run by Python otherwise."""
+        device = isinstance(iterable, Loop)
+        self.loops.append("device" if device else "python")
+        try:
+            yield from iterable.iterate(names) if device else iterable
+        finally:
+            self.loops.pop()
+
+    def whiles(self, test: Callable[[], Any]) -> Iterator[None]:
+        """`while test()`."""
+        condition = self.condition(test())
+        if not isinstance(condition, Expr):
+            self.loops.append("python")
+            try:
+                while self.condition(test()) is True:
+                    yield
+            finally:
+                self.loops.pop()
+            return
+        self.loops.append("device")
+        with self.tracer.open("while") as scope:
+            yield
+        self.loops.pop()
+        self.tracer.emit(While(condition, close_body(scope)))
+
+    def leave(self, word: str) -> bool:
+        """`break` or `continue`: True if Python should do it, else it is recorded."""
+        if not self.loops:
+            raise error("bad_break", None, word=word)
+        if self.loops[-1] == "python":
+            return True
+        self.tracer.emit(Break() if word == "break" else Continue())
+        return False
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+    def returns(self, value: Any) -> Any:
+        """`return value`: not from inside a device loop or branch."""
+        if self.tracer.scope is not self.entry:
+            raise error("return_in_region", None)
+        return value
+
+    def asserts(self, test: Any, message: Any) -> None:
+        """`assert test, message`."""
+        condition = self.condition(test)
+        if isinstance(condition, Expr):
+            self.tracer.emit(Assert(condition, str(message)))
+        elif not condition:
+            raise AssertionError(message)
+
+
+def _current(old: Callable[[], Any]) -> Any:
+    try:
+        return old()
+    except NameError:
+        return _UNBOUND
+
+
+def _lazy(parts: Any, word: str) -> Any:
+    value = parts[0]()
+    for part in parts[1:]:
+        if isinstance(value, Expr):
+            value = binary(word, value, part())
+        elif bool(value) is (word == "or"):
+            return value
+        else:
+            value = part()
+    return value

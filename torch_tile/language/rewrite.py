@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only code that touches Python's AST: it reroutes what Python does not let us overload.
+
+`if`, `while`, `for`, `and/or/not`, chained comparisons, `a if c else b`, `assert`, `break/continue`, `x = e` and `range` become calls
+of a `Recorder` (trace.py), which decides at run time whether the value is Python's (acts at once) or the device's (is recorded).
+Positions are kept, so a frame of the rewritten function still tells the author's line and columns.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+from ..diagnostics import error
+
+RECORDER = "__tile__"
+_COMPILED: dict[CodeType, tuple[CodeType, tuple[str, ...]]] = {}
+
+
+def rewrite(function: FunctionType, make_recorder: Callable[[], Any]) -> Callable[..., Any]:
+    """`function` with the constructs above rerouted; every call asks `make_recorder` for its own recorder."""
+    code, free = _COMPILED.get(function.__code__) or _compile(function)
+    _COMPILED[function.__code__] = code, free
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    namespace: dict[str, Any] = {}
+    exec(code, function.__globals__, namespace)
+
+    def value_of(name: str) -> Any:
+        try:
+            return cells[name].cell_contents
+        except ValueError:  # a name that the enclosing function binds later
+            return None
+
+    factory = namespace["__factory__"]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        made = factory(make_recorder(), *(value_of(name) for name in free))
+        made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        return made(*args, **kwargs)
+
+    return run
+
+
+def source_tree(function: FunctionType) -> ast.FunctionDef:
+    """The function's AST with the positions of its file; `no_source` if it cannot be read."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        raise error("no_source", None, name=function.__name__) from None
+    text = "".join(lines)
+    indent = len(text) - len(text.lstrip())
+    tree = ast.parse(textwrap.dedent(text)).body[0]
+    if not isinstance(tree, ast.FunctionDef):
+        raise error("no_source", None, name=function.__name__)
+    ast.increment_lineno(tree, first - 1)
+    for node in ast.walk(tree):
+        if hasattr(node, "col_offset"):
+            node.col_offset += indent
+            if getattr(node, "end_col_offset", None) is not None:
+                node.end_col_offset += indent  # type: ignore[attr-defined]
+    return tree
+
+
+def _compile(function: FunctionType) -> tuple[CodeType, tuple[str, ...]]:
+    tree = source_tree(function)
+    free = function.__code__.co_freevars
+    body = _Reroute(_mutable_names(tree)).rewrite_body(tree)
+    inner = ast.FunctionDef(
+        name=tree.name, args=_bare(tree.args), body=body or [ast.Pass()], decorator_list=[], returns=None, type_params=[]
+    )
+    names = [RECORDER, *free]
+    factory = ast.FunctionDef(
+        name="__factory__", body=[inner, ast.Return(ast.Name(tree.name, ast.Load()))], decorator_list=[], type_params=[],
+        args=ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, []), returns=None,
+    )  # fmt: skip
+    module = ast.Module([ast.copy_location(factory, tree)], [])
+    ast.copy_location(inner, tree)
+    ast.fix_missing_locations(module)
+    return compile(module, function.__code__.co_filename, "exec"), free
+
+
+def _bare(args: ast.arguments) -> ast.arguments:
+    """Parameters without annotations and defaults (defaults are put back on the function object)."""
+    for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
+        if arg is not None:
+            arg.annotation = None
+    args.defaults = [ast.copy_location(ast.Constant(None), d) for d in args.defaults]
+    args.kw_defaults = [ast.Constant(None) if d is not None else None for d in args.kw_defaults]
+    return args
+
+
+def _mutable_names(tree: ast.FunctionDef) -> set[str]:
+    """Names bound at one nesting level and bound again deeper inside a loop or branch: they behave as variables."""
+    levels: dict[str, set[tuple[int, ...]]] = {}
+
+    def visit(node: ast.AST, path: tuple[int, ...]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef) and node is not tree:
+            return
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AugAssign):
+            targets = [node.target]
+        for target in targets:
+            for name in ast.walk(target):
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                    levels.setdefault(name.id, set()).add(path)
+        inner = (*path, id(node)) if isinstance(node, ast.For | ast.While | ast.If) else path
+        for child in ast.iter_child_nodes(node):
+            visit(child, inner)
+
+    visit(tree, ())
+    return {
+        name for name, paths in levels.items()
+        if any(a != b and b[: len(a)] == a for a in paths for b in paths)
+    }  # fmt: skip
+
+
+def _call(method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
+    target = ast.Attribute(ast.Name(RECORDER, ast.Load()), method, ast.Load())
+    made = ast.copy_location(ast.Call(target, list(args), []), at)
+    for node in ast.walk(target):
+        ast.copy_location(node, at)
+    return made
+
+
+def _lambda(body: ast.expr) -> ast.Lambda:
+    return ast.copy_location(ast.Lambda(ast.arguments([], [], None, [], [], None, []), body), body)
+
+
+def _names(target: ast.expr) -> ast.expr:
+    """The names in a target as a literal tuple of strings (None where it is not a plain name)."""
+    if isinstance(target, ast.Tuple):
+        return ast.Tuple([ast.Constant(e.id if isinstance(e, ast.Name) else None) for e in target.elts], ast.Load())
+    return ast.Constant(target.id if isinstance(target, ast.Name) else None)
+
+
+class _Reroute(ast.NodeTransformer):
+    """Turns statements and expressions into calls of the recorder."""
+
+    def __init__(self, mutable: set[str]):
+        self.mutable = mutable
+        self.fresh = 0
+
+    def rewrite_body(self, tree: ast.FunctionDef) -> list[ast.stmt]:
+        return self._block(tree.body)
+
+    def _block(self, stmts: list[ast.stmt]) -> list[ast.stmt]:
+        out: list[ast.stmt] = []
+        for stmt in stmts:
+            new = self.visit(stmt)
+            out.extend(new if isinstance(new, list) else [new])
+        return out
+
+    def _name(self) -> str:
+        self.fresh += 1
+        return f"__tile_{self.fresh}"
+
+    # Nested functions and classes are helpers: plain Python unless decorated.
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        value = self.visit(node.value)
+        if len(node.targets) > 1:  # a = b = e
+            temp = self._name()
+            stmts: list[ast.stmt] = [ast.copy_location(ast.Assign([ast.Name(temp, ast.Store())], value), node)]
+            for target in node.targets:
+                again = ast.copy_location(ast.Name(temp, ast.Load()), node)
+                stmts.append(ast.copy_location(self._assign(target, again, node), node))
+            return [ast.fix_missing_locations(s) for s in stmts]
+        return self._assign(node.targets[0], value, node)
+
+    def _assign(self, target: ast.expr, value: ast.expr, at: ast.stmt) -> ast.stmt:
+        if isinstance(target, ast.Name):
+            value = self._bind(target.id, value, at)
+        elif isinstance(target, ast.Tuple) and all(isinstance(e, ast.Name) for e in target.elts):
+            olds = [_lambda(ast.Name(e.id, ast.Load())) for e in target.elts if isinstance(e, ast.Name)]
+            olds_tuple = ast.Tuple(list(olds), ast.Load())
+            flags = ast.Constant(tuple(isinstance(e, ast.Name) and e.id in self.mutable for e in target.elts))
+            value = _call("bind_many", _names(target), value, olds_tuple, flags, at=at)
+        else:
+            target = self.visit(target)
+        return ast.fix_missing_locations(ast.copy_location(ast.Assign([target], value), at))
+
+    def _bind(self, name: str, value: ast.expr, at: ast.AST) -> ast.expr:
+        old = _lambda(ast.copy_location(ast.Name(name, ast.Load()), at))
+        return _call("bind", ast.Constant(name), value, old, ast.Constant(name in self.mutable), at=at)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        value = self.visit(node.value)
+        if not isinstance(node.target, ast.Name):
+            return ast.copy_location(ast.AugAssign(self.visit(node.target), node.op, value), node)
+        total = ast.copy_location(ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, value), node)
+        return self._assign(node.target, ast.fix_missing_locations(total), node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if not isinstance(node.target, ast.Name):
+            return self.generic_visit(node)
+        name, annotation = node.target.id, self.visit(node.annotation)
+        if node.value is not None:
+            value = _call("typed", annotation, self.visit(node.value), at=node)
+            return self._assign(node.target, value, node)
+        old = _lambda(ast.copy_location(ast.Name(name, ast.Load()), node))
+        value = _call("annotate", ast.Constant(name), annotation, old, at=node.annotation)
+        return ast.fix_missing_locations(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], value), node))
+
+    def visit_If(self, node: ast.If) -> Any:
+        """Each branch runs if Python knows the condition, else both are recorded."""
+        test = self.visit(node.test)
+        then, otherwise = self._block(node.body), self._block(node.orelse)
+        if _leaves_loop(node):
+            return self._if_with_break(node, test, then, otherwise)
+        flag = self._name()
+        choose = ast.copy_location(ast.If(ast.Name(flag, ast.Load()), then, otherwise), node)
+        loop = ast.For(ast.Name(flag, ast.Store()), _call("branches", test, at=node.test), [choose], [])
+        return ast.fix_missing_locations(ast.copy_location(loop, node))
+
+    def _if_with_break(self, node: ast.If, test: ast.expr, then: list[ast.stmt], otherwise: list[ast.stmt]) -> Any:
+        """`break` must reach the author's loop, so no loop of ours may stand around it: the text is doubled."""
+        flag = self._name()
+        name = ast.Name(flag, ast.Load())
+        recorded: list[ast.stmt] = [ast.With([ast.withitem(_call("then", name, at=node.test))], then)]
+        if otherwise:
+            recorded.append(ast.With([ast.withitem(_call("otherwise", at=node.test))], otherwise))
+        python: list[ast.stmt] = [ast.If(name, then, otherwise)]
+        stmts = [
+            ast.Assign([ast.Name(flag, ast.Store())], _call("condition", test, at=node.test)),
+            ast.If(_call("is_device", name, at=node.test), recorded, python),
+        ]
+        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in stmts]
+
+    def visit_While(self, node: ast.While) -> Any:
+        test = _lambda(self.visit(node.test))
+        loop = ast.For(
+            ast.Name(self._name(), ast.Store()), _call("whiles", test, at=node.test), self._block(node.body),
+            self._block(node.orelse),
+        )  # fmt: skip
+        return ast.fix_missing_locations(ast.copy_location(loop, node))
+
+    def visit_For(self, node: ast.For) -> Any:
+        loop = _call("loop", self.visit(node.iter), _names(node.target), at=node.iter)
+        new = ast.For(node.target, loop, self._block(node.body), self._block(node.orelse))
+        return ast.fix_missing_locations(ast.copy_location(new, node))
+
+    def visit_With(self, node: ast.With) -> Any:
+        for item in node.items:
+            item.context_expr = self.visit(item.context_expr)
+            if item.optional_vars is not None:
+                item.context_expr = _call("named", item.context_expr, _names(item.optional_vars), at=item.context_expr)
+        node.body = self._block(node.body)
+        return ast.fix_missing_locations(node)
+
+    def visit_Break(self, node: ast.Break) -> Any:
+        leave = ast.If(_call("leave", ast.Constant("break"), at=node), [node], [])
+        return ast.fix_missing_locations(ast.copy_location(leave, node))
+
+    def visit_Continue(self, node: ast.Continue) -> Any:
+        leave = ast.If(_call("leave", ast.Constant("continue"), at=node), [node], [])
+        return ast.fix_missing_locations(ast.copy_location(leave, node))
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        value = self.visit(node.value) if node.value else ast.Constant(None)
+        return ast.fix_missing_locations(ast.copy_location(ast.Return(_call("returns", value, at=node)), node))
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        message = self.visit(node.msg) if node.msg else ast.Constant("")
+        call = _call("asserts", self.visit(node.test), message, at=node)
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        word = "all_of" if isinstance(node.op, ast.And) else "any_of"
+        return ast.fix_missing_locations(_call(word, *(_lambda(self.visit(v)) for v in node.values), at=node))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return _call("negate", operand, at=node)
+        return ast.copy_location(ast.UnaryOp(node.op, operand), node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        branches = (_lambda(self.visit(node.body)), _lambda(self.visit(node.orelse)))
+        return ast.fix_missing_locations(_call("choose", self.visit(node.test), *branches, at=node))
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        if len(node.ops) == 1:
+            return self.generic_visit(node)
+        ops = ast.Constant(tuple(type(op).__name__ for op in node.ops))
+        operands = [self.visit(x) for x in (node.left, *node.comparators)]
+        return ast.fix_missing_locations(_call("chain", ops, *operands, at=node))
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id == "range" and isinstance(node.ctx, ast.Load):
+            return ast.copy_location(
+                ast.Attribute(ast.copy_location(ast.Name(RECORDER, ast.Load()), node), "range", ast.Load()), node
+            )
+        return node
+
+
+def _leaves_loop(node: ast.If) -> bool:
+    """Whether a branch holds a break or continue of a loop around the `if`."""
+
+    def search(stmts: list[ast.stmt]) -> bool:
+        for stmt in stmts:
+            if isinstance(stmt, ast.Break | ast.Continue):
+                return True
+            if isinstance(stmt, ast.If | ast.With):
+                if search(stmt.body) or search(getattr(stmt, "orelse", [])):
+                    return True
+        return False
+
+    return search(node.body) or search(node.orelse)

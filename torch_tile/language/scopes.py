@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels and memory of the language: T.Kernel, T.alloc_*, T.empty, dimensions, annotations."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from ..diagnostics import error
+from ..ir import dtype as dt
+from ..ir.buffer import SPELLINGS, Buffer
+from ..ir.expr import Expr, Load, Var, cast, is_number, to_expr
+from ..ir.stmt import Alloc, Kernel as KernelNode
+from .trace import author_span, close_body, make_variable, tracer, with_span
+from .values import Handle, TensorType, dtype_of, shape_of
+
+
+class Kernel:
+    """`with T.Kernel(*blocks, threads=128) as (bx, by)`: the body runs once per block of the grid.
+
+    `blocks` are up to three sizes, x first; sizes may be symbolic. `threads` is an integer or up to three integers.
+    """
+
+    def __init__(self, *blocks: Any, threads: Any = None, **hints: Any):
+        at = tracer("T.Kernel")
+        if at.scopes:
+            raise error("nested_kernel", None)
+        if not 1 <= len(blocks) <= 3:
+            raise error("bad_shape", None, what="T.Kernel's grid", want="one to three sizes", got=repr(blocks)[:60])
+        self.grid = shape_of(blocks, "T.Kernel's grid")
+        given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
+        if not given or not all(isinstance(t, int) and t > 0 for t in given):
+            raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
+        self.threads = tuple(int(t) for t in given)
+        self.names: tuple[str | None, ...] = ("bx", "by", "bz")
+        self.span = author_span()
+
+    def take_names(self, names: tuple[str | None, ...]) -> None:
+        """The author's names for the block indices."""
+        if len(names) == len(self.grid):
+            self.names = names
+
+    def __enter__(self) -> Any:
+        at = tracer()
+        at.swizzle = None
+        self.scope = at.open("kernel")
+        self.opened = self.scope.__enter__()
+        self.blocks = tuple(Var(n or "b", dt.int32, "block") for n, _ in zip(self.names, self.grid, strict=False))
+        for var in self.blocks:
+            at.own(var)
+        return self.blocks if len(self.blocks) > 1 else self.blocks[0]
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.scope.__exit__(kind, value, trace)
+        if kind is None:
+            at = tracer()
+            made = KernelNode(self.grid, self.blocks, self.threads, close_body(self.opened), at.swizzle)
+            at.kernels.append(with_span(made, self.span))
+
+
+def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:
+    """Visit the blocks in panels, for better reuse in the L2 cache; results do not depend on it."""
+    if enable:
+        tracer("T.use_swizzle").swizzle = (int(panel_size), {"col": "column"}.get(order, order))
+
+
+def annotate_layout(layouts: dict[Any, Any]) -> None:
+    """Ask for a memory or register layout of buffers. On the CPU every tile is row-major and the request has no effect."""
+    for handle in layouts:
+        if not isinstance(handle, Handle):
+            raise error(
+                "bad_argument", None, op="T.annotate_layout", name="layouts", why=f"has the key {handle!r}",
+                fix="keys are buffers",
+            )  # fmt: skip
+    tracer("T.annotate_layout")
+
+
+def _alloc(scope: str, shape: Any, dtype: Any, what: str) -> Handle:
+    at = tracer(what)
+    buffer = Buffer("", shape_of(shape, f"{what}'s shape"), dtype_of(dtype), scope)
+    at.emit(Alloc(buffer))
+    at.own(buffer)
+    return Handle(buffer)
+
+
+def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared.dyn") -> Handle:
+    """A tile in memory shared by the threads of a block. Content is undefined until written."""
+    if scope not in SPELLINGS:
+        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
+    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_shared")
+
+
+def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment") -> Handle:
+    """A tile in the registers of a block, spread over its threads by layout inference."""
+    if scope not in SPELLINGS:
+        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
+    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_fragment")
+
+
+def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Handle:
+    """An array of each thread by itself."""
+    if scope not in SPELLINGS:
+        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
+    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")
+
+
+def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Load:
+    """A mutable scalar; `v = e` and `v += e` inside the kernel write it."""
+    if isinstance(init, str):  # alloc_var(dtype, "local.var")
+        init, scope = None, init
+    if SPELLINGS.get(scope) != "var":
+        raise error("bad_scope", None, got=scope, known="local.var")
+    to = dtype_of(dtype)
+    return make_variable("", to, None if init is None else cast(to_expr(init, to), to))
+
+
+def empty(*shape: Any, dtype: Any = "float32") -> Handle:
+    """A tensor that the launcher allocates and the kernel may return: T.empty((M, N), dtype) or T.empty(M, N, dtype=...)."""
+    if len(shape) == 2 and not is_number(shape[1]) and not isinstance(shape[1], Expr):
+        shape, dtype = (shape[0],), shape[1]
+    sizes = shape[0] if len(shape) == 1 else shape
+    at = tracer("T.empty")
+    handle = Handle(TensorType(shape_of(sizes, "T.empty's shape"), dtype_of(dtype)).buffer("", "empty"))
+    at.made.append(handle.buffer)
+    return handle
+
+
+def alloc_global(shape: Any, dtype: Any = "float32") -> Handle:
+    """Scratch memory in global memory, shared by all kernels of the program and freed after it."""
+    at = tracer("T.alloc_global")
+    handle = Handle(TensorType(shape_of(shape, "T.alloc_global's shape"), dtype_of(dtype)).buffer("", "workspace"))
+    at.made.append(handle.buffer)
+    return handle
+
+
+def dynamic(names: str, dtype: Any = "int32") -> Any:
+    """Dimensions known only at run time: `m = T.dynamic("m")`, `m, n = T.dynamic("m, n")`."""
+    found = tuple(Var(n.strip(), dtype_of(dtype), "dim") for n in names.split(","))
+    return found if len(found) > 1 else found[0]
+
+
+symbolic = dynamic
+
+
+def const(names: str) -> Any:
+    """Dimensions that an eager kernel learns from its arguments, one compilation per value: `M, N = T.const("M, N")`."""
+    return tracer("T.const").consts(names)

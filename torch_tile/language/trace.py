@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tracing: the author's function runs once, and what it does on tiles is recorded as statements.
+
+A `Tracer` holds the open scopes; a `Recorder` answers the calls that rewrite.py put into one run of one function.
+After tracing, every node knows the author's line and columns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import CodeType, FrameType
+from typing import Any
+
+from ..diagnostics import Span, current_span, error, span_source
+from ..ir.buffer import Buffer
+from ..ir.expr import Const, Expr, Load, Var
+from ..ir.node import Node, children
+from ..ir.stmt import Alloc, Block, Kernel, Let, Stmt, Store
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics"))
+_OURS_FILES = (os.path.join(_PACKAGE, "diagnostics.py"), contextlib.__file__, "<string>")
+_POSITIONS: dict[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = {}
+
+
+@dataclass
+class Scope:
+    """An open region of the program: a kernel, loop or branch."""
+
+    what: str
+    stmts: list[Stmt] = field(default_factory=list)
+    closed: bool = False
+
+
+class Tracer:
+    """The program being recorded, scope by scope."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Scope] = []
+        self.owner: dict[int, tuple[Node, Scope]] = {}
+        self.kernels: list[Kernel] = []
+        self.made: list[Buffer] = []  # by T.empty and T.alloc_global
+        self.swizzle: tuple[int, str] | None = None
+        self.consts: Callable[[str], Any] = no_consts
+
+    @property
+    def scope(self) -> Scope | None:
+        """The innermost open scope, or None outside kernels."""
+        return self.scopes[-1] if self.scopes else None
+
+    def emit(self, stmt: Stmt) -> None:
+        """Record a statement in the innermost scope."""
+        if not self.scopes:
+            raise error("not_in_kernel", None, what=describe_statement(stmt))
+        self.check_scopes(stmt)
+        self.scopes[-1].stmts.append(stmt)
+
+    def own(self, symbol: Node) -> None:
+        """Remember which scope a symbol lives in."""
+        if self.scopes:
+            self.owner[id(symbol)] = symbol, self.scopes[-1]
+
+    def check_scopes(self, node: Node) -> None:
+        """Every symbol used must live in a scope that is still open."""
+        for used in children(node):
+            if used.is_symbol and id(used) in self.owner:
+                scope = self.owner[id(used)][1]
+                if scope.closed:
+                    raise error("out_of_scope", None, name=getattr(used, "name", "?"), region=scope.what)
+            elif not isinstance(used, Block):  # what a body uses was checked when it was recorded
+                self.check_scopes(used)
+
+    @contextlib.contextmanager
+    def open(self, what: str) -> Iterator[Scope]:
+        """A scope that is closed at the end of the `with`."""
+        scope = Scope(what)
+        self.scopes.append(scope)
+        try:
+            yield scope
+        finally:
+            self.scopes.pop()
+            scope.closed = True
+
+
+def no_consts(names: str) -> Any:
+    """T.const outside an eager kernel: nothing binds it."""
+    raise error("unbound_const", None, name=names)
+
+
+class _State(threading.local):
+    tracer: Tracer | None = None
+
+
+_STATE = _State()
+
+
+def tracer(what: str = "this") -> Tracer:
+    """The tracer at work; an author error outside tracing."""
+    if _STATE.tracer is None:
+        raise error("not_in_kernel", None, what=what)
+    return _STATE.tracer
+
+
+def is_tracing() -> bool:
+    """Whether a kernel is being traced in this thread."""
+    return _STATE.tracer is not None
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[Tracer]:
+    """Trace the kernel that runs inside the `with`; spans are recorded meanwhile."""
+    outer, _STATE.tracer = _STATE.tracer, Tracer()
+    span_source.append(author_span)
+    try:
+        yield _STATE.tracer
+    except NameError as problem:
+        raise error("undefined_name", _span_of(problem), name=problem.name or str(problem)) from problem
+    finally:
+        span_source.pop()
+        _STATE.tracer = outer
+
+
+def author_span() -> Span | None:
+    """Where the author is: the innermost frame outside the compiler's own files."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OURS) and file not in _OURS_FILES:
+            return span_at(frame.f_code, frame.f_lasti)
+        frame = frame.f_back
+    return None
+
+
+def span_at(code: CodeType, offset: int) -> Span | None:
+    """The source position of an instruction."""
+    table = _POSITIONS.get(code)
+    if table is None:
+        table = _POSITIONS[code] = list(code.co_positions())
+    line, end_line, column, end_column = table[offset // 2]
+    if line is None:
+        return None
+    return Span(code.co_filename, line, end_line or line, column or 0, end_column or (column or 0) + 1)
+
+
+def _span_of(problem: BaseException) -> Span | None:
+    trace = problem.__traceback__
+    found = None
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            found = span_at(trace.tb_frame.f_code, trace.tb_lasti)
+        trace = trace.tb_next
+    return found
+
+
+def describe_statement(stmt: Stmt) -> str:
+    """What a statement is called in a message."""
+    name = getattr(stmt, "op_name", "")
+    return f"T.{name}" if name else type(stmt).__name__.lower()
+
+
+def name_symbol(value: Any, name: str) -> None:
+    """Give a nameless buffer or variable the name that its author bound it to."""
+    symbol = getattr(value, "buffer", value)
+    if isinstance(symbol, Var | Buffer) and symbol.name == "":
+        object.__setattr__(symbol, "name", name)
+
+
+def make_variable(name: str, dtype: Any, init: Expr | None) -> Load:
+    """A mutable scalar: a buffer of scope "var", which stands for its value wherever it is used."""
+    buffer = Buffer(name, (), dtype, "var")
+    at = tracer("T.alloc_var")
+    at.emit(Alloc(buffer, init))
+    at.own(buffer)
+    return Load(buffer, ())
+
+
+def store_variable(target: Load, value: Any) -> None:
+    """`v = value` for a mutable scalar."""
+    from .values import stored
+
+    tracer().emit(Store(target.buffer, target.indices, stored(value, target.buffer)))
+
+
+def let(name: str, value: Expr) -> Expr:
+    """Name a value; literals, symbols and everything outside kernels stay as they are."""
+    at = tracer()
+    if at.scope is None or isinstance(value, Const | Var):
+        return value
+    var = Var(name, value.dtype, "let")
+    at.emit(Let(var, value))
+    at.own(var)
+    return var
+
+
+def close_body(scope: Scope) -> Block:
+    """The statements of a scope as a block."""
+    return Block(tuple(scope.stmts))
+
+
+def with_span(node: Any, span: Span | None) -> Any:
+    """`node` placed at `span`."""
+    return replace(node, span=span) if span else node
+
+
+def with_author(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A builder of statements as a function of the language: it records what `function` returns."""
+
+    def emitting(*args: Any, **kwargs: Any) -> None:
+        tracer(f"T.{function.__name__}").emit(function(*args, **kwargs))
+
+    emitting.__doc__ = function.__doc__
+    emitting.__name__ = function.__name__
+    return emitting
+
+
+__all__ = [
+    "Scope", "Tracer", "author_span", "close_body", "current_span", "is_tracing", "let", "make_variable", "name_symbol",
+    "span_at", "store_variable", "tracer", "tracing", "with_author", "with_span",
+]  # fmt: skip

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an author holds: handles on buffers, indexed and sliced like arrays, and the types of annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..diagnostics import error
+from ..ir import dtype as dt
+from ..ir.buffer import Buffer, Range, Region
+from ..ir.dtype import DType
+from ..ir.expr import Const, Expr, Load, cast, const, is_number, to_expr, to_number
+from ..ir.simplify import simplify
+from ..ir.stmt import Store
+from ..tileop.base import describe
+from ..tileop.copy import Copy
+from ..tileop.fill import Fill
+from .trace import tracer
+
+Size = int | Expr
+
+
+class Handle:
+    """A buffer in the author's hands. `A[i, j]` is an element, `A[a:b, :]` a region; assigning to either writes it."""
+
+    def __init__(self, buffer: Buffer):
+        self.buffer = buffer
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Sizes: Python integers where known, expressions otherwise."""
+        return tuple(_plain(s) for s in self.buffer.shape)
+
+    @property
+    def strides(self) -> tuple[Size, ...]:
+        """Elements between neighbours, per dimension."""
+        if self.buffer.strides is not None:
+            return tuple(_plain(s) for s in self.buffer.strides)
+        strides: list[Size] = []
+        step: Size = 1
+        for size in reversed(self.shape):
+            strides.insert(0, step)
+            step = step * size
+        return tuple(strides)
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.buffer.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.buffer.rank
+
+    @property
+    def name(self) -> str:
+        """The author's name for it."""
+        return self.buffer.name
+
+    def scope(self) -> str:
+        """The memory it lives in: global, shared, fragment, local."""
+        return self.buffer.scope
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.buffer.scope} {self.dtype}{describe(self.buffer.shape)}"
+
+    def __getitem__(self, key: Any) -> Any:
+        return locate(self.buffer, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        place = locate(self.buffer, key)
+        if isinstance(place, Load):
+            tracer("an assignment").emit(Store(self.buffer, place.indices, stored(value, self.buffer)))
+        elif isinstance(value, Region | Handle | Load):
+            tracer("an assignment").emit(Copy.build(value, place))
+        else:
+            tracer("an assignment").emit(Fill.build(place, value))
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"`{self.name}` is a device buffer; loop over its indices with T.serial or T.Parallel")
+
+
+def locate(buffer: Buffer, key: Any) -> Load | Region:
+    """`buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are whole)."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if len(keys) > buffer.rank:
+        shape = describe(buffer.shape)
+        raise error("wrong_rank", None, buffer=buffer.name, want=buffer.rank, got=len(keys), shape=shape)
+    if len(keys) == buffer.rank and not any(isinstance(k, slice) for k in keys):
+        return Load(buffer, tuple(_index(buffer, d, k) for d, k in enumerate(keys)))
+    keys = (*keys, *[slice(None)] * (buffer.rank - len(keys)))
+    return Region(buffer, tuple(_range(buffer, d, k) for d, k in enumerate(keys)))
+
+
+def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
+    if isinstance(key, Handle | Region) or not (is_number(key) or isinstance(key, Expr)):
+        raise error("bad_index", None, got=repr(key)[:60], buffer=buffer.name)
+    index = to_expr(key)
+    if not index.dtype.is_integer:
+        raise error("bad_index", None, got=repr(index), buffer=buffer.name)
+    if isinstance(index, Const) and index.value < 0:  # Python's negative index
+        return simplify(buffer.shape[dim] + index)
+    return index
+
+
+def _range(buffer: Buffer, dim: int, key: Any) -> Range:
+    if not isinstance(key, slice):
+        return Range(_index(buffer, dim, key), const(1, dt.int32), keep=False)
+    if key.step is not None and not (is_number(key.step) and key.step == 1):
+        raise error("bad_slice", None, buffer=buffer.name, why=f"has step {key.step}")
+    start = const(0, dt.int32) if key.start is None else _index(buffer, dim, key.start)
+    stop = buffer.shape[dim] if key.stop is None else _index(buffer, dim, key.stop)
+    extent = simplify(stop - start)
+    if isinstance(extent, Const) and extent.value <= 0:
+        raise error("bad_slice", None, buffer=buffer.name, why=f"is empty ({extent.value} elements in dimension {dim})")
+    return Range(start, extent)
+
+
+def stored(value: Any, buffer: Buffer) -> Expr:
+    """`value` in the type of `buffer`; narrowing within a kind is silent, float into integer is an error."""
+    if isinstance(value, Region | Handle):
+        raise error("region_as_value", None, region=repr(value))
+    expr = to_expr(value, buffer.dtype, "a store")
+    if expr.dtype.is_float and not buffer.dtype.is_float:
+        raise error("wrong_dtype_store", None, value=expr.dtype, buffer=buffer.name, want=buffer.dtype)
+    return cast(expr, buffer.dtype)
+
+
+def _plain(size: Expr) -> Size:
+    return int(size.value) if isinstance(size, Const) else size
+
+
+def dtype_of(value: object) -> DType:
+    """`value` as a dtype; an author error if it is none."""
+    try:
+        return dt.to_dtype(value)
+    except ValueError:
+        raise error("bad_dtype", None, got=value) from None
+
+
+def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
+    """A shape given as an integer, an expression or a sequence of them."""
+    sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
+    found = []
+    for size in sizes:
+        if isinstance(size, Expr) and size.dtype.is_integer:
+            found.append(size)
+        elif is_number(size) and isinstance(to_number(size), int) and to_number(size) >= 0:
+            found.append(to_expr(size))
+        else:
+            raise error("bad_shape", None, what=what, want="a tuple of integers", got=repr(shape)[:60])
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """An annotation `T.Tensor(shape, dtype)`: a row-major array in global memory, or one with given strides."""
+
+    shape: tuple[Expr, ...]
+    dtype: DType
+    strides: tuple[Expr, ...] | None = None
+
+    def buffer(self, name: str, origin: str = "param") -> Buffer:
+        """A global buffer of this type."""
+        return Buffer(name, self.shape, self.dtype, "global", self.strides, origin)
+
+
+def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None) -> TensorType:  # noqa: N802
+    """Annotate a parameter: `A: T.Tensor((M, K), T.float16)`. Sizes are integers, T.dynamic or T.const."""
+    given = None if strides is None else shape_of(strides, "strides")
+    sizes = shape_of(shape, "a tensor's shape")
+    if given is not None and len(given) != len(sizes):
+        raise error("bad_shape", None, what="strides", want=f"{len(sizes)} integers", got=repr(strides)[:60])
+    return TensorType(sizes, dtype_of(dtype), given)
+
+
+def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32") -> TensorType:  # noqa: N802
+    """As T.Tensor, with strides in elements: integers or T.dynamic."""
+    return Tensor(shape, dtype, strides)
