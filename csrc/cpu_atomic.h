@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Atomic read-modify-write on any scalar type, small floats included. Each returns the value that stood there before.
+// Order is relaxed: the end of a kernel, a barrier of OpenMP, is what publishes results.
+#pragma once
+#include "cpu_types.h"
+
+namespace tile {
+
+namespace atomic_detail {
+
+// Replaces *p by update(old), in float for small floats, trying again whenever another thread was faster.
+template <class T, class Update> inline T replace(T* p, Update update) {
+  T old, next;
+  __atomic_load(p, &old, __ATOMIC_RELAXED);
+  do {
+    next = convert<T>(update(convert<compute<T>>(old)));
+  } while (!__atomic_compare_exchange(p, &old, &next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return old;
+}
+
+}  // namespace atomic_detail
+
+template <class T> inline T atomic_add(T* p, T value) {
+  if constexpr (is_float<T>) {
+    compute<T> x = convert<compute<T>>(value);
+    return atomic_detail::replace(p, [x](compute<T> old) { return old + x; });
+  } else {
+    return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
+  }
+}
+
+// NaN: the old value stays if either is NaN.
+template <class T> inline T atomic_max(T* p, T value) {
+  compute<T> x = convert<compute<T>>(value);
+  return atomic_detail::replace(p, [x](compute<T> old) { return x > old ? x : old; });
+}
+
+template <class T> inline T atomic_min(T* p, T value) {
+  compute<T> x = convert<compute<T>>(value);
+  return atomic_detail::replace(p, [x](compute<T> old) { return x < old ? x : old; });
+}
+
+// Integers only.
+template <class T> inline T atomic_or(T* p, T value) { return __atomic_fetch_or(p, value, __ATOMIC_RELAXED); }
+
+template <class T> inline T atomic_exchange(T* p, T value) {
+  T old;
+  __atomic_exchange(p, &value, &old, __ATOMIC_RELAXED);
+  return old;
+}
+
+template <class T> inline T atomic_load(const T* p) {
+  T value;
+  __atomic_load(p, &value, __ATOMIC_RELAXED);
+  return value;
+}
+
+template <class T> inline void atomic_store(T* p, T value) { __atomic_store(p, &value, __ATOMIC_RELAXED); }
+
+}  // namespace tile
