@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sample arguments of every op, shared by the tests of registration and of the families."""
+
+import pytest
+import torch
+
+
+class Maker:
+    """Random tensors of one dtype from one seed; `requires_grad` makes them leaves that want gradients."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, requires_grad: bool = False) -> None:
+        print(f"seed {seed}")
+        self.generator = torch.Generator().manual_seed(seed)
+        self.dtype, self.requires_grad = dtype, requires_grad
+
+    def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        t = torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype or self.dtype)
+        return t.requires_grad_(self.requires_grad)
+
+    def strided(self, *shape: int) -> torch.Tensor:
+        """As `self(*shape)`, but a view with the dimensions in reverse order and every other element of the last."""
+        base = self(*reversed((*shape[:-1], 2 * shape[-1])))
+        return base.permute(*reversed(range(len(shape))))[..., ::2]
+
+
+def int32(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def gemm_samples(t: Maker) -> list[tuple]:
+    tiny = "v0=add(acc0,x0);v1=silu(v0);v2=mul(v1,acc1);v3=add(v2,x1);v4=mul(v3,x2);v5=mul(v4,x3);ret v5"
+    aux = [t(9), t(5, 9), t(5, 1), t()]
+    return [
+        (t(5, 7), [t(7, 9)], [], "", "", t.dtype),
+        (t.strided(5, 7), [t.strided(7, 9)], [], "", "ret acc0", torch.float32),
+        (t(5, 7), [t(7, 9), t(7, 9)], aux, "rtcs", tiny, t.dtype),
+        (t(2, 5, 7), [t(1, 7, 9)], [t(2, 5, 9)], "t", "v0=gelu_tanh(acc0);v1=sub(v0,x0);ret v1", t.dtype),
+        (t(2, 5, 7), [t(2, 9, 7).mT], [t(2, 5, 1)], "c", "v0=div(acc0,2.5);v1=max(v0,x0);ret v1", t.dtype),
+    ]
+
+
+def linear_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(5, 7), t(9, 7)),
+        (t(2, 3, 7), t(9, 7), t(9), t(2, 3, 9), "gelu"),
+        (t(7), t(9, 7), t(9), None, "relu"),
+        (t.strided(2, 3, 7), t.strided(9, 7), None, t.strided(2, 3, 9), "gelu_tanh"),
+        (t(1, 6), t(1, 6), t(1), None, "silu"),
+    ]
+
+
+def swiglu_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(5, 7), t(9, 7), t(9, 7)),
+        (t.strided(2, 3, 7), t.strided(9, 7), t.strided(9, 7), "gelu_tanh"),
+        (t(7), t(9, 7), t(9, 7), "none"),
+    ]
+
+
+def attention_samples(t: Maker) -> list[tuple]:
+    q, k, v = t(2, 4, 5, 8), t(2, 2, 7, 8), t(2, 2, 7, 6)
+    mask = torch.rand(2, 1, 5, 7, generator=t.generator) > 0.4
+    return [
+        (t(2, 2, 6, 8), t(2, 2, 6, 8), t(2, 2, 6, 8)),
+        (q, k, v, None, True),
+        (q, k, v, mask, False, 0.3),
+        (q, k, v, t(4, 5, 7), True, None, 3, 2),
+        (t.strided(2, 4, 5, 8), t.strided(2, 1, 7, 8), t.strided(2, 1, 7, 6), None, True, None, 0, 2),
+        (q, k, v, None, True, None, 0, -3),  # the first three queries see nothing
+    ]
+
+
+def mla_decode_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(2, 1, 3, 8), t(2, 1, 3, 4), t(2, 9, 8), t(2, 9, 4)),
+        (t(2, 3, 3, 8), t(2, 3, 3, 4), t(2, 9, 8), t(2, 9, 4), None, int32([9, 2]), 0.2, 2),
+        (t.strided(2, 2, 3, 8), t(2, 2, 3, 4), t.strided(6, 4, 8), t(6, 4, 4), int32([[5, 0, -1], [3, 5, 1]]), int32([7, 12])),
+        (t(1, 2, 3, 8), t(1, 2, 3, 4), t(3, 4, 8), t(3, 4, 4), int32([[2, 1]])),
+    ]
+
+
+def rms_norm_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(3, 7),),
+        (t(2, 3, 7), t(7), 1e-5, "silu", 1.0, False),
+        (t.strided(2, 3, 7), t.strided(7), 1e-6, "none", 0.0, True),
+        (t(5), t(5, dtype=torch.promote_types(t.dtype, torch.float32)), 1e-6, "gelu"),
+    ]
+
+
+def add_rms_norm_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(3, 7), t(3, 7)),
+        (t(2, 3, 7), t(2, 3, 7), t(7), 1e-5, "silu", 1.0, False),
+        (t.strided(2, 3, 7), t(2, 3, 7), t.strided(7)),
+    ]
+
+
+def layer_norm_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(3, 7),),
+        (t(2, 3, 7), t(7), t(7), 1e-3),
+        (t.strided(2, 3, 7), t(7, dtype=torch.promote_types(t.dtype, torch.float32)), None),
+        (t(5), None, t(5)),
+    ]
+
+
+def softmax_samples(t: Maker) -> list[tuple]:
+    wide = torch.promote_types(t.dtype, torch.float32)
+    return [(t(3, 7),), (t.strided(2, 3, 7), 1), (t(2, 3, 4), 0, wide), (t(),)]
+
+
+SAMPLES = {
+    "gemm": gemm_samples,
+    "linear": linear_samples,
+    "swiglu": swiglu_samples,
+    "attention": attention_samples,
+    "attention_lse": attention_samples,
+    "mla_decode": mla_decode_samples,
+    "mla_decode_lse": mla_decode_samples,
+    "rms_norm": rms_norm_samples,
+    "add_rms_norm": add_rms_norm_samples,
+    "layer_norm": layer_norm_samples,
+    "softmax": softmax_samples,
+}
+
+
+@pytest.fixture
+def samples():
+    """`samples(op, seed, dtype, requires_grad=False)`: tuples of positional arguments of the op."""
+
+    def make(op: str, seed: int, dtype: torch.dtype, requires_grad: bool = False) -> list[tuple]:
+        return SAMPLES[op](Maker(seed, dtype, requires_grad))
+
+    return make
+
+
+@pytest.fixture
+def maker():
+    """`maker(seed, dtype)(*shape)`: random tensors."""
+    return Maker

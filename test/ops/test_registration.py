@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of every op alike: torch's own opcheck, layout of results, gradients, autocast, dynamic shapes."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import torch_tile  # noqa: F401
+from torch_tile.ops.registration import SCHEMAS
+
+OPS = sorted(SCHEMAS)
+PRODUCTS = ["gemm", "linear", "swiglu", "attention", "attention_lse", "mla_decode", "mla_decode_lse"]
+
+
+def overload(name):
+    return getattr(torch.ops.tile, name).default
+
+
+def to_double(args):
+    """The same arguments with every floating tensor and dtype in float64."""
+    args = tree_map_only(torch.Tensor, lambda t: t.detach().double() if t.is_floating_point() else t, args)
+    return tree_map_only(torch.dtype, lambda d: torch.float64, args)
+
+
+def outputs(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_opcheck(name, dtype, samples):
+    cases = samples(name, 100, dtype, requires_grad=True)
+    for i, args in enumerate(cases if dtype == torch.float32 else cases[1:3]):
+        print("sample", i)
+        torch.library.opcheck(overload(name), args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_agrees_with_float64_and_is_contiguous_and_fresh(name, dtype, samples):
+    tolerance = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
+    for seed in range(3):
+        for i, args in enumerate(samples(name, seed, dtype)):
+            print("sample", i)
+            inputs = {t.untyped_storage().data_ptr() for t in tree_leaves(args) if isinstance(t, torch.Tensor)}
+            results = outputs(overload(name)(*args))
+            for got, want in zip(results, outputs(overload(name)(*to_double(args))), strict=True):
+                assert got.is_contiguous()
+                assert got.untyped_storage().data_ptr() not in inputs
+                assert want.dtype == torch.float64
+                torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_gradcheck(name, samples):
+    for i, args in enumerate(samples(name, 7, torch.float64, requires_grad=True)):
+        print("sample", i)
+        if name == "gemm":
+            args = (*args[:5], torch.float64)
+        leaves, spec = torch.utils._pytree.tree_flatten(args)
+        where = [j for j, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+        def call(*tensors, leaves=leaves, spec=spec, where=where):
+            full = list(leaves)
+            for j, t in zip(where, tensors, strict=True):
+                full[j] = t
+            result = overload(name)(*torch.utils._pytree.tree_unflatten(full, spec))
+            return tuple(r for r in outputs(result) if r.requires_grad)
+
+        tensors = tuple(leaves[j].detach().clone().requires_grad_() for j in where)
+        assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(call, tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_autocast_follows_its_dtype(name, dtype, samples):
+    for args in samples(name, 3, torch.float32):
+        with torch.autocast("cpu", dtype=dtype):
+            got = outputs(overload(name)(*args))[0]
+        if name == "gemm":
+            assert got.dtype == args[-1]
+        elif name == "linear" and len(args) > 3 and args[3] is not None:
+            assert got.dtype == torch.float32  # as F.linear(..) + residual: the residual is not cast
+        else:
+            assert got.dtype == dtype
+        # float64 is left alone.
+        with torch.autocast("cpu", dtype=dtype):
+            assert outputs(overload(name)(*to_double(args)))[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", sorted(set(OPS) - set(PRODUCTS)))
+def test_cpu_autocast_leaves_norms_alone_like_torch(name, samples):
+    for args in samples(name, 3, torch.bfloat16):
+        outside = outputs(overload(name)(*args))[0].dtype
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert outputs(overload(name)(*args))[0].dtype == outside
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_cuda_autocast_is_registered(name):
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"tile::{name}", "AutocastCUDA")
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"tile::{name}", "AutocastCPU") == (name in PRODUCTS)
+
+
+def test_autocast_inside_a_compiled_function_and_in_training(maker):
+    t = maker(5, torch.float32, True)
+    x, w = t(3, 7), t(9, 7)
+
+    def f(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.ops.tile.linear(x, w, None, None, "gelu")
+
+    eager, compiled = f(x, w), torch.compile(f, backend="aot_eager")(x, w)
+    assert eager.dtype == compiled.dtype == torch.bfloat16
+    torch.testing.assert_close(compiled, eager)
+    compiled.float().sum().backward()
+    assert x.grad.dtype == torch.float32 and w.grad.dtype == torch.float32
+
+
+def count_frames(f, calls):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(f, backend=counter, dynamic=True, fullgraph=True)
+    for args in calls:
+        for got, want in zip(outputs(compiled(*args)), outputs(f(*args)), strict=True):
+            torch.testing.assert_close(got, want)
+    return counter.frame_count
+
+
+DYNAMIC = {
+    "gemm": lambda t, n: (t(n, 7), [t(7, n + 2)], [t(n + 2)], "r", "v0=add(acc0,x0);ret v0", torch.float32),
+    "linear": lambda t, n: (t(n, n + 1, 7), t(9, 7), t(9), t(n, n + 1, 9), "gelu"),
+    "swiglu": lambda t, n: (t(n, n + 1, 7), t(9, 7), t(9, 7)),
+    "attention": lambda t, n: (t(2, 4, n, 8), t(2, 2, n + 3, 8), t(2, 2, n + 3, 8), t(1, 1, n, n + 3), True, None, 3, n),
+    "mla_decode": lambda t, n: (t(n, 2, 3, 8), t(n, 2, 3, 4), t(n, n + 4, 8), t(n, n + 4, 4)),
+    "rms_norm": lambda t, n: (t(n, n + 1, 7), t(7)),
+    "add_rms_norm": lambda t, n: (t(n, n + 1, 7), t(n, n + 1, 7), t(7)),
+    "layer_norm": lambda t, n: (t(n, n + 1, 7), t(7), t(7)),
+    "softmax": lambda t, n: (t(n, n + 1, 7), 1),
+}
+DYNAMIC["attention_lse"], DYNAMIC["mla_decode_lse"] = DYNAMIC["attention"], DYNAMIC["mla_decode"]
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+@pytest.mark.parametrize("name", OPS)
+def test_dynamic_shapes_compile_once(name, train, maker):
+    t = maker(11, torch.float32, train)
+    assert count_frames(overload(name), [DYNAMIC[name](t, n) for n in (4, 6, 11, 13)]) == 1
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_inductor_runs_the_op(name, samples, tmp_path, monkeypatch):
+    torch._dynamo.reset()
+    args = samples(name, 21, torch.float32)[-1]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        got = torch.compile(lambda *a: overload(name)(*a), backend="inductor")(*args)
+    for a, b in zip(outputs(got), outputs(overload(name)(*args)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_flop_counter_knows_the_products(maker):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    t = maker(1, torch.float32)
+
+    def flops(f):
+        with FlopCounterMode(display=False) as counter:
+            f()
+        return counter.get_total_flops()
+
+    ops = torch.ops.tile
+    x, w = t(2, 5, 7), t(9, 7)
+    assert flops(lambda: ops.linear(x, w)) == flops(lambda: torch.nn.functional.linear(x, w)) == 2 * 10 * 7 * 9
+    assert flops(lambda: ops.swiglu(x, w, w)) == 4 * 10 * 7 * 9
+    assert flops(lambda: ops.gemm(x, [w.mT[None]], [], "", "", torch.float32)) == 2 * 10 * 7 * 9
+    q, k, v = t(2, 4, 5, 8), t(2, 2, 7, 8), t(2, 2, 7, 6)
+    assert flops(lambda: ops.attention(q, k, v)) == 2 * 2 * 4 * 5 * 7 * (8 + 6)
+    latent = (t(2, 1, 3, 8), t(2, 1, 3, 4), t(2, 9, 8), t(2, 9, 4))
+    assert flops(lambda: ops.mla_decode(*latent)) == 2 * 2 * 3 * 9 * (8 + 4 + 8)
+
+
+def test_kernels_are_imported_at_the_first_call_only():
+    script = """
+import sys, torch
+import torch_tile
+assert hasattr(torch.ops.tile, "mla_decode")
+late = [m for m in ("torch_tile.kernels.gemm", "torch_tile.kernels.attention", "torch_tile.jit", "sympy") if m in sys.modules]
+assert not late, late
+torch.ops.tile.linear(torch.ones(2, 3), torch.ones(4, 3))
+assert "torch_tile.kernels.gemm" in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
