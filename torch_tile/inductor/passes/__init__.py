@@ -1,1 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The families, in the order they work; each file is one family and exports functions of a `Context`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch_tile.inductor.passes.manager import Family
+    from torch_tile.inductor.settings import Settings
+
+
+def capture_families(settings: Settings) -> list[Family]:
+    """Pre-grad: composite calls to tile ops, one to one."""
+    from torch_tile.inductor.passes import capture
+
+    return [capture.capture]
+
+
+def refine_families(settings: Settings) -> list[Family]:
+    """Post-grad: structure.
+
+    The decomposed softmax becomes an op first (it anchors attention); absorbed MLA is looked for before attention, of
+    which it is a special case. Norms go before gemm so that no epilogue eats into one, and take a residual sum after
+    it, if no gemm did. Last, what was captured is judged and what was not matched is reported.
+    """
+    from torch_tile.inductor.passes import attention, expand, gemm, mla, norm, softmax
+
+    steps: list[tuple[str | None, Family]] = [
+        ("softmax", softmax.recognise),
+        ("mla", mla.match),
+        ("attention", attention.match),
+        ("attention", attention.refine),
+        ("norm", norm.match),
+        ("gemm", gemm.match),
+        ("norm", norm.take_residual),
+        (None, expand.settle),
+        (None, expand.report_missed),
+    ]
+    return [step for family, step in steps if family is None or family in settings.families]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.compile(model, backend="tile")`: Inductor with our passes.
+
+The function below is found through the package's entry point, so torch_tile need not be imported first. Everything
+that our passes do not replace is compiled by Inductor as if they were not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
+from torch_tile.inductor import compat
+from torch_tile.inductor.passes.manager import TilePass
+from torch_tile.inductor.settings import OPTIONS, Settings, parse_settings
+
+
+def tile(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor, tile kernels where they fit.
+
+    Args:
+        gm: the graph, owned (and changed) by this call.
+        example_inputs: its fake or real inputs.
+        mode: as for `torch.compile`'s Inductor backend.
+        options: Inductor's own options, and ours: `select` ("fastest", the default: each replacement is timed against
+            what Inductor makes of the same subgraph, and the winner kept; "tile": always ours) and `families` (which
+            subgraphs to look for: attention, mla, norm, gemm, softmax; default all).
+
+    Raises:
+        RuntimeError: on an unknown option or a bad value of ours.
+    """
+    patches, settings = split_options(mode, options)
+    return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
+
+
+tile.reset = compat.reset_cudagraphs  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
+
+
+def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[dict[str, Any], Settings]:
+    """Inductor's config entries and our settings, from what `torch.compile` was given."""
+    patches, own = compat.mode_patches(mode), {}
+    known = compat.inductor_config().get_config_copy()
+    for key, value in (options or {}).items():
+        name = key.replace("-", "_")
+        if name in OPTIONS:
+            own[name] = value
+        elif name in known:
+            patches[name] = value
+        else:
+            raise RuntimeError(
+                f'unknown option {key!r} for backend "tile": ours are {", ".join(OPTIONS)}; '
+                "Inductor's are listed by torch._inductor.list_options()"
+            )
+    return patches, parse_settings(own)
+
+
+def pass_patches(settings: Settings, patches: Mapping[str, Any]) -> dict[str, Any]:
+    """Config entries that run our passes after the user's own of the same stage."""
+    config = compat.inductor_config()
+    return {
+        key: compat.chain(patches.get(key, getattr(config, key)), TilePass(stage, settings))
+        for key, stage in (("pre_grad_custom_pass", "pre_grad"), ("post_grad_custom_pre_pass", "post_grad"))
+    }

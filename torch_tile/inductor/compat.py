@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of torch's private side that we touch, in one place, by feature and not by version.
+
+Written against torch 2.11 to 2.15. Each helper says what it hides; the rest of `inductor/` imports only these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+__all__ = ["ChainPass", "CustomGraphPass"]
+
+STAGES = ("pre_grad_custom_pass", "post_grad_custom_pre_pass")
+
+
+class ChainPass(CustomGraphPass):
+    """Several passes as one: torch 2.11 takes a single callable where later versions also take a list."""
+
+    def __init__(self, passes: Sequence[Callable[[torch.fx.Graph], Any]]) -> None:
+        self.passes = tuple(passes)
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        """Run them in order."""
+        for one in self.passes:
+            one(graph)
+
+    def uuid(self) -> Any:
+        """The passes' identities; None (no caching) if one of them has none, as torch treats a bare function."""
+        ids = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in self.passes]
+        return None if any(i is None for i in ids) else tuple(ids)
+
+
+def chain(existing: Any, ours: CustomGraphPass) -> CustomGraphPass:
+    """Our pass after whatever the user configured for the stage."""
+    if existing is None:
+        return ours
+    return ChainPass([*(existing if isinstance(existing, list | tuple) else (existing,)), ours])
+
+
+def inductor_config() -> Any:
+    """Inductor's config module."""
+    from torch._inductor import config
+
+    return config
+
+
+def mode_patches(mode: str | None) -> dict[str, Any]:
+    """Config entries of a `torch.compile` mode."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode)) if mode and mode != "default" else {}
+
+
+def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> Callable[..., Any]:
+    """Inductor's whole pipeline."""
+    from torch._inductor.compile_fx import compile_fx as inductor_compile
+
+    compiled: Any = inductor_compile(gm, list(example_inputs), config_patches=patches)
+    return cast("Callable[..., Any]", compiled)
+
+
+def reset_cudagraphs() -> None:
+    """What Inductor's own backend does on `torch._dynamo.reset()`."""
+    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+    reset_cudagraph_trees()
+
+
+def size_hint(size: Any, fallback: int = 64) -> int:
+    """A typical value of a (possibly symbolic) size: the one traced with, where known."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    hint = node.hint if getattr(node, "has_hint", lambda: node.hint is not None)() else None
+    return int(hint) if hint is not None else fallback
+
+
+@contextlib.contextmanager
+def isolated_compile(patches: dict[str, Any]) -> Iterator[None]:
+    """Compile a graph of its own while another is being compiled: no tracing context, no fake mode."""
+    from torch._guards import tracing
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with (
+        tracing(None),
+        unset_fake_temporarily(),
+        V.set_aot_compilation(False) if hasattr(V, "set_aot_compilation") else contextlib.nullcontext(),
+        config.patch(patches),
+        torch.no_grad(),
+    ):
+        yield

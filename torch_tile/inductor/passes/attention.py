@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: softmax(scale * Q K^T + mask) V written out, ATen's own attention ops, and what was captured.
+
+Every form ends as `tile.attention` with the heads of k and v un-expanded and the mask read as causal or sliding
+window where it is one.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.passes import masks
+from torch_tile.inductor.passes.graph import (
+    CAST,
+    Rewrite,
+    arg,
+    aten,
+    dtype,
+    is_call,
+    known,
+    ordered,
+    shape,
+)
+from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.scores import NoMatch, Operand, Pattern, place, read, same_dtype
+from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
+
+OP = torch.ops.tile.attention.default
+SOFTMAX = torch.ops.tile.softmax.default
+FUSED = (
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+
+
+def match(context: Context) -> None:
+    """Replace written-out attention and ATen's fused ops."""
+    for node in list(context.graph.nodes):
+        try:
+            if is_call(node, SOFTMAX) and node.users:
+                _written_out(context, node)
+            elif is_call(node, *FUSED):
+                _fused(context, node)
+        except NoMatch as reason:
+            if reason.near:
+                context.miss("attention", node, str(reason))
+
+
+def _written_out(context: Context, softmax: Node) -> None:
+    pattern = read(softmax)
+    if len(pattern.terms) != 1:
+        raise NoMatch(f"the scores are a sum of {len(pattern.terms)} products")
+    rewrite = Rewrite(pattern.output)
+    try:
+        new = build(rewrite, pattern)
+    except NoMatch:
+        rewrite.discard()
+        raise
+    context.replace(rewrite, "attention", [(pattern.output, new)], describe(rewrite), pattern.output)
+
+
+def build(rewrite: Rewrite, pattern: Pattern) -> Node:
+    """Insert the op for a pattern; returns what stands for its last product."""
+    term = pattern.terms[0]
+    batch, heads, queries = _roles(pattern)
+    keys = pattern.dims[-1]
+    kv_heads = _kv_heads(leaves(heads), [term.right, pattern.value])
+    q = place(rewrite, term.left, [batch, heads, queries, term.inner])
+    k = place(rewrite, term.right, [batch, kv_heads, keys, term.inner])
+    v = place(rewrite, pattern.value, [batch, kv_heads, keys, pattern.value_inner])
+    if not same_dtype([q, k, v]):
+        raise NoMatch("q, k and v have different dtypes")
+    mask, causal, window, offset = masks.combine(rewrite, pattern, [batch, heads, queries, keys])
+    new = rewrite.call(OP, q, k, v, mask, causal, term.scale, window, offset)
+    have = [batch, heads, queries, pattern.value_inner]
+    arranged = arrange(rewrite, new, have, pattern.output_dims)
+    if arranged is None:
+        raise NoMatch("the output has other dimensions than attention's")
+    return arranged if dtype(arranged) == dtype(pattern.output) else rewrite.call(CAST, arranged, dtype(pattern.output))
+
+
+def _roles(pattern: Pattern) -> tuple[Group, Group, Group]:
+    """Batch, heads and queries among the softmax's dimensions."""
+    *outer, queries, _ = pattern.dims
+    if not outer:
+        return [], [], queries
+    batch, heads = outer[0], [a for g in outer[1:] for a in g]
+    if not heads and len(leaves(batch)) > 1:
+        first, *rest = leaves(batch)
+        batch, heads = [first], rest
+    present = pattern.terms[0].right.axes()
+    if heads and not set(leaves(heads)) & present and set(leaves(queries)) & present:
+        heads, queries = queries, heads  # scores laid out [batch, query, head, key]
+    return batch, heads, queries
+
+
+def _kv_heads(heads: Group, operands: list[Operand]) -> Group:
+    """The outer part of the heads that k or v really has; the rest are groups that share a kv head."""
+    present = set().union(*(o.axes() for o in operands))
+    count = max((i + 1 for i, a in enumerate(heads) if a in present), default=0)
+    return heads[:count]
+
+
+def describe(rewrite: Rewrite) -> str:
+    """The op of a rewrite, with its shapes."""
+    node = next(n for n in rewrite.nodes if is_call(n, OP))
+    return "tile.attention" + signature(node)
+
+
+def signature(node: Node) -> str:
+    """Shapes and mask kind of a `tile.attention`."""
+    q, k, v = (list(shape(n)) for n in node.args[:3])
+    kind = [word for word, on in (("causal", arg(node, 4, "causal", False)), ("mask", arg(node, 3, "mask"))) if on]
+    window = arg(node, 6, "window", 0)
+    if window:
+        kind.append(f"window {window}")
+    return f"(q {q}, k {k}, v {v}{''.join(', ' + w for w in kind)})"
+
+
+def _fused(context: Context, node: Node) -> None:
+    """ATen's fused attention, as Inductor's own patterns make it, when only its output is used."""
+    if any(not is_call(u, operator.getitem) or u.args[1] != 0 for u in node.users):
+        raise NoMatch("the log-sum-exp is used (training)")
+    if len(node.users) != 1:
+        raise NoMatch("the output is read more than once")
+    q, k, v = node.args[:3]
+    efficient = is_call(node, aten._scaled_dot_product_efficient_attention.default, FUSED[3])
+    rest = 5 if efficient else 3
+    mask = arg(node, 3, "attn_bias") if efficient else node.kwargs.get("attn_mask")
+    if arg(node, rest, "dropout_p", 0.0) != 0.0:
+        raise NoMatch("dropout")
+    output = next(iter(node.users))
+    rewrite = Rewrite(output)
+    causal, scale = bool(arg(node, rest + 1, "is_causal", False)), node.kwargs.get("scale")
+    new = rewrite.call(OP, q, k, v, mask, causal, scale)
+    context.replace(rewrite, "attention", [(output, new)], describe(rewrite), node)
+
+
+def refine(context: Context) -> None:
+    """Un-expand the kv heads and read the mask of captured ops; settle() reports them later."""
+    for node in context.graph.find_nodes(op="call_function", target=OP):
+        if node in context.handled:
+            continue
+        rewrite = Rewrite(node)
+        q, k, v = node.args[:3]
+        k, v = _ungroup(rewrite, k, v)
+        mask, causal = arg(node, 3, "mask"), bool(arg(node, 4, "causal", False))
+        window, offset = arg(node, 6, "window", 0), arg(node, 7, "q_offset", 0)
+        if mask is not None and not causal and not window:
+            kind = masks.classify(mask, shape(node)[2], shape(k)[2])
+            if kind is not None:
+                mask = None if kind.complete else mask
+                causal, window, offset = kind.causal, kind.window, kind.offset_argument(rewrite, q, k)
+        new = rewrite.call(OP, q, k, v, mask, causal, arg(node, 5, "scale"), window, offset)
+        new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
+        node.replace_all_uses_with(new)
+        context.graph.erase_node(node)
+
+
+def _ungroup(rewrite: Rewrite, k: Any, v: Any) -> tuple[Any, Any]:
+    """k and v with one head per group, if both were expanded alike."""
+    found = []
+    for x in (k, v):
+        groups = axes_of(shape(x))
+        root, have = trace(x, groups)
+        present = {a for g in have for a in g}
+        heads = leaves(groups[1])
+        kept = [a for a in heads if a in present]
+        if kept == heads or kept != heads[: len(kept)]:
+            return k, v
+        found.append((root, have, [groups[0], kept, groups[2], groups[3]]))
+    if not known(extent(found[0][2][1]) == extent(found[1][2][1])):
+        return k, v
+    new = [arrange(rewrite, root, have, want) for root, have, want in found]
+    return (k, v) if None in new else (new[0], new[1])
+
+
+__all__ = ["build", "match", "ordered", "refine"]

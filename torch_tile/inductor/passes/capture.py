@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pre-grad: composite torch calls become functional tile ops, one to one.
+
+After AOTAutograd, scaled_dot_product_attention and the norms are decomposed in ways that depend on device and shapes;
+before it they are one node. The graph here is not functional (it may mutate), so nothing but single nodes is touched.
+The ops carry autograd, so training works; what turns out not to be worth a kernel is put back after AOTAutograd.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from torch_tile.inductor.passes.graph import aten, is_tensor, known, val
+from torch_tile.inductor.passes.manager import Context
+
+Arguments = dict[str, Any]
+Captured = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+class NotCaptured(Exception):
+    """Why a call stays as it is."""
+
+
+def _sdpa(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Captured:
+    q, k, v = val(query), val(key), val(value)
+    if not (isinstance(dropout_p, int | float) and dropout_p == 0.0):
+        raise NotCaptured("dropout")
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        raise NotCaptured(f"rank {q.dim()} (4 wanted: batch, heads, length, head size)")
+    if not (known(q.shape[0] == k.shape[0]) and known(k.shape[0] == v.shape[0])):
+        raise NotCaptured("batch sizes broadcast")
+    if attn_mask is not None and val(attn_mask).requires_grad:
+        raise NotCaptured("the mask needs a gradient")
+    if scale is not None and not isinstance(scale, int | float):
+        raise NotCaptured("scale is a tensor or symbol")
+    options = {"causal": bool(is_causal), "scale": None if scale is None else float(scale)}
+    return "attention", (query, key, value, attn_mask), options
+
+
+def _last_dim_only(x: Any, normalized_shape: Any) -> None:
+    sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    if len(sizes) != 1:
+        raise NotCaptured(f"normalises over {len(sizes)} dimensions (only the last is supported)")
+    if val(x).dim() == 0:
+        raise NotCaptured("scalar input")
+
+
+def _number(value: Any, what: str) -> float:
+    if not isinstance(value, int | float):
+        raise NotCaptured(f"{what} is not a Python number")
+    return float(value)
+
+
+def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Captured:
+    _last_dim_only(input, normalized_shape)
+    if eps is None:
+        low = val(input).dtype in (torch.float16, torch.bfloat16)
+        eps = torch.finfo(torch.float32 if low else val(input).dtype).eps
+    if weight is not None and val(weight).dtype != val(input).dtype:
+        raise NotCaptured("weight and input have different dtypes")
+    return "rms_norm", (input, weight), {"eps": _number(eps, "eps"), "cast_first": False}
+
+
+def _layer_norm(
+    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5, cudnn_enable: bool = True
+) -> Captured:
+    _last_dim_only(input, normalized_shape)
+    if any(p is not None and val(p).dtype != val(input).dtype for p in (weight, bias)):
+        raise NotCaptured("weight or bias and input have different dtypes")
+    return "layer_norm", (input, weight, bias), {"eps": _number(eps, "eps")}
+
+
+def _functional_softmax(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Captured:
+    return _softmax(input, dim, dtype)
+
+
+def _softmax(input: Any, dim: Any = None, dtype: Any = None) -> Captured:
+    if not isinstance(dim, int) or val(input).dim() == 0:
+        raise NotCaptured("no dimension given")
+    if not val(input).is_floating_point() or not (dtype is None or dtype.is_floating_point):
+        raise NotCaptured("not a floating dtype")
+    return "softmax", (input, dim), {} if dtype is None else {"dtype": dtype}
+
+
+Binder = Callable[..., Captured]
+
+FUNCTIONS: dict[Any, tuple[str, Binder]] = {
+    F.scaled_dot_product_attention: ("attention", _sdpa),
+    aten.scaled_dot_product_attention.default: ("attention", _sdpa),
+    F.rms_norm: ("norm", _rms_norm),
+    torch.rms_norm: ("norm", _rms_norm),
+    aten.rms_norm.default: ("norm", _rms_norm),
+    F.layer_norm: ("norm", _layer_norm),
+    torch.layer_norm: ("norm", _layer_norm),
+    aten.layer_norm.default: ("norm", _layer_norm),
+    F.softmax: ("softmax", _functional_softmax),
+    torch.softmax: ("softmax", _softmax),
+    aten.softmax.int: ("softmax", _softmax),
+}
+METHODS: dict[str, tuple[str, Binder]] = {"softmax": ("softmax", _softmax)}
+
+
+def capture(context: Context) -> None:
+    """Swap every call that a tile op can take; say why for the others."""
+    for node in list(context.graph.nodes):
+        table: Any = {"call_function": FUNCTIONS, "call_method": METHODS}.get(node.op, {})
+        family, binder = table.get(node.target, (None, None))
+        if family is None or not _wanted(context, family):
+            continue
+        try:
+            _capture_one(context, node, family, binder)
+        except NotCaptured as reason:
+            context.miss(family, node, str(reason))
+
+
+def _wanted(context: Context, family: str) -> bool:
+    families = context.settings.families
+    return family in families or (family == "softmax" and bool({"attention", "mla"} & set(families)))
+
+
+def _capture_one(context: Context, node: Node, family: str, binder: Binder) -> None:
+    tensors = [n for n in node.all_input_nodes if is_tensor(n)]
+    if not tensors or any(not isinstance(t.meta.get("example_value", val(t)), torch.Tensor) for t in tensors):
+        raise NotCaptured("no example value of the inputs")
+    if node.kwargs.get("out") is not None:
+        raise NotCaptured("writes into a given tensor")
+    training = torch.is_grad_enabled() and any(val(t).requires_grad for t in tensors)
+    if training and context.settings.select == "fastest":
+        raise NotCaptured('training: no tile backward kernel yet (select="tile" takes the forward)')
+    try:
+        inspect.signature(binder).bind(*node.args, **node.kwargs)
+    except TypeError as error:
+        raise NotCaptured(f"unexpected arguments: {error}") from None
+    name, args, options = binder(*node.args, **node.kwargs)
+    op = getattr(torch.ops.tile, name).default
+    with context.graph.inserting_before(node):
+        new = context.graph.call_function(op, args, options)
+    new.meta.update(node.meta)
+    node.replace_all_uses_with(new)
+    context.graph.erase_node(node)
+    context.captured(family, str(op), new)

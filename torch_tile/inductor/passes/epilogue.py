@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a matrix product: the largest pointwise region that one gemm kernel can finish.
+
+A region grows from a product through its users: views that keep the last dimension, pointwise ops on values of the
+region, numbers, and operands that the kernel can address (`t` a full matrix, `r` a row, `c` a column, `s` a scalar). A
+second product of the same left operand may join it (the two halves of SwiGLU). It may only have one value that is
+used outside; the largest region with that property is kept, and written as the epilogue text of `tile.gemm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.passes.graph import (
+    CAST,
+    VIEWS,
+    arg,
+    aten,
+    constant,
+    dtype,
+    equivalent,
+    is_call,
+    is_tensor,
+    known,
+    ordered,
+    product,
+    same_shape,
+    shape,
+)
+
+MAX_OPS = 32
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+
+_BINARY = {
+    aten.add: "add",
+    aten.sub: "sub",
+    aten.mul: "mul",
+    aten.div: "div",
+    aten.maximum: "max",
+    aten.minimum: "min",
+    aten.pow: "pow",
+    aten.gt: "gt",
+    aten.ge: "ge",
+    aten.lt: "lt",
+    aten.le: "le",
+    aten.eq: "eq",
+    aten.ne: "ne",
+    aten.clamp_min: "max",
+    aten.clamp_max: "min",
+}
+_UNARY = {
+    getattr(aten, name).default: name
+    for name in (
+        *("neg", "exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh"),
+        *("erf", "abs", "relu", "silu", "square", "reciprocal"),
+    )
+}
+
+
+@dataclass
+class Region:
+    """A region being grown. `rows` counts all rows, batches included; `values` holds what is inside, in any order."""
+
+    products: list[Node]
+    rows: Any
+    cols: Any
+    order: dict[Node, int]
+    ops: list[Node] = field(default_factory=list)
+
+    @property
+    def values(self) -> set[Node]:
+        """Everything inside."""
+        return {*self.products, *self.ops}
+
+    def escaping(self) -> list[Node]:
+        """What is used outside."""
+        inside = self.values
+        return [n for n in inside if any(u not in inside for u in n.users)]
+
+    def copy(self) -> Region:
+        """As it is now."""
+        return Region(list(self.products), self.rows, self.cols, self.order, list(self.ops))
+
+
+def left(node: Node) -> Node:
+    """The left operand of a product."""
+    result: Node = node.args[-2]  # type: ignore[assignment]
+    return result
+
+
+def right(node: Node) -> Node:
+    """The right operand of a product."""
+    result: Node = node.args[-1]  # type: ignore[assignment]
+    return result
+
+
+def strip_views(node: Node) -> Node:
+    """The tensor under a stack of reshapes."""
+    while is_call(node, *VIEWS):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def covers(sizes: Sequence[Any], rows: Any, cols: Any) -> bool:
+    """Whether a shape is the rows, split anyhow, by the columns."""
+    return len(sizes) >= 1 and known(sizes[-1] == cols) and known(product(sizes[:-1]) == rows)
+
+
+def _unpadded(sizes: Sequence[Any]) -> list[Any]:
+    sizes = list(sizes)
+    while sizes and known(sizes[0] == 1):
+        sizes.pop(0)
+    return sizes
+
+
+def kind_of(operand: Node, sizes: Sequence[Any]) -> str | None:
+    """How an operand broadcasts to a region value of the given shape: `s`, `r`, `t`, `c`, or None if none fits."""
+    if not is_tensor(operand) or not dtype(operand).is_floating_point:
+        return None
+    have = _unpadded(shape(operand))
+    if not have:
+        return "s"
+    if len(have) == 1 and known(have[0] == sizes[-1]):
+        return "r"
+    if same_shape(have, _unpadded(sizes)):
+        return "t"
+    if known(have[-1] == 1) and same_shape(have[:-1], _unpadded(sizes[:-1])):
+        return "c"
+    return None
+
+
+def grow(seed: Node, order: dict[Node, int] | None = None) -> tuple[Region, Node] | None:
+    """The largest region from a product with one escaping value, and that value; None if nothing follows."""
+    sizes = shape(seed)
+    region = Region([seed], product(sizes[:-1]), sizes[-1], order or ordered(seed.graph))
+    best: tuple[Region, Node] | None = None
+    while len(region.ops) < MAX_OPS:
+        inside = region.values
+        users = {u for n in inside for u in n.users if u not in inside}
+        if not any(_admit(region, u) for u in sorted(users, key=lambda n: region.order.get(n, 0))):
+            break
+        escaping = region.escaping()
+        if len(escaping) == 1 and escaping[0] in region.ops and dtype(escaping[0]).is_floating_point:
+            best = region.copy(), escaping[0]
+    if best is None or all(is_call(n, *VIEWS) for n in best[0].ops):
+        return None
+    return best
+
+
+def _admit(region: Region, node: Node) -> bool:
+    """Take `node` into the region if the kernel can compute it there."""
+    if node.op != "call_function" or not is_tensor(node) or not covers(shape(node), region.rows, region.cols):
+        return False
+    if not _representable(region, node):
+        return False
+    if is_call(node, *VIEWS, CAST):
+        region.ops.append(node)
+        return True
+    operands = operands_of(node)
+    if operands is None:
+        return False
+    joined: list[Node] = []
+    for x in operands:
+        if isinstance(x, Node) and x not in region.values and constant(x) is None:
+            chain = _second_product(region, x)
+            if chain is not None:
+                joined.extend(c for c in chain if c not in joined)
+            elif kind_of(x, shape(node)) is None or (dtype(x) == torch.float64) > (
+                dtype(region.products[0]) == torch.float64
+            ):
+                return False
+    region.products.extend(n for n in joined if is_call(n, *PRODUCTS))
+    region.ops.extend(n for n in [*joined, node] if not is_call(n, *PRODUCTS))
+    return True
+
+
+def _representable(region: Region, node: Node) -> bool:
+    """Whether the kernel's arithmetic (float32, or float64 for float64 products) can hold the node's values."""
+    kind = dtype(node)
+    if kind == torch.float64:
+        return dtype(region.products[0]) == torch.float64
+    if is_call(node, CAST):
+        return kind.is_floating_point and dtype(node.args[0]).is_floating_point
+    return kind.is_floating_point or kind == torch.bool
+
+
+def _second_product(region: Region, node: Node) -> list[Node] | None:
+    """The chain product, views..., `node`, if it is only used here and its product shares the region's left operand."""
+    chain = [node]
+    while is_call(chain[-1], *VIEWS) and len(chain[-1].users) == 1:
+        chain.append(chain[-1].args[0])  # type: ignore[arg-type]
+    last = chain[-1]
+    first = region.products[0]
+    if not is_call(last, *PRODUCTS) or len(last.users) != 1 or not same_shape(shape(last), shape(first)):
+        return None
+    if not same_shape(shape(left(last)), shape(left(first))):
+        return None
+    if not equivalent(strip_views(left(last)), strip_views(left(first))) or bias_kind(last) is None:
+        return None
+    return chain[::-1]
+
+
+def bias_kind(node: Node) -> str | None:
+    """How the addend of `addmm` or `baddbmm` broadcasts; the empty string for plain products, None if unsupported."""
+    if not is_call(node, aten.addmm.default, aten.baddbmm.default):
+        return ""
+    return kind_of(node.args[0], shape(node))  # type: ignore[arg-type]
+
+
+def operands_of(node: Node) -> list[Any] | None:
+    """The values a pointwise op reads, numbers included; None if the epilogue language has no word for the op."""
+    target: Any = node.target
+    if target in _UNARY:
+        return [node.args[0]]
+    if target is aten.gelu.default:
+        return [node.args[0]]
+    if target is aten.where.self:
+        return list(node.args)
+    if target is aten.clamp.default:
+        return [node.args[0]]
+    if getattr(target, "overloadpacket", None) in _BINARY and "rounding_mode" not in node.kwargs:
+        pair = list(node.args[:2])
+        return pair if len(pair) == 2 and all(isinstance(x, Node | int | float) for x in pair) else None
+    return None
+
+
+class Writer:
+    """Writes a region as text. Intermediate casts are dropped: the arithmetic stays in float32, as in one kernel."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.names: dict[Node, str] = {}
+        self.aux: list[Node] = []
+        self.kinds: list[str] = []
+        self.statements: list[str] = []
+
+    def text(self, out: Node) -> str:
+        """The whole epilogue, returning `out`."""
+        for index, node in enumerate(self.region.products):
+            self.names[node] = self._product(node, f"acc{index}")
+        for node in sorted(self.region.ops, key=self.region.order.__getitem__):
+            self.names[node] = self._op(node)
+        return ";".join([*self.statements, f"ret {self.names[out]}"]) if self.statements else ""
+
+    def _say(self, function: str, *operands: str) -> str:
+        name = f"v{len(self.statements)}"
+        self.statements.append(f"{name}={function}({','.join(operands)})")
+        return name
+
+    def _scaled(self, value: str, factor: Any) -> str:
+        return value if factor == 1 else self._say("mul", value, repr(float(factor)))
+
+    def _product(self, node: Node, value: str) -> str:
+        if not is_call(node, aten.addmm.default, aten.baddbmm.default):
+            return value
+        beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+        value = self._scaled(value, alpha)
+        if beta == 0:
+            return value
+        return self._say("add", value, self._scaled(self._name(node.args[0], shape(node)), beta))
+
+    def _name(self, operand: Any, sizes: Sequence[Any]) -> str:
+        if isinstance(operand, Node) and operand in self.names:
+            return self.names[operand]
+        number = constant(operand)
+        if number is not None:
+            return repr(number)
+        kind = kind_of(operand, sizes)
+        assert kind is not None, f"{operand} was admitted without a kind"
+        self.names[operand] = f"x{len(self.aux)}"
+        self.aux.append(operand)
+        self.kinds.append(kind)
+        return self.names[operand]
+
+    def _op(self, node: Node) -> str:
+        target: Any = node.target
+        if is_call(node, *VIEWS, CAST):
+            return self.names[node.args[0]]  # type: ignore[index]
+        words = [self._name(x, shape(node)) for x in operands_of(node) or []]
+        if target in _UNARY:
+            return self._say(_UNARY[target], *words)
+        if target is aten.gelu.default:
+            return self._say("gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu", *words)
+        if target is aten.where.self:
+            return self._say("where", *words)
+        if target is aten.clamp.default:
+            low, high = arg(node, 1, "min"), arg(node, 2, "max")
+            value = words[0] if low is None else self._say("max", words[0], repr(float(low)))
+            return value if high is None else self._say("min", value, repr(float(high)))
+        function = _BINARY[target.overloadpacket]
+        if function in ("add", "sub"):
+            words[1] = self._scaled(words[1], arg(node, 2, "alpha", 1))
+        return self._say(function, *words)

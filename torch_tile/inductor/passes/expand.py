@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of the captured ops: kept as tile kernels, or put back as the ATen that Inductor would have seen.
+
+Runs last. A captured op of a family that the user left out, or one that loses against Inductor, is expanded; so is
+nothing else. Then every product, norm or attention still in the graph is reported as missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import GraphModule, Node
+
+from torch_tile.inductor import report
+from torch_tile.inductor.passes import attention
+from torch_tile.inductor.passes.epilogue import PRODUCTS
+from torch_tile.inductor.passes.graph import aten, dtype, is_call, shape, val
+from torch_tile.inductor.passes.manager import Context
+
+
+def sdpa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: Any = 0,
+) -> torch.Tensor:
+    """`tile.attention` in torch's own terms."""
+    plain_causal = causal and not window and isinstance(q_offset, int) and q_offset == 0 and mask is None
+    if not plain_causal and (causal or window):
+        keys = torch.arange(k.shape[2], device=q.device)
+        queries = torch.arange(q.shape[2], device=q.device)[:, None] + q_offset
+        keep = keys <= queries if causal else keys == keys
+        if window:
+            keep = keep & (keys > queries - window)
+        if mask is None:
+            mask = keep
+        elif mask.dtype == torch.bool:
+            mask = mask & keep
+        else:
+            mask = torch.where(keep, mask, -torch.inf)
+    heads = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, plain_causal, scale=scale, **heads)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "none",
+    weight_offset: float = 0.0,
+    cast_first: bool = True,
+) -> torch.Tensor:
+    """`tile.rms_norm` in torch's own terms."""
+    h = x if x.dtype == torch.float64 else x.float()
+    y = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return y.to(x.dtype)
+    if cast_first:
+        return (weight + weight_offset) * y.to(x.dtype) if weight_offset else weight * y.to(x.dtype)
+    scale = weight.to(h.dtype)
+    return (y * (scale + weight_offset if weight_offset else scale)).to(x.dtype)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """`tile.layer_norm` in torch's own terms."""
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`tile.softmax` in torch's own terms."""
+    return F.softmax(x, dim, dtype=dtype)
+
+
+REFERENCES: dict[Any, tuple[str, Callable[..., torch.Tensor]]] = {
+    torch.ops.tile.attention.default: ("attention", sdpa),
+    torch.ops.tile.rms_norm.default: ("norm", rms_norm),
+    torch.ops.tile.layer_norm.default: ("norm", layer_norm),
+    torch.ops.tile.softmax.default: ("softmax", softmax),
+}
+
+
+def settle(context: Context) -> None:
+    """Decide on every captured op, report it, and expand those that stay with Inductor."""
+    for node in list(context.graph.nodes):
+        family, reference = REFERENCES.get(node.target, (None, None))
+        if family is None or reference is None or node in context.handled:
+            continue
+        what = f"{node.target}".removesuffix(".default") + _signature(node)
+        if family not in context.settings.families:
+            expand(node, reference)
+            continue
+        if context.settings.select == "fastest":
+            from torch_tile.inductor.competition import compete_captured
+
+            outcome = compete_captured(node, reference)
+            context.note(family, report.REPLACED if outcome.tile_wins else report.KEPT, what, node, str(outcome))
+            if not outcome.tile_wins:
+                expand(node, reference)
+        else:
+            context.note(family, report.REPLACED, what, node)
+
+
+def _signature(node: Node) -> str:
+    if is_call(node, torch.ops.tile.attention.default):
+        return attention.signature(node)
+    shapes = ", ".join(str(list(shape(n))) for n in node.args if isinstance(n, Node))
+    return f"({shapes})"
+
+
+def expand(node: Node, reference: Callable[..., torch.Tensor]) -> None:
+    """Put the ATen of `reference` in place of a captured op."""
+    traced = trace_reference(node, reference)
+    inputs = [n for n in node.args if isinstance(n, Node)]
+    env: dict[Node, Node] = dict(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    graph = node.graph
+    with graph.inserting_before(node):
+        for inner in traced.graph.nodes:
+            if inner.op == "call_function":
+                env[inner] = graph.node_copy(inner, lambda n: env[n])
+                for key in ("nn_module_stack", "stack_trace"):
+                    if key in node.meta:
+                        env[inner].meta[key] = node.meta[key]
+            elif inner.op == "get_attr":
+                env[inner] = _literal(node, getattr(traced, str(inner.target)))
+            elif inner.op == "output":
+                node.replace_all_uses_with(env[inner.args[0]])
+    graph.erase_node(node)
+
+
+def _literal(before: Node, tensor: torch.Tensor) -> Node:
+    """A tensor constant of a traced reference: always a scalar such as -inf."""
+    if tensor.numel() != 1:
+        raise ValueError("a reference made a tensor constant that is not a scalar")
+    with before.graph.inserting_before(before):
+        new = before.graph.call_function(
+            aten.full.default, ([], tensor.item()), {"dtype": tensor.dtype, "device": tensor.device}
+        )
+    new.meta["val"] = val(before).new_empty((), dtype=tensor.dtype)
+    return new
+
+
+def trace_reference(node: Node, reference: Callable[..., torch.Tensor]) -> GraphModule:
+    """The reference's functional ATen, decomposed as Inductor does, on the node's tensor arguments."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.virtualized import V
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    tensors = [n for n in node.args if isinstance(n, Node)]
+
+    def call(*values: Any) -> torch.Tensor:
+        queue = iter(values)
+        args = [next(queue) if isinstance(a, Node) else a for a in node.args]
+        return reference(*args, **node.kwargs)
+
+    with V.fake_mode, torch.no_grad():
+        return make_fx(call, decomposition_table=select_decomp_table())(*[val(n) for n in tensors])
+
+
+WATCHED = {
+    "gemm": PRODUCTS,
+    "attention": (
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+    ),
+    "norm": (aten.native_layer_norm.default, aten._fused_rms_norm.default),
+    "softmax": (aten._softmax.default,),
+}
+
+
+def report_missed(context: Context) -> None:
+    """Say of every subgraph of a wanted family that is still there that nothing took it."""
+    for node in context.graph.nodes:
+        for family, targets in WATCHED.items():
+            if family in context.settings.families and is_call(node, *targets) and node not in context.handled:
+                context.miss(family, node, f"no rule for it here ({_types(node)})")
+
+
+def _types(node: Node) -> str:
+    value = val(node)
+    return f"{dtype(node)}" if isinstance(value, torch.Tensor) else "several outputs"

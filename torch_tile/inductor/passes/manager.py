@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two passes given to Inductor, and the context that families work in.
+
+Capture (pre-grad) swaps composite calls for tile ops one to one; refine (post-grad, on functional ATen) matches
+structure, then puts back what is not worth a kernel. Neither ever raises: a family that fails is logged and its
+nodes are left to Inductor.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from torch_tile.inductor import report
+from torch_tile.inductor.compat import CustomGraphPass
+from torch_tile.inductor.passes.graph import Rewrite, dtype, is_tensor, same_shape, shape
+from torch_tile.inductor.settings import Settings
+
+
+class Context:
+    """One graph being worked on by the families."""
+
+    def __init__(self, graph: Graph, settings: Settings, stage: str) -> None:
+        self.graph = graph
+        self.settings = settings
+        self.stage = stage
+        self.handled: set[Node] = set()
+        """Anchors already replaced, or already reported with a reason."""
+
+    def replace(self, rewrite: Rewrite, family: str, pairs: list[tuple[Node, Node]], what: str, anchor: Node) -> bool:
+        """Let each new node stand for an old one, unless Inductor's code for the same subgraph is faster.
+
+        `pairs` are (old, new), the new ones made by `rewrite`. Returns whether the graph was changed.
+        """
+        for old, new in pairs:
+            if not is_tensor(new) or not same_shape(shape(old), shape(new)) or dtype(old) != dtype(new):
+                rewrite.discard()
+                self.miss(family, anchor, f"the replacement of {old.name} would have another shape or dtype")
+                return False
+        reason = ""
+        if self.settings.select == "fastest":
+            from torch_tile.inductor.competition import compete
+
+            outcome = compete(rewrite, pairs)
+            reason = str(outcome)
+            if not outcome.tile_wins:
+                rewrite.discard()
+                self.note(family, report.KEPT, what, anchor, reason)
+                return False
+        self.handled.update(rewrite.nodes)
+        for old, new in pairs:
+            old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in rewrite.nodes)
+        self.note(family, report.REPLACED, what, anchor, reason)
+        return True
+
+    def captured(self, family: str, what: str, node: Node) -> None:
+        """Note a one-to-one capture; the post-grad stage reports what became of it."""
+        self.handled.add(node)
+        report.log.debug("captured %s at %s", what, report.place(node))
+
+    def miss(self, family: str, anchor: Node, reason: str) -> None:
+        """Record why a subgraph of a family was not replaced (the first reason counts)."""
+        if anchor not in self.handled:
+            self.note(family, report.MISSED, _name(anchor), anchor, reason)
+
+    def note(self, family: str, status: str, what: str, anchor: Node, reason: str = "") -> None:
+        """Record what became of a subgraph."""
+        self.handled.add(anchor)
+        report.record(report.Row(family, status, what, report.place(anchor), reason, self.stage))
+
+
+def _name(node: Node) -> str:
+    target: Any = node.target
+    return str(getattr(target, "__name__", target)) if node.op == "call_function" else f"{node.op} {target}"
+
+
+Family = Callable[[Context], None]
+
+
+class TilePass(CustomGraphPass):
+    """A pass over one stage; its `uuid` covers our sources and settings, so Inductor's caches stay right."""
+
+    def __init__(self, stage: str, settings: Settings) -> None:
+        self.stage = stage
+        self.settings = settings
+
+    def __call__(self, graph: Graph) -> None:
+        """Run the stage's families over the graph."""
+        from torch_tile.inductor import passes
+
+        families = passes.capture_families if self.stage == "pre_grad" else passes.refine_families
+        context = Context(graph, self.settings, "pre_grad" if self.stage == "pre_grad" else _graph_kind(graph))
+        for family in families(self.settings):
+            try:
+                family(context)
+            except Exception:
+                report.log.exception("%s failed; its subgraphs are left to Inductor", family.__module__)
+            if self.stage != "pre_grad":
+                graph.eliminate_dead_code()
+
+    def uuid(self) -> Any:
+        """Identity for Inductor's caches: our sources, the stage and the settings."""
+        return ("torch_tile", self.stage, repr(self.settings), fingerprint())
+
+
+def _graph_kind(graph: Graph) -> str:
+    """Inference, forward or backward, from the names that AOTAutograd gives placeholders and outputs."""
+    names = [n.name for n in graph.find_nodes(op="placeholder")]
+    if any(n.startswith("tangents") for n in names):
+        return "backward"
+    return "forward" if any(n.startswith("primals") for n in names) else "inference"
+
+
+@functools.cache
+def fingerprint() -> str:
+    """A digest of every source of the package: passes, op definitions, kernels, compiler and run-time headers."""
+    root = pathlib.Path(__file__).parents[2]
+    headers = root / "csrc" if (root / "csrc").is_dir() else root.parent / "csrc"
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in sorted([*root.rglob("*.py"), *headers.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

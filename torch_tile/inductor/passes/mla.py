@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Absorbed multi-head latent attention, written with einsum or matmul, becomes `tile.mla_decode`.
+
+    scores = (q @ kv^T + q_pe @ k_pe^T) * scale;  out = softmax(scores) @ kv
+
+One latent vector per position serves all heads, as key and as value. Without a mask every query sees every key, so
+queries and heads are alike and all go into the head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.passes.graph import CAST, Rewrite, dtype, equivalent, is_call, shape
+from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.scores import NoMatch, Operand, Pattern, Term, place, read, same_dtype
+from torch_tile.inductor.passes.views import Group, arrange, leaves, unify
+
+OP = torch.ops.tile.mla_decode.default
+
+
+def match(context: Context) -> None:
+    """Replace every softmax over a sum of two products whose value is the key of one of them."""
+    for node in list(context.graph.find_nodes(op="call_function", target=torch.ops.tile.softmax.default)):
+        if not node.users:
+            continue
+        try:
+            pattern = read(node)
+        except NoMatch:
+            continue  # attention says why
+        if len(pattern.terms) != 2:
+            continue
+        try:
+            _replace(context, pattern)
+        except NoMatch as reason:
+            context.miss("mla", node, str(reason))
+
+
+def _replace(context: Context, pattern: Pattern) -> None:
+    latent, rope = _order(pattern)
+    if pattern.masks:
+        raise NoMatch("masked scores (mla_decode takes lengths, not masks)")
+    if latent.scale != rope.scale:
+        raise NoMatch("the two score terms are scaled differently")
+    *outer, keys = pattern.dims
+    present = latent.right.axes() | rope.right.axes()
+    rows = [a for g in outer for a in leaves(g)]
+    batch: Group = [a for a in rows if a in present]
+    heads: Group = [a for a in rows if a not in present]
+    rewrite = Rewrite(pattern.output)
+    try:
+        q = place(rewrite, latent.left, [batch, [], heads, latent.inner])
+        q_pe = place(rewrite, rope.left, [batch, [], heads, rope.inner])
+        kv = place(rewrite, latent.right, [batch, keys, latent.inner])
+        k_pe = place(rewrite, rope.right, [batch, keys, rope.inner])
+        if not same_dtype([q, q_pe, kv, k_pe]):
+            raise NoMatch("queries and cache have different dtypes")
+        new = rewrite.call(OP, q, q_pe, kv, k_pe, None, None, latent.scale)
+        arranged = arrange(rewrite, new, [batch, [], heads, latent.inner], pattern.output_dims)
+        if arranged is None:
+            raise NoMatch("the output has other dimensions than the latent's")
+    except NoMatch:
+        rewrite.discard()
+        raise
+    if dtype(arranged) != dtype(pattern.output):
+        arranged = rewrite.call(CAST, arranged, dtype(pattern.output))
+    op: Any = next(n for n in rewrite.nodes if is_call(n, OP))
+    what = f"tile.mla_decode(q {list(shape(op.args[0]))}, kv {list(shape(op.args[2]))}, rope {shape(op.args[3])[-1]})"
+    context.replace(rewrite, "mla", [(pattern.output, arranged)], what, pattern.output)
+
+
+def _order(pattern: Pattern) -> tuple[Term, Term]:
+    """The term whose key is also the value, then the other."""
+    for latent, rope in (pattern.terms, pattern.terms[::-1]):
+        if _is_value(latent, pattern.value, pattern.value_inner):
+            return latent, rope
+    raise NoMatch("the values are not the keys of either score term")
+
+
+def _is_value(term: Term, value: Operand, inner: Group) -> bool:
+    """Whether the values are the term's keys, dimension for dimension, so that the latent axis is both."""
+    if not equivalent(term.right.root, value.root) or len(term.right.groups) != len(value.groups):
+        return False
+    own, other = leaves(term.inner), leaves(inner)
+    for a, b in zip(term.right.groups, value.groups, strict=True):
+        a, b = leaves(a), leaves(b)
+        if set(a) & set(own) or set(b) & set(other):
+            if [x for x in a if x not in own] != [x for x in b if x not in other] or not unify(term.inner, inner):
+                return False
+        elif a != b:
+            return False
+    return True
+
+
+__all__ = ["Node", "match"]

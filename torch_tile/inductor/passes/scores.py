@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Around a softmax: which matrix products made its scores, how scaled and masked, and which product it feeds.
+
+Attention and absorbed MLA decode both start here. Dimensions are axes (see views.py), so the shapes that matmul and
+einsum put around their `bmm` do not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Node
+
+from torch_tile.inductor.passes.graph import (
+    CAST,
+    VIEWS,
+    Rewrite,
+    aten,
+    binary_with_scalar,
+    constant,
+    dtype,
+    is_call,
+    is_tensor,
+    only_user,
+    shape,
+)
+from torch_tile.inductor.passes.views import Group, arrange, axes_of, leaves, trace, unify
+
+PRODUCTS = (aten.bmm.default, aten.mm.default)
+_VIEW_LIKE = (
+    *(*VIEWS, aten.expand.default, aten.clone.default, aten.permute.default, aten.transpose.int),
+    *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims),
+)
+
+
+class NoMatch(Exception):
+    """Why a softmax is not that of an attention we know; `near` if it did look like one."""
+
+    def __init__(self, reason: str, near: bool = True) -> None:
+        super().__init__(reason)
+        self.near = near
+
+
+@dataclass
+class Operand:
+    """A tensor under views: `root`, whose dimensions are `groups`."""
+
+    root: Node
+    groups: list[Group]
+
+    def axes(self) -> set[Any]:
+        """Every axis that the root really has; the others of its use are broadcast."""
+        return {a for g in self.groups for a in leaves(g)}
+
+
+@dataclass
+class Term:
+    """One product that adds to the scores: `scale * sum_k left * right`."""
+
+    left: Operand
+    right: Operand
+    inner: Group
+    scale: float
+
+
+@dataclass
+class Mask:
+    """Something that hides scores. `additive`: a floating tensor is added; else True keeps and False gives `fill`."""
+
+    node: Node
+    additive: bool
+    fill: float = float("-inf")
+    inverted: bool = False
+
+
+@dataclass
+class Pattern:
+    """A softmax with its neighbours. `dims` are the softmax's dimensions; the last one is reduced."""
+
+    softmax: Node
+    dims: list[Group]
+    terms: list[Term]
+    masks: list[Mask]
+    value: Operand
+    value_inner: Group
+    output: Node
+    output_dims: list[Group]
+
+
+@dataclass
+class _Scores:
+    products: list[tuple[Node, list[Group], float]] = field(default_factory=list)
+    masks: list[Mask] = field(default_factory=list)
+
+
+def read(softmax: Node) -> Pattern:
+    """Read the neighbourhood of a `tile.softmax`; raises NoMatch."""
+    rank = len(shape(softmax))
+    axis: Any = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim", -1)
+    dims = axes_of(shape(softmax))
+    scores = _scores(softmax.args[0], dims, top=True)
+    if axis % rank != rank - 1 or rank < 2:
+        raise NoMatch("the softmax is not over the last dimension")
+    output = _consumer(softmax)
+    left: Any = output.args[0]
+    rows = axes_of(shape(left))
+    root, groups = trace(left, rows, casts=True)
+    if root is not softmax or not all(unify(a, b) for a, b in zip(dims, groups, strict=True)):
+        raise NoMatch("the probabilities are rearranged before the product with the values")
+    inner = axes_of(shape(output)[-1:])
+    right: Any = output.args[1]
+    value = Operand(*trace(right, [*rows[:-2], rows[-1], *inner], casts=True))
+    terms = [_term(product, groups, scale) for product, groups, scale in scores.products]
+    return Pattern(softmax, dims, terms, scores.masks, value, inner[0], output, [*rows[:-1], *inner])
+
+
+def _term(product: Node, groups: list[Group], scale: float) -> Term:
+    left: Any = product.args[0]
+    right: Any = product.args[1]
+    inner = axes_of(shape(left)[-1:])
+    a = Operand(*trace(left, [*groups[:-1], *inner], casts=True))
+    b = Operand(*trace(right, [*groups[:-2], *inner, groups[-1]], casts=True))
+    return Term(a, b, inner[0], scale)
+
+
+def _consumer(softmax: Node) -> Node:
+    """The product whose left operand is the softmax, through casts and views used by nothing else."""
+    node = softmax
+    while True:
+        user = only_user(node)
+        if user is None:
+            raise NoMatch("the attention probabilities are used more than once (returned, or saved for the backward?)")
+        if is_call(user, *PRODUCTS):
+            if user.args[0] is not node or user.args[1] is node:
+                raise NoMatch("the probabilities are the right operand of their product", near=False)
+            return user
+        if not is_call(user, CAST, *_VIEW_LIKE):
+            raise NoMatch(
+                f"{getattr(user.target, '__name__', user.target)} between softmax and the product with the values"
+            )
+        node = user
+
+
+def _scores(node: Any, dims: list[Group], top: bool) -> _Scores:
+    """Walk up from the softmax's input (`top`: still in its shape, where masks are added) to the products."""
+    if is_call(node, *PRODUCTS):
+        return _Scores([(node, dims, 1.0)])
+    if is_call(node, CAST):
+        return _scores(node.args[0], dims, top)
+    for target, invert in ((aten.mul.Tensor, False), (aten.mul.Scalar, False), (aten.div.Tensor, True)):
+        pair = binary_with_scalar(node, target)
+        if pair is not None and not (invert and pair[0] is not node.args[0]):
+            return _scaled(_scores(pair[0], dims, top), 1 / pair[1] if invert else pair[1])
+    if is_call(node, aten.add.Tensor) and node.kwargs.get("alpha", 1) == 1:
+        return _sum(node, dims, top)
+    if is_call(node, aten.where.self):
+        return _where(node, dims, top)
+    root, groups = trace(node, dims)
+    if root is node:
+        name = getattr(node.target, "__name__", node.target) if isinstance(node, Node) else node
+        raise NoMatch(f"the scores come from {name}", near=is_call(node, aten.tanh.default, aten.baddbmm.default))
+    return _scores(root, groups, False)
+
+
+def _scaled(scores: _Scores, factor: float) -> _Scores:
+    if any(m.additive or m.fill != float("-inf") for m in scores.masks) or (factor <= 0 and scores.masks):
+        raise NoMatch("the scores are scaled after the mask is added")
+    return _Scores([(p, g, s * factor) for p, g, s in scores.products], scores.masks)
+
+
+def _sum(node: Node, dims: list[Group], top: bool) -> _Scores:
+    """A sum of two products, or of a product and a mask."""
+    sides: list[_Scores | None] = []
+    first: NoMatch | None = None
+    for side in node.args[:2]:
+        try:
+            sides.append(_scores(side, dims, top))
+        except NoMatch as reason:
+            sides.append(None)
+            first = first or reason
+    a, b = sides
+    if a and b:
+        return _Scores([*a.products, *b.products], [*a.masks, *b.masks])
+    found, other = (a, node.args[1]) if a else (b, node.args[0])
+    if found is None or not is_tensor(other):
+        raise first or NoMatch("the scores are no product", near=False)
+    if not top:
+        raise NoMatch("the mask is added in another shape than the softmax's")
+    return _Scores(found.products, [*found.masks, Mask(other, additive=True)])
+
+
+def _where(node: Node, dims: list[Group], top: bool) -> _Scores:
+    condition, yes, no = node.args
+    for kept, fill, inverted in ((yes, no, False), (no, yes, True)):
+        number = constant(fill)
+        if number is not None and isinstance(condition, Node):
+            found = _scores(kept, dims, top)
+            if not top:
+                raise NoMatch("the mask is applied in another shape than the softmax's")
+            return _Scores(found.products, [*found.masks, Mask(condition, False, number, inverted)])
+    raise NoMatch("masked by another tensor", near=False)
+
+
+def place(rewrite: Rewrite, operand: Operand, want: list[Group]) -> Node:
+    """The operand as a tensor with dimensions `want`."""
+    node = arrange(rewrite, operand.root, operand.groups, want)
+    if node is None:
+        raise NoMatch("an operand has dimensions that attention does not")
+    return node
+
+
+def same_dtype(nodes: list[Node]) -> bool:
+    """Whether all nodes have one dtype."""
+    return len({dtype(n) for n in nodes}) == 1

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user chose: our own options of `torch.compile(..., backend="tile", options={...})`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FAMILIES = ("attention", "mla", "norm", "gemm", "softmax")
+SELECT = ("fastest", "tile")
+OPTIONS = ("select", "families")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`select`: "fastest" keeps a tile kernel only where it beats Inductor, "tile" wherever it fits.
+
+    `families`: which subgraphs to look for.
+    """
+
+    select: str = "fastest"
+    families: tuple[str, ...] = FAMILIES
+
+
+def parse_settings(options: Mapping[str, Any]) -> Settings:
+    """Settings from our options; raises RuntimeError (as torch.compile does for its own) on a bad value."""
+    select = options.get("select", "fastest")
+    if select not in SELECT:
+        raise RuntimeError(f'option "select" must be one of {", ".join(map(repr, SELECT))}, got {select!r}')
+    families = options.get("families", FAMILIES)
+    families = (families,) if isinstance(families, str) else tuple(families)
+    unknown = [f for f in families if f not in FAMILIES]
+    if unknown:
+        raise RuntimeError(f'option "families" may hold {", ".join(map(repr, FAMILIES))}, got {unknown[0]!r}')
+    return Settings(select, tuple(f for f in FAMILIES if f in families))
