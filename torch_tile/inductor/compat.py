@@ -81,18 +81,23 @@ def size_hint(size: Any, fallback: int = 64) -> int:
 
 
 @contextlib.contextmanager
-def isolated_compile(patches: dict[str, Any]) -> Iterator[None]:
-    """Compile a graph of its own while another is being compiled: no tracing context, no fake mode."""
+def isolated_compile() -> Iterator[None]:
+    """Compile and run something else while a graph is being compiled: no tracing context, no fake mode, no grad."""
     from torch._guards import tracing
-    from torch._inductor import config
-    from torch._inductor.virtualized import V
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils._python_dispatch import _disable_current_modes
 
-    with (
-        tracing(None),
-        unset_fake_temporarily(),
-        V.set_aot_compilation(False) if hasattr(V, "set_aot_compilation") else contextlib.nullcontext(),
-        config.patch(patches),
-        torch.no_grad(),
-    ):
+    with tracing(None), _disable_current_modes(), torch.no_grad():
         yield
+
+
+def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Inductor's whole pipeline on an ATen graph, without custom passes and without CUDA graphs."""
+    none = dict.fromkeys((*STAGES, "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_post_pass"))
+    return compile_fx(gm, inputs, {**none, "triton.cudagraphs": False})
+
+
+def graph_breaks() -> int:
+    """How many graph breaks Dynamo has counted in this process."""
+    from torch._dynamo.utils import counters
+
+    return sum(counters["graph_break"].values())

@@ -131,6 +131,8 @@ def capture(context: Context) -> None:
 
 def _wanted(context: Context, family: str) -> bool:
     families = context.settings.families
+    if family == "softmax" and context.settings.select == "fastest":
+        return False  # Inductor fuses attention around a plain softmax; softmax.py finds it again afterwards
     return family in families or (family == "softmax" and bool({"attention", "mla"} & set(families)))
 
 

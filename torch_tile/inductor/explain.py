@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch_tile.explain(model, *args)`: what `backend="tile"` finds in a model, what it replaces, and why not the rest."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_tile.inductor.report import Report
+
+
+def explain(
+    model: Any, *args: Any, options: Mapping[str, Any] | None = None, backward: bool = False, **kwargs: Any
+) -> Report:
+    """Compile `model(*args, **kwargs)` once, without caches, and report every subgraph of a family we know.
+
+    The model is run, so arguments that it changes (a KV cache) are changed once. Its own compiled code, if any, is
+    not touched.
+
+    Args:
+        model: a module or function, not yet compiled.
+        *args: its arguments.
+        options: as for `torch.compile(model, backend="tile", options=...)`; by default `{"select": "tile"}`, so that
+            the report says what fits and not what is fastest on this machine.
+        backward: also compile the backward, of the sum of all floating outputs.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        A `Report`: `rows` (family, status, what, where, reason, graph), `replaced()`, `missed()`; `str()` is a table.
+    """
+    import torch
+
+    from torch_tile.inductor import compat
+    from torch_tile.inductor.backend import tile
+    from torch_tile.inductor.report import collect
+
+    chosen = dict(options) if options is not None else {"select": "tile"}
+    backend = functools.partial(tile, options={**chosen, "force_disable_caches": True})
+
+    def fresh(*values: Any, **named: Any) -> Any:  # a new function, so that no earlier compile of the model is reused
+        return model(*values, **named)
+
+    before = compat.graph_breaks()
+    with collect() as report, torch.set_grad_enabled(backward or torch.is_grad_enabled()):
+        outputs = torch.compile(fresh, backend=backend)(*args, **kwargs)
+        if backward:
+            _backward(outputs)
+    report.graph_breaks = compat.graph_breaks() - before
+    return report
+
+
+def _backward(outputs: Any) -> None:
+    """Run the backward without touching the `grad` of anything."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not tensors:
+        raise ValueError("explain(backward=True): no output of the model requires a gradient")
+    loss = torch.stack([t.float().sum() for t in tensors]).sum()
+    leaves = _graph_leaves(loss)
+    torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
+def _graph_leaves(loss: Any) -> list[Any]:
+    """The tensors whose gradients a backward from `loss` would accumulate."""
+    found, stack, seen = [], [loss.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.append(variable)
+        stack.extend(n for n, _ in node.next_functions)
+    return found
