@@ -138,7 +138,16 @@ DYNAMIC = {
     "gemm": lambda t, n: (t(n, 7), [t(7, n + 2)], [t(n + 2)], "r", "v0=add(acc0,x0);ret v0", torch.float32),
     "linear": lambda t, n: (t(n, n + 1, 7), t(9, 7), t(9), t(n, n + 1, 9), "gelu"),
     "swiglu": lambda t, n: (t(n, n + 1, 7), t(9, 7), t(9, 7)),
-    "attention": lambda t, n: (t(2, 4, n, 8), t(2, 2, n + 3, 8), t(2, 2, n + 3, 8), t(1, 1, n, n + 3), True, None, 3, n),
+    "attention": lambda t, n: (
+        t(2, 4, n, 8),
+        t(2, 2, n + 3, 8),
+        t(2, 2, n + 3, 8),
+        t(1, 1, n, n + 3),
+        True,
+        None,
+        3,
+        n,
+    ),
     "mla_decode": lambda t, n: (t(n, 2, 3, 8), t(n, 2, 3, 4), t(n, n + 4, 8), t(n, n + 4, 4)),
     "rms_norm": lambda t, n: (t(n, n + 1, 7), t(7)),
     "add_rms_norm": lambda t, n: (t(n, n + 1, 7), t(n, n + 1, 7), t(7)),
@@ -152,7 +161,9 @@ DYNAMIC["attention_lse"], DYNAMIC["mla_decode_lse"] = DYNAMIC["attention"], DYNA
 @pytest.mark.parametrize("name", OPS)
 def test_dynamic_shapes_compile_once(name, train, maker):
     t = maker(11, torch.float32, train)
-    assert count_frames(overload(name), [DYNAMIC[name](t, n) for n in (4, 6, 11, 13)]) == 1
+    # Sizes that meet no other size of the same call, which dynamo would take for a rule.
+    calls = [DYNAMIC[name](t, n) for n in (13, 17, 22, 29)]
+    assert count_frames(overload(name), calls) == 1
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -192,7 +203,8 @@ def test_kernels_are_imported_at_the_first_call_only():
 import sys, torch
 import torch_tile
 assert hasattr(torch.ops.tile, "mla_decode")
-late = [m for m in ("torch_tile.kernels.gemm", "torch_tile.kernels.attention", "torch_tile.jit", "sympy") if m in sys.modules]
+heavy = {"torch_tile.kernels.gemm", "torch_tile.kernels.attention", "torch_tile.jit", "sympy"}
+late = heavy & set(sys.modules)
 assert not late, late
 torch.ops.tile.linear(torch.ones(2, 3), torch.ones(4, 3))
 assert "torch_tile.kernels.gemm" in sys.modules

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documented Python form of `torch.ops.tile.*`.
 
-Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device; sums are kept in float32
-(float64 for float64); results are fresh and contiguous; empty tensors give empty or zero results. All have gradients;
-log-sum-exps have none. Refused arguments raise RuntimeError (shapes, devices), TypeError (dtypes), ValueError (strings
-and numbers) or IndexError (`dim`), and name the argument, what was got and what is wanted. Under autocast, products
-follow its dtype as `F.linear` does, norms and softmax run in float32 on CUDA.
+Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device; sums are kept in
+float32 (float64 for float64); results are fresh and contiguous; empty tensors give empty or zero results. All have
+gradients; log-sum-exps have none. Refused arguments raise RuntimeError (shapes, devices), TypeError (dtypes),
+ValueError (strings and numbers) or IndexError (`dim`), and name the argument, what was got and what is wanted. Under
+autocast, products follow its dtype as `F.linear` does, norms and softmax run in float32 on CUDA.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def gemm(
     Returns:
         `[M, N]` or `[B, M, N]`.
     """
-    return torch.ops.tile.gemm.default(a, list(bs), list(aux), kinds, epilogue, dtype)
+    out: Tensor = torch.ops.tile.gemm.default(a, list(bs), list(aux), kinds, epilogue, dtype)
+    return out
 
 
 def linear(
@@ -60,7 +61,8 @@ def linear(
     Returns:
         `[..., N]`, in x's dtype promoted with the residual's.
     """
-    return torch.ops.tile.linear.default(x, weight, bias, residual, activation)
+    out: Tensor = torch.ops.tile.linear.default(x, weight, bias, residual, activation)
+    return out
 
 
 def swiglu(x: Tensor, gate_weight: Tensor, up_weight: Tensor, activation: str = "silu") -> Tensor:
@@ -75,7 +77,8 @@ def swiglu(x: Tensor, gate_weight: Tensor, up_weight: Tensor, activation: str = 
     Returns:
         `[..., N]` in x's dtype.
     """
-    return torch.ops.tile.swiglu.default(x, gate_weight, up_weight, activation)
+    out: Tensor = torch.ops.tile.swiglu.default(x, gate_weight, up_weight, activation)
+    return out
 
 
 def attention(
@@ -103,7 +106,8 @@ def attention(
     Returns:
         `[B, H, Sq, Dv]` in q's dtype. A query that sees no key gives 0.
     """
-    return torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, q_offset)
+    out: Tensor = torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, q_offset)
+    return out
 
 
 def attention_lse(
@@ -122,7 +126,8 @@ def attention_lse(
         out as `attention`, lse `[B, H, Sq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
         is not differentiable.
     """
-    return torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale, window, q_offset)
+    out: tuple[Tensor, Tensor] = torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale, window, q_offset)
+    return out
 
 
 def mla_decode(
@@ -158,7 +163,8 @@ def mla_decode(
 
     Values of seq_lens and block_table are checked on the CPU only, where reading them is free.
     """
-    return torch.ops.tile.mla_decode.default(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
+    out: Tensor = torch.ops.tile.mla_decode.default(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
+    return out
 
 
 def mla_decode_lse(
@@ -177,7 +183,10 @@ def mla_decode_lse(
         out as `mla_decode`, lse `[B, Sq, H]` in float32 (float64 for float64), `-inf` for a query that sees no
         position. lse is not differentiable.
     """
-    return torch.ops.tile.mla_decode_lse.default(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
+    out: tuple[Tensor, Tensor] = torch.ops.tile.mla_decode_lse.default(
+        q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits
+    )
+    return out
 
 
 def rms_norm(
@@ -202,7 +211,8 @@ def rms_norm(
     Returns:
         `[..., N]` in x's dtype; with `cast_first`, promoted with the weight's.
     """
-    return torch.ops.tile.rms_norm.default(x, weight, eps, activation, weight_offset, cast_first)
+    out: Tensor = torch.ops.tile.rms_norm.default(x, weight, eps, activation, weight_offset, cast_first)
+    return out
 
 
 def add_rms_norm(
@@ -228,7 +238,10 @@ def add_rms_norm(
     Returns:
         y as `rms_norm`, and the sum `[..., N]` in x's dtype, which is what y was computed from.
     """
-    return torch.ops.tile.add_rms_norm.default(x, residual, weight, eps, activation, weight_offset, cast_first)
+    out: tuple[Tensor, Tensor] = torch.ops.tile.add_rms_norm.default(
+        x, residual, weight, eps, activation, weight_offset, cast_first
+    )
+    return out
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -243,7 +256,8 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     Returns:
         `[..., N]` in x's dtype.
     """
-    return torch.ops.tile.layer_norm.default(x, weight, bias, eps)
+    out: Tensor = torch.ops.tile.layer_norm.default(x, weight, bias, eps)
+    return out
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
@@ -257,4 +271,5 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     Returns:
         x's shape.
     """
-    return torch.ops.tile.softmax.default(x, dim, dtype)
+    out: Tensor = torch.ops.tile.softmax.default(x, dim, dtype)
+    return out

@@ -172,7 +172,7 @@ def _linear_as_gemm(
     activation: str,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], str, str]:
     """The arguments of `gemm`, up to the dtype, that make a linear layer."""
-    rows = residual.reshape(-1, weight.shape[0]) if residual is not None and weight.shape[0] else residual
+    rows = None if residual is None else _flatten(residual)
     aux = [t for t in (bias, rows) if t is not None]
     kinds = ("" if bias is None else "r") + ("" if residual is None else "t")
     text = language.of_layer(activation, bias is not None, residual is not None)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_tile.ops as ops
+
+ACTIVATIONS = {
+    "none": lambda t: t,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_linear_and_swiglu_are_the_torch_expressions(activation, seed, maker):
+    t = maker(seed, torch.float64)
+    act = ACTIVATIONS[activation]
+    x, w, u, b, r = t(3, 5, 17), t(11, 17), t(11, 17), t(11), t(3, 5, 11)
+    torch.testing.assert_close(ops.linear(x, w, b, r, activation), act(F.linear(x, w, b)) + r)
+    torch.testing.assert_close(ops.swiglu(x, w, u, activation), act(F.linear(x, w)) * F.linear(x, u))
+
+
+def test_linear_promotes_with_the_residual(maker):
+    t = maker(0, torch.bfloat16)
+    out = ops.linear(t(5, 7), t(9, 7), None, t(5, 9, dtype=torch.float32))
+    assert out.dtype == torch.float32
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (3, 0, 7), (3, 0), (0,)])
+def test_linear_of_nothing(shape, maker):
+    t = maker(0, torch.float32)
+    x, w, b = t(*shape), t(9, shape[-1]), t(9)
+    torch.testing.assert_close(ops.linear(x, w, b), F.linear(x, w, b))
+    torch.testing.assert_close(ops.linear(x, w[:0], b[:0], t(*shape[:-1], 0)), F.linear(x, w[:0], b[:0]))
+    assert ops.swiglu(x, w, w).shape == (*shape[:-1], 9)
+
+
+def test_gradients_are_eagers_in_low_precision(maker):
+    """As close to the float64 gradient as torch's own backward is, within a factor of two."""
+    t = maker(2, torch.float64)
+    exact = [t(6, 33), t(17, 33), t(17)]
+
+    def gradients(f, dtype):
+        leaves = [e.detach().to(dtype, copy=True).requires_grad_() for e in exact]
+        f(*leaves).double().square().sum().backward()
+        return [leaf.grad.double() for leaf in leaves]
+
+    def torchs(x, w, b):
+        return F.gelu(F.linear(x, w, b))
+
+    want = gradients(torchs, torch.float64)
+    eager = gradients(torchs, torch.bfloat16)
+    ours = gradients(lambda x, w, b: ops.linear(x, w, b, None, "gelu"), torch.bfloat16)
+    for a, b, c in zip(want, eager, ours, strict=True):
+        assert (c - a).norm() <= 2 * (b - a).norm()
+
+
+def linear_errors():
+    def t(*shape, dtype=torch.float32):
+        return torch.zeros(shape, dtype=dtype)
+
+    half = torch.float16
+    return [
+        (
+            (t(5, 7), t(9, 8)),
+            RuntimeError,
+            r"weight has size 8 in dimension 1 \(shape \[9, 8\]\); expected 7, x's last",
+        ),
+        ((t(5, 7), t(7)), RuntimeError, r"weight has 1 dimensions \[7\]; expected 2: \[N, K\]"),
+        ((t(), t(9, 7)), RuntimeError, "x has 0 dimensions"),
+        ((t(5, 7), t(9, 7), t(8)), RuntimeError, "bias has size 8 in dimension 0 .* expected 9, weight's first"),
+        ((t(5, 7), t(9, 7), t(1, 9)), RuntimeError, "bias has 2 dimensions"),
+        ((t(5, 7), t(9, 7), None, t(9)), RuntimeError, "residual has 1 dimensions"),
+        ((t(5, 7), t(9, 7), None, t(4, 9)), RuntimeError, "residual has size 4 in dimension 0 .* expected 5"),
+        ((t(5, 7), t(9, 7), None, None, "swish"), ValueError, "activation is 'swish'; expected one of 'none', 'relu'"),
+        ((t(5, 7), t(9, 7, dtype=half)), TypeError, "weight has dtype torch.float16; expected torch.float32, as x"),
+        ((t(5, 7, dtype=torch.int64), t(9, 7)), TypeError, "x has dtype torch.int64; expected float16, bfloat16"),
+        ((t(5, 7), t(9, 7), t(9, dtype=half)), TypeError, "bias has dtype torch.float16"),
+        ((t(5, 7), t(9, 7).to("meta")), (RuntimeError, NotImplementedError), "weight is on meta; expected cpu, as x"),
+        ((t(5, 7), t(9, 7).to_sparse()), (RuntimeError, NotImplementedError), None),
+    ]
+
+
+@pytest.mark.parametrize(("args", "error", "message"), linear_errors())
+def test_linear_refuses(args, error, message):
+    with pytest.raises(error, match=message and f"tile.linear: {message}"):
+        ops.linear(*args)
+
+
+def gemm_errors():
+    def t(*shape, dtype=torch.float32):
+        return torch.zeros(shape, dtype=dtype)
+
+    a, b, f32 = t(5, 7), t(7, 9), torch.float32
+    return [
+        ((a, []), ValueError, "bs is empty"),
+        ((t(7), [b]), RuntimeError, r"a has shape \[7\]; expected 2 or 3 dimensions"),
+        ((a, [t(8, 9)]), RuntimeError, r"bs\[0\] has size 8 in dimension -2 .* expected 7, a's last"),
+        ((a, [b, t(7, 8)]), RuntimeError, r"bs\[1\] has size 8 in dimension -1 .* expected 9, as bs\[0\]"),
+        ((t(2, 5, 7), [b]), RuntimeError, r"bs\[0\] has 2 dimensions"),
+        ((t(2, 5, 7), [t(3, 7, 9)]), RuntimeError, r"bs\[0\] has shape \[3, 7, 9\], which does not broadcast"),
+        ((a, [b], [t(9)], ""), ValueError, "kinds is '' for 1 aux operands"),
+        ((a, [b], [t(9)], "q"), ValueError, "kinds is 'q' for 1 aux operands; expected 't', 'r', 'c' or 's'"),
+        ((a, [b], [t(8)], "r"), RuntimeError, r"aux\[0\] has size 8 in dimension 0 .* by kind 'r'"),
+        ((a, [b], [t(9), t(5)], "rc"), RuntimeError, r"aux\[1\] has shape \[5\]; kind 'c' expects \[\*batch, M, 1\]"),
+        ((a, [b], [t(2)], "s"), RuntimeError, r"aux\[0\] has shape \[2\]; kind 's' expects one element"),
+        ((a, [b], [t(9, dtype=torch.int32)], "r"), TypeError, r"aux\[0\] has dtype torch.int32"),
+        ((a, [b.double()]), TypeError, r"bs\[0\] has dtype torch.float64; expected torch.float32, as a"),
+        ((a, [b], [], "", "v=relu(x0);ret v"), ValueError, None),
+        ((a, [b], [], "", "", torch.int32), TypeError, "dtype is torch.int32"),
+        ((a, [b], [t(5, 9)], "t", "v=frob(x0);ret v"), ValueError, None),
+    ], f32
+
+
+@pytest.mark.parametrize(("args", "error", "message"), gemm_errors()[0])
+def test_gemm_refuses(args, error, message):
+    dtype = args[5] if len(args) > 5 else gemm_errors()[1]
+    with pytest.raises(error, match=f"tile.gemm: {message}" if message else "epilogue: "):
+        ops.gemm(*args[:5], dtype=dtype)
+
+
+def test_swiglu_refuses():
+    x, w = torch.zeros(5, 7), torch.zeros(9, 7)
+    for args, error, message in (
+        ((x, w, w[:8]), RuntimeError, "up_weight has size 8 in dimension 0 .* expected 9, as gate_weight"),
+        ((x, w[:, :6], w), RuntimeError, "gate_weight has size 6 in dimension 1 .* expected 7"),
+        ((x, w, w.half()), TypeError, "up_weight has dtype torch.float16"),
+        ((x, w, w, "tanh"), ValueError, "activation is 'tanh'"),
+    ):
+        with pytest.raises(error, match=f"tile.swiglu: {message}"):
+            ops.swiglu(*args)
