@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Built files on disk, found by the digest of everything that went into them.
+
+An entry is there completely or not at all: it is built under a temporary name in its own folder, renamed, and then
+sealed by a sidecar with its size and SHA-256. What is missing, truncated or altered is built again; what another user
+could have written is refused, because entries are loaded into the process as machine code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_SEAL = ".seal"
+_TEMPORARY = ".tmp"
+_STALE_SECONDS = 24 * 3600
+_locks: dict[str, threading.Lock] = {}  # by file name: one build of it at a time within a process
+
+
+class CacheError(RuntimeError):
+    """The cache folder or one of its files cannot be used; the message says what to do."""
+
+
+def cache_dir() -> Path:
+    """`$TORCH_TILE_CACHE_DIR`, else `$XDG_CACHE_HOME/torch_tile`, else `~/.cache/torch_tile`. It need not exist yet."""
+    chosen = os.environ.get("TORCH_TILE_CACHE_DIR")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base and os.path.isabs(base):  # the XDG specification says to ignore relative ones
+        return Path(base) / "torch_tile"
+    return Path(os.path.expanduser("~")).absolute() / ".cache" / "torch_tile"
+
+
+def key_of(*parts: str | bytes) -> str:
+    """The key of an entry made from `parts`: SHA-256 over their lengths and bytes, so no two lists of parts share one."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def get_or_build(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+    """The file of `key` with `suffix` (such as ".so"), calling `build(path)` to write it if there is no sound one.
+
+    Several threads and processes may ask at once: threads wait, processes may each build, and the last rename wins.
+    `build` may itself ask for another suffix of the key; what it raises passes through and leaves nothing behind.
+    Raises CacheError if the folder or the entry could have been written by another user, or the folder is not writable.
+    """
+    with _locks.setdefault(key + suffix, threading.Lock()):
+        folder = _folder(key)
+        path = folder / (key + suffix)
+        if not _is_sound(path):
+            _remove_stale(folder)
+            _build(path, build)
+        return path
+
+
+def _folder(key: str) -> Path:
+    root = cache_dir()
+    folder = root / key[:2]
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        for each in (root, folder):
+            with contextlib.suppress(FileExistsError):
+                each.mkdir(mode=0o700)
+    except OSError as error:
+        raise CacheError(
+            f"cannot create the cache folder {folder}: {error.strerror}. "
+            "Set TORCH_TILE_CACHE_DIR to a folder you can write."
+        ) from error
+    for each in (root, folder):
+        status = each.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise CacheError(f"{each} is not a folder. Remove it, or set TORCH_TILE_CACHE_DIR to another folder.")
+        _check_owner(each, status)
+    return folder
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if not hasattr(os, "geteuid"):  # Windows: the folder lies in the user's profile
+        return
+    if status.st_uid != os.geteuid():
+        raise CacheError(
+            f"{path} belongs to user id {status.st_uid}, not to you ({os.geteuid()}); code from it will not be loaded. "
+            "Remove it, or set TORCH_TILE_CACHE_DIR to a folder of your own."
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CacheError(
+            f"{path} can be written by other users (mode {stat.S_IMODE(status.st_mode):o}); code from it will not be "
+            f"loaded. Run `chmod -R go-w {cache_dir()}`, or set TORCH_TILE_CACHE_DIR to another folder."
+        )
+
+
+def _seal_of(path: Path) -> Path:
+    return path.with_name(path.name + _SEAL)
+
+
+def _seal_text(path: Path) -> str:
+    data = path.read_bytes()
+    return f"{len(data)} {hashlib.sha256(data).hexdigest()}\n"
+
+
+def _is_sound(path: Path) -> bool:
+    seal = _seal_of(path)
+    try:
+        for each in (path, seal):
+            status = each.lstat()
+            if not stat.S_ISREG(status.st_mode):
+                raise CacheError(f"{each} is not a plain file. Remove it.")
+            _check_owner(each, status)
+        return seal.read_text() == _seal_text(path)
+    except FileNotFoundError:
+        return False
+    except UnicodeDecodeError:
+        return False
+
+
+def _build(path: Path, build: Callable[[Path], None]) -> None:
+    temporary = _temporary_name(path)
+    seal = _temporary_name(_seal_of(path))
+    try:
+        build(temporary)
+        os.chmod(temporary, 0o700)
+        seal.write_text(_seal_text(temporary))
+        os.chmod(seal, 0o600)
+        os.replace(temporary, path)
+        os.replace(seal, _seal_of(path))
+    finally:
+        for left in (temporary, seal):
+            left.unlink(missing_ok=True)
+
+
+def _temporary_name(path: Path) -> Path:
+    # The suffix is kept at the end: compilers and linkers look at it.
+    try:
+        handle, name = tempfile.mkstemp(_TEMPORARY + path.suffix, path.stem[:16] + ".", path.parent)
+    except OSError as error:
+        raise CacheError(
+            f"cannot write to the cache folder {path.parent}: {error.strerror}. "
+            "Set TORCH_TILE_CACHE_DIR to a folder you can write."
+        ) from error
+    os.close(handle)
+    return Path(name)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what builds that were killed left in `folder` long ago."""
+    now = time.time()
+    for path in folder.glob(f"*{_TEMPORARY}.*"):
+        with contextlib.suppress(OSError):
+            if now - path.lstat().st_mtime > _STALE_SECONDS:
+                path.unlink()

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C++ source to a shared library, with the compiler that Inductor would use, through the cache on disk.
+
+The library uses torch's own OpenMP run time, so kernels and torch share one pool of threads. Neither torch nor Inductor
+is imported: both only say which compiler to take, and cost a second.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_tile.diagnostics import InternalError
+
+from .cache import get_or_build, key_of
+
+# No -ffast-math: kernels promise infinities, NaN and signed zeros. Given up are only errno, traps and unfused products.
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-exceptions",
+    "-fno-rtti",
+)
+_ERROR_LINES = 20
+_log = logging.getLogger("torch_tile")
+
+
+class NoCompilerError(RuntimeError):
+    """No usable C++ compiler on this machine; the message says how to get one."""
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """A C++ compiler with the flags for this machine. `identity` differs whenever its output could."""
+
+    command: tuple[str, ...]
+    flags: tuple[str, ...]
+    link: tuple[str, ...]
+    identity: str
+
+    def arguments(self, source: Path, output: Path) -> list[str]:
+        """The command line that builds `output` from `source`."""
+        return [*self.command, *self.flags, f"-I{csrc_dir()}", str(source), "-o", str(output), *self.link]
+
+
+def compile_shared(source: str) -> Path:
+    """The shared library built from the C++ text `source`, or found in the cache. Any thread may call it.
+
+    Raises NoCompilerError if there is no compiler, CacheError if the cache cannot be used, and InternalError if the
+    compiler refuses the text, which then is a fault of the code generator.
+    """
+    compiler = find_compiler()
+    key = key_of(source, headers_digest(), compiler.identity, *compiler.flags, *compiler.link)
+
+    def build(output: Path) -> None:
+        text = get_or_build(key, ".cpp", lambda path: _write(path, source))
+        start = time.perf_counter()
+        result = _run(compiler.arguments(text, output))
+        if result.returncode != 0:
+            raise InternalError(_failure(text, result))
+        _log.debug("%s compiled %s in %.2f s", compiler.command[0], text, time.perf_counter() - start)
+
+    return get_or_build(key, ".so", build)
+
+
+def compile_many(sources: Iterable[str], workers: int | None = None) -> list[Path]:
+    """`compile_shared` of each text, `workers` (default: as many as there are processors) at a time."""
+    sources = list(sources)
+    if len(sources) < 2:
+        return [compile_shared(source) for source in sources]
+    find_compiler()
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        return list(pool.map(compile_shared, sources))
+
+
+def csrc_dir() -> Path:
+    """The folder with the headers: `csrc/` inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "csrc", package.parent / "csrc"):
+        if (folder / "cpu_types.h").is_file():
+            return folder
+    raise InternalError(f"the C++ headers are neither in {package} nor beside it")
+
+
+@functools.cache
+def headers_digest() -> str:
+    """A digest of the headers that generated CPU kernels may include; read once per process."""
+    return key_of(*(part for path in sorted(csrc_dir().glob("cpu_*.h")) for part in (path.name, path.read_bytes())))
+
+
+@functools.cache
+def find_compiler() -> HostCompiler:
+    """The first that works of Inductor's setting, `$CXX`, g++ and clang++. Raises NoCompilerError if none does."""
+    tried = []
+    for command in _candidates():
+        if command in tried:
+            continue
+        tried.append(command)
+        for machine in _machine_flags():
+            flags = FLAGS + machine + _openmp_flags()
+            # The predefined macros show version, instruction sets and that the flags are known, all at once.
+            result = _run([*command, *flags, "-dM", "-E", "-x", "c++", os.devnull])
+            if result.returncode == 0:
+                link = _openmp_link(clang="__clang__" in result.stdout)
+                return HostCompiler(command, flags, link, key_of(shlex.join(command), result.stdout))
+    names = ", ".join(shlex.join(command) for command in tried)
+    raise NoCompilerError(
+        f"torch_tile needs a C++17 compiler with OpenMP to build CPU kernels; none of these works: {names}. "
+        "Install one (Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`; macOS: "
+        "`xcode-select --install`) or name one in the environment variable CXX."
+    )
+
+
+def _candidates() -> Iterator[tuple[str, ...]]:
+    # If Inductor's settings are not loaded, nobody changed them, and their default is $CXX or g++.
+    chosen = getattr(getattr(sys.modules.get("torch._inductor.config"), "cpp", None), "cxx", ())
+    first = chosen if isinstance(chosen, (tuple, list)) else (chosen,)
+    for name in (*first, os.environ.get("CXX"), "g++", "clang++"):
+        if isinstance(name, str) and name.strip():
+            yield tuple(shlex.split(name))
+
+
+def _machine_flags() -> Iterator[tuple[str, ...]]:
+    """Flags for all instruction sets of this machine, best first; compilers differ in which they know."""
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        yield ("-march=native", "-mprefer-vector-width=512")
+    yield ("-march=native",)
+    yield ("-mcpu=native",)
+    yield ()
+
+
+def _openmp_flags() -> tuple[str, ...]:
+    return ("-Xpreprocessor", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",)
+
+
+def _openmp_link(clang: bool) -> tuple[str, ...]:
+    """Torch's OpenMP library by its path, before the compiler's own, which --as-needed then drops."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ()
+    package = Path(spec.origin).parent
+    names = ["libomp*.dylib", "libiomp5*.dylib"] if sys.platform == "darwin" else ["libiomp5*.so*", "libomp*.so*"]
+    if not clang:
+        names.insert(0, "libgomp*.so*")  # clang's calls are not in libgomp
+    for folder in (package / "lib", package.parent / "torch.libs"):
+        for name in names:
+            for library in sorted(folder.glob(name)):
+                needed = ("-Wl,--no-as-needed", str(library), "-Wl,--as-needed")
+                return ((str(library),) if sys.platform == "darwin" else needed) + (f"-Wl,-rpath,{folder}",)
+    return ()
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"LC_ALL": "C"}
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", str(error))
+
+
+def _failure(source: Path, result: subprocess.CompletedProcess[str]) -> str:
+    lines = (result.stderr or result.stdout).strip().splitlines()
+    if len(lines) > _ERROR_LINES:
+        lines[_ERROR_LINES:] = [f"... and {len(lines) - _ERROR_LINES} more lines"]
+    head = f"the host compiler refused {source} (exit status {result.returncode}):"
+    return "\n".join([head, *lines, shlex.join(result.args)])
