@@ -118,6 +118,7 @@ def parse(text: str, num_products: int | None = None, num_aux: int | None = None
     return Epilogue(tuple(parsed), result)
 
 
+@functools.lru_cache(maxsize=256)
 def of_layer(activation: str, bias: bool, residual: bool) -> str:
     """The text of `activation(acc0 + bias) + residual`; the auxiliary operands come in this order."""
     statements, value, aux = [], "acc0", 0

@@ -13,7 +13,7 @@ import torch
 
 from torch_tile.kernels.epilogue import ACTIVATIONS
 
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 Size = int | torch.SymInt
 
@@ -43,56 +43,59 @@ def shape_of(tensor: torch.Tensor) -> str:
 
 def check_floating(op: str, **tensors: torch.Tensor | None) -> None:
     """Every tensor is strided, of a supported floating dtype and on the first one's device."""
-    first_name, first = next((name, t) for name, t in tensors.items() if t is not None)
+    first: torch.Tensor | None = None
+    first_name = ""
     for name, t in tensors.items():
         if t is None:
             continue
-        require_type(
-            t.dtype in FLOATING,
-            lambda name=name, t=t: (  # type: ignore[misc]
-                f"tile.{op}: {name} has dtype {t.dtype}; expected float16, bfloat16, float32 or float64"
-            ),
-        )
+        if first is None:
+            first, first_name = t, name
+        if t.dtype not in FLOATING:
+            raise TypeError(f"tile.{op}: {name} has dtype {t.dtype}; expected float16, bfloat16, float32 or float64")
         check_device(op, name, t, first_name, first)
 
 
 def check_device(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
-    """Both tensors are strided and on one device."""
-    require(
-        tensor.device == other.device,
-        lambda: f"tile.{op}: {name} is on {tensor.device}; expected {other.device}, as {other_name}",
-    )
-    require(
-        tensor.layout == torch.strided,
-        lambda: f"tile.{op}: {name} has layout {tensor.layout}; expected torch.strided",
-    )
+    """Both tensors are on one device, and the first is strided."""
+    if tensor.device != other.device:
+        raise RuntimeError(f"tile.{op}: {name} is on {tensor.device}; expected {other.device}, as {other_name}")
+    if tensor.layout != torch.strided:
+        raise RuntimeError(f"tile.{op}: {name} has layout {tensor.layout}; expected torch.strided")
 
 
 def check_same_dtype(op: str, **tensors: torch.Tensor | None) -> None:
     """Every tensor has the first one's dtype."""
-    first_name, first = next((name, t) for name, t in tensors.items() if t is not None)
+    first: torch.Tensor | None = None
+    first_name = ""
     for name, t in tensors.items():
-        if t is not None:
-            require_type(
-                t.dtype == first.dtype,
-                lambda name=name, t=t: (  # type: ignore[misc]
-                    f"tile.{op}: {name} has dtype {t.dtype}; expected {first.dtype}, as {first_name}"
-                ),
-            )
+        if t is None:
+            continue
+        if first is None:
+            first, first_name = t, name
+        elif t.dtype != first.dtype:
+            raise TypeError(f"tile.{op}: {name} has dtype {t.dtype}; expected {first.dtype}, as {first_name}")
 
 
 def check_dims(op: str, name: str, tensor: torch.Tensor, dims: int, meaning: str) -> None:
     """The tensor has `dims` dimensions; `meaning` names them in the message, for instance `[B, H, S, D]`."""
-    require(
-        tensor.dim() == dims,
-        lambda: f"tile.{op}: {name} has {tensor.dim()} dimensions {shape_of(tensor)}; expected {dims}: {meaning}",
-    )
+    if tensor.dim() != dims:
+        raise RuntimeError(
+            f"tile.{op}: {name} has {tensor.dim()} dimensions {shape_of(tensor)}; expected {dims}: {meaning}"
+        )
 
 
 def check_size(op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, wanted: str) -> None:
     """Dimension `dim` of the tensor is `size`; `wanted` says in the message where that size comes from."""
+    condition = tensor.size(dim) == size
+    if condition is not True:  # False or symbolic; the message's closure is made only here, off the common path
+        _refuse_size(condition, op, name, tensor, dim, size, wanted)
+
+
+def _refuse_size(
+    condition: bool | torch.SymBool, op: str, name: str, tensor: torch.Tensor, dim: int, size: Size, wanted: str
+) -> None:
     require(
-        tensor.shape[dim] == size,
+        condition,
         lambda: (
             f"tile.{op}: {name} has size {tensor.shape[dim]} in dimension {dim} (shape {shape_of(tensor)}); "
             f"expected {size}, {wanted}"
