@@ -17,7 +17,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -119,7 +119,7 @@ def _describe(module: GraphModule) -> str:
     names = {node: f"n{index}" for index, node in enumerate(module.graph.nodes)}
     lines = []
     for node in module.graph.nodes:
-        args = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: _Name(names[n]))
+        args = torch.fx.node.map_arg((node.args, node.kwargs), cast(Any, lambda n: _Name(names[n])))
         target = node.target if node.op == "call_function" else ""
         lines.append(f"{names[node]}={node.op} {target} {args} {_facts(val(node)) if node.op == 'placeholder' else ''}")
     return "\n".join(lines)

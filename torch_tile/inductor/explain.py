@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`torch_tile.explain(model, *args)`: what `backend="tile"` finds in a model, what it replaces, and why not the rest."""
+"""`torch_tile.explain(model, *args)`: what `backend="tile"` finds in a model, what it replaces, and why not more."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torch.fx import Node
 from torch_tile.inductor.passes import epilogue
 from torch_tile.inductor.passes.graph import Rewrite, dtype, is_call, ordered, product, shape
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.kernels.epilogue_rewrite import canonical
 
 
 def match(context: Context) -> None:
@@ -46,14 +47,9 @@ def _replace(context: Context, seed: Node) -> list[Node]:
     aux = [rewrite.reshape(x, wanted[kind]) for x, kind in zip(writer.aux, writer.kinds, strict=True)]
     bs = [epilogue.right(p) for p in region.products]
     kinds = "".join(writer.kinds)
-    text = canonical(text, len(bs), len(aux))
+    text = canonical(text)
     new = rewrite.call(torch.ops.tile.gemm.default, epilogue.left(seed), bs, aux, kinds, text, dtype(out))
     new = rewrite.reshape(new, shape(out))
     layers = f"{len(bs)} products, " if len(bs) > 1 else ""
     what = f"tile.gemm({layers}{text or 'no epilogue'})"
     return region.products if context.replace(rewrite, "gemm", [(out, new)], what, seed) else []
-
-
-def canonical(text: str, products: int, aux: int) -> str:
-    """The text with its idioms named (silu, gelu) and equal programs made equal."""
-    return text
