@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test may assume: seeded generators, caches of its own session, its share of the cores, no GPU."""
+
+import hashlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+SEED = "TORCH_TILE_TEST_SEED"
+CACHES = {"TORCH_TILE_CACHE_DIR": "kernels", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+_made: list[str] = []  # the session's temporary folder, in the process that made it
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the environment before anything imports torch; pytest-xdist's workers inherit it."""
+    os.environ.setdefault(SEED, str(int.from_bytes(os.urandom(4), "little")))
+    workers = getattr(config.option, "numprocesses", None) or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // int(workers))))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # starting a pool of compilers takes seconds
+    missing = [name for name in CACHES if name not in os.environ]
+    if missing:
+        _made.append(tempfile.mkdtemp(prefix="torch_tile_test_"))
+        os.environ.update({name: os.path.join(_made[0], CACHES[name]) for name in missing})
+
+
+def pytest_unconfigure() -> None:
+    for folder in _made:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_report_header() -> str:
+    return f"{SEED}={os.environ[SEED]}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Repeat the seed beside failures: `-q` hides the header."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"repeat this session's random inputs with {SEED}={os.environ[SEED]}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("cuda")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A number that is new in every session and test, and the same again under the same TORCH_TILE_TEST_SEED."""
+    text = f"{os.environ[SEED]} {request.node.nodeid}"
+    value = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+    print(f"seed {value} ({SEED}={os.environ[SEED]})")
+    return value
+
+
+@pytest.fixture(autouse=True)
+def _isolated(seed: int) -> Iterator[None]:
+    """Seed the global generators, and leave no compiled graph behind. Tests that do not use torch do not pay for it."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shape of the tree: import direction, mirrored test paths, size limits, headers, docstrings.
+
+Each rule is a generator of complaints over a checkout; it is run on this one, where it must find nothing, and on small
+made-up trees, where it must find what was planted.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "torch_tile"
+
+# Lowest first; a module may import its own layer's package and any layer above it in this list, not its siblings.
+# "torch_tile" is the package's own __init__, which may import everything, lazily where that is heavy.
+LAYERS = [
+    {"catalogue"},
+    {"diagnostics"},
+    {"target", "ir"},
+    {"intrinsics"},
+    {"tileop"},
+    {"language", "lowering", "codegen", "interp", "runtime"},
+    {"profiler"},
+    {"kernel"},
+    {"jit"},
+    {PACKAGE},
+    {"kernels"},
+    {"ops"},
+    {"inductor", "nn", "integrations", "tools"},
+    {"__main__"},
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+WITH_TORCH = {name for name, rank in RANK.items() if rank >= RANK["kernels"]} | {PACKAGE, "interp"}
+
+# Tests that mirror no module, and why.
+NOT_MIRRORED = {
+    "test_structure.py": "is about the whole tree",
+    "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
+    "csrc": "tests the headers of csrc/, name for name",
+    "errors": "one kernel that must fail for each entry of catalogue.py",
+    "golden": "printed kernels at every stage",
+    "papers": "the kernels of the papers, as printed there",
+    "models": "whole models through several layers",
+}
+
+MAX_FILE, MAX_FUNCTION = 400, 100
+COMMENT = {".py": "#", ".sh": "#", ".h": "//", ".cpp": "//", ".cu": "//", ".cuh": "//"}
+
+
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def sources(root: Path) -> Iterator[tuple[Path, str]]:
+    """Python files of the package and their layer's name."""
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root / PACKAGE).parts
+        name = parts[0].removesuffix(".py")
+        yield path, PACKAGE if name == "__init__" else name
+
+
+def code_files(root: Path) -> Iterator[Path]:
+    for folder in (PACKAGE, "test", "csrc", "benchmarks", ".ci"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in COMMENT or path == root / ".ci/run":
+                yield path
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports(node: ast.AST, into_functions: bool = True) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Import statements that run (those for type checkers do not), in source order."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif is_type_checking(child):
+            yield from (i for part in child.orelse for i in imports(ast.Module([part], []), into_functions))
+        elif into_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from imports(child, into_functions)
+
+
+def imported(statement: ast.Import | ast.ImportFrom, path: Path, root: Path) -> Iterator[str]:
+    """Dotted names of what a statement imports, relative ones resolved; `from a import b` gives a.b."""
+    if isinstance(statement, ast.Import):
+        yield from (alias.name for alias in statement.names)
+        return
+    base = statement.module or ""
+    if statement.level:
+        package = path.parent.relative_to(root).parts
+        above = package[: len(package) - statement.level + 1]
+        base = ".".join((*above, base) if base else above)
+    yield from (f"{base}.{alias.name}" for alias in statement.names)
+
+
+def layer_of(dotted: str, root: Path) -> str | None:
+    """The layer that a dotted name lies in: None outside the package, the package itself for names of its __init__."""
+    parts = dotted.split(".")
+    if parts[0] != PACKAGE:
+        return None
+    folder = root / PACKAGE
+    if len(parts) > 1 and ((folder / parts[1]).is_dir() or (folder / f"{parts[1]}.py").is_file()):
+        return parts[1]
+    return PACKAGE
+
+
+def import_direction(root: Path) -> Iterator[str]:
+    for path, layer in sources(root):
+        where = path.relative_to(root)
+        if layer not in RANK:
+            yield f"{where}: `{layer}` is in no layer; place it in LAYERS and in docs/architecture.md"
+            continue
+        if layer == PACKAGE:
+            continue
+        for statement in imports(parse(path)):
+            for other in {layer_of(name, root) for name in imported(statement, path, root)}:
+                if other is None or other == layer or other not in RANK:
+                    continue
+                if RANK[other] >= RANK[layer]:
+                    yield f"{where}:{statement.lineno}: `{layer}` may not import `{other}`"
+
+
+def torch_at_import(root: Path) -> Iterator[str]:
+    for path, layer in sources(root):
+        if layer in WITH_TORCH:
+            continue
+        for statement in imports(parse(path), into_functions=False):
+            if any(name.split(".")[0] == "torch" for name in imported(statement, path, root)):
+                where = f"{path.relative_to(root)}:{statement.lineno}"
+                yield f"{where}: import torch inside the function that needs it, or under TYPE_CHECKING"
+
+
+def mirrored_tests(root: Path) -> Iterator[str]:
+    for path in sorted((root / "test").rglob("test_*.py")):
+        inside = path.relative_to(root / "test")
+        if inside.parts[0] in NOT_MIRRORED:
+            continue
+        source = root / PACKAGE / inside.parent / inside.name.removeprefix("test_")
+        if not source.is_file() and not source.with_suffix("").is_dir():
+            yield f"test/{inside}: there is no {source.relative_to(root)}; rename it, or say why not in NOT_MIRRORED"
+
+
+def file_sizes(root: Path) -> Iterator[str]:
+    for path in code_files(root):
+        lines = len(path.read_text().splitlines())
+        if lines > MAX_FILE:
+            yield f"{path.relative_to(root)}: {lines} lines, the limit is {MAX_FILE}"
+
+
+def function_sizes(root: Path) -> Iterator[str]:
+    for path in code_files(root):
+        if path.suffix != ".py":
+            continue
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > MAX_FUNCTION:
+                    where = f"{path.relative_to(root)}:{node.lineno}"
+                    yield f"{where}: `{node.name}` has {lines} lines, the limit is {MAX_FUNCTION}"
+
+
+def headers(root: Path) -> Iterator[str]:
+    for path in code_files(root):
+        lines = path.read_text().splitlines()
+        first = next((line for line in lines if not line.startswith("#!")), "")
+        wanted = f"{COMMENT.get(path.suffix, '#')} SPDX-License-Identifier: Apache-2.0"
+        if first != wanted:
+            yield f"{path.relative_to(root)}: should begin with `{wanted}`"
+
+
+def module_docstrings(root: Path) -> Iterator[str]:
+    """Tests may do without: their path says which module they are about."""
+    for path in code_files(root):
+        if path.suffix != ".py" or path.is_relative_to(root / "test"):
+            continue
+        if parse(path).body and not ast.get_docstring(parse(path)):
+            yield f"{path.relative_to(root)}: has no module docstring"
+
+
+def silent_errors(root: Path) -> Iterator[str]:
+    """`raise ValueError` or `raise ValueError()` say nothing. Re-raising in a handler and abstract methods are fine."""
+    for path, _ in sources(root):
+        for node in ast.walk(parse(path)):
+            raised = node.exc if isinstance(node, ast.Raise) else None
+            name = raised.func if isinstance(raised, ast.Call) and not (raised.args or raised.keywords) else raised
+            if (
+                isinstance(name, ast.Name)
+                and name.id != "NotImplementedError"
+                and re.search(r"(Error|Exception|Exit)$", name.id)
+            ):
+                yield f"{path.relative_to(root)}:{node.lineno}: {name.id} is raised without a message"
+
+
+RULES = [
+    import_direction,
+    torch_at_import,
+    mirrored_tests,
+    file_sizes,
+    function_sizes,
+    headers,
+    module_docstrings,
+    silent_errors,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_this_tree(rule: Callable[[Path], Iterator[str]]) -> None:
+    found = list(rule(ROOT))
+    assert not found, "\n" + "\n".join(found)
+
+
+HEAD = '# SPDX-License-Identifier: Apache-2.0\n"""What it is."""\n'
+
+
+def tree(tmp_path: Path, files: dict[str, str]) -> Path:
+    """A made-up checkout; Python files get the header and the docstring."""
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(HEAD + text if name.endswith(".py") else text)
+    return tmp_path
+
+
+CLEAN = {
+    "torch_tile/__init__.py": "from torch_tile import ops\n",
+    "torch_tile/ir/a.py": "from ..diagnostics import x\nfrom . import b\nimport numpy\n",
+    "torch_tile/ir/b.py": "if TYPE_CHECKING:\n    import torch\n    from .. import jit\n",
+    "torch_tile/diagnostics.py": "x = 1\n",
+    "torch_tile/jit.py": "from torch_tile.ir import a\ndef f():\n    import torch\n    raise ValueError('no')\n",
+    "torch_tile/ops/__init__.py": "import torch\nfrom torch_tile import jit\n",
+    "test/ir/test_a.py": "",
+    "test/test_structure.py": "",
+    "csrc/a.h": "// SPDX-License-Identifier: Apache-2.0\n",
+}
+
+PLANTED = [
+    (import_direction, {"torch_tile/ir/c.py": "from ..jit import f\n"}, "ir/c.py:3: `ir` may not import `jit`"),
+    (import_direction, {"torch_tile/ir/c.py": "from .. import jit\n"}, "`ir` may not import `jit`"),
+    (import_direction, {"torch_tile/ir/c.py": "import torch_tile.ops.x\n"}, "`ir` may not import `ops`"),
+    (import_direction, {"torch_tile/ir/c.py": "def f():\n    import torch_tile\n"}, "`ir` may not import `torch_tile`"),
+    (
+        import_direction,
+        {"torch_tile/codegen/c.py": "from ..runtime import f\n", "torch_tile/runtime/a.py": ""},
+        "`codegen` may not import `runtime`",
+    ),
+    (
+        import_direction,
+        {"torch_tile/ir/c.py": "if TYPE_CHECKING:\n    pass\nelse:\n    from .. import jit\n"},
+        "`ir` may not import `jit`",
+    ),
+    (import_direction, {"torch_tile/new/a.py": ""}, "`new` is in no layer"),
+    (torch_at_import, {"torch_tile/ir/c.py": "import torch.fx\n"}, "ir/c.py:3: import torch inside"),
+    (
+        torch_at_import,
+        {"torch_tile/jit.py": "try:\n    from torch import x\nfinally:\n    x = 1\n"},
+        "jit.py:4",
+    ),
+    (mirrored_tests, {"test/ir/test_c.py": ""}, "there is no torch_tile/ir/c.py"),
+    (file_sizes, {"test/test_long.py": "\n" * 399}, "test_long.py: 401 lines"),
+    (file_sizes, {"csrc/long.h": "\n" * 401}, "csrc/long.h: 401 lines"),
+    (function_sizes, {"torch_tile/jit.py": "def f():\n" + "    pass\n" * 100}, "jit.py:3: `f` has 101 lines"),
+    (headers, {"csrc/b.h": "#pragma once\n"}, "csrc/b.h: should begin with `// SPDX"),
+    (headers, {".ci/run": "#!/bin/bash\nset -e\n"}, ".ci/run: should begin with `# SPDX"),
+    (
+        silent_errors,
+        {"torch_tile/jit.py": "def f():\n    raise ValueError\n"},
+        "jit.py:4: ValueError is raised",
+    ),
+    (silent_errors, {"torch_tile/jit.py": "def f():\n    raise TypeError()\n"}, "TypeError is raised without"),
+]
+
+
+@pytest.mark.parametrize(("rule", "files", "expected"), PLANTED)
+def test_finds_what_is_planted(rule, files, expected, tmp_path: Path) -> None:
+    found = list(rule(tree(tmp_path, {**CLEAN, **files})))
+    assert len(found) == 1 and expected in found[0], found
+
+
+def test_finds_a_missing_docstring(tmp_path: Path) -> None:
+    root = tree(tmp_path, CLEAN)
+    (root / "torch_tile/jit.py").write_text("# SPDX-License-Identifier: Apache-2.0\nx = 1\n")
+    assert list(module_docstrings(root)) == ["torch_tile/jit.py: has no module docstring"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_accepts_a_clean_tree(rule: Callable[[Path], Iterator[str]], tmp_path: Path) -> None:
+    assert list(rule(tree(tmp_path, CLEAN))) == []
