@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known about integer expressions: numeric intervals, and proofs of inequalities with symbolic sizes.
+
+Assumes that int32 and int64 arithmetic does not wrap and that dimensions are at least 1. What is claimed is true;
+what cannot be shown within a small budget is not claimed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Iterator
+
+from . import dtype as dt
+from .expr import COMPARISONS, LOGICAL, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const, to_expr
+from .interval import Interval, of_binary, range_of
+from .polynomial import EXACT, Atom, Atoms, Polynomial, number
+from .stmt import Kernel
+
+BUDGET = 200  # polynomials looked at in one proof
+NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+
+
+class Ranges:
+    """What holds at one point of a kernel. Immutable: entering a loop or a branch gives a new one.
+
+    For an atom `x`, `_lower` holds pairs `(k, p)` that mean `k * x >= p`, `_upper` pairs that mean `k * x <= p`, newest
+    first.
+    """
+
+    def __init__(self) -> None:
+        self._atoms = Atoms()
+        self._lower: dict[int, tuple[tuple[int, Polynomial], ...]] = {}
+        self._upper: dict[int, tuple[tuple[int, Polynomial], ...]] = {}
+        self._numeric: dict[int, Interval] = {}
+        self._depth: dict[int, int] = {}
+        self._verdicts: dict[Hashable, bool] = {}
+        self._values: dict[int, Expr] = {}
+
+    # Entering scopes.
+
+    def loop(self, var: Var, start: Expr | int, stop: Expr | int, step: int = 1) -> Ranges:
+        """Inside a loop: `start <= var < stop` in steps of `step` (at least 1)."""
+        first, last = to_expr(start), to_expr(stop)
+        if step > 1:
+            turn = Var(f"{var.name}_turn", var.type, "loop")
+            inner = self.loop(turn, 0, (last - first + (step - 1)) // step)
+            return inner.define(var, first + turn * step)
+        new = self.assume(first < last)._copy()
+        atom = new._enter(var)
+        low, high = self.interval(first), self.interval(last)
+        new._numeric[id(var)] = Interval(low.low, high.high - 1) & self._of_var(var)
+        return new._bound(atom, self._atoms.of(first), self._atoms.of(last) - number(1))
+
+    def kernel(self, kernel: Kernel) -> Ranges:
+        """Inside a kernel: each block index is below its grid extent."""
+        new = self
+        for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
+            new = new.loop(var, 0, extent)
+        return new
+
+    def within(self, var: Var, low: Expr | int, high: Expr | int) -> Ranges:
+        """Where `low <= var <= high` is known."""
+        return self.loop(var, low, to_expr(high) + 1)
+
+    def define(self, var: Var, value: Expr) -> Ranges:
+        """After `var = value`."""
+        new = self._copy()
+        if isinstance(value, Const | Var):
+            new._values[id(var)] = value
+        if not var.dtype.is_integer:
+            return new
+        new._numeric[id(var)] = self.interval(value)
+        polynomial = self._atoms.of(value)
+        if self._atoms.is_mutable(polynomial):
+            new._enter(var)
+        else:
+            self._atoms.define(var, polynomial)
+        return new
+
+    def assume(self, condition: Expr) -> Ranges:
+        """Where `condition` holds. What it says about memory is not remembered, since memory changes."""
+        new = self
+        for op, a, b in _comparisons(condition, True):
+            p = self._atoms.of(b) - self._atoms.of(a)
+            if op in ("<", "<="):
+                new = new._fact(p - number(1) if op == "<" else p)
+            elif op in (">", ">="):
+                new = new._fact(p.scaled(-1) - number(1) if op == ">" else p.scaled(-1))
+            elif op == "==":
+                new = new._fact(p)._fact(p.scaled(-1))
+        return new
+
+    def _copy(self) -> Ranges:
+        new = copy.copy(self)
+        new._lower, new._upper = dict(self._lower), dict(self._upper)
+        new._numeric, new._depth, new._verdicts = dict(self._numeric), dict(self._depth), {}
+        new._values = dict(self._values)
+        return new
+
+    def _enter(self, var: Var) -> int:
+        atom = self._atoms.variable(var)
+        self._depth[atom] = len(self._depth) + 1
+        return atom
+
+    def _bound(self, atom: int, low: Polynomial | None, high: Polynomial | None, factor: int = 1) -> Ranges:
+        for table, p in ((self._lower, low), (self._upper, high)):
+            if p is not None and not self._atoms.is_mutable(p):
+                table[atom] = ((factor, p), *table.get(atom, ()))
+        return self
+
+    def _fact(self, p: Polynomial) -> Ranges:
+        """Where `p >= 0`: a bound of its innermost atom."""
+        p = p.tightened()
+        parts = None if p.is_constant or self._atoms.is_mutable(p) else p.split(atom := self._innermost(p))
+        if parts is None or not parts[0].is_constant:
+            return self
+        factor, rest = parts[0].constant, parts[1]
+        new = self._copy()
+        described = self._atoms.table[atom].expr
+        if factor > 0:
+            new._bound(atom, rest.scaled(-1), None, factor)
+        else:
+            new._bound(atom, None, rest, -factor)
+        if isinstance(described, Var) and rest.is_constant:
+            limit = -rest.constant // factor if factor < 0 else -(rest.constant // factor)
+            known = self._of_var(described)
+            new._numeric[id(described)] = known & (Interval(low=limit) if factor > 0 else Interval(high=limit))
+        return new
+
+    def value_of(self, var: Var) -> Expr | None:
+        """The literal or the variable that `var` is known to equal."""
+        if id(var) not in self._values and var.dtype.is_integer and (found := self._of_var(var)).is_point:
+            return const(int(found.low), var.type)
+        return self._values.get(id(var))
+
+    # Intervals.
+
+    def interval(self, expr: Expr) -> Interval:
+        """Numbers between which an integer or bool expression lies."""
+        dtype = expr.dtype
+        if dtype.is_float:
+            return Interval()
+        found = self._interval(expr)
+        if dtype in EXACT or found.within(range_of(dtype)):
+            return found
+        return range_of(dtype)
+
+    def _of_var(self, var: Var) -> Interval:
+        known = self._numeric.get(id(var))
+        if known is not None:
+            return known
+        if var.role == "dim":
+            return Interval(low=1)
+        return range_of(var.type) if var.role == "param" or var.type not in EXACT else Interval()
+
+    def _interval(self, expr: Expr) -> Interval:
+        if isinstance(expr, Const):
+            return Interval(int(expr.value), int(expr.value))
+        if isinstance(expr, Var):
+            return self._of_var(expr)
+        if isinstance(expr, Binary) and expr.op not in COMPARISONS and expr.op not in LOGICAL:
+            return of_binary(expr.op, self.interval(expr.a), self.interval(expr.b))
+        if isinstance(expr, Select):
+            return self.interval(expr.a) | self.interval(expr.b)
+        if isinstance(expr, Unary) and expr.op == "-":
+            return -self.interval(expr.a)
+        if isinstance(expr, Cast) and not expr.a.dtype.is_float and expr.type.is_integer:
+            inner = self.interval(expr.a)
+            widening = expr.type in EXACT and expr.a.dtype == dt.int32
+            return inner if widening or inner.within(range_of(expr.type)) else range_of(expr.type)
+        if isinstance(expr, Call) and expr.name == "abs":
+            inner = self.interval(expr.args[0])
+            return Interval(max(inner.low, -inner.high, 0), max(-inner.low, inner.high))
+        known = isinstance(expr, Load | Cast) or expr.dtype not in EXACT
+        return range_of(expr.dtype) if known else Interval()
+
+    # Proofs.
+
+    def prove(self, condition: Expr) -> bool:
+        """Whether a bool expression is certainly true here. False says nothing."""
+        if isinstance(condition, Const):
+            return bool(condition.value)
+        if isinstance(condition, Unary) and condition.op == "not":
+            return self.refute(condition.a)
+        if not isinstance(condition, Binary):
+            return False
+        if condition.op in LOGICAL:
+            both = all if condition.op == "and" else any
+            return both(self.prove(x) for x in (condition.a, condition.b))
+        return self._compare(condition.op, condition.a, condition.b)
+
+    def refute(self, condition: Expr) -> bool:
+        """Whether a bool expression is certainly false here."""
+        if isinstance(condition, Const):
+            return not condition.value
+        if isinstance(condition, Unary) and condition.op == "not":
+            return self.prove(condition.a)
+        if not isinstance(condition, Binary):
+            return False
+        if condition.op in LOGICAL:
+            either = any if condition.op == "and" else all
+            return either(self.refute(x) for x in (condition.a, condition.b))
+        return condition.op in NEGATED and self._compare(NEGATED[condition.op], condition.a, condition.b)
+
+    def inside(self, index: Expr, size: Expr) -> bool:
+        """Whether `0 <= index < size`, so that an access needs no guard."""
+        return self._compare(">=", index, const(0, dt.int32)) and self._compare("<", index, size)
+
+    def _compare(self, op: str, a: Expr, b: Expr) -> bool:
+        if op not in COMPARISONS or a.dtype.is_float or b.dtype.is_float:
+            return False
+        p = self._atoms.of(b) - self._atoms.of(a)
+        one = number(1)
+        if op in ("<", "<="):
+            return self._shown(p - one if op == "<" else p)
+        if op in (">", ">="):
+            return self._shown(p.scaled(-1) - one if op == ">" else p.scaled(-1))
+        if op == "==":
+            return self._shown(p) and self._shown(p.scaled(-1))
+        return self._shown(p - one) or self._shown(p.scaled(-1) - one)
+
+    def _shown(self, p: Polynomial) -> bool:
+        key = p.key
+        if key not in self._verdicts:
+            self._verdicts[key] = self._non_negative(p, [BUDGET])
+        return self._verdicts[key]
+
+    def _non_negative(self, p: Polynomial, fuel: list[int]) -> bool:
+        """Whether `p >= 0`: the innermost atom is replaced by a bound in outer ones until a number is left."""
+        p = p.tightened()
+        if p.is_constant:
+            return p.constant >= 0
+        fuel[0] -= 1
+        atom = self._innermost(p)
+        parts = p.split(atom)
+        if fuel[0] <= 0 or parts is None:
+            return False
+        sign = self._sign(parts[0], fuel)
+        return any(all(self._non_negative(q, fuel) for q in together) for together in self._bounds(atom, *parts, sign))
+
+    def _sign(self, p: Polynomial, fuel: list[int]) -> int:
+        """1 if `p >= 0` is known, -1 if `p <= 0` is, else 0."""
+        if p.is_constant:
+            return 1 if p.constant >= 0 else -1
+        if self._non_negative(p, fuel):
+            return 1
+        return -1 if self._non_negative(p.scaled(-1), fuel) else 0
+
+    def _bounds(self, atom: int, a: Polynomial, b: Polynomial, sign: int) -> Iterator[list[Polynomial]]:
+        """Lists of polynomials without `atom`; if all of one list are non-negative, so is `a * atom + b`."""
+        described = self._atoms.table[atom]
+        if described.op in ("min", "max", "select"):
+            cases = [a * x + b for x in described.args]
+            one_is_enough = described.op != "select" and sign == (-1 if described.op == "min" else 1)
+            if one_is_enough:
+                yield from ([case] for case in cases)
+            yield cases
+        if sign == 0:
+            return
+        for factor, limit in self._limits(atom, described, sign):
+            yield [a * limit + b.scaled(factor)]
+        if described.op == "//":
+            x, d = described.args
+            yield [a * (x - d + number(1) if sign > 0 else x) + b * d]
+            for relaxed in self._relaxed(x, sign):
+                yield [a * self._atoms.divide(relaxed, d) + b]
+
+    def _limits(self, atom: int, described: Atom, sign: int) -> Iterator[tuple[int, Polynomial]]:
+        """`(k, p)` with `k * atom >= p` (sign 1) or `<= p` (sign -1)."""
+        yield from (self._lower if sign > 0 else self._upper).get(atom, ())
+        if described.expr is not None:
+            interval = self.interval(described.expr)
+            limit = interval.low if sign > 0 else interval.high
+            if isinstance(limit, int):
+                yield 1, number(limit)
+
+    def _relaxed(self, x: Polynomial, sign: int) -> Iterator[Polynomial]:
+        """Polynomials without the innermost atom of `x` that are at most `x` (sign 1) or at least `x` (sign -1)."""
+        if x.is_constant:
+            return
+        atom = self._innermost(x)
+        parts = x.split(atom)
+        if parts is None or not parts[0].is_constant:
+            return
+        a, b = parts
+        direction = sign if a.constant > 0 else -sign
+        described = self._atoms.table[atom]
+        for factor, limit in self._limits(atom, described, direction):
+            if factor == 1:
+                yield a * limit + b
+        if described.op == "//":
+            for relaxed in self._relaxed(described.args[0], direction):
+                yield a * self._atoms.divide(relaxed, described.args[1]) + b
+        elif described.op == ("max" if direction > 0 else "min"):
+            yield from (a * argument + b for argument in described.args)
+
+    def _innermost(self, p: Polynomial) -> int:
+        return max(p.atoms(), key=lambda atom: (self._rank(atom), atom))
+
+    def _rank(self, atom: int) -> float:
+        """How deep the innermost variable in an atom was bound; compound atoms come after all that they contain."""
+        inner = list(self._atoms.inner_atoms(atom))
+        if inner:
+            return max(self._rank(n) for n in inner) + 0.25
+        return self._depth.get(atom, 0)
+
+
+def interval(expr: Expr, ranges: Ranges) -> Interval:
+    """Numbers between which an integer or bool expression lies."""
+    return ranges.interval(expr)
+
+
+def prove(condition: Expr, ranges: Ranges) -> bool:
+    """Whether a bool expression is certainly true. False says nothing."""
+    return ranges.prove(condition)
+
+
+def _comparisons(condition: Expr, holds: bool) -> Iterator[tuple[str, Expr, Expr]]:
+    """Integer comparisons that follow from `condition` being `holds`."""
+    if isinstance(condition, Unary) and condition.op == "not":
+        yield from _comparisons(condition.a, not holds)
+    elif isinstance(condition, Binary) and condition.op == ("and" if holds else "or"):
+        yield from _comparisons(condition.a, holds)
+        yield from _comparisons(condition.b, holds)
+    elif isinstance(condition, Binary) and condition.op in NEGATED and not condition.a.dtype.is_float:
+        yield (condition.op if holds else NEGATED[condition.op]), condition.a, condition.b

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Integer expressions as polynomials over atoms, so that equal values have one form.
+
+Assumes that int32 and int64 arithmetic does not wrap; arithmetic in other integer types does, and stays an opaque atom.
+An atom is a variable, a floor division, a minimum, a maximum, a select, or anything else that is not taken apart.
+`x % d` becomes `x - d * (x // d)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+
+from . import dtype as dt
+from .expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from .node import Node, field_names, walk
+
+Monomial = tuple[int, ...]  # atom numbers in ascending order, repeated for powers; () is the constant
+EXACT = (dt.int32, dt.int64)
+MAX_TERMS = 32
+
+
+def structure(value: object) -> Hashable:
+    """A key that is the same for values that are `equal`; valid while the node lives, since symbols enter by id."""
+    if isinstance(value, Node):
+        if value.is_symbol:
+            return id(value)
+        return (type(value).__name__, *(structure(getattr(value, name)) for name in field_names(value)))
+    if isinstance(value, tuple):
+        return tuple(structure(item) for item in value)
+    return (type(value).__name__, value.hex() if isinstance(value, float) else value)
+
+
+class Polynomial:
+    """A sum of integer multiples of monomials; never changed."""
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: Mapping[Monomial, int]):
+        self.terms = {m: c for m, c in terms.items() if c}
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for equal polynomials."""
+        return frozenset(self.terms.items())
+
+    @property
+    def constant(self) -> int:
+        """The constant term."""
+        return self.terms.get((), 0)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether there is no other term."""
+        return not self.terms or (len(self.terms) == 1 and () in self.terms)
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        return self._merge(other, 1)
+
+    def __sub__(self, other: Polynomial) -> Polynomial:
+        return self._merge(other, -1)
+
+    def _merge(self, other: Polynomial, sign: int) -> Polynomial:
+        terms = dict(self.terms)
+        for m, c in other.terms.items():
+            terms[m] = terms.get(m, 0) + sign * c
+        return Polynomial(terms)
+
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        if self.is_constant:
+            return other.scaled(self.constant)
+        if other.is_constant:
+            return self.scaled(other.constant)
+        terms: dict[Monomial, int] = {}
+        for m, c in self.terms.items():
+            for n, d in other.terms.items():
+                both = tuple(sorted(m + n)) if m and n else m or n
+                terms[both] = terms.get(both, 0) + c * d
+        return Polynomial(terms)
+
+    def scaled(self, factor: int) -> Polynomial:
+        """This polynomial times an integer."""
+        return self if factor == 1 else Polynomial({m: c * factor for m, c in self.terms.items()})
+
+    def atoms(self) -> set[int]:
+        """Numbers of the atoms that occur."""
+        return {number for m in self.terms for number in m}
+
+    def split(self, atom: int) -> tuple[Polynomial, Polynomial] | None:
+        """`(a, b)` with `self = a * atom + b` and no `atom` in either; None if it occurs in a power."""
+        inside: dict[Monomial, int] = {}
+        outside: dict[Monomial, int] = {}
+        for m, c in self.terms.items():
+            count = m.count(atom)
+            if count > 1:
+                return None
+            if count:
+                inside[tuple(n for n in m if n != atom)] = c
+            else:
+                outside[m] = c
+        return Polynomial(inside), Polynomial(outside)
+
+    def tightened(self) -> Polynomial:
+        """A smaller polynomial that is non-negative exactly where this one is: the common factor divided out."""
+        common = math.gcd(*(c for m, c in self.terms.items() if m))
+        if common <= 1:
+            return self
+        return Polynomial({m: c // common for m, c in self.terms.items()})
+
+
+def number(value: int) -> Polynomial:
+    """A constant polynomial."""
+    return Polynomial({(): value})
+
+
+@dataclass(frozen=True, eq=False)
+class Atom:
+    """`op` is "var", "opaque" (both described by `expr`), "//", "min", "max" or "select" (of `args`).
+
+    `mutable` says that the value may differ at another point of the kernel, because memory is read.
+    """
+
+    op: str
+    expr: Expr | None
+    args: tuple[Polynomial, ...] = ()
+    mutable: bool = False
+
+
+class Atoms:
+    """Numbers for atoms and polynomials for expressions; shared by all scopes of one kernel."""
+
+    def __init__(self) -> None:
+        self.table: list[Atom] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._cache: dict[int, tuple[Expr, Polynomial]] = {}
+
+    def define(self, var: Var, value: Polynomial) -> None:
+        """From now on `var` reads as `value`; it must not have been used before."""
+        self._cache[id(var)] = (var, value)
+
+    def of(self, expr: Expr) -> Polynomial:
+        """The polynomial that has the value of an integer or bool expression."""
+        known = self._cache.get(id(expr))
+        if known is None:
+            known = self._cache[id(expr)] = (expr, self._convert(expr))
+        return known[1]
+
+    def variable(self, var: Var) -> int:
+        """The number of a variable's atom."""
+        return self._intern(("var", id(var)), Atom("var", var))
+
+    def is_mutable(self, p: Polynomial) -> bool:
+        """Whether the polynomial reads memory."""
+        return any(self.table[n].mutable for n in p.atoms())
+
+    def divide(self, x: Polynomial, d: Polynomial) -> Polynomial:
+        """`x // d` for a divisor known to be positive, multiples of `d` taken out of `x`."""
+        quotient, rest = self._split_multiples(x, d)
+        if rest.is_constant and (rest.constant == 0 or d.is_constant):
+            return quotient
+        if rest.is_constant and rest.constant == -1:
+            return quotient + number(-1)
+        if d.is_constant and len(rest.terms) == 1:
+            ((monomial, factor),) = rest.terms.items()
+            inner = self.table[monomial[0]] if len(monomial) == 1 and factor == 1 else None
+            if inner and inner.op == "//" and inner.args[1].is_constant:
+                return quotient + self.divide(inner.args[0], d * inner.args[1])
+        return quotient + self._compound("//", rest, d)
+
+    def _split_multiples(self, x: Polynomial, d: Polynomial) -> tuple[Polynomial, Polynomial]:
+        quotient: dict[Monomial, int] = {}
+        rest: dict[Monomial, int] = {}
+        ((factors, scale),) = d.terms.items()
+        for m, c in x.terms.items():
+            count = Counter(m)
+            count.subtract(factors)
+            whole = min(count.values(), default=0) >= 0
+            if whole and c % scale == 0:
+                quotient[tuple(sorted(count.elements()))] = c // scale
+            elif not m and not factors:
+                quotient[()], rest[()] = divmod(c, scale)
+            else:
+                rest[m] = c
+        return Polynomial(quotient), Polynomial(rest)
+
+    def _intern(self, key: Hashable, atom: Atom) -> int:
+        found = self._numbers.setdefault(key, len(self.table))
+        if found == len(self.table):
+            self.table.append(atom)
+        return found
+
+    def _compound(self, op: str, *args: Polynomial, key: Hashable = None) -> Polynomial:
+        atom = Atom(op, None, args, any(self.is_mutable(a) for a in args))
+        return Polynomial({(self._intern((op, key, *(a.key for a in args)), atom),): 1})
+
+    def _opaque(self, expr: Expr) -> Polynomial:
+        mutable = any(isinstance(node, Load) or (isinstance(node, Call) and node.options) for node in walk(expr))
+        return Polynomial({(self._intern(structure(expr), Atom("opaque", expr, mutable=mutable)),): 1})
+
+    def _convert(self, expr: Expr) -> Polynomial:
+        if isinstance(expr, Const) and not expr.dtype.is_float:
+            return number(int(expr.value))
+        if isinstance(expr, Var):
+            return Polynomial({(self.variable(expr),): 1})
+        if isinstance(expr, Cast) and widens(expr.a.dtype, expr.type):
+            return self.of(expr.a)
+        found = None
+        if expr.dtype in EXACT:
+            if isinstance(expr, Unary) and expr.op == "-":
+                found = self.of(expr.a).scaled(-1)
+            elif isinstance(expr, Select):
+                a, b = self.of(expr.a), self.of(expr.b)
+                found = self._compound("select", a, b, key=structure(expr.condition))
+            elif isinstance(expr, Binary):
+                found = self._binary(expr.op, self.of(expr.a), self.of(expr.b))
+        return self._opaque(expr) if found is None else found
+
+    def _binary(self, op: str, a: Polynomial, b: Polynomial) -> Polynomial | None:
+        if op == "+":
+            return a + b
+        if op == "-":
+            return a - b
+        if op == "*" and len(a.terms) * len(b.terms) <= MAX_TERMS:
+            return a * b
+        if op in ("min", "max"):
+            return a if a.key == b.key else self._compound(op, *sorted((a, b), key=lambda p: repr(p.terms)))
+        if op in ("//", "%") and self._is_positive(b):
+            return self.divide(a, b) if op == "//" else a - b * self.divide(a, b)
+        if op in ("<<", ">>", "&") and b.is_constant:
+            c = b.constant
+            if op == "&" and c >= 0 and c & (c + 1) == 0:
+                return a - self.divide(a, number(c + 1)).scaled(c + 1)
+            if op != "&" and 0 <= c < 63:
+                return a.scaled(1 << c) if op == "<<" else self.divide(a, number(1 << c))
+        return None
+
+    def _is_positive(self, p: Polynomial) -> bool:
+        """Whether `p` is a positive number times dimensions, which are at least 1."""
+        return len(p.terms) == 1 and all(
+            c > 0 and all(self._is_dim(n) for n in m) for m, c in p.terms.items()
+        )  # fmt: skip
+
+    def _is_dim(self, atom: int) -> bool:
+        expr = self.table[atom].expr
+        return isinstance(expr, Var) and expr.role == "dim"
+
+    def inner_atoms(self, atom: int) -> Iterator[int]:
+        """Atoms inside a compound atom."""
+        for argument in self.table[atom].args:
+            yield from argument.atoms()
+
+
+def widens(source: dt.DType, to: dt.DType) -> bool:
+    """Whether every value of the integer or bool type `source` is one of the integer type `to`."""
+    if not to.is_integer or source.is_float:
+        return False
+    if source.kind == "bool" or source == to:
+        return True
+    if source.kind == to.kind:
+        return source.bits <= to.bits
+    return source.kind == "uint" and source.bits < to.bits

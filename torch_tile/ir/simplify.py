@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Smaller expressions with the same values.
+
+Assumes, as bounds.py does, that int32 and int64 arithmetic does not wrap. Floating arithmetic is never reordered, and
+rules for it hold for nan, infinities and -0.0. What cannot be improved is returned as the same object, and simplifying
+twice changes nothing more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from . import dtype as dt
+from .bounds import NEGATED, Ranges
+from .dtype import DType
+from .expr import (
+    COMPARISONS,
+    LOGICAL,
+    Binary,
+    Cast,
+    Const,
+    Expr,
+    Select,
+    Unary,
+    Var,
+    cast,
+    const,
+    fold,
+    unary,
+)  # fmt: skip
+from .node import equal, map_children
+from .polynomial import EXACT, structure, widens
+
+MANTISSA = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "float8_e4m3fn": 4, "float8_e5m2": 3}
+EXPONENT = {"float64": 11, "float32": 8, "float16": 5, "bfloat16": 8, "float8_e4m3fn": 4, "float8_e5m2": 5}
+
+
+def simplify(expr: Expr, ranges: Ranges | None = None) -> Expr:
+    """A simpler expression with the same value wherever `ranges` holds; the same object if there is none."""
+    return Simplifier(ranges or Ranges())(expr)
+
+
+class Simplifier:
+    """`simplify` for many expressions at one point: children first, then rules at the node until none applies."""
+
+    def __init__(self, ranges: Ranges):
+        self.ranges = ranges
+        self.done: dict[int, tuple[Expr, Expr]] = {}
+
+    def __call__(self, e: Expr) -> Expr:
+        """The simplified expression."""
+        known = self.done.get(id(e))
+        if known is not None:
+            return known[1]
+        new = self._children(e)
+        while (better := self._step(new)) is not None:
+            new = self(better)
+        self.done[id(e)] = e, new
+        self.done[id(new)] = new, new
+        return new
+
+    def _children(self, e: Expr) -> Expr:
+        """Operands that are evaluated only under a condition are simplified knowing it."""
+        if isinstance(e, Binary) and e.op in LOGICAL:
+            a = self(e.a)
+            b = self._under(a, e.op == "and")(e.b)
+            return e if a is e.a and b is e.b else Binary(e.op, a, b, span=e.span)
+        if isinstance(e, Select):
+            c = self(e.condition)
+            x, y = self._under(c, True)(e.a), self._under(c, False)(e.b)
+            same = c is e.condition and x is e.a and y is e.b
+            return e if same else Select(c, x, y, span=e.span)
+        return map_children(e, lambda child: self(child) if isinstance(child, Expr) else child)
+
+    def _under(self, condition: Expr, holds: bool) -> Simplifier:
+        known = self.ranges.assume(condition if holds else unary("not", condition))
+        return self if known is self.ranges else Simplifier(known)
+
+    def _step(self, e: Expr) -> Expr | None:
+        """A better expression than `e`, whose children are simple; None if no rule applies."""
+        rule = _RULES.get(type(e))
+        return None if rule is None or (new := rule(e, self.ranges)) is e else new
+
+
+# Rules: each takes a node with simple children and returns a better one, or None.
+
+
+def _var(e: Var, ranges: Ranges) -> Expr | None:
+    return ranges.value_of(e)
+
+
+def _unary(e: Unary, ranges: Ranges) -> Expr | None:
+    a = e.a
+    if isinstance(a, Const):
+        return unary(e.op, a)
+    if isinstance(a, Unary) and a.op == e.op:
+        return a.a
+    if e.op == "not" and isinstance(a, Binary) and a.op in NEGATED:
+        exact = a.op in ("==", "!=") or not a.a.dtype.is_float  # not (x < nan) is not x >= nan
+        return Binary(NEGATED[a.op], a.a, a.b) if exact else None
+    return _linear(e) if e.op == "-" else None
+
+
+def _binary(e: Binary, ranges: Ranges) -> Expr | None:
+    a, b = e.a, e.b
+    if isinstance(a, Const) and isinstance(b, Const) and (folded := fold(e.op, a, b)) is not None:
+        return folded
+    if e.op in LOGICAL:
+        return a if equal(a, b) else b if is_literal(a, e.op == "and") else a if is_literal(a, e.op == "or") else (
+            a if is_literal(b, e.op == "and") else b if is_literal(b, e.op == "or") else None
+        )  # fmt: skip
+    if e.op in COMPARISONS:
+        return TRUE if ranges.prove(e) else FALSE if ranges.refute(e) else None
+    if e.dtype.is_float:
+        return _float(e)
+    if e.op in ("+", "-", "*"):
+        return _linear(e)
+    if e.op in ("//", "%"):
+        return _division(e, ranges)
+    return _extremum(e, ranges) if e.op in ("min", "max") else _bitwise(e)
+
+
+def _float(e: Binary) -> Expr | None:
+    """x * 1, 1 * x, x / 1, x - 0.0, x + -0.0, min(x, x). Not x + 0.0, which turns -0.0 into 0.0."""
+    a, b = e.a, e.b
+    if e.op in ("*", "/") and _is(b, 1.0):
+        return a
+    if e.op == "*" and _is(a, 1.0):
+        return b
+    if isinstance(b, Const) and b.value == 0 and e.op in ("+", "-"):
+        return a if (math.copysign(1, b.value) < 0) == (e.op == "+") else None
+    return a if e.op in ("min", "max") and equal(a, b) else None
+
+
+def _linear(e: Expr) -> Expr | None:
+    """The integer combination written with fewer leaves: (x + 1) + 2, x * 2 + x * 3, x - x, x + 0, x * 1, x * 0."""
+    if e.dtype.is_float:
+        return None
+    terms, constant, leaves = _terms(e)
+    small = _fits(constant, e.dtype) and all(_fits(c, e.dtype) for c, _ in terms)
+    after = sum(1 + (abs(c) != 1) for c, _ in terms) + (constant != 0 or not terms)
+    return _combine(terms, constant, e.dtype) if small and after < leaves else None
+
+
+def _division(e: Binary, ranges: Ranges) -> Expr | None:
+    a, b, quotient = e.a, e.b, e.op == "//"
+    if _is(b, 1):
+        return a if quotient else const(0, e.dtype)
+    found = ranges.interval(e)
+    if found.is_point:
+        return const(int(found.low), e.dtype)
+    if e.dtype not in EXACT:
+        return a if not quotient and ranges.inside(a, b) else None
+    if ranges.inside(a, b):
+        return const(0, e.dtype) if quotient else a
+    return _division_by_constant(e, int(b.value), ranges) if isinstance(b, Const) and b.value > 1 else None
+
+
+def _division_by_constant(e: Binary, c: int, ranges: Ranges) -> Expr | None:
+    a, dtype, quotient = e.a, e.dtype, e.op == "//"
+    if isinstance(a, Binary) and isinstance(a.b, Const) and a.b.value > 0:
+        inner = int(a.b.value)
+        if quotient and a.op == "//" and _fits(inner * c, dtype):  # (x // 2) // 3
+            return Binary("//", a.a, const(inner * c, dtype))
+        if not quotient and a.op == "%" and inner % c == 0:  # (x % 6) % 3
+            return Binary("%", a.a, e.b)
+    terms, constant, _ = _terms(a)
+    whole = [(f // c, x) for f, x in terms if f % c == 0]
+    rest = [(f, x) for f, x in terms if f % c]
+    kept = 0 if constant % c == 0 else constant
+    if whole or (not quotient and kept != constant):  # (x * 6 + y) // 3, (x * 6 + y) % 3
+        remainder = Binary(e.op, _combine(rest, kept, dtype), e.b)
+        return _combine(whole, (constant - kept) // c, dtype) + remainder if quotient else remainder
+    if not quotient:
+        return None
+    for g in sorted({math.gcd(f, c) for f, _ in terms} - {1}, reverse=True):  # (x * 4 + y) // 8 with 0 <= y < 4
+        low = _combine([(f, x) for f, x in terms if f % g], constant % g, dtype)
+        if ranges.inside(low, const(g, dtype)):
+            high = [(f // g, x) for f, x in terms if f % g == 0]
+            return Binary("//", _combine(high, constant // g, dtype), const(c // g, dtype))
+    return None
+
+
+def _extremum(e: Binary, ranges: Ranges) -> Expr | None:
+    a, b = e.a, e.b
+    if ranges.prove(Binary("<=", a, b)):
+        return a if e.op == "min" else b
+    if ranges.prove(Binary("<=", b, a)):
+        return b if e.op == "min" else a
+    if isinstance(a, Binary) and a.op == e.op and isinstance(b, Const) and isinstance(a.b, Const):
+        pick = min if e.op == "min" else max
+        return Binary(e.op, a.a, pick(a.b, b, key=lambda x: x.value))
+    return None
+
+
+def _bitwise(e: Binary) -> Expr | None:
+    if e.op in ("&", "|") and equal(e.a, e.b):
+        return e.a
+    if not isinstance(e.b, Const) or e.b.value != 0:
+        return None
+    return e.b if e.op == "&" else e.a if e.op in ("|", "^", "<<", ">>") else None
+
+
+def _cast(e: Cast, ranges: Ranges) -> Expr | None:
+    a = e.a
+    if a.dtype == e.type or isinstance(a, Const):
+        new = cast(a, e.type)
+        return None if isinstance(new, Cast) else new
+    if isinstance(a, Cast) and is_exact(a.a.dtype, a.type):
+        # float to int is undefined outside the type where int to int wraps
+        through_float = a.type.is_float and not a.a.dtype.is_float and e.type.is_integer
+        return cast(a.a, e.type) if not through_float or widens(a.a.dtype, e.type) else None
+    return None
+
+
+def _select(e: Select, ranges: Ranges) -> Expr | None:
+    if isinstance(e.condition, Const):
+        return e.a if e.condition.value else e.b
+    if equal(e.a, e.b):
+        return e.a
+    if isinstance(e.condition, Unary):
+        return Select(e.condition.a, e.b, e.a)
+    if is_literal(e.a, True) and is_literal(e.b, False):
+        return e.condition
+    return unary("not", e.condition) if is_literal(e.a, False) and is_literal(e.b, True) else None
+
+
+_RULES: dict[type[Expr], Callable[[Any, Ranges], Expr | None]] = {
+    Var: _var, Unary: _unary, Binary: _binary, Cast: _cast, Select: _select,
+}  # fmt: skip
+TRUE, FALSE = const(True, dt.bool_), const(False, dt.bool_)
+
+
+def _is(e: Expr, value: float) -> bool:
+    return isinstance(e, Const) and e.value == value
+
+
+def is_literal(e: Expr, value: bool) -> bool:
+    """Whether `e` is the literal `value` of type bool."""
+    return isinstance(e, Const) and e.dtype.kind == "bool" and bool(e.value) is value
+
+
+def _fits(value: int, dtype: DType) -> bool:
+    return dtype not in EXACT or -(1 << (dtype.bits - 1)) <= value < 1 << (dtype.bits - 1)
+
+
+def is_exact(source: DType, to: DType) -> bool:
+    """Whether a cast from `source` to `to` keeps every value."""
+    if not to.is_float:
+        return widens(source, to)
+    if source.is_float:
+        narrower = EXPONENT[source.name] <= EXPONENT[to.name]
+        return narrower and MANTISSA[source.name] <= MANTISSA[to.name]
+    digits = 1 if source.kind == "bool" else source.bits - (source.kind == "int")
+    return digits <= MANTISSA[to.name] and digits < 1 << (EXPONENT[to.name] - 1)
+
+
+def _terms(e: Expr) -> tuple[list[tuple[int, Expr]], int, int]:
+    """`e` as (factor, atom) pairs in order of appearance plus a constant; and how many leaves it was written with."""
+    factors: dict[Hashable, int] = {}
+    atoms: dict[Hashable, Expr] = {}
+    constant = leaves = 0
+
+    def collect(x: Expr, factor: int) -> None:
+        nonlocal constant, leaves
+        if isinstance(x, Unary) and x.op == "-":
+            collect(x.a, -factor)
+        elif isinstance(x, Binary) and x.op in ("+", "-"):
+            collect(x.a, factor)
+            collect(x.b, factor if x.op == "+" else -factor)
+        elif isinstance(x, Binary) and x.op == "*" and isinstance(x.b, Const):
+            leaves += 1
+            collect(x.a, factor * int(x.b.value))
+        elif isinstance(x, Binary) and x.op == "*" and isinstance(x.a, Const):
+            leaves += 1
+            collect(x.b, factor * int(x.a.value))
+        elif isinstance(x, Const):
+            leaves += 1
+            constant += factor * int(x.value)
+        else:
+            leaves += 1
+            key = structure(x)
+            atoms.setdefault(key, x)
+            factors[key] = factors.get(key, 0) + factor
+
+    collect(e, 1)
+    return [(factors[k], atoms[k]) for k in atoms if factors[k]], constant, leaves
+
+
+def _combine(terms: list[tuple[int, Expr]], constant: int, dtype: DType) -> Expr:
+    """The sum of the terms, positive ones first."""
+    total: Expr | None = None
+    for factor, atom in sorted(terms, key=lambda t: t[0] < 0):
+        size = abs(factor)
+        product = atom if size == 1 else Binary("*", atom, const(size, dtype))
+        if total is None:
+            total = product if factor > 0 else Unary("-", product)
+        else:
+            total = Binary("+" if factor > 0 else "-", total, product)
+    if total is None:
+        return const(constant, dtype)
+    return total if constant == 0 else Binary("+", total, const(constant, dtype))
