@@ -7,6 +7,7 @@ unsigned integer of one width give the signed one of twice the width, at most in
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,24 @@ ALIASES = {
     "float8_e4m3": float8_e4m3fn, "e4m3": float8_e4m3fn, "e5m2": float8_e5m2, "boolean": bool_,
 }  # fmt: skip
 BY_NAME = {t.name: t for t in ALL} | ALIASES
+
+# Significant bits (the hidden one included) and exponent bits of the floating types.
+FORMATS = {
+    "float64": (53, 11), "float32": (24, 8), "float16": (11, 5), "bfloat16": (8, 8), "float8_e4m3fn": (4, 4),
+    "float8_e5m2": (3, 5),
+}  # fmt: skip
+
+
+def rounded(value: float, dtype: DType) -> float:
+    """The value of a floating type nearest to `value`, halves to even; too large gives inf (448 in e4m3fn, without inf)."""
+    digits, exponent_bits = FORMATS[dtype.name]
+    bias = (1 << (exponent_bits - 1)) - 1
+    has_inf = dtype.name != "float8_e4m3fn"
+    finite = math.ldexp(2 - math.ldexp(1, 1 - digits), bias) if has_inf else 448.0
+    if math.isfinite(value) and value != 0 and dtype.bits < 64:
+        step = max(math.frexp(value)[1] - 1, 1 - bias) - (digits - 1)  # the exponent of the last bit kept
+        value = math.copysign(math.ldexp(round(math.ldexp(abs(value), -step)), step), value)
+    return math.copysign(math.inf if has_inf else finite, value) if abs(value) > finite else value
 
 
 def to_dtype(value: object) -> DType:

@@ -265,9 +265,9 @@ class Call(Expr):
 
 
 def const(value: Scalar, dtype: DType) -> Const:
-    """`value` as a literal of `dtype`, converted as a cast would (integers wrap)."""
+    """`value` as a literal of `dtype`, converted as a cast would (floats round, integers wrap)."""
     if dtype.is_float:
-        return Const(float(value), dtype)
+        return Const(dt.rounded(float(value), dtype), dtype)
     if dtype.kind == "bool":
         return Const(bool(value), dtype)
     if isinstance(value, float) and not math.isfinite(value):
@@ -285,7 +285,7 @@ def natural(value: Scalar) -> Const:
         return Const(value, dt.bool_)
     if isinstance(value, int):
         return Const(value, dt.int32 if -(2**31) <= value < 2**31 else dt.int64)
-    return Const(float(value), dt.float32)
+    return const(value, dt.float32)
 
 
 def is_number(value: object) -> bool:
