@@ -14,27 +14,10 @@ from typing import Any
 
 from . import dtype as dt
 from .bounds import NEGATED, Ranges
-from .dtype import DType
-from .expr import (
-    COMPARISONS,
-    LOGICAL,
-    Binary,
-    Cast,
-    Const,
-    Expr,
-    Select,
-    Unary,
-    Var,
-    cast,
-    const,
-    fold,
-    unary,
-)  # fmt: skip
+from .dtype import FORMATS, DType
+from .expr import COMPARISONS, LOGICAL, Binary, Cast, Const, Expr, Select, Unary, Var, cast, const, fold, unary
 from .node import equal, map_children
 from .polynomial import EXACT, structure, widens
-
-MANTISSA = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "float8_e4m3fn": 4, "float8_e5m2": 3}
-EXPONENT = {"float64": 11, "float32": 8, "float16": 5, "bfloat16": 8, "float8_e4m3fn": 4, "float8_e5m2": 5}
 
 
 def simplify(expr: Expr, ranges: Ranges | None = None) -> Expr:
@@ -250,11 +233,11 @@ def is_exact(source: DType, to: DType) -> bool:
     """Whether a cast from `source` to `to` keeps every value."""
     if not to.is_float:
         return widens(source, to)
+    digits, exponent = FORMATS[to.name]
     if source.is_float:
-        narrower = EXPONENT[source.name] <= EXPONENT[to.name]
-        return narrower and MANTISSA[source.name] <= MANTISSA[to.name]
-    digits = 1 if source.kind == "bool" else source.bits - (source.kind == "int")
-    return digits <= MANTISSA[to.name] and digits < 1 << (EXPONENT[to.name] - 1)
+        return FORMATS[source.name][0] <= digits and FORMATS[source.name][1] <= exponent
+    needed = 1 if source.kind == "bool" else source.bits - (source.kind == "int")
+    return needed <= digits and needed < 1 << (exponent - 1)
 
 
 def _terms(e: Expr) -> tuple[list[tuple[int, Expr]], int, int]:
