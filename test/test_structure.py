@@ -40,6 +40,7 @@ WITH_TORCH = {name for name, rank in RANK.items() if rank >= RANK["kernels"]} | 
 # Tests that mirror no module, and why.
 NOT_MIRRORED = {
     "test_structure.py": "is about the whole tree",
+    "test_readme.py": "runs the examples of README.md",
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
     "csrc": "tests the headers of csrc/, name for name",
     "errors": "one kernel that must fail for each entry of catalogue.py",
