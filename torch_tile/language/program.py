@@ -36,21 +36,45 @@ class PrimFunc:
 
 
 def prim_func(function: Any = None, **options: Any) -> Any:
-    """Decorator: trace the function into a Program at once. Parameters are annotated with T.Tensor or scalar types."""
+    """Decorator: trace the function into a Program at once. Parameters are annotated with T.Tensor or scalar types.
+
+    `*xs: types`, with a sequence of types, declares one parameter `xs_0, xs_1, ...` for each.
+    """
     if function is None:
         return lambda f: _prim_func(f, sys._getframe(1).f_locals)
     return _prim_func(function, sys._getframe(1).f_locals)
 
 
 def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
-    types = {}
+    types, groups = {}, dict.fromkeys(annotations_of(function, scope), 1)
     for name, annotation in annotations_of(function, scope).items():
-        types[name] = param_type(name, annotation, definition_span(function))
+        span = definition_span(function)
+        if inspect.signature(function).parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL:
+            types[name] = param_type(name, annotation, span)
+            continue
+        groups[name] = len(annotation)
+        types |= {f"{name}_{i}": param_type(name, a, span) for i, a in enumerate(annotation)}
     with tracing() as at:
         params = {name: make_param(name, kind) for name, kind in types.items()}
-        result = rewrite(function, lambda: Recorder(at))(**{n: Handle(p) if isinstance(p, Buffer) else p for n, p in params.items()})
+        args, kwargs = call_arguments(function, groups, [Handle(p) if isinstance(p, Buffer) else p for p in params.values()])
+        result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
         program = finish(at, function.__name__, tuple(params.values()), result)
     return PrimFunc(function, program)
+
+
+def call_arguments(
+    function: FunctionType, groups: dict[str, int], values: list[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """`values` as positional and keyword arguments; `*name` takes `groups[name]` of them, every other name one."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    rest = iter(values)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            kwargs[name] = next(rest)
+        else:
+            args += [next(rest) for _ in range(groups[name])]
+    return args, kwargs
 
 
 def annotations_of(function: FunctionType, scope: dict[str, Any]) -> dict[str, Any]:
