@@ -28,10 +28,10 @@ inline double rsqrt(double x) { return 1.0 / __builtin_sqrt(x); }
 
 inline bool isnan(float x) { return x != x; }
 inline bool isnan(double x) { return x != x; }
-inline bool isinf(float x) { return __builtin_fabsf(x) == INFINITY; }
-inline bool isinf(double x) { return __builtin_fabs(x) == double(INFINITY); }
-inline bool isfinite(float x) { return __builtin_fabsf(x) < INFINITY; }
-inline bool isfinite(double x) { return __builtin_fabs(x) < double(INFINITY); }
+inline bool isinf(float x) { return __builtin_fabsf(x) == kInfinity; }
+inline bool isinf(double x) { return __builtin_fabs(x) == double(kInfinity); }
+inline bool isfinite(float x) { return __builtin_fabsf(x) < kInfinity; }
+inline bool isfinite(double x) { return __builtin_fabs(x) < double(kInfinity); }
 
 // ---- exponentials ----------------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,10 @@ inline float exp(float x) {
   return scale_by_power(p * (r * r) + r + 1.0f, rounded_int(shifted));
 }
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+inline float sigmoid(float x) {
+  float e = exp(-__builtin_fabsf(x));
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
 
 inline float tanh(float x) {
   float a = __builtin_fabsf(x);
@@ -95,7 +98,7 @@ inline float tanh(float x) {
 
 inline float erf(float x) {
   float a = __builtin_fabsf(x);
-  // erf(x) / x in x^2 on |x| <= 0.96, error 7e-10
+  // erf(x) / x - 1 in x^2 on |x| <= 0.96, error 7e-10
   float t = x * x;
   float p = 8.1190519268e-5f;
   p = p * t - 8.0809748033e-4f;
@@ -103,8 +106,8 @@ inline float erf(float x) {
   p = p * t - 2.6857022196e-2f;
   p = p * t + 1.1283650994e-1f;
   p = p * t - 3.7612631917e-1f;
-  p = p * t + 1.1283792257f;
-  float near = p * a;
+  p = p * t + 1.2837922573e-1f;
+  float near = p * a + a;
   // log2(erfc(a)) on 0.95 <= a <= 4, error of erf 1.3e-9
   float b = a > 4.0f ? 4.0f : a;
   float q = 2.7761046658e-4f;
@@ -145,8 +148,8 @@ inline float log_tail(float f) {
 
 // A logarithm's value at the edges: -inf at 0, NaN below, and infinity and NaN as they are.
 inline float log_edges(float x, float y) {
-  y = x > 0.0f ? y : (x == 0.0f ? -INFINITY : NAN);
-  return x < INFINITY || x != x ? y : x;
+  y = x > 0.0f ? y : (x == 0.0f ? -kInfinity : kNaN);
+  return x < kInfinity || x != x ? y : x;
 }
 
 inline float log(float x) {

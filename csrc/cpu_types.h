@@ -3,7 +3,6 @@
 // Conversions are branch-free integer code on one lane, so compilers vectorise them inside `#pragma omp simd` loops.
 // They equal torch's `.to` on every defined value: round to nearest even, denormals kept, NaN stays NaN.
 #pragma once
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -13,6 +12,9 @@ struct f16 { uint16_t bits; };   // IEEE binary16
 struct bf16 { uint16_t bits; };  // the upper half of a float
 struct e4m3 { uint8_t bits; };   // float8_e4m3fn: no infinities, S.1111.111 is NaN, largest 448
 struct e5m2 { uint8_t bits; };   // float8_e5m2: infinities and NaN as in IEEE formats, largest 57344
+
+constexpr float kInfinity = __builtin_inff();
+constexpr float kNaN = __builtin_nanf("");
 
 template <class A, class B> inline constexpr bool same = false;
 template <class A> inline constexpr bool same<A, A> = true;
@@ -37,14 +39,16 @@ inline float bits_float(uint32_t bits) {
 }
 
 // A small format has E exponent and M mantissa bits. With `infinities` the top exponent is IEEE's; without, the format is
-// "fn": only the all-ones code is NaN, and what does not fit becomes NaN.
+// "fn": only the all-ones code is NaN, and what does not fit becomes the largest number (as on GPUs and in newer torch; 2.11 gives NaN).
 template <int E, int M, bool infinities> struct Format {
   static constexpr int bias = (1 << (E - 1)) - 1;
   static constexpr int shift = 23 - M;                        // from a float's mantissa to this one's
   static constexpr uint32_t rebias = uint32_t(127 - bias) << 23;
   static constexpr uint32_t sign = 1u << (E + M);
   static constexpr uint32_t top = infinities ? ((1u << E) - 1) << M : sign - 1;  // code of infinity, or of the only NaN
-  static constexpr uint32_t limit = rebias + (top << shift);  // floats from here on (as bits) become `top`
+  static constexpr uint32_t overflow = infinities ? top : top - 1;
+  static constexpr uint32_t limit = rebias + (overflow << shift);  // floats from here on (as bits) become `overflow`
+  static constexpr uint32_t nan = infinities ? top | (1u << (M - 1)) : top;
   static constexpr uint32_t smallest = uint32_t(128 - bias) << 23;                 // least normal magnitude, as bits
   static constexpr uint32_t magic = uint32_t(127 + 24 - bias - M) << 23;           // a float whose ulp is our denormal unit
   static constexpr uint32_t unit = uint32_t(127 + 1 - bias - M) << 23;             // that unit
@@ -54,8 +58,8 @@ template <int E, int M, bool infinities> struct Format {
     uint32_t normal = (a - rebias + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1u)) >> shift;
     uint32_t denormal = float_bits(bits_float(a) + bits_float(magic)) - magic;  // the addition rounds to the unit
     uint32_t code = a < smallest ? denormal : normal;
-    code = a >= limit ? top : code;
-    if (infinities) code = a > 0x7f800000u ? top | (1u << (M - 1)) : code;
+    code = a >= limit ? overflow : code;
+    code = a > 0x7f800000u ? nan : code;
     return code | ((w >> (31 - E - M)) & sign);
   }
 
@@ -88,6 +92,9 @@ template <> inline bf16 narrow<bf16>(float x) {
   return {uint16_t((w & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded)};
 }
 
+// x as a value of the storage type T, still held in a float: what an operation in T gives.
+template <class T> inline float rounded(float x) { return widen(narrow<T>(x)); }
+
 // x as a To. Floats to integers truncate toward zero (through int32 for 8 and 16 bits, so that they wrap as torch's do); what a
 // 64-bit integer cannot hold is undefined, as in torch. Doubles and integers reach small floats through float, as in torch.
 template <class To, class From> inline To convert(From x) {
@@ -107,17 +114,17 @@ template <class T> using compute = typename Compute<T>::type;
 
 // The value below (or above) which no T lies: an infinity where T has one.
 template <class T> inline T lowest() {
-  if constexpr (is_native_float<T>) return T(-INFINITY);
+  if constexpr (is_native_float<T>) return T(-kInfinity);
   else if constexpr (same<T, e4m3>) return {0xfe};
-  else if constexpr (is_small<T>) return narrow<T>(-INFINITY);
+  else if constexpr (is_small<T>) return narrow<T>(-kInfinity);
   else if constexpr (T(-1) < T(0)) return T(uint64_t(1) << (8 * sizeof(T) - 1));
   else return T(0);
 }
 
 template <class T> inline T highest() {
-  if constexpr (is_native_float<T>) return T(INFINITY);
+  if constexpr (is_native_float<T>) return T(kInfinity);
   else if constexpr (same<T, e4m3>) return {0x7e};
-  else if constexpr (is_small<T>) return narrow<T>(INFINITY);
+  else if constexpr (is_small<T>) return narrow<T>(kInfinity);
   else if constexpr (same<T, bool>) return true;
   else if constexpr (T(-1) < T(0)) return T((uint64_t(1) << (8 * sizeof(T) - 1)) - 1);
   else return T(~T(0));
