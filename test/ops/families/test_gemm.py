@@ -59,6 +59,27 @@ def test_gradients_are_eagers_in_low_precision(maker):
         assert (c - a).norm() <= 2 * (b - a).norm()
 
 
+@pytest.mark.parametrize("frozen", ["x", "w", "b"])
+def test_frozen_arguments_get_no_gradient_and_no_product(frozen, maker):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    t = maker(4, torch.float32, True)
+    leaves = {"x": t(6, 33), "w": t(17, 33), "b": t(17)}
+    leaves[frozen].requires_grad_(False)
+    out = ops.linear(*leaves.values())
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert counter.get_total_flops() == 2 * 6 * 33 * 17 * ((frozen != "x") + (frozen != "w"))
+    assert [k for k, leaf in leaves.items() if leaf.grad is None] == [frozen]
+    gemm = ops.gemm(leaves["x"], [leaves["w"].mT], [leaves["b"]], "r", "v=add(acc0,x0);ret v", dtype=torch.float32)
+    for leaf, grad in zip(
+        (leaf for k, leaf in leaves.items() if k != frozen),
+        torch.autograd.grad(gemm.sum(), [leaf for k, leaf in leaves.items() if k != frozen]),
+        strict=True,
+    ):
+        torch.testing.assert_close(grad, leaf.grad)
+
+
 def linear_errors():
     def t(*shape, dtype=torch.float32):
         return torch.zeros(shape, dtype=dtype)

@@ -86,8 +86,13 @@ def _gemm_gradients(
     kinds: str,
     epilogue: str,
     grad: torch.Tensor,
+    needs_a: bool,
+    needs_bs: Sequence[bool],
 ) -> tuple[torch.Tensor | None, list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """Gradients of a, bs and aux. Matrix products are in a's dtype, as eager torch has them; the rest in float32."""
+    """Gradients of a and bs, None where not needed, and of aux.
+
+    Matrix products are in a's dtype, as eager torch has them; the rest is in float32 (float64).
+    """
     from torch_tile.kernels.gemm import aux_views, compute_dtype
 
     compute = compute_dtype(a.dtype)
@@ -96,14 +101,16 @@ def _gemm_gradients(
     grads = language.vjp(epilogue, inputs, grad.to(compute))
     grad_a: torch.Tensor | None = None
     grad_bs: list[torch.Tensor | None] = []
-    for i, b in enumerate(bs):
-        if f"acc{i}" not in grads:
-            grad_bs.append(None)
-            continue
-        product = grads[f"acc{i}"].to(a.dtype)
-        term = torch.matmul(product, b.mT)
-        grad_a = term if grad_a is None else grad_a + term
-        grad_bs.append(torch.matmul(a.mT, product).sum_to_size(b.shape))
+    for i, (b, needed) in enumerate(zip(bs, needs_bs, strict=True)):
+        grad_b: torch.Tensor | None = None
+        if f"acc{i}" in grads:
+            product = grads[f"acc{i}"].to(a.dtype)
+            if needs_a:
+                term = torch.matmul(product, b.mT)
+                grad_a = term if grad_a is None else grad_a + term
+            if needed:
+                grad_b = torch.matmul(a.mT, product).sum_to_size(b.shape)
+        grad_bs.append(grad_b)
     grad_aux: list[torch.Tensor | None] = []
     for i, (x, view) in enumerate(zip(aux, aux_views(aux, kinds), strict=True)):
         full = grads.get(f"x{i}")
@@ -122,7 +129,8 @@ def _save_gemm(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _gemm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, *rest = ctx.saved_tensors
     bs, aux = rest[: ctx.num_products], rest[ctx.num_products :]
-    return (*_gemm_gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad), None, None, None)
+    needs_a, needs_bs = ctx.needs_input_grad[:2]
+    return (*_gemm_gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs), None, None, None)
 
 
 def _gemm_flops(a: Sequence[int], bs: Sequence[Sequence[int]], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
@@ -219,9 +227,10 @@ def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight, bias = ctx.saved_tensors
     grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
     arguments = _linear_as_gemm(x, weight, bias, None, ctx.activation)
-    grad_x, (grad_w,), grad_aux = _gemm_gradients(*arguments, _flatten(grad))
-    assert grad_x is not None and grad_w is not None  # the result depends on acc0
-    return grad_x.reshape(x.shape), grad_w.mT, grad_aux[0] if grad_aux else None, grad_residual, None
+    needs_x, needs_w = ctx.needs_input_grad[:2]
+    grad_x, (grad_w,), grad_aux = _gemm_gradients(*arguments, _flatten(grad), needs_x, [needs_w])
+    grad_x = None if grad_x is None else grad_x.reshape(x.shape)
+    return grad_x, None if grad_w is None else grad_w.mT, grad_aux[0] if grad_aux else None, grad_residual, None
 
 
 def _linear_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
@@ -280,9 +289,10 @@ def _swiglu_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, gate_weight, up_weight = ctx.saved_tensors
     weights = [gate_weight.mT, up_weight.mT]
     text = _swiglu_text(ctx.activation)
-    grad_x, (grad_gate, grad_up), _ = _gemm_gradients(_flatten(x), weights, [], "", text, _flatten(grad))
-    assert grad_x is not None and grad_gate is not None and grad_up is not None  # the result depends on both
-    return grad_x.reshape(x.shape), grad_gate.mT, grad_up.mT, None
+    needs_x, *needs_weights = ctx.needs_input_grad[:3]
+    grad_x, grads, _ = _gemm_gradients(_flatten(x), weights, [], "", text, _flatten(grad), needs_x, needs_weights)
+    grad_x = None if grad_x is None else grad_x.reshape(x.shape)
+    return grad_x, *(None if g is None else g.mT for g in grads), None
 
 
 def _swiglu_flops(x: Sequence[int], gate: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
