@@ -106,10 +106,6 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {dim} of `{buffer}` is {index}, always outside [0, {size})",
         "indices of on-chip buffers must stay inside {shape}",
     ),
-    "parallel_race": (
-        "iterations of T.Parallel write `{buffer}` at places that do not depend on `{var}`",
-        "use T.reduce_* or T.serial, or let only one iteration write",
-    ),
     "unsupported_on_target": ("{what} is not supported on target {target}", "{fix}"),
     "device_assert": ("device assertion failed: {message}", "see the condition at this line"),
 }

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A FLAT program as C++ for the CPU: one function per kernel for one block, and an entry that runs all blocks under OpenMP.
+
+Small on-chip buffers are arrays on the stack, large ones lie in an arena that each thread allocates once per launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..diagnostics import InternalError, Span
+from ..ir.buffer import Buffer
+from ..ir.expr import Address, Call, Expr, Var
+from ..ir.node import walk
+from ..ir.stmt import (
+    Alloc, Assert, Block, Break, Continue, Do, For, If, Kernel, Let, LoopKind, Print, Program, Stmt, Store, While,
+    dimensions,
+)  # fmt: skip
+from .c_text import Names, Text, held, storage
+
+ENTRY = "tile_main"
+HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
+STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Source:
+    """Generated text, and the assertions that a nonzero result of the entry names (1-based)."""
+
+    text: str
+    asserts: tuple[tuple[str, Span | None], ...]
+
+
+def emit_cpu(program: Program, sizes: list[Var] | None = None) -> Source:
+    """C++ for a FLAT program. The entry takes pointers (params, outputs, workspaces) and 64-bit sizes and scalars.
+
+    `sizes` are the run-time dimensions in the order of the entry's second argument; scalar parameters follow them.
+    """
+    return _Cpu(program, dimensions(program) if sizes is None else sizes).run()
+
+
+class _Cpu:
+    def __init__(self, program: Program, sizes: list[Var]):
+        self.program, self.sizes = program, sizes
+        self.names = Names(reserved=(ENTRY, *(f"block_{n}" for n in range(len(program.kernels)))))
+        self.text = Text(self.names)
+        self.lines: list[str] = []
+        self.depth = 0
+        self.asserts: list[tuple[str, Span | None]] = []
+        self.prints = any(isinstance(n, Print) for n in walk(program))
+        params = [p for p in program.params if isinstance(p, Buffer)]
+        self.buffers = [*params, *program.outputs, *program.workspaces]
+        self.scalars = [p for p in program.params if isinstance(p, Var)]
+
+    def run(self) -> Source:
+        for header in ("<stdio.h>",) if self.prints else ():
+            self.line(f"#include {header}")
+        self.line("#include <stdlib.h>")
+        for header in HEADERS:
+            self.line(f'#include "{header}"')
+        for symbol in (*self.buffers, *self.sizes, *self.scalars):
+            self.names.of(symbol)
+        arenas = [self.block_function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
+        self.entry(arenas)
+        return Source("\n".join(self.lines) + "\n", tuple(self.asserts))
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+    def line(self, text: str, span: Span | None = None) -> None:
+        where = f"  // {span.file.rsplit('/', 1)[-1]}:{span.line}" if span else ""
+        self.lines.append("  " * self.depth + text + where)
+
+    def open(self, text: str, span: Span | None = None) -> None:
+        self.line(text + " {", span)
+        self.depth += 1
+
+    def close(self, text: str = "}") -> None:
+        self.depth -= 1
+        self.line(text)
+
+    # -- functions -----------------------------------------------------------------------------------------------------
+    def arguments(self, typed: bool) -> list[str]:
+        """Buffers, sizes and scalars, as declared or as passed on."""
+        names = self.names
+        found = [f"{storage(b.dtype)}* {names.of(b)}" if typed else names.of(b) for b in self.buffers]
+        found += [f"int64_t {names.of(v)}" if typed else names.of(v) for v in self.sizes]
+        return found + [f"{scalar_type(v)} {names.of(v)}" if typed else names.of(v) for v in self.scalars]
+
+    def block_function(self, number: int, kernel: Kernel) -> int:
+        """The function that runs one block; returns the bytes of arena that it wants."""
+        offsets, total = place_tiles(kernel)
+        blocks = [f"int64_t {self.names.of(v)}" for v in kernel.blocks]
+        self.line("")
+        self.open(f"static int64_t block_{number}({', '.join([*self.arguments(True), 'char* arena', *blocks])})", kernel.span)
+        for buffer, offset in offsets:
+            kind = storage(buffer.dtype)
+            self.line(f"{kind}* const {self.names.of(buffer)} = ({kind}*)__builtin_assume_aligned(arena + {offset}, {ALIGN});")
+        self.arena = {id(b) for b, _ in offsets}
+        self.body(kernel.body)
+        self.line("return 0;")
+        self.close()
+        return total
+
+    def entry(self, arenas: list[int]) -> None:
+        self.line("")
+        self.open(f'extern "C" int64_t {ENTRY}(void* const* buffers, const int64_t* numbers)')
+        for n, buffer in enumerate(self.buffers):
+            kind = storage(buffer.dtype)
+            self.line(f"{kind}* {self.names.of(buffer)} = ({kind}*)buffers[{n}];")
+        for n, var in enumerate((*self.sizes, *self.scalars)):
+            name, kind = self.names.of(var), scalar_type(var) if var.role == "param" else "int64_t"
+            if kind in ("float", "double"):
+                self.line(f"double {name}_bits; memcpy(&{name}_bits, numbers + {n}, 8); {kind} {name} = ({kind}){name}_bits;")
+            else:
+                self.line(f"{kind} {name} = ({kind})numbers[{n}];")
+        self.line("int64_t failed = 0;")
+        for number, (kernel, arena) in enumerate(zip(self.program.kernels, arenas, strict=True)):
+            self.launch(number, kernel, arena)
+        self.line("return failed;")
+        self.close()
+
+    def launch(self, number: int, kernel: Kernel, arena: int) -> None:
+        """All blocks of one kernel, shared out among the threads."""
+        self.open("", kernel.span)
+        axes = [f"grid_{'xyz'[d]}" for d in range(len(kernel.grid))]
+        for axis, extent in zip(axes, kernel.grid, strict=True):
+            self.line(f"const int64_t {axis} = {self.text.index(extent)};")
+        self.line(f"const int64_t blocks = {' * '.join(axes)};")
+        self.line("const int64_t chunk = blocks / 256 + 1;")
+        self.line("#pragma omp parallel if (blocks > 1)")
+        self.open("")
+        self.line(f"char* arena = {f'(char*)aligned_alloc({ALIGN}, {arena})' if arena else 'nullptr'};")
+        self.line("#pragma omp for schedule(dynamic, chunk)")
+        self.open("for (int64_t block = 0; block < blocks; ++block)")
+        rest, indices = "block", []
+        for axis in axes[:-1]:
+            indices.append(f"{rest} % {axis}")
+            rest = f"{rest} / {axis}" if rest == "block" else f"({rest}) / {axis}"
+        arguments = ", ".join([*self.arguments(False), "arena", *indices, rest])
+        self.line(f"int64_t code = block_{number}({arguments});")
+        self.line("if (code) __atomic_store_n(&failed, code, __ATOMIC_RELAXED);")
+        self.close()
+        if arena:
+            self.line("free(arena);")
+        self.close()
+        self.line("if (failed) return failed;")
+        self.close()
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+    def body(self, block: Block) -> None:
+        for stmt in block.stmts:
+            method = getattr(self, f"_{type(stmt).__name__.lower()}", None)
+            if method is None:
+                raise InternalError(f"no C++ for {type(stmt).__name__}", stmt.span)
+            method(stmt)
+
+    def _block(self, block: Block) -> None:
+        self.open("")
+        self.body(block)
+        self.close()
+
+    def _for(self, loop: For) -> None:
+        var = self.names.of(loop.vars[0])
+        if loop.kind is LoopKind.VECTOR and _is_simd(loop):
+            self.line("#pragma omp simd")
+        elif loop.kind is LoopKind.UNROLLED:
+            self.line("#pragma GCC unroll 16")
+        start, stop = self.text.index(loop.starts[0]), self.text.index(loop.stops[0])
+        self.open(f"for (int64_t {var} = {start}; {var} < {stop}; {var} += {loop.step})", loop.span)
+        self.body(loop.body)
+        self.close()
+
+    def _while(self, loop: While) -> None:
+        self.open(f"while ({self.text.value(loop.condition)})", loop.span)
+        self.body(loop.body)
+        self.close()
+
+    def _if(self, node: If) -> None:
+        self.open(f"if ({self.text.value(node.condition)})", node.span)
+        self.body(node.then)
+        if node.otherwise.stmts:
+            self.close("} else {")
+            self.depth += 1
+            self.body(node.otherwise)
+        self.close()
+
+    def _let(self, let: Let) -> None:
+        kind = held(let.var.dtype)
+        if let.var.dtype.is_integer and self.text.is_index(let.value):
+            kind = "int64_t"
+            self.text.index_names.add(id(let.var))
+        self.line(f"const {kind} {self.names.of(let.var)} = {self.text.value(let.value)};", let.span)
+
+    def _alloc(self, node: Alloc) -> None:
+        buffer = node.buffer
+        if id(buffer) in self.arena:
+            return
+        name = self.names.of(buffer)
+        if buffer.scope == "var":
+            init = f" = {self.text.value(node.init)}" if node.init is not None else ""
+            self.line(f"{held(buffer.dtype)} {name}{init};", node.span)
+        else:
+            size = buffer.static_shape
+            if size is None:
+                raise InternalError(f"`{buffer.name}` has no static size", node.span)
+            self.line(f"alignas({ALIGN}) {storage(buffer.dtype)} {name}[{max(1, size[0])}];", node.span)
+
+    def _store(self, store: Store) -> None:
+        place = self.text.element(store.buffer, store.indices)
+        if store.buffer.scope == "var":
+            value = self.text.value(store.value)
+        else:
+            value = self.text.converted(store.value, store.buffer.dtype)
+        self.line(f"{place} = {value};", store.span)
+
+    def _do(self, node: Do) -> None:
+        call = node.call
+        if not isinstance(call, Call):
+            raise InternalError("only calls can be statements", node.span)
+        if call.name == "cpu_gemm":
+            self.line(self._gemm(call), node.span)
+        elif call.name == "cpu_atomic":
+            where, value = call.args
+            if not isinstance(where, Address):
+                raise InternalError("cpu_atomic wants an address", node.span)
+            text = self.text.converted(value, where.buffer.dtype)
+            self.line(f"tile::atomic_{call.options[0]}<{storage(where.buffer.dtype)}>({self.text.value(where)}, {text});", node.span)
+        else:
+            self.line(f"{self.text.value(call)};", node.span)
+
+    def _gemm(self, call: Call) -> str:
+        types = [a.buffer.dtype for a in call.args if isinstance(a, Address)]
+        flags = ["true" if option else "false" for option in call.options]
+        template = ", ".join([*map(storage, types), *flags])
+        args = ", ".join(self.text.value(a) if isinstance(a, Address) else self.text.index(a) for a in call.args)
+        return f"tile::gemm<{template}>({args});"
+
+    def _break(self, node: Break) -> None:
+        self.line("break;", node.span)
+
+    def _continue(self, node: Continue) -> None:
+        self.line("continue;", node.span)
+
+    def _assert(self, node: Assert) -> None:
+        self.asserts.append((node.message, node.span))
+        self.line(f"if (!{self.text.value(node.condition)}) return {len(self.asserts)};", node.span)
+
+    def _print(self, node: Print) -> None:
+        value = node.value
+        if not isinstance(value, Expr):
+            raise InternalError("regions are printed element by element", node.span)
+        form, kind = ("%g", "double") if value.dtype.is_float else ("%lld", "long long")
+        message = node.message.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
+        text = f"{message}: {form}" if message else form
+        self.line(f'printf("{text}\\n", ({kind}){self.text.value(value)}); fflush(stdout);', node.span)
+
+
+def scalar_type(var: Var) -> str:
+    """The C++ type of a scalar parameter."""
+    return held(var.dtype)
+
+
+def _is_simd(loop: For) -> bool:
+    """OpenMP's simd loops hold plain statements only."""
+    return all(isinstance(s, Store | Let | If | Block | Alloc) for s in walk(loop.body) if isinstance(s, Stmt))
+
+
+def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:
+    """Offsets of the large on-chip buffers in the arena, and its size in bytes."""
+    offset = 0
+    placed = []
+    for node in walk(kernel.body):
+        if isinstance(node, Alloc) and node.buffer.scope not in ("var", "global"):
+            size = node.buffer.static_shape
+            count = size[0] if size else 0
+            amount = count * node.buffer.dtype.itemsize
+            if amount > STACK_LIMIT:
+                placed.append((node.buffer, offset))
+                offset += -(-amount // ALIGN) * ALIGN
+    return placed, offset

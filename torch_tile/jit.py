@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel's way from Python to launch: specialise -> trace -> lower -> emit -> build -> launch, each step one call below.
+
+`@jit` knows both of TileLang's styles. Lazy: the function returns a @T.prim_func, and calling it gives a JITKernel. Eager: the
+function's body is the kernel, and calling it with tensors runs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+from .codegen.cpu import emit_cpu
+from .diagnostics import error
+from .ir.stmt import Program, dimensions
+from .kernel import JITKernel
+from .language.eager import Specialisation, specialise, trace_eager
+from .language.program import PrimFunc
+from .language.rewrite import source_tree
+from .lowering import CPU_PASSES, lower
+from .runtime.host_compiler import compile_shared
+from .runtime.launch import Launcher
+from .runtime.library import load_entry
+from .target import Target
+
+
+def compile_program(program: Program, out_idx: Sequence[int] = (), target: object = "auto") -> JITKernel:
+    """From a traced program to a kernel that can be called."""
+    machine = Target.of(target)
+    lowered = lower(program, CPU_PASSES)  # passes: lowering/__init__.py
+    source = emit_cpu(lowered, dimensions(program))  # C++: codegen/cpu.py
+    library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
+    launcher = Launcher(program, load_entry(library), source.asserts, out_idx)  # checks and calls: runtime/launch.py
+    return JITKernel(program, lowered, source.text, launcher, machine)
+
+
+def compile(  # noqa: A001
+    func: PrimFunc, out_idx: int | Sequence[int] | None = None, target: object = "auto", **options: Any
+) -> JITKernel:
+    """Compile a @T.prim_func. `out_idx` names parameters that the kernel allocates and returns (negative counts from the end).
+
+    `options` are TileLang's (execution_backend, verbose, pass_configs, compile_flags, ...); those that only concern a GPU are
+    accepted. Raises TileError for mistakes in the kernel and NoCompilerError where no C++ compiler is found.
+    """
+    if not isinstance(func, PrimFunc):
+        fix = "decorate the kernel with @T.prim_func"
+        raise error("bad_argument", None, op="compile", name="func", why=f"is {type(func).__name__}", fix=fix)
+    return compile_program(func.program, _positions(out_idx, func.program), target)
+
+
+def jit(
+    func: Callable[..., Any] | None = None, *, out_idx: int | Sequence[int] | None = None, target: object = "auto",
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Decorator for kernels of either style; see `compile` for the options."""
+    if func is None:
+        return lambda f: JITFunction(f, out_idx, target)
+    return JITFunction(func, out_idx, target)
+
+
+class JITFunction:
+    """A function decorated with @jit. Compiled kernels are kept per arguments."""
+
+    def __init__(self, function: Any, out_idx: int | Sequence[int] | None, target: object):
+        self.function: FunctionType = function
+        self.out_idx, self.target = out_idx, target
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+        self.signature = inspect.signature(function)
+        self.is_lazy = _returns_prim_func(function)
+        self.kernels: dict[Any, JITKernel] = {}
+        self.specialisations: dict[Any, Specialisation] = {}
+        self.lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Lazy style: the kernel for these arguments. Eager style: run on these tensors."""
+        if self.is_lazy:
+            return self.compile(*args, **kwargs)
+        call = specialise(self.function, self.signature, args, kwargs)
+        with self.lock:
+            found = self.specialisations.get(call.key)
+            kernel = found and self.kernels.get((call.key, found.values(call)))
+            if kernel is None:
+                program, found = trace_eager(call)
+                self.specialisations[call.key] = found
+                kernel = self.kernels[call.key, found.values(call)] = compile_program(program, (), self.target)
+        return kernel(*call.tensors)
+
+    def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """The kernel for these compile-time arguments (lazy style)."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        key = _hashable(tuple(bound.arguments.items()))
+        with self.lock:
+            if key not in self.kernels:
+                made = self.function(*args, **kwargs)
+                self.kernels[key] = compile(made, self.out_idx, self.target)
+            return self.kernels[key]
+
+
+def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:
+    given = [] if out_idx is None else [out_idx] if isinstance(out_idx, int) else list(out_idx)
+    count = len(program.params)
+    for position in given:
+        if not -count <= position < count:
+            fix = f"{program.name} has {count} parameters"
+            raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {position}", fix=fix)
+    return [p % count for p in given]
+
+
+def _returns_prim_func(function: FunctionType) -> bool:
+    """Whether the source defines a @T.prim_func inside."""
+    tree = source_tree(function)
+    inner = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n is not tree]
+    return any("prim_func" in ast.dump(d) for n in inner for d in n.decorator_list) or not _opens_kernel(tree)
+
+
+def _opens_kernel(tree: ast.FunctionDef) -> bool:
+    return any("Kernel" in ast.dump(i.context_expr) for n in ast.walk(tree) if isinstance(n, ast.With) for i in n.items)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(sorted((k, _hashable(v)) for k, v in value.items()))
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(v) for v in value)
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return type(value).__name__, value

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eager kernels: the decorated function's body is the kernel, its tensors are annotated in the signature or in the body.
+
+A call is traced in two steps when T.const is used: the first run only learns the constants from the annotations, the second runs
+with plain integers in their place, so that Python's own control flow may use them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from ..diagnostics import error
+from ..ir.buffer import Buffer
+from ..ir.dtype import DType, to_dtype
+from ..ir.expr import Const, Expr, Var
+from ..ir.stmt import Program
+from .program import definition_span, finish, make_param, param_type
+from .recorder import Recorder
+from .rewrite import rewrite
+from .trace import tracing
+from .values import Handle, TensorType
+
+
+@dataclass
+class EagerCall:
+    """One call: what is known before tracing."""
+
+    function: FunctionType
+    arguments: dict[str, Any]
+    tensors: list[Any]
+    key: Any
+
+
+@dataclass
+class Specialisation:
+    """Where the constants of a kernel come from: (argument, dimension, is it a stride)."""
+
+    spots: list[tuple[str, int, bool]] = field(default_factory=list)
+
+    def values(self, call: EagerCall) -> tuple[int, ...]:
+        """The constants for a call."""
+        found = []
+        for name, dim, is_stride in self.spots:
+            tensor = call.arguments[name]
+            if dim >= tensor.dim():
+                return ()
+            found.append(int(tensor.stride(dim) if is_stride else tensor.shape[dim]))
+        return tuple(found)
+
+
+class _Learnt(Exception):
+    """All constants are known: the first run may stop."""
+
+
+def specialise(function: FunctionType, signature: inspect.Signature, args: Any, kwargs: Any) -> EagerCall:
+    """Split the arguments of a call into tensors and compile-time values."""
+    import torch
+
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    key: list[Any] = []
+    tensors = []
+    for name, value in bound.arguments.items():
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            key.append((name, value.dtype, value.dim()))
+        elif _is_scalar_param(signature.parameters[name].annotation):
+            tensors.append(value)
+            key.append((name, "scalar"))
+        else:
+            key.append((name, type(value), repr(value) if isinstance(value, list | dict) else value))
+    return EagerCall(function, dict(bound.arguments), tensors, tuple(key))
+
+
+def _is_scalar_param(annotation: Any) -> bool:
+    """A parameter annotated with a dtype of the language is passed at run time; Python's int is compile-time."""
+    return isinstance(annotation, DType)
+
+
+def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
+    """The program of a call, and where its constants came from."""
+    learner = _Run(call, None)
+    try:
+        program = learner.run()
+    except _Learnt:
+        program = _Run(call, learner.values).run()
+    return program, Specialisation(learner.spots)
+
+
+class _Run:
+    """One run of the author's function."""
+
+    def __init__(self, call: EagerCall, values: dict[str, int] | None):
+        import torch
+
+        self.call = call
+        self.values: dict[str, int] = dict(values or {})
+        self.learning = values is None
+        self.used_consts = False
+        self.spots: list[tuple[str, int, bool]] = []
+        self.params: dict[str, Buffer | Var] = {}
+        self.wanted = [n for n, v in call.arguments.items() if isinstance(v, torch.Tensor)]
+
+    def run(self) -> Program:
+        function, arguments = self.call.function, dict(self.call.arguments)
+        with tracing() as at:
+            at.consts = self.consts
+            for name, parameter in inspect.signature(function).parameters.items():
+                annotation = parameter.annotation
+                if isinstance(annotation, TensorType) or _is_scalar_param(annotation):
+                    arguments[name] = self.annotate(name, annotation, arguments[name])
+            recorder = Recorder(at, self.annotate)
+            result = rewrite(function, lambda: recorder)(**arguments)
+            for name in self.wanted:
+                if name not in self.params:
+                    raise error("tensor_not_annotated", definition_span(function), name=name)
+            params = tuple(self.params[n] for n in self.call.arguments if n in self.params)
+            return finish(at, function.__name__, params, result)
+
+    def consts(self, names: str) -> Any:
+        """T.const: symbols while learning, integers afterwards."""
+        self.used_consts = True
+        found: list[Any] = []
+        for name in (n.strip() for n in names.split(",")):
+            if self.learning:
+                found.append(Var(name, to_dtype("int32"), "dim"))
+            elif name in self.values:
+                found.append(self.values[name])
+            else:
+                raise error("unbound_const", None, name=name)
+        return tuple(found) if len(found) > 1 else found[0]
+
+    def annotate(self, name: str, annotation: Any, value: Any) -> Any:
+        """An annotation of a tensor or scalar argument: its symbol."""
+        if name not in self.call.arguments:
+            return value
+        kind = param_type(name, annotation, None)
+        symbol = self.params[name] = make_param(name, kind)
+        if isinstance(symbol, Var):
+            return symbol
+        if self.learning and isinstance(kind, TensorType):
+            self._learn(name, kind)
+        return Handle(symbol)
+
+    def _learn(self, name: str, kind: TensorType) -> None:
+        tensor = self.call.arguments[name]
+        if tensor.dim() == len(kind.shape):
+            for dim, size in enumerate(kind.shape):
+                self._take(name, dim, False, size, tensor.shape[dim])
+            for dim, stride in enumerate(kind.strides or ()):
+                self._take(name, dim, True, stride, tensor.stride(dim))
+        if self.used_consts and all(n in self.params for n in self.wanted):
+            raise _Learnt
+
+    def _take(self, name: str, dim: int, is_stride: bool, size: Expr, actual: int) -> None:
+        if isinstance(size, Var) and size.role == "dim" and size.name not in self.values and not isinstance(size, Const):
+            self.values[size.name] = int(actual)
+            self.spots.append((name, dim, is_stride))

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that an author can mend and that needs the whole kernel, reported together."""
+
+from __future__ import annotations
+
+from ..diagnostics import Diagnostic, TileError, diagnose
+from ..ir.bounds import Ranges
+from ..ir.buffer import Buffer, Region
+from ..ir.expr import Address, Binary, Const, Expr, Load, Var, unary
+from ..ir.node import Rewriter, walk
+from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Stmt, Store
+from ..tileop import RegisteredOp
+from ..tileop.base import describe
+
+
+def check_kernel(program: Program) -> Program:
+    """Return the program unchanged, or raise one TileError with every finding."""
+    check = _Check()
+    check(program)
+    if check.found:
+        raise TileError(*check.found)
+    return program
+
+
+class _Check(Rewriter):
+    def __init__(self) -> None:
+        self.found: list[Diagnostic] = []
+        self.ranges = Ranges()
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        self.ranges = Ranges().kernel(kernel)
+        return self.children(kernel)
+
+    def For(self, loop: For) -> Stmt:
+        outer = self.ranges
+        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
+            self.ranges = self.ranges.loop(var, start, stop, loop.step)
+        if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
+            self._no_tile_ops(loop)
+        self.children(loop)
+        self.ranges = outer
+        return loop
+
+    def Block(self, block: Block) -> Block:
+        outer = self.ranges
+        for stmt in block.stmts:
+            self(stmt)
+            if isinstance(stmt, Let):
+                self.ranges = self.ranges.define(stmt.var, stmt.value)
+        self.ranges = outer
+        return block
+
+    def If(self, node: If) -> Stmt:
+        outer = self.ranges
+        self.ranges = outer.assume(node.condition)
+        self(node.then)
+        self.ranges = outer.assume(unary("not", node.condition))
+        self(node.otherwise)
+        self.ranges = outer
+        return node
+
+    def Alloc(self, node: Alloc) -> Stmt:
+        buffer = node.buffer
+        for size in buffer.shape:
+            if not isinstance(size, Const):
+                self.found.append(diagnose("dynamic_tile", node.span, buffer=buffer.name, size=repr(size)))
+            elif size.value <= 0:
+                self.found.append(
+                    diagnose("bad_shape", node.span, what=f"`{buffer.name}`'s shape", want="positive", got=size.value)
+                )
+        return node
+
+    def RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        found = op.check()
+        self.found += found
+        if not found:
+            reads, writes = op.accesses()
+            for region in (*reads, *writes):
+                self._region(region, op)
+        return op
+
+    def Load(self, load: Load) -> Expr:
+        self._element(load.buffer, load.indices, load)
+        return self.children(load)
+
+    def Address(self, node: Address) -> Expr:
+        return self.children(node)
+
+    def Store(self, store: Store) -> Stmt:
+        self._element(store.buffer, store.indices, store)
+        return self.children(store)
+
+    def _region(self, region: Region, op: RegisteredOp) -> None:
+        for dim, r in enumerate(region.ranges):
+            if not _is_affine(r.start):
+                text = repr(r.start)
+                self.found.append(diagnose("non_affine_region", op.span, buffer=region.buffer.name, start=text))
+                return
+            size = region.buffer.shape[dim]
+            if region.buffer.scope != "global" and (
+                self.ranges.prove(r.start < 0) or self.ranges.prove(r.start + r.extent > size)
+            ):
+                text = f"{r.start!r}:{r.start + r.extent!r}"
+                self._outside(region.buffer, dim, text, op)
+
+    def _element(self, buffer: Buffer, indices: tuple[Expr, ...], node: Load | Store) -> None:
+        if buffer.scope == "global":
+            return
+        for dim, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
+            if self.ranges.prove(index < 0) or self.ranges.prove(index >= size):
+                self._outside(buffer, dim, repr(index), node)
+
+    def _outside(self, buffer: Buffer, dim: int, index: str, node: Load | Store | RegisteredOp) -> None:
+        size, shape = repr(buffer.shape[dim]), describe(buffer.shape)
+        self.found.append(
+            diagnose("out_of_bounds", node.span, dim=dim, buffer=buffer.name, index=index, size=size, shape=shape)
+        )
+
+    def _no_tile_ops(self, loop: For) -> None:
+        for node in walk(loop.body):
+            if isinstance(node, RegisteredOp) and not node.op_name.startswith("atomic"):
+                what = f"T.{node.op_name} inside T.{loop.kind.value}"
+                fix = "tile operations are done by the whole block: use T.serial around them"
+                self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
+
+
+def _is_affine(expr: Expr) -> bool:
+    """Sums and products; a product needs a factor that no loop changes; a loaded value counts as one unknown."""
+    for node in walk(expr):
+        if isinstance(node, Load):
+            continue
+        if isinstance(node, Binary) and node.op == "*" and _moves(node.a) and _moves(node.b):
+            return False
+    return True
+
+
+def _moves(expr: Expr) -> bool:
+    return any(isinstance(n, Var) and n.role == "loop" for n in walk(expr))

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each tile op becomes the plain IR that its own `lower_cpu` gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.buffer import Region
+from ..ir.expr import Expr, Load
+from ..ir.node import Rewriter
+from ..ir.stmt import Print, Program, Stmt
+from ..tileop import RegisteredOp
+from ..tileop.base import serial, spread, squeezed
+
+
+def lower_tile_ops(program: Program) -> Program:
+    """Replace every tile op. Afterwards only loops, stores and helper calls remain (stage LOOPS)."""
+    return _Lower()(program)  # type: ignore[no-any-return]
+
+
+class _Lower(Rewriter):
+    def RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        return _PlaceAt(op)(op.lower_cpu())  # type: ignore[no-any-return]
+
+    def Print(self, node: Print) -> Stmt:
+        """A printed region is printed element by element."""
+        region = node.value
+        if not isinstance(region, Region):
+            return node
+        message = f"{node.message} {region.buffer.name}".strip()
+
+        def nest(rest: tuple[Expr, ...], point: tuple[Expr, ...]) -> Stmt:
+            if not rest:
+                return Print(message, Load(region.buffer, spread(region, point)))
+            return serial(rest[0], lambda v: nest(rest[1:], (*point, v)), name="ijklmn"[len(point)])
+
+        return _PlaceAt(node)(nest(squeezed(region), ()))  # type: ignore[no-any-return]
+
+
+class _PlaceAt(Rewriter):
+    """Gives every new statement the span of the op that it came from."""
+
+    def __init__(self, op: Stmt):
+        self.op = op
+
+    def Stmt(self, node: Stmt) -> Stmt:
+        node = self.children(node)
+        return node if node.span is not None else replace(node, span=self.op.span)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise loops with a guard `a * i + r < n` are split where the guard turns false, so the main part has none.
+
+What remains is plain code that vectorises: a loop up to the limit with the guard known true, and one from there with it known false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..ir import dtype as dt
+from ..ir.expr import Binary, Const, Expr, Load, Select, Var, binary, const, maximum, minimum, select
+from ..ir.node import Rewriter, equal, walk
+from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Program, Stmt, While
+
+CONDITIONS_PER_LOOP = 2  # each doubles the code of the loop
+LARGEST_BODY = 120  # nodes
+
+
+def peel_tails(program: Program) -> Program:
+    """Split elementwise loops at their upper guards."""
+    return _Peel()(program)  # type: ignore[no-any-return]
+
+
+class _Peel(Rewriter):
+    def For(self, loop: For) -> Stmt:
+        return self._peel(loop, CONDITIONS_PER_LOOP)
+
+    def _peel(self, loop: For, budget: int) -> Stmt:
+        found = next(_guards(loop), None) if budget and _is_elementwise(loop) else None
+        if found is None:
+            return self.children(loop)
+        guard, limit = found
+        limit = maximum(minimum(limit, loop.stops[0]), loop.starts[0])
+        head = _with_body(loop, loop.starts[0], limit, _Decide(guard, True)(loop.body))
+        tail = _with_body(loop, limit, loop.stops[0], _Decide(guard, False)(loop.body))
+        parts = [self._peel(part, budget - 1) for part in (head, tail) if part.body.stmts]
+        return parts[0] if len(parts) == 1 else Block(tuple(parts), span=loop.span)
+
+
+def _with_body(loop: For, start: Expr, stop: Expr, body: Block) -> For:
+    """A part of the loop, with its own variable and its own local names."""
+    var = Var(loop.vars[0].name, loop.vars[0].type, "loop")
+    fresh = _Rename({id(loop.vars[0]): var})
+    return For(loop.kind, (var,), (start,), (stop,), fresh(body), span=loop.span)
+
+
+class _Rename(Rewriter):
+    """Copies a body with fresh symbols, so that every symbol is bound once in the program."""
+
+    def __init__(self, names: dict[int, Var]):
+        self.names = names
+
+    def Var(self, var: Var) -> Var:
+        return self.names.get(id(var), var)
+
+    def For(self, loop: For) -> For:
+        fresh = tuple(Var(v.name, v.type, v.role) for v in loop.vars)
+        self.names |= {id(v): f for v, f in zip(loop.vars, fresh, strict=True)}
+        starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
+        return For(
+            loop.kind, fresh, starts, stops, self(loop.body), loop.step, loop.stages, loop.order, loop.stage,
+            span=loop.span,
+        )  # fmt: skip
+
+    def Let(self, let: Let) -> Let:
+        value = self(let.value)
+        fresh = self.names[id(let.var)] = Var(let.var.name, let.var.type, let.var.role)
+        return Let(fresh, value, span=let.span)
+
+
+class _Decide(Rewriter):
+    """Replaces a condition by its known truth and drops what that makes dead."""
+
+    def __init__(self, guard: Expr, truth: bool):
+        self.guard, self.truth = guard, truth
+
+    def Binary(self, node: Binary) -> Expr:
+        if equal(node, self.guard):
+            return Const(self.truth, dt.bool_)
+        a, b = self(node.a), self(node.b)
+        return node if a is node.a and b is node.b else binary(node.op, a, b)
+
+    def Select(self, node: Select) -> Expr:
+        condition, a, b = self(node.condition), self(node.a), self(node.b)
+        unchanged = condition is node.condition and a is node.a and b is node.b
+        return node if unchanged else select(condition, a, b)
+
+    def If(self, node: If) -> Stmt:
+        condition = self(node.condition)
+        if isinstance(condition, Const):
+            return self(node.then if condition.value else node.otherwise)  # type: ignore[no-any-return]
+        then, otherwise = self(node.then), self(node.otherwise)
+        if condition is node.condition and then is node.then and otherwise is node.otherwise:
+            return node
+        return If(condition, then, otherwise, span=node.span)
+
+    def Block(self, block: Block) -> Block:
+        new = [self(s) for s in block.stmts]
+        if all(a is b for a, b in zip(new, block.stmts, strict=True)):
+            return block
+        flat: list[Stmt] = []
+        for stmt in new:
+            flat.extend(stmt.stmts if isinstance(stmt, Block) else [stmt])
+        kept = [s for s in flat if not (isinstance(s, For) and not s.body.stmts)]
+        return Block(tuple(kept), span=block.span)
+
+
+def _is_elementwise(loop: For) -> bool:
+    """A small loop of stores, alone or with further such loops inside."""
+    if loop.kind not in (LoopKind.VECTOR, LoopKind.SERIAL) or len(loop.vars) != 1 or loop.step != 1:
+        return False
+    size = 0
+    for node in walk(loop.body):
+        size += 1
+        if isinstance(node, Do | While | Break | Continue | Alloc) or size > LARGEST_BODY:
+            return False
+    return True
+
+
+def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
+    """Conditions of the body that hold exactly below some limit of the loop variable, with that limit."""
+    bound = {id(v) for n in walk(loop.body) for v in _binds(n)}
+    for node in walk(loop.body):
+        if isinstance(node, If | Select):
+            for part in _conjuncts(node.condition):
+                limit = _limit(part, loop.vars[0], bound)
+                if limit is not None:
+                    yield part, limit
+
+
+def _binds(node: object) -> tuple[Var, ...]:
+    return node.vars if isinstance(node, For) else (node.var,) if isinstance(node, Let) else ()
+
+
+def _conjuncts(condition: Expr) -> Iterator[Expr]:
+    if isinstance(condition, Binary) and condition.op == "and":
+        yield from _conjuncts(condition.a)
+        yield from _conjuncts(condition.b)
+    else:
+        yield condition
+
+
+def _limit(condition: Expr, var: Var, bound: set[int]) -> Expr | None:
+    """`n` such that the condition is `var < n`; its terms must not change within the loop."""
+    if not (isinstance(condition, Binary) and condition.op == "<"):
+        return None
+    split = affine(condition.a, var)
+    if split is None or split[0] <= 0:
+        return None
+    scale, rest = split
+    for part in (rest, condition.b):
+        if any(isinstance(n, Load) or n is var or id(n) in bound for n in walk(part)):
+            return None
+    room = binary("-", condition.b, rest)
+    return room if scale == 1 else binary("//", binary("+", room, scale - 1), scale)
+
+
+def affine(expr: Expr, var: Var) -> tuple[int, Expr] | None:
+    """`expr` as `scale * var + rest` with `rest` free of `var`; None if it is not of that form."""
+    if expr is var:
+        return 1, const(0, var.type)
+    if not any(n is var for n in walk(expr)):
+        return 0, expr
+    if isinstance(expr, Binary) and expr.op in ("+", "-"):
+        a, b = affine(expr.a, var), affine(expr.b, var)
+        if a is None or b is None:
+            return None
+        sign = 1 if expr.op == "+" else -1
+        return a[0] + sign * b[0], binary(expr.op, a[1], b[1])
+    if isinstance(expr, Binary) and expr.op == "*":
+        for x, y in ((expr.a, expr.b), (expr.b, expr.a)):
+            if isinstance(y, Const) and isinstance(y.value, int):
+                split = affine(x, var)
+                return None if split is None else (split[0] * y.value, binary("*", split[1], y))
+    return None

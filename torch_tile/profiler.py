@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timing of kernels and comparison with a reference, on made-up inputs."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .diagnostics import LaunchError
+from .ir.buffer import Buffer
+
+if TYPE_CHECKING:
+    import torch
+
+    from .kernel import JITKernel
+
+
+class TensorSupplyType(enum.Enum):
+    """How inputs are made up."""
+
+    Integer = 1
+    Uniform = 2
+    Normal = 3
+    Randn = 4
+    Zero = 5
+    One = 6
+    Auto = 7
+
+
+def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", **hints: Any) -> float:
+    """Milliseconds of one call of `fn` on the CPU: calls for `warmup` ms, then samples for `rep` ms.
+
+    `return_mode` is one of median, mean, min, max.
+    """
+    import statistics
+
+    end = time.perf_counter() + warmup / 1e3
+    fn()
+    while time.perf_counter() < end:
+        fn()
+    samples = []
+    end = time.perf_counter() + rep / 1e3
+    while not samples or time.perf_counter() < end:
+        start = time.perf_counter()
+        fn()
+        samples.append((time.perf_counter() - start) * 1e3)
+    pick = {"median": statistics.median, "mean": statistics.mean, "min": min, "max": max}
+    if return_mode not in pick:
+        raise ValueError(f"return_mode is one of {', '.join(pick)}, got {return_mode!r}")
+    return float(pick[return_mode](samples))
+
+
+class Profiler:
+    """Runs a kernel on inputs of its own making."""
+
+    def __init__(self, kernel: JITKernel, supply: TensorSupplyType):
+        self.kernel, self.supply = kernel, supply
+
+    def inputs(self) -> list[Any]:
+        """Fresh arguments; LaunchError if a size is known only at run time."""
+        return [self._make(p) for p in self.kernel.launcher.given]
+
+    def _make(self, param: Any) -> Any:
+        import torch
+
+        shape = param.static_shape if isinstance(param, Buffer) else None
+        if shape is None:
+            raise LaunchError(f"`{param.name}` has no compile-time shape: give the profiler its inputs (input_tensors=...)")
+        to = param.dtype.as_torch()
+        if self.supply is TensorSupplyType.Zero:
+            return torch.zeros(shape, dtype=to)
+        if self.supply is TensorSupplyType.One:
+            return torch.ones(shape, dtype=to)
+        if not param.dtype.is_float or self.supply is TensorSupplyType.Integer:
+            low = 0 if param.dtype.kind in ("uint", "bool") else -2
+            return torch.randint(low, 2, shape).to(to)
+        if self.supply is TensorSupplyType.Uniform:
+            return torch.rand(shape).mul(2).sub(1).to(to)
+        return torch.randn(shape).to(to)
+
+    def do_bench(
+        self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100,
+        input_tensors: Sequence[Any] | None = None, return_mode: str = "median", **hints: Any,
+    ) -> float:  # fmt: skip
+        """Milliseconds of one run of the kernel, or of `func` on the same inputs."""
+        args = list(input_tensors) if input_tensors is not None else self.inputs()
+        run = func or self.kernel
+        return do_bench(lambda: run(*args), warmup, rep, return_mode)
+
+    def run_once(self, func: Callable[..., Any] | None = None) -> Any:
+        """One run on fresh inputs."""
+        return (func or self.kernel)(*self.inputs())
+
+    def assert_allclose(
+        self, reference: Callable[..., Any], atol: float = 1e-2, rtol: float = 1e-2,
+        input_tensors: Sequence[Any] | None = None, max_mismatched_ratio: float = 0.01, **hints: Any,
+    ) -> None:  # fmt: skip
+        """Compare with `reference` on the same inputs; kernels without out_idx are compared in their last argument."""
+        args = list(input_tensors) if input_tensors is not None else self.inputs()
+        expected = reference(*[a.clone() if hasattr(a, "clone") else a for a in args])
+        got = self.kernel(*args)
+        got = args[-1] if got is None else got
+        expected = args[-1] if expected is None else expected
+        pairs = zip(got, expected, strict=True) if isinstance(got, tuple) else [(got, expected)]
+        for a, b in pairs:
+            _compare(a, b, atol, rtol, max_mismatched_ratio)
+
+
+def _compare(a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float) -> None:
+    import torch
+
+    wrong = ~torch.isclose(a.double(), b.double(), atol=atol, rtol=rtol, equal_nan=True)
+    share = wrong.double().mean().item() if wrong.numel() else 0.0
+    if share > ratio:
+        worst = (a.double() - b.double()).abs().max().item()
+        raise AssertionError(f"{share:.2%} of {wrong.numel()} elements differ (largest difference {worst:.3g})")
