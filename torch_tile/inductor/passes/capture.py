@@ -9,6 +9,7 @@ The ops carry autograd, so training works; what turns out not to be worth a kern
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +48,7 @@ def _sdpa(
         raise NotCaptured("batch sizes broadcast")
     if attn_mask is not None and val(attn_mask).requires_grad:
         raise NotCaptured("the mask needs a gradient")
-    if scale is not None and not isinstance(scale, int | float):
-        raise NotCaptured("scale is a tensor or symbol")
-    options = {"causal": bool(is_causal), "scale": None if scale is None else float(scale)}
+    options = {"causal": bool(is_causal), "scale": None if scale is None else _number(scale, "scale")}
     return "attention", (query, key, value, attn_mask), options
 
 
@@ -62,7 +61,10 @@ def _last_dim_only(x: Any, normalized_shape: Any) -> None:
 
 
 def _number(value: Any, what: str) -> float:
-    if not isinstance(value, int | float):
+    """A Python number, or a symbol made of one (dynamic=True does that), which this turns back, with a guard."""
+    if isinstance(value, Node) and isinstance(val(value), torch.SymFloat):
+        value = val(value)
+    if not isinstance(value, int | float | torch.SymFloat):
         raise NotCaptured(f"{what} is not a Python number")
     return float(value)
 
@@ -118,6 +120,8 @@ METHODS: dict[str, tuple[str, Binder]] = {"softmax": ("softmax", _softmax)}
 
 def capture(context: Context) -> None:
     """Swap every call that a tile op can take; say why for the others."""
+    if "norm" in context.settings.families:
+        _specialise_eps(context)
     for node in list(context.graph.nodes):
         table: Any = {"call_function": FUNCTIONS, "call_method": METHODS}.get(node.op, {})
         family, binder = table.get(node.target, (None, None))
@@ -127,6 +131,23 @@ def capture(context: Context) -> None:
             _capture_one(context, node, family, binder)
         except NotCaptured as reason:
             context.miss(family, node, str(reason))
+
+
+def _specialise_eps(context: Context) -> None:
+    """Make the number added to a mean or variance a number again where dynamic=True made a symbol of it.
+
+    Norms are matched after AOTAutograd, which turns the symbol into a tensor; a kernel wants the number. The guard
+    recompiles if it ever changes.
+    """
+    for node in context.graph.nodes:
+        if node.target not in (operator.add, torch.add) or len(node.args) != 2 or node.kwargs:
+            continue
+        statistic, eps = node.args
+        if isinstance(statistic, Node) and statistic.target in STATISTICS and isinstance(val(eps), torch.SymFloat):
+            node.args = (statistic, float(val(eps)))
+
+
+STATISTICS = ("mean", "var", torch.mean, torch.var)
 
 
 def _wanted(context: Context, family: str) -> bool:
