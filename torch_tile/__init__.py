@@ -1,7 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """TileLang's language on its own compiler, PyTorch-native.
 
-After `import torch_tile` the operators `torch.ops.tile.*` exist; what runs them is imported at their first call.
+After `import torch_tile` the operators `torch.ops.tile.*` exist; everything else is imported when it is first used.
 """
 
-from torch_tile import ops as ops
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import ops as ops
+
+if TYPE_CHECKING:
+    from .diagnostics import InternalError, LaunchError, TileError
+    from .inductor.explain import explain
+    from .jit import compile, jit
+    from .kernel import JITKernel
+    from .nn import replace_layers
+    from .profiler import TensorSupplyType, do_bench
+
+# Name -> where it lives. A value ending in a colon is the module itself.
+_LAZY = {
+    "jit": "jit:", "compile": "jit:compile", "JITKernel": "kernel:JITKernel",
+    "TileError": "diagnostics:TileError", "LaunchError": "diagnostics:LaunchError", "InternalError": "diagnostics:InternalError",
+    "Target": "target:Target", "PassConfigKey": "options:PassConfigKey", "TensorSupplyType": "profiler:TensorSupplyType",
+    "do_bench": "profiler:do_bench", "explain": "inductor.explain:explain", "replace_layers": "nn:replace_layers",
+    "language": "language:", "profiler": "profiler:", "layout": "language.layout:", "testing": "testing:", "nn": "nn:",
+    "tile": "inductor.backend:tile", "register_with_transformers": "integrations.transformers:register_with_transformers",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'torch_tile' has no attribute {name!r}")
+    module, _, attribute = _LAZY[name].partition(":")
+    found = import_module(f".{module}", __name__)
+    return getattr(found, attribute) if attribute else found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])
+
+
+__all__ = ["InternalError", "JITKernel", "LaunchError", "TensorSupplyType", "TileError", "compile", "do_bench", "explain", "jit", "ops", "replace_layers"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from .codegen.cpu import emit_cpu
@@ -132,3 +133,13 @@ def _hashable(value: Any) -> Any:
     except TypeError:
         return repr(value)
     return type(value).__name__, value
+
+
+class _Decorator(ModuleType):
+    """`torch_tile.jit` is this module and, called, the decorator."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return jit(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Decorator

@@ -105,10 +105,11 @@ class Profiler:
         expected = args[-1] if expected is None else expected
         pairs = zip(got, expected, strict=True) if isinstance(got, tuple) else [(got, expected)]
         for a, b in pairs:
-            _compare(a, b, atol, rtol, max_mismatched_ratio)
+            compare(a, b, atol, rtol, max_mismatched_ratio)
 
 
-def _compare(a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float) -> None:
+def compare(a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float) -> None:
+    """AssertionError if more than `ratio` of the elements differ."""
     import torch
 
     wrong = ~torch.isclose(a.double(), b.double(), atol=atol, rtol=rtol, equal_nan=True)
