@@ -32,7 +32,7 @@ def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]
     """Run a Program (or a T.prim_func) and return the tensors that it allocates and returns.
 
     Arguments are CPU tensors and numbers in the order of the parameters, or by name, or all of them in one sequence or
-    dict; tensors that the kernel writes are changed in place. Raises LaunchError for arguments that do not fit, TileError
+    dict; tensors that the kernel writes are changed in place. Raises LaunchError for unfit arguments, TileError
     (`out_of_bounds`, `device_assert`) for what the kernel does wrong.
     """
     program = getattr(program, "program", program)
