@@ -35,13 +35,15 @@ class Intrinsic:
     doc: str = ""
 
     def build(self, args: Sequence[Any]) -> Expr:
-        """A call with the operands converted to the operand type."""
+        """A call with the operands converted to the operand type; plain numbers take the type of the other operands."""
         if len(args) != self.arity:
             raise error(
                 "bad_argument", None, op=f"T.{self.name}", name="args", why=f"takes {self.arity} operands, got {len(args)}",
                 fix="see its documentation",
             )  # fmt: skip
-        exprs = [to_expr(a, op=f"T.{self.name}") for a in args]
+        typed = [a for a in args if isinstance(a, Expr)]
+        like = _common(typed) if typed else None
+        exprs = [to_expr(a, like, f"T.{self.name}") for a in args]
         operand, result = self.rule(exprs)
         return Call(self.name, tuple(cast(e, operand) for e in exprs), result)
 
