@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile.kernels.gemm import reference
+from torch_tile.kernels import epilogue as epilogue_language
+from torch_tile.kernels.gemm import Config, config_for, gemm, reference
 
 
 def rand(*shape):
@@ -38,3 +41,86 @@ def test_result_does_not_alias():
     a, b, t = rand(2, 3), rand(3, 4), rand(2, 4)
     got = reference(a, [b], [t], "t", "ret x0", torch.float64)
     assert torch.equal(got, t) and got.data_ptr() != t.data_ptr()
+
+
+FORMS = {  # dtype, result, epilogue, kinds, number of bs
+    "plain": (torch.float32, torch.float32, "", "", 1),
+    "bias_gelu": (torch.float32, torch.float32, "v=add(acc0,x0);w=gelu(v);ret w", "r", 1),
+    "swiglu": (torch.float32, torch.float32, "g=silu(acc0);y=mul(g,acc1);ret y", "", 2),
+    "every_kind": (torch.float32, torch.float16, "a=mul(acc0,x0);b=add(a,x1);c=sub(b,x2);d=div(c,x3);ret d", "trcs", 1),
+    "bfloat16": (torch.bfloat16, torch.bfloat16, "v=add(acc0,x0);w=gelu_tanh(v);ret w", "r", 1),
+    "float16": (torch.float16, torch.float32, "v=relu(acc0);w=add(v,x0);ret w", "t", 1),
+    "float64": (torch.float64, torch.float64, "v=tanh(acc0);w=max(v,x0);ret w", "c", 1),
+}
+SMALL = Config(block_m=16, block_n=32, block_k=16)
+
+
+def random_operands(problems, form, batch, shared, m, n, k, layout):
+    dtype, _, _, kinds, count = FORMS[form]
+    lead = () if batch is None else (batch,)
+    a = problems.tensor(*lead, m, k, dtype=dtype, layout=layout)
+    bs = [problems.tensor(*(() if batch is None else (1 if shared else batch,)), k, n, dtype=dtype, layout=layout) for _ in range(count)]
+    shapes = {"t": (*lead, m, n), "r": (n,), "c": (*lead, m, 1), "s": (1,)}
+    aux = [problems.tensor(*shapes[kind], dtype=problems.pick(torch.float32, dtype), layout="dense") for kind in kinds]
+    return a, bs, [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_problems(form, engine, problems, check):
+    dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
+    for number in range(32):
+        config = problems.pick(SMALL, SMALL, replace(SMALL, splits=3)) if number % 4 else None
+        m, n, k = problems.size(50), problems.size(70), problems.size(90)
+        batch = problems.pick(None, None, 1, 3)
+        layout = problems.pick("dense", "turned", "slice", "gaps") if number % 8 == 0 else problems.pick("dense", "turned")
+        a, bs, aux = random_operands(problems, form, batch, problems.pick(True, False), m, n, k, layout)
+        got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config)
+        wide = [[x.double() for x in xs] for xs in (bs, aux)]
+        want = reference(a.double(), *wide, kinds, epilogue, torch.float64)
+        assert got.dtype == out_dtype
+        check(got, want, f"{form} {batch}x{m}x{n}x{k} {layout} {config}", dtype if dtype.itemsize < 4 else None)
+
+
+@pytest.mark.parametrize("name", sorted(epilogue_language.ARITY))
+def test_every_epilogue_function(name, engine, problems):
+    arguments = ["acc0", "x0", "x1"][: epilogue_language.ARITY[name]]
+    text = f"v={name}({','.join(arguments)});ret v"
+    a, b, full, row = (problems.tensor(*s) for s in ((9, 5), (5, 33), (9, 33), (33,)))
+    if name in ("log", "sqrt", "rsqrt", "pow"):
+        a, b, full = a.abs() + 0.1, b.abs() + 0.1, full.abs()
+    if name in ("eq", "ne", "where"):
+        a = (a > 0).float() * 0 if name == "where" else a * 0
+        full = full.round()
+    aux, kinds = ([full, row], "tr") if len(arguments) > 1 else ([], "")
+    got = gemm(a, [b], aux, kinds, text, torch.float32, SMALL)
+    want = reference(a, [b], aux, kinds, text, torch.float32)
+    torch.testing.assert_close(got, want, rtol=2e-4 if name == "pow" else 2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["min", "max", "relu", "abs", "square", "where"])
+def test_nan_passes_as_in_torch(name, engine):
+    a = torch.tensor([[float("nan"), 1.0], [2.0, float("inf")]])
+    other = torch.tensor([[1.0, float("nan")], [float("nan"), 3.0]])
+    count = epilogue_language.ARITY[name]
+    text = f"v={name}({','.join(['acc0', 'x0', 'x1'][:count])});ret v"
+    aux, kinds = [other, other][: count - 1], "tt"[: count - 1]
+    product = torch.where(a.isnan() | a.isinf(), a, a)
+    got = gemm(product, [torch.eye(2)[:, :1]], [x[:, :1] for x in aux], kinds, text, torch.float32, SMALL)
+    want = reference(product, [torch.eye(2)[:, :1]], [x[:, :1] for x in aux], kinds, text, torch.float32)
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1)])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_empty_and_tiny(shape, splits, engine):
+    m, k, n = shape
+    a, b, row = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
+    got = gemm(a, [b], [row], "r", "v=add(acc0,x0);ret v", torch.float32, replace(SMALL, splits=splits))
+    torch.testing.assert_close(got, a @ b + row)
+
+
+def test_config_fills_the_threads():
+    for m, n, k in ((1, 64, 4096), (8, 8, 100_000), (1024, 1024, 1024), (1, 1, 1)):
+        config = config_for(torch.float32, 1, m, n, k)
+        assert config.splits == 1 or config.splits * config.block_k <= k
+        assert config.block_m <= 2 * max(m, 4)

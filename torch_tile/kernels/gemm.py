@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products with a fused epilogue: `epilogue(a @ b0, a @ b1, ..., aux)`.
 
-Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and returns a fresh contiguous one.
+Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and returns a fresh contiguous one. A compiled
+kernel serves every shape: what is compiled in is a `Form` (dtypes, orders in memory, the epilogue) and a `Config`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from torch_tile.kernels.epilogue import evaluate
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype sums are kept in: float64 for float64 operands, otherwise float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+import torch_tile.language as T  # noqa: N812
+from torch_tile.jit import jit
+from torch_tile.kernels import epilogue_tile
+from torch_tile.kernels.common import compute_dtype as compute_dtype, has_kernels, is_unit, strided
+from torch_tile.kernels.epilogue import evaluate, parse
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
@@ -42,6 +44,157 @@ def reference(
     return out.to(dtype).clone(memory_format=torch.contiguous_format)
 
 
+@dataclass(frozen=True)
+class Config:
+    """How a product is cut: one block makes `block_m x block_n` of the result, in steps of `block_k`.
+
+    With `splits > 1` so many blocks share the sum over K; their parts are added by a second kernel.
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    threads: int = 128
+    stages: int = 3
+    splits: int = 1
+
+
+@dataclass(frozen=True)
+class Aux:
+    """An auxiliary operand: its kind, dtype, and whether its last dimension is dense."""
+
+    kind: str
+    dtype: torch.dtype
+    unit: bool = True
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for, besides its `Config`. `a_turned`: a is stored `[batch, K, M]`; b likewise `[batch, N, K]`."""
+
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    a_turned: bool
+    b_turned: tuple[bool, ...]
+    aux: tuple[Aux, ...]
+    epilogue: str
+
+    def operand_types(self, batch: Any, m: Any, n: Any, k: Any) -> tuple[Any, list[Any], list[Any]]:
+        """The types of a, of the bs and of the auxiliary operands."""
+        a = strided("a", (batch, k, m) if self.a_turned else (batch, m, k), self.dtype)
+        bs = [
+            strided(f"b{i}", (batch, n, k) if turned else (batch, k, n), self.dtype)
+            for i, turned in enumerate(self.b_turned)
+        ]
+        shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,)}
+        aux = [strided(f"x{i}", shapes[x.kind], x.dtype, x.unit) for i, x in enumerate(self.aux)]
+        return a, bs, aux
+
+
+@T.macro
+def finish(form: Form, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: Any, col: Any) -> Any:
+    """One element of the result from the elements of the products."""
+    dtype = compute_dtype(form.dtype)
+    inputs = {f"acc{i}": value for i, value in enumerate(values)}
+    for i, (x, kind) in enumerate(zip(aux, form.aux, strict=True)):
+        place = {"t": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,)}[kind.kind]
+        inputs[f"x{i}"] = T.cast(x[place if len(place) > 1 else place[0]], dtype)
+    result = epilogue_tile.apply(parse(form.epilogue), inputs, dtype)
+    return T.cast(result, form.out_dtype)
+
+
+@T.macro
+def multiply(config: Config, form: Form, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any) -> Any:
+    """The products `a @ b` of one tile, summed over the steps `first <= step < last` of K."""
+    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    products = []
+    a_tile = T.alloc_shared((bk, bm) if form.a_turned else (bm, bk), form.dtype)
+    b_tiles = []
+    for turned in form.b_turned:
+        b_tile = T.alloc_shared((bn, bk) if turned else (bk, bn), form.dtype)
+        product = T.alloc_fragment((bm, bn), compute_dtype(form.dtype))
+        T.clear(product)
+        b_tiles.append(b_tile)
+        products.append(product)
+    for step in T.Pipelined(first, last, num_stages=config.stages):
+        k = step * bk
+        T.copy(a[bz, k, row] if form.a_turned else a[bz, row, k], a_tile)
+        for b, b_tile, product, turned in zip(bs, b_tiles, products, form.b_turned, strict=True):
+            T.copy(b[bz, col, k] if turned else b[bz, k, col], b_tile)
+            T.gemm(a_tile, b_tile, product, transpose_A=form.a_turned, transpose_B=turned)
+    return products
+
+
+@jit
+def matmul(config: Config, form: Form) -> Any:
+    """`out = epilogue(a @ b0, ..., aux)`; each block makes one tile."""
+    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    batch, m, n, k = T.dynamic("batch, m, n, k")
+    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
+
+    @T.prim_func
+    def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), batch, threads=config.threads) as (bx, by, bz):
+            bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+            products = multiply(config, form, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
+            for i, j in T.Parallel(bm, bn):
+                row = by * bm + i
+                col = bx * bn + j
+                out[bz, row, col] = finish(form, [p[i, j] for p in products], aux, bz, row, col)
+
+    return gemm
+
+
+@jit
+def split_matmul(config: Config, form: Form) -> Any:
+    """The same with the sum over K shared by `splits` blocks, for few tiles and a long K: parts first, then their sums."""
+    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    batch, m, n, k, splits = T.dynamic("batch, m, n, k, splits")
+    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
+    part_type = T.Tensor((splits, len(b_types), batch, m, n), compute_dtype(form.dtype))
+
+    @T.prim_func
+    def split_gemm(
+        a: a_type, *operands: [*b_types, *aux_types], parts: part_type, out: T.Tensor((batch, m, n), form.out_dtype)
+    ):
+        bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), batch * splits, threads=config.threads) as (bx, by, bz):
+            split = bz // batch
+            share = T.ceildiv(T.ceildiv(k, bk), splits)
+            last = T.min(split * share + share, T.ceildiv(k, bk))
+            products = multiply(config, form, a, bs, bz % batch, by * bm, bx * bn, split * share, last)
+            for number, product in enumerate(products):
+                T.copy(product, parts[split, number, bz % batch, by * bm, bx * bn])
+        with T.Kernel(T.ceildiv(n, bn), m, batch, threads=config.threads) as (bx, row, bz):
+            sums = []
+            for number, _ in enumerate(b_types):
+                total = T.alloc_fragment((bn,), compute_dtype(form.dtype))
+                T.clear(total)
+                for split in T.serial(splits):
+                    for j in T.Parallel(bn):
+                        total[j] += parts[split, number, bz, row, bx * bn + j]
+                sums.append(total)
+            for j in T.Parallel(bn):
+                col = bx * bn + j
+                out[bz, row, col] = finish(form, [total[j] for total in sums], aux, bz, row, col)
+
+    return split_gemm
+
+
+def config_for(dtype: torch.dtype, batch: int, m: int, n: int, k: int) -> Config:
+    """The cut for the CPU: tiles that fill the vector registers' blocking and stay in the second-level cache.
+
+    Few rows get flat tiles. Where there are fewer tiles than threads and K is long, blocks share the sum.
+    """
+    block_m = 8 if m <= 8 else 32 if m <= 32 else 128
+    block_k = 64 if dtype == torch.float64 else 128
+    tiles = batch * -(-m // block_m) * -(-n // 128)
+    splits = 1
+    if tiles < torch.get_num_threads() and k >= 8 * block_k:
+        splits = min(-(-torch.get_num_threads() // tiles), k // (4 * block_k))
+    return Config(block_m, 128, block_k, splits=splits)
+
+
 def gemm(
     a: torch.Tensor,
     bs: Sequence[torch.Tensor],
@@ -49,6 +202,68 @@ def gemm(
     kinds: str,
     epilogue: str,
     dtype: torch.dtype,
+    config: Config | None = None,
 ) -> torch.Tensor:
-    """See `reference`."""
-    return reference(a, bs, aux, kinds, epilogue, dtype)
+    """See `reference`; `config` overrides the choice of `config_for`."""
+    if not has_kernels(a):
+        return reference(a, bs, aux, kinds, epilogue, dtype)
+    out = a.new_empty((*a.shape[:-1], bs[0].shape[-1]), dtype=dtype)
+    if out.numel():
+        run(a, bs, aux, kinds, epilogue, out, config)
+    return out
+
+
+def run(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    out: torch.Tensor,
+    config: Config | None = None,
+) -> None:
+    """`gemm` into `out`, which must be contiguous and not empty."""
+    a, bs, aux, out = as_batches(a, bs, aux, kinds, out)
+    batch, m, n = out.shape
+    a, a_turned = matrix(a)
+    matrices = [matrix(b) for b in bs]
+    operands = [b.expand(batch, -1, -1) for b, _ in matrices]
+    forms = tuple(Aux(kind, x.dtype, is_unit(x)) for x, kind in zip(aux, kinds, strict=True))
+    form = Form(a.dtype, out.dtype, a_turned, tuple(turned for _, turned in matrices), forms, epilogue)
+    k = a.shape[1 if a_turned else 2]
+    config = config or config_for(a.dtype, batch, m, n, k)
+    if config.splits == 1:
+        matmul(config, form)(a, *operands, *aux, out)
+        return
+    parts = out.new_empty((config.splits, len(bs), batch, m, n), dtype=compute_dtype(a.dtype))
+    split_matmul(config, form)(a, *operands, *aux, parts, out)
+
+
+def as_batches(
+    a: torch.Tensor, bs: Sequence[torch.Tensor], aux: Sequence[torch.Tensor], kinds: str, out: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+    """Everything with one batch dimension; rows of a batch that shares its bs become rows of one matrix, where views allow it."""
+    shared = a.dim() == 3 and all(b.shape[0] == 1 for b in bs)
+    if shared and all(_flattens(x) for x in (a, *(x for x, kind in zip(aux, kinds, strict=True) if kind in "tc"))):
+        a, out = a.flatten(0, 1), out.flatten(0, 1)
+        bs = [b[0] for b in bs]
+        aux = [x.flatten(0, 1) if kind in "tc" else x for x, kind in zip(aux, kinds, strict=True)]
+    if a.dim() == 2:
+        a, out, bs = a[None], out[None], [b[None] for b in bs]
+        aux = [x[None] if kind in "tc" else x for x, kind in zip(aux, kinds, strict=True)]
+    shapes = {"c": lambda x: x[..., 0], "s": lambda x: x.reshape(1)}
+    return a, list(bs), [shapes.get(kind, lambda x: x)(x) for x, kind in zip(aux, kinds, strict=True)], out
+
+
+def _flattens(x: torch.Tensor) -> bool:
+    """Whether the first two dimensions can be viewed as one."""
+    return x.shape[0] == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
+
+
+def matrix(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """`x` with a dense last dimension, and whether it had to be turned; a copy only if neither of the last two is dense."""
+    if is_unit(x):
+        return x, False
+    if is_unit(x.mT):
+        return x.mT, True
+    return x.contiguous(), False

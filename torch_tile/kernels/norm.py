@@ -6,10 +6,16 @@ Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
+import torch_tile.language as T  # noqa: N812
+from torch_tile.jit import jit
+from torch_tile.kernels.common import as_rows, compute_dtype, has_kernels, power_of_two, strided
 from torch_tile.kernels.epilogue import torch_functions
-from torch_tile.kernels.gemm import compute_dtype
+from torch_tile.kernels.epilogue_tile import activate
 
 
 def rms_norm_dtype(x: torch.dtype, weight: torch.dtype | None, cast_first: bool) -> torch.dtype:
@@ -69,6 +75,167 @@ def layer_norm_reference(
     return y.to(x.dtype).contiguous(), mean.reshape(-1), rstd.reshape(-1)
 
 
+@dataclass(frozen=True)
+class Config:
+    """Tiles of `rows` rows by `width` elements. With `whole`, no row is longer than a tile, so each is read once."""
+
+    rows: int
+    width: int
+    whole: bool
+    threads: int = 128
+
+
+@dataclass(frozen=True)
+class RmsForm:
+    """What an RMS norm is compiled for, besides its `Config`."""
+
+    dtype: torch.dtype
+    weight: torch.dtype | None
+    residual: bool
+    activation: str
+    cast_first: bool
+    offset: bool
+
+
+@T.macro
+def finish(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
+    """An element times its weight, activated and rounded, in the order of `rms_norm_reference`."""
+    compute, out = compute_dtype(form.dtype), rms_norm_dtype(form.dtype, form.weight, form.cast_first)
+    wide = torch.promote_types(compute, out)
+    value = normalised
+    if form.weight is not None and form.cast_first:
+        factor = T.cast(weight, wide)
+        if form.offset:
+            factor = T.cast(T.cast(factor + offset, form.weight), wide)
+        value = T.cast(T.cast(T.cast(normalised, form.dtype), wide) * factor, out)
+    elif form.weight is not None:
+        value = normalised * (T.cast(weight, compute) + offset)
+    return T.cast(activate(form.activation, T.cast(value, compute)), out)
+
+
+@T.macro
+def load_sum(form: RmsForm, x: Any, operands: Any, tile: Any, row: Any, col: Any) -> None:
+    """A tile of `x`, or of `x + residual` rounded to x's dtype; the residual is the last operand but one."""
+    if not form.residual:
+        T.copy(x[row, col], tile)
+        return
+    for i, j in T.Parallel(*tile.shape):
+        both = T.cast(x[row + i, col + j], tile.dtype) + T.cast(operands[-2][row + i, col + j], tile.dtype)
+        tile[i, j] = T.cast(T.cast(both, form.dtype), tile.dtype)
+
+
+@jit
+def rms_norm_rows(config: Config, form: RmsForm) -> Any:
+    """RMS norm of `[m, n]`, by tiles of rows; a row longer than a tile is read once for its sum and once for its result."""
+    rows, width = config.rows, config.width
+    compute = compute_dtype(form.dtype)
+    out_dtype = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
+    m, n = T.dynamic("m, n")
+    row_type = strided("x", (m, n), form.dtype)
+    weights = [] if form.weight is None else [T.Tensor((n,), form.weight)]
+    extras = [strided("residual", (m, n), form.dtype), T.Tensor((m, n), form.dtype)] if form.residual else []
+
+    @T.prim_func
+    def rms_norm(
+        x: row_type,
+        *operands: [*weights, *extras],
+        y: T.Tensor((m, n), out_dtype),
+        rstd: T.Tensor((m,), compute),
+        eps: compute,
+        offset: compute,
+    ):
+        with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
+            tile = T.alloc_fragment((rows, width), compute)
+            squares = T.alloc_fragment((rows, width), compute)
+            total = T.alloc_fragment((rows,), compute)
+            scale = T.alloc_fragment((rows,), compute)
+            T.clear(total)
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                load_sum(form, x, operands, tile, bx * rows, step * width)
+                if form.residual:
+                    T.copy(tile, operands[-1][bx * rows, step * width])
+                for i, j in T.Parallel(rows, width):
+                    squares[i, j] = tile[i, j] * tile[i, j]
+                T.reduce_sum(squares, total, dim=1, clear=False)
+            for i in T.Parallel(rows):
+                scale[i] = T.rsqrt(total[i] / T.cast(n, compute) + eps)
+                rstd[bx * rows + i] = scale[i]
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                if not config.whole:
+                    load_sum(form, x, operands, tile, bx * rows, step * width)
+                for i, j in T.Parallel(rows, width):
+                    col = step * width + j
+                    weight = operands[0][col] if weights else 1.0
+                    y[bx * rows + i, col] = finish(form, tile[i, j] * scale[i], weight, offset)
+
+    return rms_norm
+
+
+@jit
+def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | None, bias: torch.dtype | None) -> Any:
+    """Layer norm of `[m, n]`, by tiles of rows: mean, then variance about it, then the result."""
+    rows, width = config.rows, config.width
+    compute = compute_dtype(dtype)
+    m, n = T.dynamic("m, n")
+    factors = [T.Tensor((n,), t) for t in (weight, bias) if t is not None]
+
+    @T.prim_func
+    def layer_norm(
+        x: strided("x", (m, n), dtype),
+        *operands: factors,
+        y: T.Tensor((m, n), dtype),
+        mean: T.Tensor((m,), compute),
+        rstd: T.Tensor((m,), compute),
+        eps: compute,
+    ):
+        with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
+            tile = T.alloc_fragment((rows, width), compute)
+            squares = T.alloc_fragment((rows, width), compute)
+            total = T.alloc_fragment((rows,), compute)
+            centre = T.alloc_fragment((rows,), compute)
+            scale = T.alloc_fragment((rows,), compute)
+
+            T.clear(total)
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                T.copy(x[bx * rows, step * width], tile)
+                T.reduce_sum(tile, total, dim=1, clear=False)
+            for i in T.Parallel(rows):
+                centre[i] = total[i] / T.cast(n, compute)
+                mean[bx * rows + i] = centre[i]
+
+            T.clear(total)
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                if not config.whole:
+                    T.copy(x[bx * rows, step * width], tile)
+                for i, j in T.Parallel(rows, width):
+                    distance = T.if_then_else(step * width + j < n, tile[i, j] - centre[i], 0.0)
+                    squares[i, j] = distance * distance
+                T.reduce_sum(squares, total, dim=1, clear=False)
+            for i in T.Parallel(rows):
+                scale[i] = T.rsqrt(total[i] / T.cast(n, compute) + eps)
+                rstd[bx * rows + i] = scale[i]
+
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                if not config.whole:
+                    T.copy(x[bx * rows, step * width], tile)
+                for i, j in T.Parallel(rows, width):
+                    col = step * width + j
+                    value = (tile[i, j] - centre[i]) * scale[i]
+                    if weight is not None:
+                        value = value * T.cast(operands[0][col], compute)
+                    if bias is not None:
+                        value = value + T.cast(operands[-1][col], compute)
+                    y[bx * rows + i, col] = T.cast(value, dtype)
+
+    return layer_norm
+
+
+def config_for(n: int) -> Config:
+    """The cut for the CPU: tiles of at most 32 KiB, which stay in the first-level cache; short rows several at once."""
+    width = min(max(64, power_of_two(n)), 8192)
+    return Config(rows=max(1, min(16, 1024 // width)), width=width, whole=n <= width)
+
+
 def rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None = None,
@@ -77,13 +244,42 @@ def rms_norm(
     activation: str = "none",
     weight_offset: float = 0.0,
     cast_first: bool = True,
+    config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """See `rms_norm_reference`."""
-    return rms_norm_reference(x, weight, residual, eps, activation, weight_offset, cast_first)
+    """See `rms_norm_reference`; `config` overrides the choice of `config_for`."""
+    if not has_kernels(x) or not x.numel():
+        return rms_norm_reference(x, weight, residual, eps, activation, weight_offset, cast_first)
+    form = RmsForm(
+        x.dtype, None if weight is None else weight.dtype, residual is not None, activation, cast_first,
+        weight_offset != 0.0,
+    )  # fmt: skip
+    rows = as_rows(x)
+    y = torch.empty(x.shape, dtype=rms_norm_dtype(x.dtype, form.weight, cast_first), device=x.device)
+    rstd = torch.empty(rows.shape[0], dtype=compute_dtype(x.dtype), device=x.device)
+    both = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    operands = [] if weight is None else [weight.contiguous()]
+    if residual is not None and both is not None:
+        operands += [as_rows(residual), both.view(rows.shape)]
+    kernel = rms_norm_rows(config or config_for(rows.shape[1]), form)
+    kernel(rows, *operands, y.view(rows.shape), rstd, float(eps), float(weight_offset))
+    return y, rstd, both
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `layer_norm_reference`."""
-    return layer_norm_reference(x, weight, bias, eps)
+    """See `layer_norm_reference`; `config` overrides the choice of `config_for`."""
+    if not has_kernels(x) or not x.numel():
+        return layer_norm_reference(x, weight, bias, eps)
+    rows = as_rows(x)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    mean, rstd = (torch.empty(rows.shape[0], dtype=compute_dtype(x.dtype), device=x.device) for _ in range(2))
+    operands = [t.contiguous() for t in (weight, bias) if t is not None]
+    dtypes = [None if t is None else t.dtype for t in (weight, bias)]
+    kernel = layer_norm_rows(config or config_for(rows.shape[1]), x.dtype, *dtypes)
+    kernel(rows, *operands, y.view(rows.shape), mean, rstd, float(eps))
+    return y, mean, rstd

@@ -6,9 +6,15 @@ Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and re
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
-from torch_tile.kernels.gemm import compute_dtype
+import torch_tile.language as T  # noqa: N812
+from torch_tile.jit import jit
+from torch_tile.kernels.common import compute_dtype, has_kernels, is_unit, power_of_two, strided
 
 
 def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -18,6 +24,99 @@ def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) 
     return torch.softmax(x.to(compute), dim).to(dtype).contiguous()
 
 
+@dataclass(frozen=True)
+class Config:
+    """Tiles of `rows` rows by `width` elements. With `whole`, no row is longer than a tile, so each is read once."""
+
+    rows: int
+    width: int
+    whole: bool
+    threads: int = 128
+
+
+@jit
+def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, unit: bool) -> Any:
+    """`out[o, i, :] = softmax(x[o, i, :])`; rows are dense in both tensors with `unit`, else have any stride."""
+    compute = compute_dtype(torch.promote_types(dtype, out_dtype))
+    rows, width = config.rows, config.width
+    outer, inner, n = T.dynamic("outer, inner, n")
+    shape = (outer, inner, n)
+
+    @T.prim_func
+    def softmax(x: strided("x", shape, dtype, unit), out: strided("out", shape, out_dtype, unit)):
+        with T.Kernel(T.ceildiv(inner, rows), outer, threads=config.threads) as (bx, by):
+            tile = T.alloc_fragment((rows, width), compute)
+            peak = T.alloc_fragment((rows,), compute)
+            old_peak = T.alloc_fragment((rows,), compute)
+            base = T.alloc_fragment((rows,), compute)
+            total = T.alloc_fragment((rows,), compute)
+            tile_total = T.alloc_fragment((rows,), compute)
+            T.fill(peak, -T.infinity(compute))
+            T.clear(total)
+
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                for i, j in T.Parallel(rows, width):
+                    value = T.cast(x[by, bx * rows + i, step * width + j], compute)
+                    tile[i, j] = T.if_then_else(step * width + j < n, value, -T.infinity(compute))
+                T.copy(peak, old_peak)
+                T.reduce_max(tile, peak, dim=1, clear=False)
+                for i in T.Parallel(rows):
+                    base[i] = T.if_then_else(peak[i] == -T.infinity(compute), 0.0, peak[i])  # nothing but -inf so far
+                for i, j in T.Parallel(rows, width):
+                    tile[i, j] = T.exp(tile[i, j] - base[i])
+                T.reduce_sum(tile, tile_total, dim=1)
+                for i in T.Parallel(rows):
+                    total[i] = total[i] * T.exp(old_peak[i] - base[i]) + tile_total[i]
+
+            if config.whole:
+                for i, j in T.Parallel(rows, width):
+                    out[by, bx * rows + i, j] = T.cast(tile[i, j] / total[i], out_dtype)
+            else:
+                for step in T.serial(T.ceildiv(n, width)):
+                    for i, j in T.Parallel(rows, width):
+                        value = T.cast(x[by, bx * rows + i, step * width + j], compute)
+                        part = T.exp(value - base[i]) / total[i]
+                        out[by, bx * rows + i, step * width + j] = T.cast(part, out_dtype)
+
+    return softmax
+
+
+def config_for(n: int) -> Config:
+    """The cut for the CPU: tiles of at most 32 KiB, which stay in the first-level cache; short rows several at once."""
+    width = min(max(64, power_of_two(n)), 8192)
+    return Config(rows=max(1, min(16, 1024 // width)), width=width, whole=n <= width)
+
+
 def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """See `reference`."""
-    return reference(x, dim, dtype)
+    if not has_kernels(x):
+        return reference(x, dim, dtype)
+    out = torch.empty_like(x, dtype=x.dtype if dtype is None else dtype, memory_format=torch.contiguous_format)
+    if out.numel():
+        run(x, dim, out)
+    return out
+
+
+def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = None) -> None:
+    """`softmax` into `out`, which must be contiguous and not empty; `config` overrides the choice of `config_for`."""
+    if x.dim() == 0:
+        x, out, dim = x[None], out[None], 0
+    dim %= x.dim()
+    target = _as_outer_inner_n(out, dim)
+    source = _as_outer_inner_n(x, dim)
+    source = _as_outer_inner_n(x.contiguous(), dim) if source is None else source
+    assert source is not None and target is not None  # contiguous tensors have such views
+    unit = is_unit(source) and is_unit(target)
+    config = config or config_for(source.shape[-1])
+    softmax_rows(config, x.dtype, out.dtype, unit)(source, target)
+
+
+def _as_outer_inner_n(x: torch.Tensor, dim: int) -> torch.Tensor | None:
+    """`x` as `[outer, inner, N]`: the dimensions before `dim`, those after it, and `dim`; None if no view can do that."""
+    outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+    if inner == 1:  # let the rows be the inner ones, of which a block takes several
+        outer, inner = 1, outer
+    try:
+        return x.movedim(dim, -1).view(outer, inner, x.shape[dim])
+    except RuntimeError:
+        return None

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random problems for the kernels, and the two engines that run them: compiled for the CPU, and the interpreter."""
+
+import functools
+import random
+
+import pytest
+import torch
+
+from torch_tile.interp.tiles import evaluate
+from torch_tile.jit import JITFunction
+
+# Largest error, as a share of the result's root mean square (or of 0.1, if that is less).
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 4e-2}
+
+
+class Problems:
+    """Makes sizes and tensors from a seed."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def pick(self, *options):
+        return self.random.choice(options)
+
+    def size(self, most):
+        """One, a round number, or any number up to `most`."""
+        return min(most, self.pick(1, 16, 32, self.random.randint(1, most), self.random.randint(1, most)))
+
+    def tensor(self, *shape, dtype=torch.float32, layout=None):
+        """Normal values; dense, a slice of something larger, turned in its last dimensions, or with gaps everywhere."""
+        layout = layout or self.pick("dense", "dense", "slice", "turned", "gaps")
+        if layout == "turned" and len(shape) < 2:
+            layout = "dense"
+        stored = {
+            "dense": shape,
+            "slice": tuple(n + 3 for n in shape),
+            "turned": (*shape[:-2], *shape[:-3:-1]),
+            "gaps": tuple(2 * n for n in shape),
+        }[layout]
+        x = torch.randn(stored, generator=self.generator, dtype=torch.float64).to(dtype)
+        if layout == "turned":
+            return x.mT
+        if layout == "gaps":
+            return x[tuple(slice(0, 2 * n, 2) for n in shape)]
+        return x[tuple(slice(0, n) for n in shape)]
+
+
+@pytest.fixture
+def problems(seed):
+    return Problems(seed)
+
+
+@pytest.fixture(params=["cpu", "interpreter"])
+def engine(request, monkeypatch):
+    """Kernels run compiled, or as the interpreter understands them."""
+    if request.param == "interpreter":
+        traced = {}
+
+        def interpret(self, *args, **kwargs):
+            key = (self.__name__, args, tuple(kwargs.items()))
+            if key not in traced:
+                traced[key] = self.function(*args, **kwargs)
+            return functools.partial(evaluate, traced[key])
+
+        monkeypatch.setattr(JITFunction, "compile", interpret)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """Fresh tensors hold NaN, so an element that no kernel writes is seen."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def check():
+    """`check(got, want, what)`: shape, and no error beyond the tolerance of got's dtype; infinities must agree."""
+
+    def compare(got, want, what, dtype=None):
+        assert got.shape == want.shape, what
+        assert got.is_contiguous(), what
+        got, tolerance = got.double(), TOLERANCE[dtype or got.dtype]
+        assert torch.equal(got.isfinite(), want.isfinite()), what
+        rest = ~want.isfinite()
+        torch.testing.assert_close(got[rest], want[rest], rtol=0, atol=0, equal_nan=True, msg=what)
+        got, want = got[~rest], want[~rest]
+        if got.numel():
+            scale = want.square().mean().sqrt().clamp(min=0.1)
+            error = float((got - want).abs().max() / scale)
+            assert error <= tolerance, f"{what}: error {error:.2e} > {tolerance:.0e}"
+
+    return compare

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An epilogue as tile expressions: what `epilogue.torch_functions` means on tensors, here on the elements of a kernel.
+
+Assumes a parsed epilogue. One named value is recorded for each statement, so nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch_tile.language as T  # noqa: N812
+from torch_tile.kernels.epilogue import Epilogue
+
+
+def _gelu_tanh(x: Any) -> Any:
+    return 0.5 * x * (1.0 + T.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def _compare(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: T.cast(function(a, b), a.dtype)
+
+
+# NaN passes through min, max and relu, as in torch: a comparison with NaN is false.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "min": lambda a, b: T.if_then_else(T.logical_or(a < b, a != a), a, b),
+    "max": lambda a, b: T.if_then_else(T.logical_or(a > b, a != a), a, b),
+    "pow": T.pow,
+    "gt": _compare(lambda a, b: a > b),
+    "ge": _compare(lambda a, b: a >= b),
+    "lt": _compare(lambda a, b: a < b),
+    "le": _compare(lambda a, b: a <= b),
+    "eq": _compare(lambda a, b: a == b),
+    "ne": _compare(lambda a, b: a != b),
+    "neg": lambda a: -a,
+    "exp": T.exp,
+    "log": T.log,
+    "sqrt": T.sqrt,
+    "rsqrt": T.rsqrt,
+    "sigmoid": T.sigmoid,
+    "tanh": T.tanh,
+    "erf": T.erf,
+    "abs": T.abs,
+    "square": lambda a: a * a,
+    "reciprocal": lambda a: 1.0 / a,
+    "relu": lambda a: T.if_then_else(a < 0.0, 0.0, a),
+    "silu": lambda a: a * T.sigmoid(a),
+    "gelu": lambda a: 0.5 * a * (1.0 + T.erf(a * math.sqrt(0.5))),
+    "gelu_tanh": _gelu_tanh,
+    "where": lambda c, a, b: T.if_then_else(c != 0.0, a, b),
+}
+
+
+@T.macro
+def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any) -> Any:
+    """The value of an epilogue at one element; `inputs` maps `acc0..` and `x0..` to expressions of type `dtype`."""
+    values = dict(inputs)
+    for statement in epilogue.statements:
+        operands = [values[o] if isinstance(o, str) else T.cast(o, dtype) for o in statement.operands]
+        value = FUNCTIONS[statement.function](*operands)
+        values[statement.name] = value
+    return values[epilogue.result]
+
+
+@T.macro
+def activate(name: str, value: Any) -> Any:
+    """An activation of `epilogue.ACTIVATIONS` at one element."""
+    x = value
+    return x if name == "none" else FUNCTIONS[name](x)
