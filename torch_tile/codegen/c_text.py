@@ -54,6 +54,10 @@ class Names:
         self.by_symbol: dict[int, str] = {}
         self.keep: list[object] = []
 
+    def release(self, symbol: Var | Buffer) -> None:
+        """The symbol's scope is closed: its name may be used again."""
+        self.taken.discard(self.by_symbol.get(id(symbol), ""))
+
     def of(self, symbol: Var | Buffer) -> str:
         """The name of a symbol, made at its first use."""
         found = self.by_symbol.get(id(symbol))
@@ -69,12 +73,22 @@ class Names:
         return found
 
 
+# How tightly C++ operators bind; `above` in the methods below is that of the operator around a value.
+PRECEDENCE = {
+    "or": 1, "and": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, "<=": 7, ">": 7, ">=": 7, "<<": 8, ">>": 8,
+    "+": 9, "-": 9, "*": 10, "/": 10, "//": 10, "%": 10,
+}  # fmt: skip
+PREFIX = 11
+SPELLING = {"and": "&&", "or": "||", "//": "/"}
+
+
 class Text:
     """Prints expressions; `names` gives symbols their names."""
 
     def __init__(self, names: Names):
         self.names = names
         self.index_names: set[int] = set()  # names bound to index values
+        self.natural: set[int] = set()  # loop variables that are never negative
 
     def is_index(self, expr: Expr) -> bool:
         """Whether an integer is made from indices and sizes and therefore held in 64 bits."""
@@ -82,15 +96,28 @@ class Text:
             isinstance(n, Var) and (n.role in ("loop", "block", "dim") or id(n) in self.index_names) for n in walk(expr)
         )
 
-    def value(self, expr: Expr, wide: bool = False) -> str:
-        """C++ text of a value, parenthesised where it is not atomic; `wide` computes integers in 64 bits."""
-        method = getattr(self, f"_{type(expr).__name__.lower()}")
-        return method(expr, wide)  # type: ignore[no-any-return]
+    def is_natural(self, expr: Expr) -> bool:
+        """Whether an integer is visibly never negative."""
+        if isinstance(expr, Const):
+            return expr.value >= 0
+        if isinstance(expr, Var):
+            return expr.role in ("block", "dim") or id(expr) in self.natural
+        if isinstance(expr, Binary) and expr.op in ("+", "*", "//", "%", "min", "max"):
+            return self.is_natural(expr.a) and self.is_natural(expr.b)
+        return isinstance(expr, Cast) and self.is_natural(expr.a)
 
-    def index(self, expr: Expr) -> str:
-        """C++ text of an index or size, in 64 bits and without outer parentheses."""
-        text = self.value(expr, wide=True)
-        return text[1:-1] if text.startswith("(") and _closes_at_end(text) and not text.startswith("(int64_t)") else text
+    def value(self, expr: Expr, wide: bool = False, above: int = 0) -> str:
+        """C++ text of a value, parenthesised where an operator binding as tightly as `above` needs it.
+
+        `wide` computes integers in 64 bits.
+        """
+        method = getattr(self, f"_{type(expr).__name__.lower()}")
+        text, own = method(expr, wide)
+        return f"({text})" if own < above else text
+
+    def index(self, expr: Expr, above: int = 0) -> str:
+        """C++ text of an index or size, in 64 bits."""
+        return self.value(expr, wide=True, above=above)
 
     def element(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
         """C++ text of an element as it lies in memory."""
@@ -99,96 +126,102 @@ class Text:
 
     def converted(self, expr: Expr, to: DType) -> str:
         """C++ text of the element of type `to` that stores this value."""
-        text = self.value(expr)
         if is_small(to):
-            return f"tile::narrow<{storage(to)}>({_bare(text)})"
-        return f"({storage(to)}){text}" if expr.dtype.is_integer and self.is_index(expr) else _bare(text)
+            return f"tile::narrow<{storage(to)}>({self.value(expr)})"
+        if expr.dtype.is_integer and self.is_index(expr):
+            return f"({storage(to)}){self.value(expr, above=PREFIX)}"
+        return self.value(expr)
 
-    def _var(self, var: Var, wide: bool) -> str:
-        narrow = wide and var.dtype.is_integer and not self.is_index(var)
-        return f"(int64_t){self.names.of(var)}" if narrow else self.names.of(var)
+    # Each method gives the text and how tightly its outermost operator binds.
 
-    def _const(self, const: Const, wide: bool) -> str:
-        return literal(const)
+    def _var(self, var: Var, wide: bool) -> tuple[str, int]:
+        if wide and var.dtype.is_integer and not self.is_index(var):
+            return f"(int64_t){self.names.of(var)}", PREFIX
+        return self.names.of(var), 99
 
-    def _load(self, load: Load, wide: bool) -> str:
+    def _const(self, const: Const, wide: bool) -> tuple[str, int]:
+        return literal(const), 99
+
+    def _load(self, load: Load, wide: bool) -> tuple[str, int]:
         text = self.element(load.buffer, load.indices)
-        if is_small(load.dtype):
-            return f"tile::widen({text})" if load.buffer.scope != "var" else text
-        return f"(int64_t){text}" if wide and load.dtype.is_integer else text
+        if is_small(load.dtype) and load.buffer.scope != "var":
+            return f"tile::widen({text})", 99
+        return (f"(int64_t){text}", PREFIX) if wide and load.dtype.is_integer else (text, 99)
 
-    def _address(self, node: Address, wide: bool) -> str:
-        name, at = self.names.of(node.buffer), self.index(node.indices[0])
-        return name if at == "0" else f"({name} + {at})"
+    def _address(self, node: Address, wide: bool) -> tuple[str, int]:
+        name, at = self.names.of(node.buffer), self.index(node.indices[0], PRECEDENCE["+"])
+        return (name, 99) if at == "0" else (f"{name} + {at}", PRECEDENCE["+"])
 
-    def _unary(self, node: Unary, wide: bool) -> str:
-        inner = self.value(node.a, wide)
+    def _unary(self, node: Unary, wide: bool) -> tuple[str, int]:
+        inner = self.value(node.a, wide, PREFIX)
         if node.op == "not":
-            return f"(!{inner})"
-        return f"({node.op}{inner})" if node.dtype.is_float or node.dtype.bits >= 32 else self._fit(node, f"({node.op}{inner})")
+            return f"!{inner}", PREFIX
+        return self._fit(node, f"{node.op}{inner}", PREFIX)
 
-    def _binary(self, node: Binary, wide: bool) -> str:
-        wide = wide and node.a.dtype.is_integer
-        a, b = self.value(node.a, wide), self.value(node.b, wide)
-        op = {"and": "&&", "or": "||"}.get(node.op, node.op)
-        if op in ("min", "max", "//", "%") and node.a.dtype.is_integer:
-            kind = "int64_t" if wide or self.is_index(node) else storage(node.a.dtype)
-            name = {"//": "floordiv", "%": "floormod"}.get(op, op)
-            return f"tile::{name}<{kind}>({_bare(a)}, {_bare(b)})"
-        if op in ("min", "max"):
-            return f"tile::{op}({_bare(a)}, {_bare(b)})"
-        if op in ("//", "%"):
-            return self._floor_float(node, op, a, b)
-        return self._fit(node, f"({a} {op} {b})")
+    def _binary(self, node: Binary, wide: bool) -> tuple[str, int]:
+        wide, integer = wide and node.a.dtype.is_integer, node.a.dtype.is_integer
+        if node.op in ("min", "max") or (integer and node.op in ("//", "%") and not self.is_natural(node)):
+            kind = f"<{'int64_t' if wide or self.is_index(node) else storage(node.a.dtype)}>" if integer else ""
+            name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
+            return f"tile::{name}{kind}({self.value(node.a, wide)}, {self.value(node.b, wide)})", 99
+        if node.op in ("//", "%") and not integer:
+            return self._floor_float(node)
+        own = PRECEDENCE[node.op]
+        a, b = self.value(node.a, wide, own), self.value(node.b, wide, own + 1)
+        return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)
 
-    def _floor_float(self, node: Binary, op: str, a: str, b: str) -> str:
+    def _floor_float(self, node: Binary) -> tuple[str, int]:
+        a, b = self.value(node.a, above=10), self.value(node.b, above=11)
         quotient = f"tile::floor({a} / {b})"
-        return self._fit(node, quotient if op == "//" else f"({a} - {quotient} * {b})")
+        return self._fit(node, quotient, 99) if node.op == "//" else self._fit(node, f"{a} - {quotient} * {b}", 9)
 
-    def _fit(self, node: Expr, text: str) -> str:
+    def _fit(self, node: Expr, text: str, own: int) -> tuple[str, int]:
         """The result of an operation brought back into its type."""
         if is_small(node.dtype):
-            return f"tile::rounded<{storage(node.dtype)}>({_bare(text)})"
+            return f"tile::rounded<{storage(node.dtype)}>({text})", 99
         if node.dtype.is_integer and node.dtype.bits < 32 and not self.is_index(node):
-            return f"({storage(node.dtype)}){text}"
-        return text
+            return f"({storage(node.dtype)})({text})", PREFIX
+        return text, own
 
-    def _cast(self, node: Cast, wide: bool) -> str:
-        text = self.value(node.a, wide and node.a.dtype.is_integer)
+    def _cast(self, node: Cast, wide: bool) -> tuple[str, int]:
         to, of = node.type, node.a.dtype
-        if is_small(to):
-            exact = is_small(of) and (of.name, to.name) in (("float8_e4m3fn", "float16"), ("float8_e5m2", "float16"))
-            source = text if of.is_float else f"(float){text}"
-            return text if exact else f"tile::rounded<{storage(to)}>({_bare(source)})"
-        if is_small(of) and to == dt.float32:
-            return text
-        if to.is_integer and of.is_integer and self.is_index(node.a) and to.bits >= 32:
-            return text
-        if of.is_float and to.is_integer or to.kind == "bool":
-            return f"tile::convert<{storage(to)}>({_bare(text)})"
-        return f"({storage(to)}){text}"
+        wide = wide and of.is_integer
+        same = (is_small(of) and to == dt.float32) or is_exact(of, to)
+        if is_small(to) and not is_exact(of, to):
+            source = self.value(node.a) if of.is_float else f"(float){self.value(node.a, above=PREFIX)}"
+            return f"tile::rounded<{storage(to)}>({source})", 99
+        if same or (to.is_integer and of.is_integer and self.is_index(node.a) and to.bits >= 32):
+            return getattr(self, f"_{type(node.a).__name__.lower()}")(node.a, wide)  # type: ignore[no-any-return]
+        if (of.is_float and to.is_integer) or to.kind == "bool":
+            return f"tile::convert<{storage(to)}>({self.value(node.a, wide)})", 99
+        return f"({storage(to)}){self.value(node.a, wide, PREFIX)}", PREFIX
 
-    def _select(self, node: Select, wide: bool) -> str:
+    def _select(self, node: Select, wide: bool) -> tuple[str, int]:
         wide = wide and node.dtype.is_integer
-        return f"({self.value(node.condition)} ? {self.value(node.a, wide)} : {self.value(node.b, wide)})"
+        a, b = self.value(node.a, wide, 1), self.value(node.b, wide, 1)
+        return f"{self.value(node.condition, above=1)} ? {a} : {b}", 0
 
-    def _call(self, node: Call, wide: bool) -> str:
+    def _call(self, node: Call, wide: bool) -> tuple[str, int]:
         if node.name == "cpu_reduce":
             return self._reduce(node)
-        args = ", ".join(_bare(self.value(a)) for a in node.args)
-        return self._fit(node, f"tile::{lookup(node.name).cpu}({args})")
+        args = ", ".join(self.value(a) for a in node.args)
+        return self._fit(node, f"tile::{lookup(node.name).cpu}({args})", 99)
 
-    def _reduce(self, node: Call) -> str:
+    def _reduce(self, node: Call) -> tuple[str, int]:
         kind, (row, count) = str(node.options[0]), node.args
         if not isinstance(row, Address):
             raise InternalError("cpu_reduce wants an address", node.span)
         source, to = row.buffer.dtype, node.type
         wide = "double" if "float64" in (source.name, to.name) else "float" if to.is_float else "int64_t"
-        op = {"absmax": "AbsMax", "abssum": "AbsSum", "bitand": "BitAnd", "bitor": "BitOr", "bitxor": "BitXor"}.get(
-            kind, kind.capitalize()
-        )
-        text = f"tile::reduce<tile::{op}, {wide}>({_bare(self.value(row))}, {self.index(count)})"
-        return self._fit(node, text) if to.is_float else f"({storage(to)}){text}"
+        names = {"absmax": "AbsMax", "abssum": "AbsSum", "bitand": "BitAnd", "bitor": "BitOr", "bitxor": "BitXor"}
+        op = names.get(kind, kind.capitalize())
+        text = f"tile::reduce<tile::{op}, {wide}>({self.value(row)}, {self.index(count)})"
+        return self._fit(node, text, 99) if to.is_float else (f"({storage(to)}){text}", PREFIX)
+
+
+def is_exact(of: DType, to: DType) -> bool:
+    """Whether every value of a small float is one of another small float, so that a cast changes nothing."""
+    return of == to or (of.name, to.name) in (("float8_e4m3fn", "float16"), ("float8_e5m2", "float16"))
 
 
 def literal(const: Const) -> str:
@@ -198,33 +231,21 @@ def literal(const: Const) -> str:
         return "true" if value else "false"
     if to.is_float:
         return _float_literal(float(value), to)
-    if to.bits == 64:
-        return f"{value}{'ull' if to.kind == 'uint' else 'll'}" if abs(int(value)) >= 2**31 else f"{value}"
-    text = f"{value}u" if to.kind == "uint" and to.bits == 32 else str(value)
+    text = str(value)
+    if to.bits == 64 and abs(int(value)) >= 2**31:
+        text += "ull" if to.kind == "uint" else "ll"
+    elif to.kind == "uint" and to.bits == 32:
+        text += "u"
     return f"({text})" if int(value) < 0 else text
 
 
 def _float_literal(value: float, to: DType) -> str:
+    double = to.bits == 64
     if math.isnan(value):
-        return '__builtin_nanf("")' if to.bits < 64 else '__builtin_nan("")'
+        return '__builtin_nan("")' if double else '__builtin_nanf("")'
     if math.isinf(value):
-        text = "__builtin_inff()" if to.bits < 64 else "__builtin_inf()"
+        text = "__builtin_inf()" if double else "__builtin_inff()"
         return f"(-{text})" if value < 0 else text
-    text = repr(value) + ("f" if to.bits < 64 else "")
+    text = repr(value) + ("" if double else "f")
     text = f"({text})" if math.copysign(1, value) < 0 else text
     return f"tile::rounded<{storage(to)}>({text})" if is_small(to) else text
-
-
-def _closes_at_end(text: str) -> bool:
-    """Whether the first parenthesis is closed by the last character."""
-    depth = 0
-    for at, char in enumerate(text):
-        depth += (char == "(") - (char == ")")
-        if depth == 0:
-            return at == len(text) - 1
-    return False
-
-
-def _bare(text: str) -> str:
-    """Text without parentheses around the whole."""
-    return text[1:-1] if text.startswith("(") and _closes_at_end(text) else text

@@ -16,7 +16,7 @@ from ..ir.stmt import (
     Alloc, Assert, Block, Break, Continue, Do, For, If, Kernel, Let, LoopKind, Print, Program, Stmt, Store, While,
     dimensions,
 )  # fmt: skip
-from .c_text import Names, Text, held, storage
+from .c_text import PREFIX, Names, Text, held, storage
 
 ENTRY = "tile_main"
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
@@ -70,8 +70,8 @@ class _Cpu:
         where = f"  // {span.file.rsplit('/', 1)[-1]}:{span.line}" if span else ""
         self.lines.append("  " * self.depth + text + where)
 
-    def open(self, text: str, span: Span | None = None) -> None:
-        self.line(text + " {", span)
+    def open(self, text: str = "", span: Span | None = None) -> None:
+        self.line(f"{text} {{".lstrip(), span)
         self.depth += 1
 
     def close(self, text: str = "}") -> None:
@@ -121,17 +121,21 @@ class _Cpu:
 
     def launch(self, number: int, kernel: Kernel, arena: int) -> None:
         """All blocks of one kernel, shared out among the threads."""
-        self.open("", kernel.span)
+        self.open(span=kernel.span)
         axes = [f"grid_{'xyz'[d]}" for d in range(len(kernel.grid))]
         for axis, extent in zip(axes, kernel.grid, strict=True):
             self.line(f"const int64_t {axis} = {self.text.index(extent)};")
         self.line(f"const int64_t blocks = {' * '.join(axes)};")
         self.line("const int64_t chunk = blocks / 256 + 1;")
         self.line("#pragma omp parallel if (blocks > 1)")
-        self.open("")
+        self.open()
         self.line(f"char* arena = {f'(char*)aligned_alloc({ALIGN}, {arena})' if arena else 'nullptr'};")
+        if arena:
+            self.line("if (!arena) __atomic_store_n(&failed, -1, __ATOMIC_RELAXED);")
         self.line("#pragma omp for schedule(dynamic, chunk)")
         self.open("for (int64_t block = 0; block < blocks; ++block)")
+        if arena:
+            self.line("if (!arena) continue;")
         rest, indices = "block", []
         for axis in axes[:-1]:
             indices.append(f"{rest} % {axis}")
@@ -155,7 +159,7 @@ class _Cpu:
             method(stmt)
 
     def _block(self, block: Block) -> None:
-        self.open("")
+        self.open()
         self.body(block)
         self.close()
 
@@ -165,10 +169,14 @@ class _Cpu:
             self.line("#pragma omp simd")
         elif loop.kind is LoopKind.UNROLLED:
             self.line("#pragma GCC unroll 16")
-        start, stop = self.text.index(loop.starts[0]), self.text.index(loop.stops[0])
-        self.open(f"for (int64_t {var} = {start}; {var} < {stop}; {var} += {loop.step})", loop.span)
+        start, stop = self.text.index(loop.starts[0]), self.text.index(loop.stops[0], above=8)
+        advance = f"++{var}" if loop.step == 1 else f"{var} += {loop.step}"
+        self.open(f"for (int64_t {var} = {start}; {var} < {stop}; {advance})", loop.span)
+        if self.text.is_natural(loop.starts[0]):
+            self.text.natural.add(id(loop.vars[0]))
         self.body(loop.body)
         self.close()
+        self.names.release(loop.vars[0])
 
     def _while(self, loop: While) -> None:
         self.open(f"while ({self.text.value(loop.condition)})", loop.span)
@@ -243,7 +251,7 @@ class _Cpu:
 
     def _assert(self, node: Assert) -> None:
         self.asserts.append((node.message, node.span))
-        self.line(f"if (!{self.text.value(node.condition)}) return {len(self.asserts)};", node.span)
+        self.line(f"if (!{self.text.value(node.condition, above=PREFIX)}) return {len(self.asserts)};", node.span)
 
     def _print(self, node: Print) -> None:
         value = node.value
@@ -252,7 +260,7 @@ class _Cpu:
         form, kind = ("%g", "double") if value.dtype.is_float else ("%lld", "long long")
         message = node.message.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
         text = f"{message}: {form}" if message else form
-        self.line(f'printf("{text}\\n", ({kind}){self.text.value(value)}); fflush(stdout);', node.span)
+        self.line(f'printf("{text}\\n", ({kind}){self.text.value(value, above=PREFIX)}); fflush(stdout);', node.span)
 
 
 def scalar_type(var: Var) -> str:

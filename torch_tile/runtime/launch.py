@@ -147,6 +147,8 @@ class Launcher:
         pointers = (ctypes.c_void_p * max(1, len(tensors)))(*[t.data_ptr() for t in tensors])
         numbers = [sizes[id(v)] for v in self.sizes] + [scalar_bits(p, values[id(p)]) for p in self.scalars]
         code = self.entry(pointers, (ctypes.c_int64 * max(1, len(numbers)))(*numbers))
+        if code == -1:
+            raise MemoryError(f"{self.program.name}: no memory for on-chip buffers")
         if code:
             message, span = self.asserts[code - 1]
             raise TileError(diagnose("device_assert", span, message=message or "condition is false"))
