@@ -35,11 +35,9 @@ _VIEW_LIKE = (
 
 
 class NoMatch(Exception):
-    """Why a softmax is not that of an attention we know; `near` if it did look like one."""
+    """Why a softmax is not that of an attention we know; `near` if one side of it did look like one."""
 
-    def __init__(self, reason: str, near: bool = True) -> None:
-        super().__init__(reason)
-        self.near = near
+    near = True
 
 
 @dataclass
@@ -99,13 +97,14 @@ def read(softmax: Node) -> Pattern:
     rank = len(shape(softmax))
     axis: Any = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim", -1)
     dims = axes_of(shape(softmax))
-    scores = _scores(softmax.args[0], dims, top=True)
+    scores, output = _sides(softmax, dims)
     if axis % rank != rank - 1 or rank < 2:
         raise NoMatch("the softmax is not over the last dimension")
-    output = _consumer(softmax)
     left: Any = output.args[0]
     rows = axes_of(shape(left))
     root, groups = trace(left, rows, casts=True)
+    if is_call(root, aten.where.self):  # the guard that _consumer accepted
+        root, groups = trace(root.args[2], groups, casts=True)
     if root is not softmax or not all(unify(a, b) for a, b in zip(dims, groups, strict=True)):
         raise NoMatch("the probabilities are rearranged before the product with the values")
     inner = axes_of(shape(output)[-1:])
@@ -113,6 +112,26 @@ def read(softmax: Node) -> Pattern:
     value = Operand(*trace(right, [*rows[:-2], rows[-1], *inner], casts=True))
     terms = [_term(product, groups, scale) for product, groups, scale in scores.products]
     return Pattern(softmax, dims, terms, scores.masks, value, inner[0], output, [*rows[:-1], *inner])
+
+
+def _sides(softmax: Node, dims: list[Group]) -> tuple[_Scores, Node]:
+    """The scores and the product with the values; a miss is near if only one of them is missing."""
+    scores: _Scores | NoMatch
+    output: Node | NoMatch
+    try:
+        scores = _scores(softmax.args[0], dims, top=True)
+    except NoMatch as reason:
+        scores = reason
+    try:
+        output = _consumer(softmax)
+    except NoMatch as reason:
+        output = reason
+    if isinstance(scores, NoMatch):
+        scores.near = isinstance(output, Node)
+        raise scores
+    if isinstance(output, NoMatch):
+        raise output
+    return scores, output
 
 
 def _term(product: Node, groups: list[Group], scale: float) -> Term:
@@ -133,13 +152,28 @@ def _consumer(softmax: Node) -> Node:
             raise NoMatch("the attention probabilities are used more than once (returned, or saved for the backward?)")
         if is_call(user, *PRODUCTS):
             if user.args[0] is not node or user.args[1] is node:
-                raise NoMatch("the probabilities are the right operand of their product", near=False)
+                raise NoMatch("the probabilities are the right operand of their product")
             return user
+        if is_call(user, aten.where.self) and user.args[2] is node and _guards_empty_rows(user, softmax):
+            node = user
+            continue
         if not is_call(user, CAST, *_VIEW_LIKE):
             raise NoMatch(
                 f"{getattr(user.target, '__name__', user.target)} between softmax and the product with the values"
             )
         node = user
+
+
+def _guards_empty_rows(where: Node, softmax: Node) -> bool:
+    """Whether a `where` only puts 0 in rows whose scores are all -inf, as torch's own attention and ours do."""
+    condition: Any = where.args[0]
+    if constant(where.args[1]) != 0.0 or not is_call(condition, aten.logical_not.default):
+        return False
+    some: Any = condition.args[0]
+    if not is_call(some, aten.any.dim) or not is_call(some.args[0], aten.logical_not.default):
+        return False
+    equal: Any = some.args[0].args[0]
+    return is_call(equal, aten.eq.Scalar) and equal.args == (softmax.args[0], float("-inf"))
 
 
 def _scores(node: Any, dims: list[Group], top: bool) -> _Scores:
@@ -159,7 +193,7 @@ def _scores(node: Any, dims: list[Group], top: bool) -> _Scores:
     root, groups = trace(node, dims)
     if root is node:
         name = getattr(node.target, "__name__", node.target) if isinstance(node, Node) else node
-        raise NoMatch(f"the scores come from {name}", near=is_call(node, aten.tanh.default, aten.baddbmm.default))
+        raise NoMatch(f"the scores come from {name}")
     return _scores(root, groups, False)
 
 
@@ -184,7 +218,7 @@ def _sum(node: Node, dims: list[Group], top: bool) -> _Scores:
         return _Scores([*a.products, *b.products], [*a.masks, *b.masks])
     found, other = (a, node.args[1]) if a else (b, node.args[0])
     if found is None or not is_tensor(other):
-        raise first or NoMatch("the scores are no product", near=False)
+        raise first or NoMatch("the scores are no product")
     if not top:
         raise NoMatch("the mask is added in another shape than the softmax's")
     return _Scores(found.products, [*found.masks, Mask(other, additive=True)])
@@ -199,7 +233,7 @@ def _where(node: Node, dims: list[Group], top: bool) -> _Scores:
             if not top:
                 raise NoMatch("the mask is applied in another shape than the softmax's")
             return _Scores(found.products, [*found.masks, Mask(condition, False, number, inverted)])
-    raise NoMatch("masked by another tensor", near=False)
+    raise NoMatch("masked by another tensor")
 
 
 def place(rewrite: Rewrite, operand: Operand, want: list[Group]) -> Node:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way of writing attention that we know ends as one op, with the right numbers."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+
+def matmul(q, k, v):
+    return F.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), dim=-1) @ v
+
+
+def scale_first(q, k, v):
+    return torch.softmax((q * 0.25) @ k.mT, -1) @ v
+
+
+def softmax_in_float(q, k, v):
+    return torch.matmul(F.softmax(torch.matmul(q, k.mT) * 0.3, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+def by_hand(q, k, v):
+    s = q @ k.mT * 0.3
+    e = torch.exp(s - s.amax(-1, keepdim=True))
+    return (e / e.sum(-1, keepdim=True)) @ v
+
+
+def einsum(q, k, v):
+    q, k, v = (t.movedim(-3, -2).contiguous() for t in (q, k, v))
+    p = torch.einsum("...qhd,...khd->...hqk", q, k).mul(0.3).softmax(-1)
+    return torch.einsum("...hqk,...khd->...hqd", p, v)
+
+
+def dropout_of_zero(q, k, v):
+    return F.dropout(F.softmax(q @ k.mT, -1), 0.1, training=False) @ v
+
+
+FORMS = [matmul, scale_first, softmax_in_float, by_hand, einsum, dropout_of_zero]
+
+
+def sizes(generator):
+    b, h, s, t, d, e = (int(torch.randint(low, 9, (), generator=generator)) for low in (1, 2, 2, 2, 3, 2))
+    return b, h, s, t, d, e
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_written_out(form, agrees, generator):
+    b, h, s, t, d, e = sizes(generator)
+    shapes = (b, h, s, d), (b, h, t, d), (b, h, t, e)
+    _, report = agrees(form, *(torch.randn(n, generator=generator) for n in shapes))
+    assert len(report.replaced("attention")) == 1, report
+    assert not report.replaced("gemm"), report
+
+
+@pytest.mark.parametrize("rank", [2, 3, 5])
+def test_other_ranks(rank, agrees, generator):
+    lead = (2, 3, 2)[: rank - 2]
+    q, k, v = (torch.randn(*lead, *n, generator=generator) for n in ((5, 4), (7, 4), (7, 6)))
+    _, report = agrees(matmul, q, k, v)
+    assert len(report.replaced("attention")) == 1, report
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_shared_heads_are_not_expanded(dynamic, agrees, generator):
+    def grouped(q, k, v):
+        b, h, t, _ = k.shape
+        n = q.shape[1] // h
+        k, v = (x[:, :, None].expand(b, h, n, t, x.shape[-1]).reshape(b, h * n, t, x.shape[-1]) for x in (k, v))
+        return softmax_in_float(q, k, v)
+
+    q, k, v = (torch.randn(n, generator=generator) for n in ((2, 6, 5, 8), (2, 2, 9, 8), (2, 2, 9, 4)))
+    _, report = agrees(grouped, q, k, v, dynamic=dynamic)
+    (row,) = report.replaced("attention")
+    if dynamic is None:
+        assert "k [2, 2, 9, 8], v [2, 2, 9, 4]" in row.what
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_captured_shared_heads(dynamic, agrees, generator):
+    def repeat_kv(q, k, v):
+        k, v = (x.repeat_interleave(3, dim=1) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def expanded(q, k, v):
+        b, h, t, d = k.shape
+        k, v = (x[:, :, None].expand(b, h, 3, t, d).reshape(b, h * 3, t, d) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    q, k, v = (torch.randn(n, generator=generator) for n in ((2, 6, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8)))
+    agrees(repeat_kv, q, k, v, dynamic=dynamic)
+    _, report = agrees(expanded, q, k, v, dynamic=dynamic)
+    (row,) = report.replaced("attention")
+    assert "causal" in row.what
+    assert dynamic or "k [2, 2, 5, 8]" in row.what
+
+
+def test_masks(agrees, generator):
+    q, k, v = (torch.randn(2, 3, 6, 8, generator=generator) for _ in range(3))
+    keep = torch.rand(2, 1, 6, 6, generator=generator) < 0.7
+    keep[..., 0] = True
+    bias = torch.randn(3, 6, 6, generator=generator)
+
+    def additive(q, k, v):
+        return torch.softmax(q @ k.mT * 0.3 + bias, -1) @ v
+
+    def filled(q, k, v):
+        return torch.softmax((q @ k.mT * 0.3).masked_fill(~keep, -math.inf), -1) @ v
+
+    def filled_low(q, k, v):
+        return torch.softmax((q @ k.mT * 0.3).masked_fill(~keep, torch.finfo(q.dtype).min), -1) @ v
+
+    def filled_then_scaled(q, k, v):
+        return torch.softmax((q @ k.mT).masked_fill(~keep, -math.inf) * 0.3, -1) @ v
+
+    def both(q, k, v):
+        return torch.softmax((q @ k.mT * 0.3 + bias).masked_fill(~keep, -math.inf), -1) @ v
+
+    for form in (additive, filled, filled_low, filled_then_scaled, both):
+        _, report = agrees(form, q, k, v)
+        (row,) = report.replaced("attention")
+        assert row.what.endswith("mask)"), row
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (lambda q, k, v: torch.softmax(torch.tanh(q @ k.mT / 5) * 5, -1) @ v, "tanh"),
+        (lambda q, k, v: torch.softmax(q @ k.mT + 1e-3 * k.sum() + v.sum(), -1).tril() @ v, "between softmax"),
+        (lambda q, k, v: torch.softmax((q @ k.mT + k[..., :1]) * 0.1, -1) @ v, "scaled after the mask"),
+        (lambda q, k, v: (p := torch.softmax(q @ k.mT, -1)).mean() + p @ v, "more than once"),
+        (lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v, "not over the last"),
+    ],
+)
+def test_near_misses_say_why(form, reason, agrees, generator):
+    q, k, v = (torch.randn(2, 3, 6, 6, generator=generator) for _ in range(3))
+    _, report = agrees(form, q, k, v)
+    assert not report.replaced("attention")
+    assert any(reason in r.reason for r in report.missed("attention")), report
+
+
+def test_low_precision_is_closer_to_the_truth(light, generator):
+    q, k, v = (torch.randn(2, 3, 33, 32, generator=generator).bfloat16() for _ in range(3))
+    with torch.no_grad():
+        got, report = light(softmax_in_float, q, k, v)
+    truth = softmax_in_float(*(t.double() for t in (q, k, v)))
+    eager = softmax_in_float(q, k, v)
+    assert len(report.replaced("attention")) == 1
+    assert (got - truth).norm() <= 1.5 * (eager - truth).norm()
+    assert got.dtype == torch.bfloat16
