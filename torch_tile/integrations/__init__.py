@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Our layers and operators inside models that others wrote."""

@@ -1,1 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Layers over `torch.ops.tile`, named and parametrised as the stock ones, so that their checkpoints load.
+
+They work in eager mode, under `torch.compile` with any backend, in training and inference.
+"""
+
+import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
+from torch_tile.nn.attention import Attention
+from torch_tile.nn.linear import Linear
+from torch_tile.nn.mla import MLAAttention
+from torch_tile.nn.mlp import GatedMLP, SwiGLU
+from torch_tile.nn.norm import LayerNorm, RMSNorm
+
+__all__ = ["Attention", "GatedMLP", "LayerNorm", "Linear", "MLAAttention", "RMSNorm", "SwiGLU"]

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch_tile.replace_layers(model)`: a model's own layers become ours, in place, and nothing else changes."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+import torch_tile.nn as tnn
+from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
+
+log = logging.getLogger("torch_tile")
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One change: the layer's name in the model, what it was and what it is."""
+
+    name: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.name or '(the model)'}: {self.old} -> {self.new}"
+
+
+def replace_layers(
+    model: nn.Module,
+    *,
+    linear: bool = True,
+    norm: bool = True,
+    mlp: bool = True,
+    attention: bool = True,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+) -> list[Replacement]:
+    """Turn the layers of a model that `torch_tile.nn` has into ours, in place.
+
+    Parameters, their names, hooks, ties and the state dict stay as they are. Only layers that compute the same up to
+    rounding are touched: torch's own by their exact type, gated MLPs, RMS norms and latent attention of other
+    libraries if a trial on small random parameters agrees. What else is there (quantised, patched or derived
+    layers) is left alone. Reasons are logged by the logger "torch_tile" at level INFO.
+
+    Args:
+        model: changed in place; on any device, "meta" included.
+        linear: `nn.Linear`, together with the activation that follows it in an `nn.Sequential`.
+        norm: `nn.LayerNorm`, `nn.RMSNorm` over the last dimension, and transformers' RMS norms.
+        mlp: gated MLPs: `down_proj(act(gate_proj(x)) * up_proj(x))`.
+        attention: DeepSeek's latent attention, and `attn_implementation="tile"` for a model of transformers.
+        filter_fn: called with each layer that could be replaced and its name; False leaves it alone.
+
+    Returns:
+        What was changed, in the model's order; empty if nothing was.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type(model).__name__}; replace_layers takes an nn.Module")
+    kinds = {"linear": linear, "norm": norm, "mlp": mlp, "attention": attention}
+    wanted = filter_fn or (lambda module, name: True)
+    done = []
+    for name, module in list(model.named_modules()):
+        old = type(module).__name__
+        plan = plan_for(module, kinds)
+        if plan is not None and wanted(module, name):
+            plan.apply(module)
+            done.append(Replacement(name, old, f"torch_tile.nn.{plan.new.__name__}"))
+    if linear:
+        done += fuse_activations(model, wanted)
+    if attention:
+        done += switch_attention(model, wanted)
+    return done
+
+
+def fuse_activations(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> Iterator[Replacement]:
+    """In every nn.Sequential, give a linear layer of ours the activation that follows it, which becomes an Identity."""
+    uses = collections.Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
+    for prefix, parent in list(model.named_modules()):
+        if type(parent) is not nn.Sequential:
+            continue
+        children = list(parent.named_children())
+        for (_, first), (key, second) in itertools.pairwise(children):
+            if type(first) is not tnn.Linear or not is_plain_linear(first) or is_watched(second):
+                continue
+            activation = activation_of(second) if not isinstance(second, nn.Identity) else None
+            name = f"{prefix}.{key}" if prefix else key
+            alone = uses[id(first)] == uses[id(second)] == 1
+            if activation in (None, "none") or not alone or not wanted(second, name):
+                continue
+            first.activation = activation
+            parent._modules[key] = nn.Identity()
+            yield Replacement(name, type(second).__name__, f"activation={activation!r} of the layer before")
+
+
+def switch_attention(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> Iterator[Replacement]:
+    """Set attn_implementation="tile" on the outermost models of transformers."""
+    if "transformers" not in sys.modules:  # then none of its models can be here
+        return
+    from transformers import PreTrainedModel
+
+    switched: list[str] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, PreTrainedModel) or any(name == s or name.startswith(s) for s in switched):
+            continue
+        switched.append(f"{name}." if name else "")
+        before: Any = module.config._attn_implementation
+        if before == "tile" or not wanted(module, name):
+            continue
+        from torch_tile.integrations.transformers import register
+
+        register()
+        try:
+            module.set_attn_implementation("tile")
+        except ValueError as problem:
+            log.info("%s keeps its attention: %s", type(module).__name__, problem)
+        if module.config._attn_implementation == "tile":
+            yield Replacement(name, f"attn_implementation={before!r}", "attn_implementation='tile'")

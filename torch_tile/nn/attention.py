@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grouped-query attention with rotary embeddings, as Llama, Mistral and Qwen3 have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_tile.nn.functional import attend, rotate
+from torch_tile.nn.linear import Linear
+from torch_tile.nn.norm import RMSNorm
+
+Tensor = torch.Tensor
+
+
+class Attention(nn.Module):
+    """Projections, rotary embedding, attention (arXiv:2305.13245), output projection.
+
+    Parameters are named as in transformers: `q_proj k_proj v_proj o_proj`, and `q_norm k_norm` with `qk_norm`.
+
+    Args:
+        hidden_size: of input and output.
+        num_heads: of the queries.
+        num_kv_heads: of keys and values; default num_heads.
+        head_dim: default `hidden_size // num_heads`.
+        bias: whether q, k and v have one.
+        output_bias: whether the output projection has one; default `bias`.
+        causal: whether a position sees only itself and earlier ones.
+        window: if positive, it sees only that many, itself included.
+        qk_norm: whether queries and keys are normalised per head, as in Qwen3.
+        eps: of these norms.
+        scale: of the scores; default `head_dim ** -0.5`.
+        layer_idx: this layer's number in a cache.
+        **kwargs: `device` and `dtype`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        bias: bool = False,
+        output_bias: bool | None = None,
+        causal: bool = True,
+        window: int = 0,
+        qk_norm: bool = False,
+        eps: float = 1e-6,
+        scale: float | None = None,
+        layer_idx: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_kv_heads or num_heads
+        if num_heads % num_kv_heads:
+            raise ValueError(
+                f"num_heads is {num_heads}; it must be a multiple of num_kv_heads, which is {num_kv_heads}"
+            )
+        if head_dim is None and hidden_size % num_heads:
+            raise ValueError(
+                f"hidden_size is {hidden_size}; it must be a multiple of num_heads {num_heads}, or give head_dim"
+            )
+        self.head_dim = head_dim or hidden_size // num_heads
+        self.causal, self.window, self.layer_idx = causal, window, layer_idx
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.q_proj = Linear(hidden_size, num_heads * self.head_dim, bias, **kwargs)
+        self.k_proj = Linear(hidden_size, num_kv_heads * self.head_dim, bias, **kwargs)
+        self.v_proj = Linear(hidden_size, num_kv_heads * self.head_dim, bias, **kwargs)
+        self.o_proj = Linear(
+            num_heads * self.head_dim, hidden_size, bias if output_bias is None else output_bias, **kwargs
+        )
+        self.q_norm = RMSNorm(self.head_dim, eps, cast_first=True, **kwargs) if qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, eps, cast_first=True, **kwargs) if qk_norm else None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Attention of the new positions over themselves and the cached ones.
+
+        Args:
+            hidden_states: `[B, S, hidden_size]`.
+            position_embeddings: cos and sin, `[B or 1, S, head_dim]`; None for no rotation.
+            attention_mask: None, or broadcastable to `[B, num_heads, S, keys]`, bool (True: visible) or floating
+                (added); it says everything, so `causal` and `window` do not apply beside it.
+            past_key_values: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`.
+            **kwargs: ignored, so that a decoder layer of transformers can pass what it has.
+
+        Returns:
+            `[B, S, hidden_size]`, and None where transformers has the attention weights.
+        """
+        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q, k, v = (p(hidden_states).view(heads) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if position_embeddings is not None:
+            q, k = (rotate(x, *position_embeddings) for x in (q, k))
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        if attention_mask is None:
+            out = attend(q, k, v, causal=self.causal, scale=self.scale, window=self.window)
+        else:
+            out = attend(q, k, v, attention_mask[..., : k.shape[2]], scale=self.scale)
+        out = out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)
+        return self.o_proj(out), None
+
+    def extra_repr(self) -> str:
+        """What the children do not say."""
+        return f"head_dim={self.head_dim}, causal={self.causal}, window={self.window}"

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-head latent attention, as DeepSeek-V2 and V3 have it, with weights absorbed in decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_tile.nn.functional import attend, rotate
+from torch_tile.nn.linear import Linear
+from torch_tile.nn.norm import RMSNorm
+
+Tensor = torch.Tensor
+
+
+class MLAAttention(nn.Module):
+    """Attention over a cache of one latent vector and one rotated key per position (DeepSeek-V2, arXiv:2405.04434).
+
+    Parameters are named as in transformers' DeepseekV3Attention. A long input is computed as ordinary attention over
+    keys and values expanded from the latents. Few new positions over a cache, as in decoding, never expand them:
+    `kv_b_proj` is multiplied into the queries and the results instead, and `torch.ops.tile.mla_decode` runs on the
+    latents. Both mean the same; they round differently.
+
+    Args:
+        hidden_size: of input and output.
+        num_heads: H.
+        q_lora_rank: size of the queries' latent, or None for queries straight from the input.
+        kv_lora_rank: C, size of the latent of keys and values.
+        qk_nope_head_dim: of queries and keys, the part that is not rotated.
+        qk_rope_head_dim: R, the rotated part.
+        v_head_dim: of the values.
+        bias: whether the projections from and to hidden_size have one (not `q_proj`).
+        eps: of the norms of the latents.
+        rope_interleave: whether the rotated pairs lie beside each other.
+        scale: of the scores; default `(qk_nope_head_dim + qk_rope_head_dim) ** -0.5`. Models with YaRN have their own.
+        layer_idx: this layer's number in a cache.
+        **kwargs: `device` and `dtype`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        q_lora_rank: int | None = 1536,
+        kv_lora_rank: int = 512,
+        qk_nope_head_dim: int = 128,
+        qk_rope_head_dim: int = 64,
+        v_head_dim: int = 128,
+        bias: bool = False,
+        eps: float = 1e-6,
+        rope_interleave: bool = True,
+        scale: float | None = None,
+        layer_idx: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.q_lora_rank, self.kv_lora_rank = num_heads, q_lora_rank, kv_lora_rank
+        self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
+        self.rope_interleave, self.layer_idx = rope_interleave, layer_idx
+        qk_head_dim = qk_nope_head_dim + qk_rope_head_dim
+        self.scaling = qk_head_dim**-0.5 if scale is None else scale
+        if q_lora_rank is None:
+            self.q_proj = Linear(hidden_size, num_heads * qk_head_dim, bias=False, **kwargs)
+        else:
+            self.q_a_proj = Linear(hidden_size, q_lora_rank, bias, **kwargs)
+            self.q_a_layernorm = RMSNorm(q_lora_rank, eps, cast_first=True, **kwargs)
+            self.q_b_proj = Linear(q_lora_rank, num_heads * qk_head_dim, bias=False, **kwargs)
+        self.kv_a_proj_with_mqa = Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias, **kwargs)
+        self.kv_a_layernorm = RMSNorm(kv_lora_rank, eps, cast_first=True, **kwargs)
+        self.kv_b_proj = Linear(kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **kwargs)
+        self.o_proj = Linear(num_heads * v_head_dim, hidden_size, bias, **kwargs)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Attention of the new positions over themselves and the cached ones, causally.
+
+        Args:
+            hidden_states: `[B, S, hidden_size]`.
+            position_embeddings: cos and sin, `[B or 1, S, R]`.
+            attention_mask: None, or broadcastable to `[B, H, S, keys]`, bool or floating; it then says everything,
+                causality included, and weights are not absorbed.
+            past_key_values: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`; k is the latent
+                `[B, 1, S, C]` and v the rotated key `[B, 1, S, R]`.
+            **kwargs: ignored, so that a decoder layer of transformers can pass what it has.
+
+        Returns:
+            `[B, S, hidden_size]`, and None where transformers has the attention weights.
+        """
+        batch, length = hidden_states.shape[:2]
+        q = hidden_states
+        q = self.q_proj(q) if self.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(q)))
+        q = q.view(batch, length, self.num_heads, -1).transpose(1, 2)
+        q_nope, q_pe = q.split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
+        kv, k_pe = self.kv_a_proj_with_mqa(hidden_states).split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+        kv, k_pe = self.kv_a_layernorm(kv)[:, None], k_pe[:, None]
+        q_pe, k_pe = (rotate(x, *position_embeddings, self.rope_interleave) for x in (q_pe, k_pe))
+        if past_key_values is not None:
+            kv, k_pe = past_key_values.update(kv, k_pe, self.layer_idx)
+        if attention_mask is None and past_key_values is not None and self.absorbing_pays(length):
+            out = self.absorbed(q_nope, q_pe, kv[:, 0], k_pe[:, 0])
+        else:
+            out = self.expanded(q_nope, q_pe, kv, k_pe, attention_mask)
+        return self.o_proj(out.reshape(batch, length, -1)), None
+
+    def absorbing_pays(self, length: int) -> bool:
+        """Whether `length` queries over the latents cost less than expanding the latents, counted for each key.
+
+        Per head and key, expanding multiplies C (nope + v) times; a query multiplies nope + R + v times with expanded
+        keys and values, and C + R + C times on the latents.
+        """
+        more = 2 * self.kv_lora_rank - self.qk_nope_head_dim - self.v_head_dim
+        return length * more < self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+
+    def absorbed(self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor) -> Tensor:
+        """Queries `[B, H, S, nope]` and `[B, H, S, R]`, latents `[B, keys, C]` and `[B, keys, R]` to `[B, S, H, v]`."""
+        weight = self.kv_b_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
+        w_k, w_v = weight.split([self.qk_nope_head_dim, self.v_head_dim], dim=1)
+        q = torch.matmul(q_nope, w_k.to(q_nope.dtype)).transpose(1, 2)  # [B, S, H, C]
+        out = torch.ops.tile.mla_decode.default(q, q_pe.transpose(1, 2), kv, k_pe, None, None, self.scaling, 0)
+        values: Tensor = torch.matmul(out.transpose(1, 2), w_v.to(out.dtype).mT).transpose(1, 2)
+        return values
+
+    def expanded(self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, mask: Tensor | None) -> Tensor:
+        """The same with keys and values of every head; latents are `[B, 1, keys, C]` and `[B, 1, keys, R]`."""
+        batch, _, keys, _ = kv.shape
+        both = self.kv_b_proj(kv).view(batch, keys, self.num_heads, -1).transpose(1, 2)
+        k_nope, v = both.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
+        q = torch.cat([q_nope, q_pe], dim=-1)
+        k = torch.cat([k_nope, k_pe.expand(-1, self.num_heads, -1, -1)], dim=-1)
+        if mask is not None:
+            mask = mask[..., :keys]
+        return attend(q, k, v, mask, causal=mask is None, scale=self.scaling).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        """What the children do not say."""
+        dims = f"{self.qk_nope_head_dim}+{self.qk_rope_head_dim}/{self.v_head_dim}"
+        return f"num_heads={self.num_heads}, head_dim={dims}, scaling={self.scaling:.4g}"
