@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import detect_fake_mode
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import view_to_reshape
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -35,7 +36,7 @@ def light_backend(settings: Settings) -> Callable[..., Any]:
             TilePass("post_grad", settings)(gm.graph)
         gm.graph.lint()
         gm.recompile()
-        return torch._dynamo.disable(lambda *args: gm(*args))
+        return make_boxed_func(gm.forward)
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         TilePass("pre_grad", settings)(gm.graph)
@@ -44,6 +45,12 @@ def light_backend(settings: Settings) -> Callable[..., Any]:
         return aot_autograd(fw_compiler=compile_graph, decompositions=select_decomp_table())(gm, inputs)
 
     return backend
+
+
+@pytest.fixture
+def backend() -> Callable[..., Any]:
+    """The light backend with all families, every match replaced."""
+    return light_backend(Settings("tile"))
 
 
 @pytest.fixture

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm and LayerNorm as they are written in the wild, and what only looks like one."""
+
+import pytest
+import torch
+
+
+def llama(x, w, eps=1e-6):
+    h = x.to(torch.float32)
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+    return w * h.to(x.dtype)
+
+
+def gemma(x, w, eps=1e-5):
+    h = x.float()
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+    return (h * (1.0 + w.float())).type_as(x)
+
+
+def swapped(x, w):
+    h = x.float()
+    return (torch.rsqrt(1e-6 + (h * h).mean(-1, keepdim=True)) * h).to(x.dtype) * w
+
+
+def in_float(x, w):
+    h = x.float()
+    return (h * torch.rsqrt(h.square().mean(dim=-1, keepdim=True) + 1e-6) * w.float()).to(x.dtype)
+
+
+def power(x, w):
+    h = x.float()
+    return (h * torch.pow(h.pow(2).mean(-1, keepdim=True) + 1e-6, -0.5)).to(x.dtype) * w
+
+
+def divided(x, w):
+    h = x.float()
+    return (h / torch.sqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+def plain(x, w):
+    h = x.float()
+    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def float_twice(x, w):
+    return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+RMS = [llama, gemma, swapped, in_float, power, divided, plain, float_twice]
+
+
+def by_var(x, w, b):
+    return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5) * w + b
+
+
+def by_square(x, w, b):
+    h = x - x.mean(-1, keepdim=True)
+    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5) * w + b
+
+
+def bert(x, w, b):
+    u = x.mean(-1, keepdim=True)
+    s = (x - u).pow(2).mean(-1, keepdim=True)
+    return w * ((x - u) / torch.sqrt(s + 1e-12)) + b
+
+
+def no_bias(x, w, b):
+    h = x - x.mean(-1, keepdim=True)
+    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5) * w
+
+
+def bare(x, w, b):
+    var, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
+    return (x - mean) * torch.rsqrt(var + 1e-5)
+
+
+LAYER = [by_var, by_square, bert, no_bias, bare]
+
+
+def shape_of(generator):
+    rank = int(torch.randint(2, 5, (), generator=generator))
+    return [int(torch.randint(2, 12, (), generator=generator)) for _ in range(rank)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("form", RMS)
+def test_rms_norm(form, dynamic, agrees, generator):
+    size = shape_of(generator)
+    x, w = torch.randn(size, generator=generator), torch.randn(size[-1], generator=generator)
+    _, report = agrees(form, x, w, dynamic=dynamic)
+    (row,) = report.replaced()
+    assert row.what.startswith("tile.rms_norm([..., ")
+    assert dynamic or row.what.endswith(f", {size[-1]}])")
+    assert not report.missed()
+
+
+@pytest.mark.parametrize("form", RMS)
+def test_rms_norm_in_low_precision(form, light, generator):
+    x, w = (torch.randn(n, generator=generator).bfloat16() for n in ((5, 48), (48,)))
+    with torch.no_grad():
+        got, report = light(form, x, w)
+    truth, eager = form(x.double(), w.double()), form(x, w)
+    assert len(report.replaced("norm")) == 1, report
+    assert got.dtype == eager.dtype
+    assert (got - truth).norm() <= 1.5 * (eager - truth).norm() + 1e-9
+
+
+@pytest.mark.parametrize("form", LAYER)
+def test_layer_norm(form, agrees, generator):
+    size = shape_of(generator)
+    x, w, b = (torch.randn(n, generator=generator) for n in (size, size[-1], size[-1]))
+    _, report = agrees(form, x, w, b)
+    assert [r.what for r in report.replaced()] == [f"tile.layer_norm([..., {size[-1]}])"], report
+
+
+def test_the_sum_is_returned_too(agrees, generator):
+    """Without a gemm to take the residual, the norm does."""
+    x, r, w = (torch.randn(n, generator=generator) for n in ((3, 7, 24), (3, 7, 24), 24))
+
+    def block(x, r, w):
+        h = x + r
+        return llama(h, w), h + 1
+
+    _, report = agrees(block, x, r, w)
+    assert "tile.add_rms_norm([..., 24])" in [row.what for row in report.replaced("norm")]
+
+
+def test_a_gemm_takes_the_residual_first(agrees, generator):
+    x, r, w, m = (torch.randn(n, generator=generator) for n in ((6, 24), (6, 24), 24, (24, 24)))
+    _, report = agrees(lambda x, r, w, m: llama(r + x @ m, w), x, r, w, m)
+    assert [row.what for row in report.replaced("norm")] == ["tile.rms_norm([..., 24])"]
+    assert "add" in report.replaced("gemm")[0].what
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1) + 1e-6)[:, None] * w, "drops its dimension"),
+        (lambda x, w: (r := torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)) * x * w + r, "used elsewhere"),
+        (
+            lambda x, w: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1e-6) * w,
+            "unbiased",
+        ),
+    ],
+)
+def test_near_misses_say_why(form, reason, agrees, generator):
+    x, w = torch.randn(6, 16, generator=generator), torch.randn(16, generator=generator)
+    _, report = agrees(form, x, w)
+    assert not report.replaced("norm")
+    assert [reason in r.reason for r in report.missed("norm")] == [True], report
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x, w: x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6),
+        lambda x, w: x * torch.rsqrt(w + 1e-6),
+        lambda x, w: x * torch.rsqrt(x.pow(3).mean(-1, keepdim=True).abs() + 1e-6),
+        lambda x, w: x.flip(-1) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+    ],
+)
+def test_other_things_are_left_alone(form, agrees, generator):
+    x, w = torch.randn(8, 8, generator=generator), torch.rand(8, generator=generator)
+    _, report = agrees(form, x, w)
+    assert not report.replaced()

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Softmax by hand is softmax."""
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_by_hand(dim, agrees, generator):
+    def f(x):
+        e = torch.exp(x - x.amax(dim, keepdim=True))
+        return e / e.sum(dim, keepdim=True)
+
+    x = torch.randn(5, 7, 6, generator=generator)
+    _, report = agrees(f, x)
+    assert [r.status for r in report.select("softmax")] == ["replaced"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: torch.exp(x - x.amax(-1, keepdim=True)) / torch.exp(x).sum(-1, keepdim=True),
+        lambda x: (e := torch.exp(x - x.amax(0, keepdim=True))) / e.sum(-1, keepdim=True),
+        lambda x: (e := torch.exp(x - x.amax(-1, keepdim=True))) / e.sum(-1, keepdim=True) + e,
+        lambda x: (e := torch.exp(x - x.amax(-1, keepdim=True))) / e.flip(-1).sum(-1, keepdim=True).cos(),
+    ],
+)
+def test_look_alikes_are_left(form, agrees, generator):
+    _, report = agrees(form, torch.randn(6, 6, generator=generator))
+    assert not report.rows
+
+
+def test_narrow_input_wide_arithmetic(light, generator):
+    x = torch.randn(5, 33, generator=generator).bfloat16()
+    f = lambda x: torch.softmax(x, -1, dtype=torch.float32)  # noqa: E731
+    with torch.no_grad():
+        got, report = light(f, x)
+    torch.testing.assert_close(got, f(x), rtol=1e-5, atol=1e-6)
+    assert len(report.replaced("softmax")) == 1
