@@ -14,20 +14,33 @@ from . import ops as ops
 if TYPE_CHECKING:
     from .diagnostics import InternalError, LaunchError, TileError
     from .inductor.explain import explain
+    from .integrations.replace import replace_layers
     from .jit import compile, jit
     from .kernel import JITKernel
-    from .nn import replace_layers
     from .profiler import TensorSupplyType, do_bench
 
 # Name -> where it lives. A value ending in a colon is the module itself.
 _LAZY = {
-    "jit": "jit:", "compile": "jit:compile", "JITKernel": "kernel:JITKernel",
-    "TileError": "diagnostics:TileError", "LaunchError": "diagnostics:LaunchError", "InternalError": "diagnostics:InternalError",
-    "Target": "target:Target", "PassConfigKey": "options:PassConfigKey", "TensorSupplyType": "profiler:TensorSupplyType",
-    "do_bench": "profiler:do_bench", "explain": "inductor.explain:explain", "replace_layers": "nn:replace_layers",
-    "language": "language:", "profiler": "profiler:", "layout": "language.layout:", "testing": "testing:", "nn": "nn:",
-    "tile": "inductor.backend:tile", "register_with_transformers": "integrations.transformers:register_with_transformers",
-}  # fmt: skip
+    "jit": "jit:",
+    "compile": "jit:compile",
+    "JITKernel": "kernel:JITKernel",
+    "TileError": "diagnostics:TileError",
+    "LaunchError": "diagnostics:LaunchError",
+    "InternalError": "diagnostics:InternalError",
+    "Target": "target:Target",
+    "PassConfigKey": "options:PassConfigKey",
+    "TensorSupplyType": "profiler:TensorSupplyType",
+    "do_bench": "profiler:do_bench",
+    "explain": "inductor.explain:explain",
+    "replace_layers": "integrations.replace:replace_layers",
+    "language": "language:",
+    "profiler": "profiler:",
+    "layout": "language.layout:",
+    "testing": "testing:",
+    "nn": "nn:",
+    "tile": "inductor.backend:tile",
+    "register_with_transformers": "integrations.transformers:register_with_transformers",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -42,4 +55,16 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY])
 
 
-__all__ = ["InternalError", "JITKernel", "LaunchError", "TensorSupplyType", "TileError", "compile", "do_bench", "explain", "jit", "ops", "replace_layers"]
+__all__ = [
+    "InternalError",
+    "JITKernel",
+    "LaunchError",
+    "TensorSupplyType",
+    "TileError",
+    "compile",
+    "do_bench",
+    "explain",
+    "jit",
+    "ops",
+    "replace_layers",
+]

@@ -110,9 +110,9 @@ def switch_attention(model: nn.Module, wanted: Callable[[nn.Module, str], bool])
         before: Any = module.config._attn_implementation
         if before == "tile" or not wanted(module, name):
             continue
-        from torch_tile.integrations.transformers import register
+        from torch_tile.integrations.transformers import register_with_transformers
 
-        register()
+        register_with_transformers()
         try:
             module.set_attn_implementation("tile")
         except ValueError as problem:

@@ -23,7 +23,7 @@ log = logging.getLogger("torch_tile")
 _told: set[str] = set()
 
 
-def register() -> None:
+def register_with_transformers() -> None:
     """Make `attn_implementation="tile"` known to transformers; may be called again."""
     AttentionInterface.register("tile", attention_forward)
     AttentionMaskInterface.register("tile", attention_mask)
@@ -172,4 +172,4 @@ def tell(message: str) -> None:
         log.warning(message)
 
 
-register()
+register_with_transformers()
