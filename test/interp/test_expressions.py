@@ -127,8 +127,6 @@ def test_names_are_values_at_their_definition():
             first = a[0]
             a[0] = 9.0
             out[0] = first
-            for i in T.Parallel(1, 4):
-                pass
             for i in T.Parallel(4):
                 before = a[i]
                 a[i] = 0.0
