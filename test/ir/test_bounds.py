@@ -2,20 +2,13 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Interval, Ranges, interval, prove, range_of
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import (
-    Binary,
-    Call,
-    Cast,
-    Const,
-    Expr,
     Load,
-    Select,
     Unary,
     Var,
     binary,
@@ -41,121 +34,50 @@ i, j, k = (loop(n) for n in "ijk")
 bx, by = (Var(n, dt.int32, "block") for n in ("bx", "by"))
 
 
-def value(e: Expr, env: dict[int, int]) -> int | bool | None:
-    """The value of an expression; None where it has none (division by zero, shift out of range)."""
-    if isinstance(e, Const):
-        return e.value
-    if isinstance(e, Var):
-        return env[id(e)]
-    if isinstance(e, Cast):
-        x = value(e.a, env)
-        return None if x is None else const(int(x), e.type).value
-    if isinstance(e, Unary):
-        x = value(e.a, env)
-        return None if x is None else (not x if e.op == "not" else -x)
-    if isinstance(e, Select):
-        c = value(e.condition, env)
-        return None if c is None else value(e.a if c else e.b, env)
-    if isinstance(e, Call):
-        x = value(e.args[0], env)
-        return None if x is None else abs(x)
-    assert isinstance(e, Binary)
-    if e.op in ("and", "or"):
-        x = value(e.a, env)
-        return x if x is None or x is (e.op == "or") else value(e.b, env)
-    x, y = value(e.a, env), value(e.b, env)
-    if x is None or y is None or (e.op in ("//", "%") and y == 0) or (e.op in ("<<", ">>") and not 0 <= y < 12):
-        return None
-    table = {
-        "+": lambda: x + y, "-": lambda: x - y, "*": lambda: x * y, "//": lambda: x // y, "%": lambda: x % y,
-        "min": lambda: min(x, y), "max": lambda: max(x, y), "<<": lambda: x << y, ">>": lambda: x >> y,
-        "&": lambda: x & y, "|": lambda: x | y, "^": lambda: x ^ y, "==": lambda: x == y, "!=": lambda: x != y,
-        "<": lambda: x < y, "<=": lambda: x <= y, ">": lambda: x > y, ">=": lambda: x >= y,
-    }  # fmt: skip
-    result = table[e.op]()
-    return result if isinstance(result, bool) else wrapped(result, e.dtype)
-
-
-def wrapped(result: int, dtype: dt.DType) -> int:
-    """Index types do not wrap, others do."""
-    return result if dtype in (dt.int32, dt.int64) else const(result, dtype).value
-
-
-VARIABLES = [N, M, i, j]
-small = st.integers(-9, 9)
-
-
-def integers(leaves: list[Var] = VARIABLES, narrow: bool = True) -> st.SearchStrategy[Expr]:
-    """Random integer expressions over the variables."""
-    leaf = st.sampled_from(leaves) | small.map(lambda v: const(v, dt.int32))
-
-    def grow(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
-        plain = st.builds(binary, st.sampled_from(["+", "-", "*", "+", "-", "//", "%", "&", "|", "^"]), inner, inner)
-        by_const = st.builds(binary, st.sampled_from(["//", "%", "*", "<<", ">>", "&"]), inner, st.integers(1, 8))
-        by_dim = st.builds(binary, st.sampled_from(["//", "%", "*"]), inner, st.sampled_from([N, M]))
-        ends = st.builds(minimum, inner, inner) | st.builds(maximum, inner, inner)
-        test = st.builds(binary, st.sampled_from(["<", "<=", "==", "!="]), inner, inner)
-        chosen = st.builds(select, test, inner, inner)
-        through = st.builds(
-            lambda e, t: cast(cast(e, t), dt.int32), inner, st.sampled_from([dt.int8, dt.uint8, dt.int64])
-        )
-        other = st.builds(abs, inner) | st.builds(lambda e: -e, inner)
-        return plain | by_const | by_const | by_dim | ends | chosen | other | (through if narrow else other)
-
-    return st.recursive(leaf, grow, max_leaves=7)
-
-
-def comparisons() -> st.SearchStrategy[Expr]:
-    return st.builds(binary, st.sampled_from(["<", "<=", "==", "!=", ">", ">="]), integers(), integers())
-
-
-def conditions() -> st.SearchStrategy[Expr]:
-    """Random bool expressions over the variables."""
-    return st.recursive(comparisons(), lambda c: st.builds(binary, st.sampled_from(["and", "or"]), c, c), max_leaves=3)
-
-
 @st.composite
-def scopes(draw: st.DrawFn) -> tuple[Ranges, list[dict[int, int]]]:
+def scopes(draw: st.DrawFn, random) -> tuple[Ranges, list[dict[Var, int]]]:
     """Two nested loops, perhaps a known condition, and all points (of small sizes) that they allow."""
-    low, high = sorted([draw(small), draw(small)])
-    inner_low = draw(st.sampled_from([const(0, dt.int32), i, minimum(i, N), i - 3]))
-    inner_high = draw(st.sampled_from([const(5, dt.int32), N, i + 4, i * 2 + 1, (N + 3) // 4, M * N, maximum(i, M)]))
+    i, j, M, N, u = random.i, random.j, random.M, random.N, random.u
+    low, high = sorted([draw(random.small), draw(random.small)])
+    starts = [const(0, dt.int32), i, minimum(i, N), i - 3]
+    stops = [const(5, dt.int32), N, i + 4, i * 2 + 1, (N + 3) // 4, M * N, maximum(i, M)]
+    start, stop = draw(st.sampled_from(starts)), draw(st.sampled_from(stops))
     step = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    known = draw(st.none() | conditions())
-    ranges = Ranges().loop(i, low, high + 1).loop(j, inner_low, inner_high, step)
+    known = draw(st.none() | random.conditions())
+    ranges = Ranges().loop(i, low, high + 1).loop(j, start, stop, step)
+    points = []
+    for n, m, a in itertools.product((1, 2, 7), (1, 4), range(low, high + 1)):
+        env = {N: n, M: m, i: a, u: 37 * a % 256}
+        points += [env | {j: b} for b in range(random.value(start, env), random.value(stop, env), step)]
     if known is not None:
         ranges = ranges.assume(known)
-    points = []
-    for n, m, x in itertools.product((1, 2, 3, 7), (1, 4, 9), range(low, high + 1)):
-        env = {id(N): n, id(M): m, id(i): x}
-        for y in range(value(inner_low, env), value(inner_high, env), step):
-            point = env | {id(j): y}
-            if known is None or value(known, point) is True:
-                points.append(point)
+        points = [p for p in points if random.value(known, p) is True]
     return ranges, points
 
 
-@settings(max_examples=400, deadline=None)
-@given(scopes(), st.lists(integers(), min_size=1, max_size=4))
-def test_interval_holds_every_value(scope, exprs):
-    ranges, points = scope
-    for e in exprs:
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_interval_holds_every_value(random, data):
+    ranges, points = data.draw(scopes(random))
+    for _ in range(3):
+        e = data.draw(random.integers())
         found = interval(e, ranges)
-        values = [value(e, p) for p in points]
+        values = [random.value(e, p) for p in points]
         assert all(found.low <= v <= found.high for v in values if v is not None)
 
 
-@settings(max_examples=600, deadline=None)
-@given(scopes(), st.lists(conditions(), min_size=1, max_size=4))
-def test_nothing_false_is_proved(scope, claims):
-    ranges, points = scope
-    for claim in claims:
-        values = {value(claim, p) for p in points} - {None}
-        assert not (ranges.prove(claim) and False in values)
-        assert not (ranges.refute(claim) and True in values)
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_nothing_false_is_proved(random, data):
+    ranges, points = data.draw(scopes(random))
+    for _ in range(3):
+        claim = data.draw(random.conditions())
+        proved, refuted = ranges.prove(claim), ranges.refute(claim)
+        values = {random.value(claim, p) for p in points} if proved or refuted else set()
+        assert not (proved and False in values) and not (refuted and True in values)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(1, 9))
 def test_affine_bounds_with_numbers_are_exact(extent, factor, offset, inner):
     ranges = Ranges().loop(i, 0, extent).loop(j, 0, inner)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+import math
+import struct
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Binary, Call, Load, Unary, Var, binary, cast, const, maximum, minimum, select
+from torch_tile.ir.node import equal, walk
+from torch_tile.ir.simplify import is_exact, simplify
+
+M, N = (Var(n, dt.int32, "dim") for n in "MN")
+i, j, k = (Var(n, dt.int32, "loop") for n in "ijk")
+x, h = Var("x", dt.float32), Var("h", dt.float16)
+memory = Load(Buffer("A", (N,), dt.int32, "global"), (i,))
+RANGES = Ranges().loop(i, 0, 16).loop(j, 0, 4).loop(k, 0, N)
+
+
+def same_value(a, b) -> bool:
+    """Same type and value; floats bit by bit, all nans alike."""
+    if isinstance(a, float) and isinstance(b, float):
+        return (a != a and b != b) or struct.pack("d", a) == struct.pack("d", b)
+    return type(a) is type(b) and a == b
+
+
+def check(random, expr, ranges, points) -> None:
+    new = simplify(expr, ranges)
+    assert simplify(new, ranges) is new, "not idempotent"
+    assert new is expr or not equal(new, expr), "a new node without a change"
+    assert new.dtype == expr.dtype
+    assert len(list(walk(new))) <= len(list(walk(expr)))
+    for env in points:
+        before = random.value(expr, env)
+        if before is not None:
+            assert same_value(random.value(new, env), before), (repr(new), env)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_integers_keep_their_value(random, data):
+    expr = data.draw(random.integers(9))
+    low, high = sorted([data.draw(random.small), data.draw(random.small)])
+    ranges = Ranges().loop(random.i, low, high + 1).loop(random.j, 0, random.N)
+    points = [
+        {random.i: a, random.j: b, random.M: m, random.N: n, random.u: data.draw(st.integers(0, 255))}
+        for a, m, n in itertools.product({low, (low + high) // 2, high}, (1, 4), (1, 3, 8))
+        for b in {0, n - 1}
+    ]
+    check(random, expr, ranges, points)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_conditions_keep_their_value(random, data):
+    expr = data.draw(random.conditions())
+    ranges = Ranges().loop(random.i, -3, 9).loop(random.j, 0, random.N)
+    points = [
+        {random.i: a, random.j: b, random.M: m, random.N: n, random.u: data.draw(st.integers(0, 255))}
+        for a, m, n in itertools.product((-3, 0, 8), (1, 4), (1, 3, 8))
+        for b in {0, n - 1}
+    ]
+    check(random, expr, ranges, points)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_floats_keep_every_bit(random, data):
+    expr = data.draw(random.floats())
+    value = st.floats(width=16) | st.sampled_from(random.SPECIAL[:-5])
+    points = [
+        {random.x: data.draw(st.floats(width=32)), random.y: data.draw(value), random.h: data.draw(value), random.i: a}
+        for a in (-3, 0, 100)
+    ]
+    check(random, expr, Ranges(), points)
+
+
+RULES = {
+    "constants meet": ((i + 3) + 4, i + 7),
+    "constants cancel": ((i + 3) - 3, i),
+    "constants on the left": (3 + (4 + i), i + 7),
+    "like terms": (i * 2 + i * 3, i * 5),
+    "extent of a slice": ((M * 128 + 128) - M * 128, const(128, dt.int32)),
+    "extent of a slice, distributed": ((M + 1) * 128 - M * 128, const(128, dt.int32)),
+    "difference with itself": ((i + j) - (j + i), const(0, dt.int32)),
+    "neutral": ((i * 1 + 0) // 1, i),
+    "zero": (i * 0, const(0, dt.int32)),
+    "minus minus": (Unary("-", Unary("-", M)), M),
+    "product over factor": ((M * 8) // 8, M),
+    "digits, high": ((M * 4 + j) // 4, M),
+    "digits, low": ((M * 4 + j) % 4, j),
+    "multiples leave a quotient": ((M * 4 + i) // 4, M + i // 4),
+    "multiples leave a remainder": ((M * 4 + i + 8) % 4, i % 4),
+    "common factor": ((M * 4 + j) // 8, M // 2),
+    "nested quotients": ((M // 4) // 8, M // 32),
+    "nested remainders": ((M % 32) % 8, M % 8),
+    "small remainder": (i % 16, i),
+    "small quotient": (i // 16, const(0, dt.int32)),
+    "remainder below a symbolic size": (k % N, k),
+    "comparison by bounds": (binary("and", i < 16, k < N), const(True, dt.bool_)),
+    "comparison of the same": ((M + 1) > M, const(True, dt.bool_)),
+    "negated comparison": (Unary("not", Binary("<", M, i)), Binary(">=", M, i)),
+    "minimum by bounds": (minimum(k, N), k),
+    "maximum by bounds": (maximum(k, N), N),
+    "nested minima": (minimum(minimum(M, 5), 3), minimum(M, 3)),
+    "known in the second operand": (binary("and", M < 5, binary("and", M < 6, N < 3)), binary("and", M < 5, N < 3)),
+    "known in a branch": (select(M < 5, minimum(M, 5), 7), select(M < 5, M, 7)),
+    "select by a decided condition": (select(i >= 0, M, N), M),
+    "select of the same": (select(M < N, i + 1, i + 1), i + 1),
+    "select of truth values": (select(M < N, const(True, dt.bool_), const(False, dt.bool_)), M < N),
+    "twice the same condition": (Binary("and", memory < 3, memory < 3), memory < 3),
+    "through a wider integer": (cast(cast(M, dt.int64), dt.int32), M),
+    "through a wider float": (cast(cast(h, dt.float32), dt.float16), h),
+    "one cast is enough": (cast(cast(h, dt.float32), dt.float64), cast(h, dt.float64)),
+    "float times one": (x * 1.0, x),
+    "float plus minus zero": (x + -0.0, x),
+    "float minus zero": (x - 0.0, x),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule(name):
+    before, after = RULES[name]
+    assert equal(simplify(before, RANGES), after), simplify(before, RANGES)
+
+
+KEPT = {
+    "float plus zero changes -0.0": x + 0.0,
+    "float times zero": x * 0.0,
+    "float minus itself": Binary("-", x, x),
+    "float sums are not reordered": (x + 1.0) + 2.0,
+    "float equal to itself": Binary("==", x, x),
+    "negated float comparison": Unary("not", Binary("<", x, h)),
+    "through a narrower float": cast(cast(x, dt.float16), dt.float32),
+    "through a narrower integer": cast(cast(M, dt.int8), dt.int32),
+    "ceiling": (M + 127) // 128,
+    "ragged comparison": i < N,
+    "remainder of something negative": (i - 1) % 16,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_as_it_is(name):
+    assert simplify(KEPT[name], RANGES) is KEPT[name]
+
+
+def test_one_iteration_fixes_the_variable():
+    assert equal(simplify(i + 3, Ranges().loop(i, 2, 3)), const(5, dt.int32))
+
+
+def test_literals_stay_in_their_type():
+    big = const(2**31 - 1, dt.int32)
+    kept = (M + big) + big
+    assert simplify(kept) is kept
+    byte = Var("b", dt.uint8, "param")
+    assert equal(simplify((byte + 200) + 100), byte + 44)
+
+
+def test_calls_are_entered():
+    call = Call("exp2", (x * 1.0,), dt.float32)
+    assert equal(simplify(call), Call("exp2", (x,), dt.float32))
+
+
+def test_exact_casts():
+    for source in dt.ALL:
+        for to in dt.ALL:
+            if source.is_float and to.is_float:
+                digits, exponent = dt.FORMATS[source.name]
+                least = math.ldexp(1, 2 - (1 << (exponent - 1)) - (digits - 1))
+                values = [1 + math.ldexp(1, 1 - digits), least, dt.rounded(1e308, source)]
+            elif source.is_float:
+                assert not is_exact(source, to)
+                continue
+            elif source.kind == "bool":
+                values = [True]
+            else:
+                low = -(1 << (source.bits - 1)) if source.kind == "int" else 0
+                values = [low, low + (1 << source.bits) - 1, low + (1 << source.bits) - 3]
+            kept = all(to.kind != "bool" and const(v, to).value == v for v in values)
+            assert is_exact(source, to) == (kept or source == to), (source, to)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The value of a scalar expression for given values of its variables: launch grids, run-time sizes, tests of rewrites.
+
+Follows the semantics at the top of expr.py: int32 and int64 do not wrap, other integers do, floats round to their type.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+
+from .expr import COMPARISONS, LOGICAL, Binary, Call, Cast, Const, Expr, Scalar, Select, Unary, Var, const
+from .polynomial import EXACT
+
+Values = Mapping[Var, Scalar]
+_OPERATORS: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "min": min, "max": max,
+}  # fmt: skip
+
+
+def evaluate(expr: Expr, values: Values) -> Scalar:
+    """The value of `expr`.
+
+    Raises KeyError for a variable without a value, ZeroDivisionError for integers divided by zero, OverflowError or
+    ValueError for infinities or nan made an integer, and ValueError for what is not a function of variables (elements
+    of buffers, calls other than abs).
+    """
+    if isinstance(expr, Const):
+        return expr.value
+    if isinstance(expr, Var):
+        return values[expr]
+    if isinstance(expr, Binary):
+        return _binary(expr, values)
+    if isinstance(expr, Select):
+        return evaluate(expr.a if evaluate(expr.condition, values) else expr.b, values)
+    if isinstance(expr, Cast):
+        a = evaluate(expr.a, values)
+        return const(int(a) if expr.type.is_integer else a, expr.type).value
+    if isinstance(expr, Unary):
+        a = evaluate(expr.a, values)
+        return _typed(not a if expr.op == "not" else -a if expr.op == "-" else ~int(a), expr)
+    if isinstance(expr, Call) and expr.name == "abs":
+        return _typed(abs(evaluate(expr.args[0], values)), expr)
+    raise ValueError(f"{expr!r} has no value outside a kernel")
+
+
+def _binary(expr: Binary, values: Values) -> Scalar:
+    a = evaluate(expr.a, values)
+    if expr.op in LOGICAL:
+        return a if bool(a) is (expr.op == "or") else evaluate(expr.b, values)
+    b = evaluate(expr.b, values)
+    if expr.op == "/":
+        return _typed(_quotient(float(a), float(b)), expr)
+    return _typed(_OPERATORS[expr.op](a, b), expr)
+
+
+def _quotient(a: float, b: float) -> float:
+    """IEEE division: no exception for zero."""
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1, b)
+
+
+def _typed(value: Scalar, expr: Expr) -> Scalar:
+    """A result in the type of `expr`."""
+    if (isinstance(expr, Binary) and expr.op in COMPARISONS) or expr.dtype.kind == "bool":
+        return bool(value)
+    return int(value) if expr.dtype in EXACT else const(value, expr.dtype).value
