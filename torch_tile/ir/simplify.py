@@ -231,8 +231,8 @@ def _fits(value: int, dtype: DType) -> bool:
 
 def is_exact(source: DType, to: DType) -> bool:
     """Whether a cast from `source` to `to` keeps every value."""
-    if not to.is_float:
-        return widens(source, to)
+    if source == to or not to.is_float:
+        return source == to or widens(source, to)
     digits, exponent = FORMATS[to.name]
     if source.is_float:
         return FORMATS[source.name][0] <= digits and FORMATS[source.name][1] <= exponent
