@@ -53,7 +53,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{buffer}` has {want} dimensions and is indexed with {got}",
         "give one index per dimension of {shape}",
     ),
-    "bad_index": ("index {got} of `{buffer}` is not an integer expression", "index with integers or integer expressions"),
+    "bad_index": (
+        "index {got} of `{buffer}` is not an integer expression",
+        "index with integers or integer expressions",
+    ),
     "bad_slice": ("a slice of `{buffer}` {why}", "use A[start:stop] with step 1"),
     "region_as_value": (
         "the region `{region}` is used as a value",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel's way from Python to launch: specialise -> trace -> lower -> emit -> build -> launch, each step one call below.
+"""A kernel's way from Python to launch: specialise -> trace -> lower -> emit -> build -> launch, each step one call
+below.
 
-`@jit` knows both of TileLang's styles. Lazy: the function returns a @T.prim_func, and calling it gives a JITKernel. Eager: the
-function's body is the kernel, and calling it with tensors runs it.
+`@jit` knows both of TileLang's styles. Lazy: the function returns a @T.prim_func, and calling it gives a JITKernel.
+Eager: the function's body is the kernel, and calling it with tensors runs it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .codegen.cpu import emit_cpu
+from .codegen.cpu import ENTRY, emit_cpu
 from .diagnostics import error
 from .ir.stmt import Program, dimensions
 from .kernel import JITKernel
@@ -35,17 +36,20 @@ def compile_program(program: Program, out_idx: Sequence[int] = (), target: objec
     lowered = lower(program, CPU_PASSES)  # passes: lowering/__init__.py
     source = emit_cpu(lowered, dimensions(program))  # C++: codegen/cpu.py
     library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
-    launcher = Launcher(program, load_entry(library), source.asserts, out_idx)  # checks and calls: runtime/launch.py
+    launcher = Launcher(
+        program, load_entry(library, ENTRY), source.asserts, out_idx
+    )  # checks and calls: runtime/launch.py
     return JITKernel(program, lowered, source.text, launcher, machine)
 
 
-def compile(  # noqa: A001
+def compile(
     func: PrimFunc, out_idx: int | Sequence[int] | None = None, target: object = "auto", **options: Any
 ) -> JITKernel:
-    """Compile a @T.prim_func. `out_idx` names parameters that the kernel allocates and returns (negative counts from the end).
+    """Compile a @T.prim_func. `out_idx` names parameters that the kernel allocates and returns (negative counts from
+    the end).
 
-    `options` are TileLang's (execution_backend, verbose, pass_configs, compile_flags, ...); those that only concern a GPU are
-    accepted. Raises TileError for mistakes in the kernel and NoCompilerError where no C++ compiler is found.
+    `options` are TileLang's (execution_backend, verbose, pass_configs, compile_flags, ...); those that only concern a
+    GPU are accepted. Raises TileError for mistakes in the kernel and NoCompilerError where no C++ compiler is found.
     """
     if not isinstance(func, PrimFunc):
         fix = "decorate the kernel with @T.prim_func"
@@ -83,7 +87,7 @@ class JITFunction:
         call = specialise(self.function, self.signature, args, kwargs)
         with self.lock:
             found = self.specialisations.get(call.key)
-            kernel = found and self.kernels.get((call.key, found.values(call)))
+            kernel = None if found is None else self.kernels.get((call.key, found.values(call)))
             if kernel is None:
                 program, found = trace_eager(call)
                 self.specialisations[call.key] = found

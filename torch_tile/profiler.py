@@ -29,7 +29,9 @@ class TensorSupplyType(enum.Enum):
     Auto = 7
 
 
-def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", **hints: Any) -> float:
+def do_bench(
+    fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", **hints: Any
+) -> float:
     """Milliseconds of one call of `fn` on the CPU: calls for `warmup` ms, then samples for `rep` ms.
 
     `return_mode` is one of median, mean, min, max.
@@ -40,13 +42,18 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return
     fn()
     while time.perf_counter() < end:
         fn()
-    samples = []
+    samples: list[float] = []
     end = time.perf_counter() + rep / 1e3
     while not samples or time.perf_counter() < end:
         start = time.perf_counter()
         fn()
         samples.append((time.perf_counter() - start) * 1e3)
-    pick = {"median": statistics.median, "mean": statistics.mean, "min": min, "max": max}
+    pick: dict[str, Callable[[list[float]], float]] = {
+        "median": statistics.median,
+        "mean": statistics.mean,
+        "min": min,
+        "max": max,
+    }
     if return_mode not in pick:
         raise ValueError(f"return_mode is one of {', '.join(pick)}, got {return_mode!r}")
     return float(pick[return_mode](samples))
@@ -67,7 +74,9 @@ class Profiler:
 
         shape = param.static_shape if isinstance(param, Buffer) else None
         if shape is None:
-            raise LaunchError(f"`{param.name}` has no compile-time shape: give the profiler its inputs (input_tensors=...)")
+            raise LaunchError(
+                f"`{param.name}` has no compile-time shape: give the profiler its inputs (input_tensors=...)"
+            )
         to = param.dtype.as_torch()
         if self.supply is TensorSupplyType.Zero:
             return torch.zeros(shape, dtype=to)

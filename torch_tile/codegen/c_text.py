@@ -23,12 +23,14 @@ STORAGE = {
     "bool": "bool", "float32": "float", "float64": "double", "float16": "tile::f16", "bfloat16": "tile::bf16",
     "float8_e4m3fn": "tile::e4m3", "float8_e5m2": "tile::e5m2",
 } | {f"{u}int{b}": f"{u}int{b}_t" for u in ("", "u") for b in (8, 16, 32, 64)}  # fmt: skip
-_KEYWORDS = set(
-    "alignas auto bool break case catch char class const continue default delete do double else enum explicit extern false "
-    "float for friend goto if inline int long mutable namespace new operator private protected public register return short "
-    "signed sizeof static struct switch template this throw true try typedef union unsigned using virtual void volatile while "
-    "and or not xor tile main arena".split()
-)
+_KEYWORDS = {
+    "alignas", "auto", "bool", "break", "case", "catch", "char", "class", "const", "continue", "default", "delete",
+    "do", "double", "else", "enum", "explicit", "extern", "false", "float", "for", "friend", "goto", "if", "inline",
+    "int", "long", "mutable", "namespace", "new", "operator", "private", "protected", "public", "register",
+    "return", "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true", "try",
+    "typedef", "union", "unsigned", "using", "virtual", "void", "volatile", "while", "and", "or", "not", "xor",
+    "tile", "main", "arena",
+}  # fmt: skip
 
 
 def storage(dtype: DType) -> str:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A FLAT program as C++ for the CPU: one function per kernel for one block, and an entry that runs all blocks under OpenMP.
+"""A FLAT program as C++ for the CPU: one function per kernel for one block, and an entry that runs all blocks under
+OpenMP.
 
 Small on-chip buffers are arrays on the stack, large ones lie in an arena that each thread allocates once per launch.
 """
@@ -13,7 +14,22 @@ from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Expr, Var
 from ..ir.node import walk
 from ..ir.stmt import (
-    Alloc, Assert, Block, Break, Continue, Do, For, If, Kernel, Let, LoopKind, Print, Program, Stmt, Store, While,
+    Alloc,
+    Assert,
+    Block,
+    Break,
+    Continue,
+    Do,
+    For,
+    If,
+    Kernel,
+    Let,
+    LoopKind,
+    Print,
+    Program,
+    Stmt,
+    Store,
+    While,
     dimensions,
 )  # fmt: skip
 from .c_text import PREFIX, Names, Text, held, storage
@@ -59,7 +75,8 @@ class _Cpu:
         self.line("#include <stdlib.h>")
         for header in HEADERS:
             self.line(f'#include "{header}"')
-        for symbol in (*self.buffers, *self.sizes, *self.scalars):
+        symbols: list[Buffer | Var] = [*self.buffers, *self.sizes, *self.scalars]
+        for symbol in symbols:
             self.names.of(symbol)
         arenas = [self.block_function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
         self.entry(arenas)
@@ -91,10 +108,14 @@ class _Cpu:
         offsets, total = place_tiles(kernel)
         blocks = [f"int64_t {self.names.of(v)}" for v in kernel.blocks]
         self.line("")
-        self.open(f"static int64_t block_{number}({', '.join([*self.arguments(True), 'char* arena', *blocks])})", kernel.span)
+        self.open(
+            f"static int64_t block_{number}({', '.join([*self.arguments(True), 'char* arena', *blocks])})", kernel.span
+        )
         for buffer, offset in offsets:
             kind = storage(buffer.dtype)
-            self.line(f"{kind}* const {self.names.of(buffer)} = ({kind}*)__builtin_assume_aligned(arena + {offset}, {ALIGN});")
+            self.line(
+                f"{kind}* const {self.names.of(buffer)} = ({kind}*)__builtin_assume_aligned(arena + {offset}, {ALIGN});"
+            )
         self.arena = {id(b) for b, _ in offsets}
         self.body(kernel.body)
         self.line("return 0;")
@@ -110,7 +131,9 @@ class _Cpu:
         for n, var in enumerate((*self.sizes, *self.scalars)):
             name, kind = self.names.of(var), scalar_type(var) if var.role == "param" else "int64_t"
             if kind in ("float", "double"):
-                self.line(f"double {name}_bits; memcpy(&{name}_bits, numbers + {n}, 8); {kind} {name} = ({kind}){name}_bits;")
+                self.line(
+                    f"double {name}_bits; memcpy(&{name}_bits, numbers + {n}, 8); {kind} {name} = ({kind}){name}_bits;"
+                )
             else:
                 self.line(f"{kind} {name} = ({kind})numbers[{n}];")
         self.line("int64_t failed = 0;")
@@ -232,7 +255,10 @@ class _Cpu:
             if not isinstance(where, Address):
                 raise InternalError("cpu_atomic wants an address", node.span)
             text = self.text.converted(value, where.buffer.dtype)
-            self.line(f"tile::atomic_{call.options[0]}<{storage(where.buffer.dtype)}>({self.text.value(where)}, {text});", node.span)
+            self.line(
+                f"tile::atomic_{call.options[0]}<{storage(where.buffer.dtype)}>({self.text.value(where)}, {text});",
+                node.span,
+            )
         else:
             self.line(f"{self.text.value(call)};", node.span)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declaration of an intrinsic and the registry.
 
-An intrinsic is a pure function of scalars (`math.py`) or a target-level helper with effects (`cpu.py`). Its meaning stands beside
-its spelling, so the interpreter, the tests and the generated code cannot drift apart.
+An intrinsic is a pure function of scalars (`math.py`) or a target-level helper with effects (`cpu.py`). Its meaning
+stands beside its spelling, so the interpreter, the tests and the generated code cannot drift apart.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ Rule = Callable[[Sequence[Expr]], tuple[DType, DType]]
 class Intrinsic:
     """One function.
 
-    `rule` gives (operand type, result type) from the operands; `cpu` is the C++ function called for it, in namespace `tile`
-    unless it names another; `evaluate` computes it on torch tensors (None for helpers that only lowered kernels call).
+    `rule` gives (operand type, result type) from the operands; `cpu` is the C++ function called for it, in namespace
+    `tile` unless it names another; `evaluate` computes it on torch tensors (None for helpers that only lowered kernels
+    call).
     """
 
     name: str
@@ -37,10 +38,8 @@ class Intrinsic:
     def build(self, args: Sequence[Any]) -> Expr:
         """A call with the operands converted to the operand type; plain numbers take the type of the other operands."""
         if len(args) != self.arity:
-            raise error(
-                "bad_argument", None, op=f"T.{self.name}", name="args", why=f"takes {self.arity} operands, got {len(args)}",
-                fix="see its documentation",
-            )  # fmt: skip
+            why = f"takes {self.arity} operands, got {len(args)}"
+            raise error("bad_argument", None, op=f"T.{self.name}", name="args", why=why, fix="see its documentation")
         typed = [a for a in args if isinstance(a, Expr)]
         like = _common(typed) if typed else None
         exprs = [to_expr(a, like, f"T.{self.name}") for a in args]

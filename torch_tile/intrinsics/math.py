@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scalar math of the language: what each function computes (in torch) and what it is called in generated C++.
 
-Results are within a few units in the last place of the operand type; low-precision operands are computed in float32 and rounded.
+Results are within a few units in the last place of the operand type; low-precision operands are computed in float32
+and rounded.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu:
     declare(Intrinsic(name, 1, rule, cpu or name, _torch(torch_name or name)))
 
 
-for _name in ("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
-              "asinh", "acosh", "atanh", "tanh", "erf", "erfc", "sigmoid", "sqrt", "rsqrt", "floor", "ceil", "trunc"):  # fmt: skip
+_FLOATING = """
+    exp exp2 log log2 log10 log1p expm1 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh
+    erf erfc sigmoid sqrt rsqrt floor ceil trunc
+"""
+for _name in _FLOATING.split():
     _unary(_name)
 _unary("round", "round")  # halves go to the even neighbour, as torch.round and rintf do
 _unary("abs", "abs", rule=same)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scalar types: names, widths, promotion. `float16(x)` is a cast, as in the language.
 
-Promotion: floats win over integers, the wider wins; fp16 with bf16 (and any fp8 pair that differs) gives float32; a signed and an
-unsigned integer of one width give the signed one of twice the width, at most int64.
+Promotion: floats win over integers, the wider wins; fp16 with bf16 (and any fp8 pair that differs) gives float32; a
+signed and an unsigned integer of one width give the signed one of twice the width, at most int64.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ FORMATS = {
 
 
 def rounded(value: float, dtype: DType) -> float:
-    """The value of a floating type nearest to `value`, halves to even; too large gives inf (448 in e4m3fn, without inf)."""
+    """The value of a floating type nearest to `value`, halves to even; too large gives inf (448 in e4m3fn)."""
     digits, exponent_bits = FORMATS[dtype.name]
     bias = (1 << (exponent_bits - 1)) - 1
     has_inf = dtype.name != "float8_e4m3fn"

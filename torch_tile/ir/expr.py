@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expressions: pure values without side effects.
 
-Semantics. Integer `//` and `%` round to minus infinity; `/` gives a float. Index arithmetic does not wrap: targets widen it as needed.
-`and`, `or` and `Select` evaluate only what they need, so a guard may protect a load. Comparisons give bool. Arithmetic happens in the
-type of the result (`promote`), a plain Python number takes the type of the other operand.
+Semantics. Integer `//` and `%` round to minus infinity; `/` gives a float. Index arithmetic does not wrap: targets
+widen it as needed. `and`, `or` and `Select` evaluate only what they need, so a guard may protect a load. Comparisons
+give bool. Arithmetic
+happens in the type of the result (`promote`), a plain Python number takes the type of the other operand.
 `==` builds a comparison; compare nodes with `equal` or `alike`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +29,21 @@ LOGICAL = {"and", "or"}
 INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
 
 
+Operator = Callable[["Expr", Any], "Expr"]
+
+
+def _both(op: str) -> tuple[Operator, Operator]:
+    """The methods `a op b` and `b op a`."""
+
+    def forward(self: Expr, other: Any) -> Expr:
+        return binary(op, self, other)
+
+    def backward(self: Expr, other: Any) -> Expr:
+        return binary(op, other, self)
+
+    return forward, backward
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Expr(Node):
     """A value of one scalar type."""
@@ -39,71 +56,21 @@ class Expr(Node):
     def __bool__(self) -> bool:
         raise error("symbolic_condition", self.span)
 
-    def __add__(self, other: Any) -> Expr:
-        return binary("+", self, other)
-
-    def __radd__(self, other: Any) -> Expr:
-        return binary("+", other, self)
-
-    def __sub__(self, other: Any) -> Expr:
-        return binary("-", self, other)
-
-    def __rsub__(self, other: Any) -> Expr:
-        return binary("-", other, self)
-
-    def __mul__(self, other: Any) -> Expr:
-        return binary("*", self, other)
-
-    def __rmul__(self, other: Any) -> Expr:
-        return binary("*", other, self)
-
-    def __truediv__(self, other: Any) -> Expr:
-        return binary("/", self, other)
-
-    def __rtruediv__(self, other: Any) -> Expr:
-        return binary("/", other, self)
-
-    def __floordiv__(self, other: Any) -> Expr:
-        return binary("//", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Expr:
-        return binary("//", other, self)
-
-    def __mod__(self, other: Any) -> Expr:
-        return binary("%", self, other)
-
-    def __rmod__(self, other: Any) -> Expr:
-        return binary("%", other, self)
-
-    def __lshift__(self, other: Any) -> Expr:
-        return binary("<<", self, other)
-
-    def __rlshift__(self, other: Any) -> Expr:
-        return binary("<<", other, self)
-
-    def __rshift__(self, other: Any) -> Expr:
-        return binary(">>", self, other)
-
-    def __rrshift__(self, other: Any) -> Expr:
-        return binary(">>", other, self)
-
-    def __and__(self, other: Any) -> Expr:
-        return binary("&", self, other)
-
-    def __rand__(self, other: Any) -> Expr:
-        return binary("&", other, self)
-
-    def __or__(self, other: Any) -> Expr:
-        return binary("|", self, other)
-
-    def __ror__(self, other: Any) -> Expr:
-        return binary("|", other, self)
-
-    def __xor__(self, other: Any) -> Expr:
-        return binary("^", self, other)
-
-    def __rxor__(self, other: Any) -> Expr:
-        return binary("^", other, self)
+    __add__, __radd__ = _both("+")
+    __sub__, __rsub__ = _both("-")
+    __mul__, __rmul__ = _both("*")
+    __truediv__, __rtruediv__ = _both("/")
+    __floordiv__, __rfloordiv__ = _both("//")
+    __mod__, __rmod__ = _both("%")
+    __lshift__, __rlshift__ = _both("<<")
+    __rshift__, __rrshift__ = _both(">>")
+    __and__, __rand__ = _both("&")
+    __or__, __ror__ = _both("|")
+    __xor__, __rxor__ = _both("^")
+    __lt__, __gt__ = _both("<")[0], _both(">")[0]
+    __le__, __ge__ = _both("<=")[0], _both(">=")[0]
+    __eq__ = _both("==")[0]  # type: ignore[assignment]
+    __ne__ = _both("!=")[0]  # type: ignore[assignment]
 
     def __pow__(self, other: Any) -> Expr:
         x, y = pair(self, other, "**")
@@ -121,24 +88,6 @@ class Expr(Node):
 
     def __abs__(self) -> Expr:
         return Call("abs", (self,), self.dtype)
-
-    def __lt__(self, other: Any) -> Expr:
-        return binary("<", self, other)
-
-    def __le__(self, other: Any) -> Expr:
-        return binary("<=", self, other)
-
-    def __gt__(self, other: Any) -> Expr:
-        return binary(">", self, other)
-
-    def __ge__(self, other: Any) -> Expr:
-        return binary(">=", self, other)
-
-    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return binary("==", self, other)
-
-    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return binary("!=", self, other)
 
     __hash__ = Node.__hash__
 
@@ -161,6 +110,7 @@ class Var(Expr):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         return self.type
 
 
@@ -173,6 +123,7 @@ class Const(Expr):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         return self.type
 
 
@@ -185,6 +136,7 @@ class Unary(Expr):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         return dt.bool_ if self.op == "not" else self.a.dtype
 
 
@@ -198,6 +150,7 @@ class Binary(Expr):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         return dt.bool_ if self.op in COMPARISONS or self.op in LOGICAL else self.a.dtype
 
 
@@ -210,6 +163,7 @@ class Cast(Expr):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         return self.type
 
 
@@ -223,6 +177,7 @@ class Select(Expr):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         return self.a.dtype
 
 
@@ -235,6 +190,7 @@ class Load(Expr):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         return self.buffer.dtype
 
 
@@ -247,6 +203,7 @@ class Address(Expr):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         return dt.int64
 
 
@@ -261,6 +218,7 @@ class Call(Expr):
 
     @property
     def dtype(self) -> DType:
+        """The type of the value."""
         return self.type
 
 

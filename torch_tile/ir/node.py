@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every IR node is: a frozen dataclass with a span, walked and rebuilt through its fields.
 
-Nodes are never changed. A rewrite that changes nothing returns the very same object, so `is` answers "did this pass do anything?".
-`==` on expressions builds a comparison of the language; `equal` and `alike` below compare nodes.
+Nodes are never changed. A rewrite that changes nothing returns the very same object, so `is` answers "did this pass do
+anything?". `==` on expressions builds a comparison of the language; `equal` and `alike` below compare nodes.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def _same(a: Any, b: Any, names: tuple[dict[int, Any], dict[int, Any]] | None) -
                 return forward.get(id(a)) is b and backward.get(id(b)) is a
             forward[id(a)], backward[id(b)] = b, a
         return all(
-            a.is_symbol and name == "name" or _same(getattr(a, name), getattr(b, name), names) for name in field_names(a)
+            (a.is_symbol and name == "name") or _same(getattr(a, name), getattr(b, name), names)
+            for name in field_names(a)
         )
     if isinstance(a, tuple):
         return isinstance(b, tuple) and len(a) == len(b) and all(_same(x, y, names) for x, y in zip(a, b, strict=True))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statements, kernels and programs.
 
-A `Block` runs in order. `Let` names a value for the rest of its block. A `TileOp` is one operation on whole tiles, performed by all
-threads of the block as if it were atomic: what an earlier statement wrote is seen by a later one.
+A `Block` runs in order. `Let` names a value for the rest of its block. A `TileOp` is one operation on whole tiles,
+performed by all threads of the block as if it were atomic: what an earlier statement wrote is seen by a later one.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ class Kernel(Node):
 class Program(Node):
     """What one author's function says: parameters, scratch memory, and kernels launched one after another.
 
-    `params` are buffers and scalar variables in the order of the signature; `outputs` are buffers made by T.empty and returned.
+    `params` are buffers and scalar variables in the order of the signature; `outputs` are buffers made by T.empty and
+    returned.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("params", "workspaces", "outputs")

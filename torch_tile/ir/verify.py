@@ -27,7 +27,8 @@ def verify(program: Program, stage: Stage) -> None:
         if isinstance(node, Load | Store | Address):
             rank = min(node.buffer.rank, 1) if stage is Stage.FLAT else node.buffer.rank
             if len(node.indices) != rank:
-                raise InternalError(f"{len(node.indices)} indices of `{node.buffer.name}` at stage {stage.name}", node.span)
+                name = node.buffer.name
+                raise InternalError(f"{len(node.indices)} indices of `{name}` at stage {stage.name}", node.span)
         if stage is Stage.FLAT and isinstance(node, For) and node.kind is LoopKind.PARALLEL:
             raise InternalError("T.Parallel at stage FLAT", node.span)
         if isinstance(node, Print) and stage is Stage.FLAT and not hasattr(node.value, "dtype"):

@@ -9,17 +9,48 @@ from .. import tileop as _tileop
 from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
 from ..tileop.gemm import GemmWarpPolicy
 from . import math as _math
-from .effects import address_of, assume, call, device_assert, evaluate, print, sync_threads, sync_warp  # noqa: A004
+from .effects import address_of, assume, call, device_assert, evaluate, print, sync_threads, sync_warp
 from .layout import make_linear_layout, make_swizzled_layout
 from .loops import Parallel, Pipelined, grid, serial, unroll, vectorized
 from .math import (
-    Cast, Select, align_up, bitwise_and, bitwise_not, bitwise_or, bitwise_xor, cast, ceildiv, clamp, floordiv, floormod,
-    if_then_else, infinity, logical_and, logical_or, max, max_value, min, min_value, shift_left, shift_right, truncdiv,
+    Cast,
+    Select,
+    align_up,
+    bitwise_and,
+    bitwise_not,
+    bitwise_or,
+    bitwise_xor,
+    cast,
+    ceildiv,
+    clamp,
+    floordiv,
+    floormod,
+    if_then_else,
+    infinity,
+    logical_and,
+    logical_or,
+    max,
+    max_value,
+    min,
+    min_value,
+    shift_left,
+    shift_right,
+    truncdiv,
 )  # fmt: skip
 from .program import PrimFunc, Ref, macro, prim_func
 from .scopes import (
-    Kernel, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, annotate_layout, const, dynamic, empty,
-    symbolic, use_swizzle,
+    Kernel,
+    alloc_fragment,
+    alloc_global,
+    alloc_local,
+    alloc_shared,
+    alloc_var,
+    annotate_layout,
+    const,
+    dynamic,
+    empty,
+    symbolic,
+    use_swizzle,
 )  # fmt: skip
 from .trace import with_author as _with_author
 from .values import StridedTensor, Tensor, TensorType
@@ -30,7 +61,7 @@ pipelined, parallel = Pipelined, Parallel
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
 globals().update({t.name: t for t in _DTYPES} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
-bool = dtype("bool")  # noqa: A001
+bool = dtype("bool")
 
 # Math: T.exp2, T.sqrt, ...; fast-math spellings mean the same function.
 globals().update({n: _math.function(n) for n in _math.FUNCTIONS})

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eager kernels: the decorated function's body is the kernel, its tensors are annotated in the signature or in the body.
+"""Eager kernels: the decorated function's body is the kernel, its tensors are annotated in the signature or in the
+body.
 
-A call is traced in two steps when T.const is used: the first run only learns the constants from the annotations, the second runs
-with plain integers in their place, so that Python's own control flow may use them.
+A call is traced in two steps when T.const is used: the first run only learns the constants from the annotations, the
+second runs with plain integers in their place, so that Python's own control flow may use them.
 """
 
 from __future__ import annotations
@@ -156,6 +157,11 @@ class _Run:
             raise _Learnt
 
     def _take(self, name: str, dim: int, is_stride: bool, size: Expr, actual: int) -> None:
-        if isinstance(size, Var) and size.role == "dim" and size.name not in self.values and not isinstance(size, Const):
+        if (
+            isinstance(size, Var)
+            and size.role == "dim"
+            and size.name not in self.values
+            and not isinstance(size, Const)
+        ):
             self.values[size.name] = int(actual)
             self.spots.append((name, dim, is_stride))

@@ -15,7 +15,7 @@ from .trace import tracer
 from .values import Handle, dtype_of
 
 
-def print(value: Any, msg: str = "", **hints: Any) -> None:  # noqa: A001
+def print(value: Any, msg: str = "", **hints: Any) -> None:
     """Print a scalar or a whole buffer or region from inside the kernel, once per block."""
     at = tracer("T.print")
     if isinstance(value, str) and not msg:

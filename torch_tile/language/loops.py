@@ -36,12 +36,9 @@ class Loop:
             for var in loop_vars:
                 at.own(var)
             yield loop_vars if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
-        at.emit(
-            For(
-                self.kind, loop_vars, self.starts, self.stops, close_body(scope), self.step, self.stages, self.order,
-                self.stage,
-            )  # fmt: skip
-        )
+        body = close_body(scope)
+        made = For(self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage)
+        at.emit(made)
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()
@@ -79,15 +76,17 @@ def vectorized(start: Any, stop: Any = None, **hints: Any) -> Loop:
     return _range(LoopKind.VECTOR, start, stop)
 
 
-def Parallel(*extents: Any, **hints: Any) -> Loop:  # noqa: N802
+def Parallel(*extents: Any, **hints: Any) -> Loop:
     """An elementwise nest over a box, spread over the threads of the block; iterations are independent."""
     if not extents:
-        raise error("bad_argument", None, op="T.Parallel", name="extents", why="is empty", fix="give at least one extent")
+        raise error(
+            "bad_argument", None, op="T.Parallel", name="extents", why="is empty", fix="give at least one extent"
+        )
     stops = tuple(_bound(e, "T.Parallel") for e in extents)
     return Loop(LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops)
 
 
-def Pipelined(  # noqa: N802
+def Pipelined(
     start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
     stage: Sequence[int] | None = None, **hints: Any,
 ) -> Loop:  # fmt: skip

@@ -28,24 +28,30 @@ def function(name: str) -> Callable[..., Expr]:
     return apply
 
 
-def max(*values: Any) -> Any:  # noqa: A001
+def max(*values: Any) -> Any:
     """The largest of two or more values."""
     return _fold(values, maximum, "max")
 
 
-def min(*values: Any) -> Any:  # noqa: A001
+def min(*values: Any) -> Any:
     """The smallest of two or more values."""
     return _fold(values, minimum, "min")
 
 
 def _fold(values: tuple[Any, ...], step: Callable[[Any, Any], Expr], name: str) -> Any:
     if len(values) < 2:
-        raise error("bad_argument", None, op=f"T.{name}", name="values", why="is a single value", fix="give two or more")
+        raise error(
+            "bad_argument", None, op=f"T.{name}", name="values", why="is a single value", fix="give two or more"
+        )
     if all(is_number(v) for v in values):
         pick: Any = python_math.inf
         for v in values:
             number = to_number(v)
-            pick = number if pick is python_math.inf else ((pick if pick >= number else number) if name == "max" else (pick if pick <= number else number))
+            pick = (
+                number
+                if pick is python_math.inf
+                else ((pick if pick >= number else number) if name == "max" else (pick if pick <= number else number))
+            )
         return pick
     total = values[0]
     for value in values[1:]:

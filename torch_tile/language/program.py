@@ -56,7 +56,9 @@ def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
         types |= {f"{name}_{i}": param_type(name, a, span) for i, a in enumerate(annotation)}
     with tracing() as at:
         params = {name: make_param(name, kind) for name, kind in types.items()}
-        args, kwargs = call_arguments(function, groups, [Handle(p) if isinstance(p, Buffer) else p for p in params.values()])
+        args, kwargs = call_arguments(
+            function, groups, [Handle(p) if isinstance(p, Buffer) else p for p in params.values()]
+        )
         result = rewrite(function, lambda: Recorder(at))(*args, **kwargs)
         program = finish(at, function.__name__, tuple(params.values()), result)
     return PrimFunc(function, program)
@@ -149,7 +151,8 @@ def rewrite_lazily(function: FunctionType) -> Callable[..., Any]:
         at = tracer(function.__name__)
         bound = inspect.signature(function).bind(*args, **kwargs)
         by_value = {
-            n: to_expr(v) if is_variable(v) and not takes_reference(function, n) else v for n, v in bound.arguments.items()
+            n: to_expr(v) if is_variable(v) and not takes_reference(function, n) else v
+            for n, v in bound.arguments.items()
         }
         bound.arguments.update(by_value)
         return rewrite(function, lambda: Recorder(at))(*bound.args, **bound.kwargs)

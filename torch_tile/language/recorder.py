@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers the calls that rewrite.py puts into one run of an author's function.
 
-Every method meets values of two worlds: Python's (act now, as Python would) and the device's (record a statement or expression).
+Every method meets values of two worlds: Python's (act now, as Python would) and the device's (record a statement or
+expression).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ..diagnostics import error
@@ -16,19 +18,27 @@ from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
 from ..ir.stmt import Assert, Break, Continue, If, While
 from .loops import Loop, serial
-from .trace import Scope, Tracer, close_body, let, make_variable, name_symbol, store_variable
-from .values import Handle
+from .trace import Scope, Tracer, close_body, let, make_variable, name_symbol
+from .values import Handle, store_variable
 
 _UNBOUND = object()
-_COMPARE = {
-    "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
-    "Is": operator.is_, "IsNot": operator.is_not, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
-}  # fmt: skip
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
+    "Is": operator.is_,
+    "IsNot": operator.is_not,
+    "In": lambda a, b: a in b,
+    "NotIn": lambda a, b: a not in b,
+}
 _REGIONS = ("loop", "if", "else", "while")
 
 
 class Recorder:
-    """One run of one function. `on_annotate(name, annotation, value)` is asked for annotations in an eager kernel's body."""
+    """One run of one function. `on_annotate(name, annotation, value)` answers annotations in an eager kernel's body."""
 
     def __init__(self, tracer: Tracer, on_annotate: Callable[[str, Any, Any], Any] | None = None):
         self.tracer = tracer
@@ -61,16 +71,16 @@ class Recorder:
             return let(name, value)
         return value
 
-    def bind_many(self, names: tuple[str | None, ...], values: Any, olds: Any, mutable: tuple[bool, ...]) -> tuple[Any, ...]:
+    def bind_many(
+        self, names: tuple[str | None, ...], values: Any, olds: Any, mutable: tuple[bool, ...]
+    ) -> tuple[Any, ...]:
         """`a, b = values`."""
         items = tuple(values)
         if len(items) != len(names):
             raise ValueError(f"expected {len(names)} values to unpack, got {len(items)}")
         # Read every value before the first store: a, b = b, a must swap.
         items = tuple(let(n or "t", v) if isinstance(v, Expr) else v for n, v in zip(names, items, strict=True))
-        return tuple(
-            self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True)
-        )
+        return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))
 
     def _check_rebinding(self, name: str, previous: Any) -> None:
         """Python runs a device loop's body once, so a rebinding inside it would silently be lost."""
@@ -167,8 +177,8 @@ class Recorder:
     @staticmethod
     def chain(ops: tuple[str, ...], *operands: Any) -> Any:
         """`a < b <= c`."""
-        tests = [_COMPARE[op](a, b) for op, a, b in zip(ops, operands, operands[1:], strict=False)]
-        return _lazy([lambda t=t: t for t in tests], "and")
+        tests = [partial(_COMPARE[op], a, b) for op, a, b in zip(ops, operands, operands[1:], strict=False)]
+        return _lazy(tests, "and")
 
     # -- loops ---------------------------------------------------------------------------------------------------------
     def loop(self, iterable: Any, names: Any) -> Iterator[Any]:

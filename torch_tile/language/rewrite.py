@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only code that touches Python's AST: it reroutes what Python does not let us overload.
 
-`if`, `while`, `for`, `and/or/not`, chained comparisons, `a if c else b`, `assert`, `break/continue`, `x = e` and `range` become calls
-of a `Recorder` (trace.py), which decides at run time whether the value is Python's (acts at once) or the device's (is recorded).
-Positions are kept, so a frame of the rewritten function still tells the author's line and columns.
+`if`, `while`, `for`, `and/or/not`, chained comparisons, `a if c else b`, `assert`, `break/continue`, `x = e` and
+`range` become calls of a `Recorder` (trace.py), which decides at run time whether the value is Python's (acts at once)
+or the device's (is
+recorded). Positions are kept, so a frame of the rewritten function still tells the author's line and columns.
 """
 
 from __future__ import annotations
@@ -69,18 +70,20 @@ def _compile(function: FunctionType) -> tuple[CodeType, tuple[str, ...]]:
     tree = source_tree(function)
     free = function.__code__.co_freevars
     body = _Reroute(_mutable_names(tree)).rewrite_body(tree)
-    inner = ast.FunctionDef(
-        name=tree.name, args=_bare(tree.args), body=body or [ast.Pass()], decorator_list=[], returns=None, type_params=[]
-    )
+    inner = _function(tree.name, _bare(tree.args), body or [ast.Pass()])
     names = [RECORDER, *free]
-    factory = ast.FunctionDef(
-        name="__factory__", body=[inner, ast.Return(ast.Name(tree.name, ast.Load()))], decorator_list=[], type_params=[],
-        args=ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, []), returns=None,
-    )  # fmt: skip
+    outer = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
+    factory = _function("__factory__", outer, [inner, ast.Return(ast.Name(tree.name, ast.Load()))])
     module = ast.Module([ast.copy_location(factory, tree)], [])
     ast.copy_location(inner, tree)
     ast.fix_missing_locations(module)
     return compile(module, function.__code__.co_filename, "exec"), free
+
+
+def _function(name: str, args: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
+    function = ast.FunctionDef(name=name, args=args, body=body, decorator_list=[], returns=None)
+    function.__dict__.setdefault("type_params", [])  # a field since Python 3.12
+    return function
 
 
 def _bare(args: ast.arguments) -> ast.arguments:
@@ -128,6 +131,11 @@ def _call(method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
 
 def _lambda(body: ast.expr) -> ast.Lambda:
     return ast.copy_location(ast.Lambda(ast.arguments([], [], None, [], [], None, []), body), body)
+
+
+def _literal(values: tuple[Any, ...]) -> ast.expr:
+    """A tuple of constants."""
+    return ast.Tuple([ast.Constant(v) for v in values], ast.Load())
 
 
 def _names(target: ast.expr) -> ast.expr:
@@ -185,7 +193,7 @@ class _Reroute(ast.NodeTransformer):
         elif isinstance(target, ast.Tuple) and all(isinstance(e, ast.Name) for e in target.elts):
             olds = [_lambda(ast.Name(e.id, ast.Load())) for e in target.elts if isinstance(e, ast.Name)]
             olds_tuple = ast.Tuple(list(olds), ast.Load())
-            flags = ast.Constant(tuple(isinstance(e, ast.Name) and e.id in self.mutable for e in target.elts))
+            flags = _literal(tuple(isinstance(e, ast.Name) and e.id in self.mutable for e in target.elts))
             value = _call("bind_many", _names(target), value, olds_tuple, flags, at=at)
         else:
             target = self.visit(target)
@@ -293,7 +301,7 @@ class _Reroute(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> Any:
         if len(node.ops) == 1:
             return self.generic_visit(node)
-        ops = ast.Constant(tuple(type(op).__name__ for op in node.ops))
+        ops = _literal(tuple(type(op).__name__ for op in node.ops))
         operands = [self.visit(x) for x in (node.left, *node.comparators)]
         return ast.fix_missing_locations(_call("chain", ops, *operands, at=node))
 
@@ -312,9 +320,9 @@ def _leaves_loop(node: ast.If) -> bool:
         for stmt in stmts:
             if isinstance(stmt, ast.Break | ast.Continue):
                 return True
-            if isinstance(stmt, ast.If | ast.With):
-                if search(stmt.body) or search(getattr(stmt, "orelse", [])):
-                    return True
+            inner = isinstance(stmt, ast.If | ast.With)
+            if inner and (search(stmt.body) or search(getattr(stmt, "orelse", []))):
+                return True
         return False
 
     return search(node.body) or search(node.orelse)

@@ -50,7 +50,9 @@ class Kernel:
             at.own(var)
         return self.blocks if len(self.blocks) > 1 else self.blocks[0]
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.scope.__exit__(kind, value, trace)
         if kind is None:
             at = tracer()
@@ -65,7 +67,7 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
 
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
-    """Ask for a memory or register layout of buffers. On the CPU every tile is row-major and the request has no effect."""
+    """Ask for a memory or register layout of buffers; on the CPU every tile is row-major whatever is asked."""
     for handle in layouts:
         if not isinstance(handle, Handle):
             raise error(
@@ -115,10 +117,12 @@ def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Load:
 
 
 def empty(*shape: Any, dtype: Any = "float32") -> Handle:
-    """A tensor that the launcher allocates and the kernel may return: T.empty((M, N), dtype) or T.empty(M, N, dtype=...)."""
+    """A tensor allocated at the launch, which the kernel may return: T.empty((M, N), dtype) or T.empty(M, N, dtype=...)."""
+    sizes: Any = shape
     if len(shape) == 2 and not is_number(shape[1]) and not isinstance(shape[1], Expr):
-        shape, dtype = (shape[0],), shape[1]
-    sizes = shape[0] if len(shape) == 1 else shape
+        sizes, dtype = shape
+    elif len(shape) == 1:
+        sizes = shape[0]
     at = tracer("T.empty")
     handle = Handle(TensorType(shape_of(sizes, "T.empty's shape"), dtype_of(dtype)).buffer("", "empty"))
     at.made.append(handle.buffer)
@@ -143,5 +147,5 @@ symbolic = dynamic
 
 
 def const(names: str) -> Any:
-    """Dimensions that an eager kernel learns from its arguments, one compilation per value: `M, N = T.const("M, N")`."""
+    """Dimensions that an eager kernel learns from its arguments, compiled for each value: `M, N = T.const("M, N")`."""
     return tracer("T.const").consts(names)

@@ -20,7 +20,7 @@ from ..diagnostics import Span, current_span, error, span_source
 from ..ir.buffer import Buffer
 from ..ir.expr import Const, Expr, Load, Var
 from ..ir.node import Node, children
-from ..ir.stmt import Alloc, Block, Kernel, Let, Stmt, Store
+from ..ir.stmt import Alloc, Block, Kernel, Let, Stmt
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics"))
@@ -179,13 +179,6 @@ def make_variable(name: str, dtype: Any, init: Expr | None) -> Load:
     return Load(buffer, ())
 
 
-def store_variable(target: Load, value: Any) -> None:
-    """`v = value` for a mutable scalar."""
-    from .values import stored
-
-    tracer().emit(Store(target.buffer, target.indices, stored(value, target.buffer)))
-
-
 def let(name: str, value: Expr) -> Expr:
     """Name a value; literals, symbols and everything outside kernels stay as they are."""
     at = tracer()
@@ -220,5 +213,5 @@ def with_author(function: Callable[..., Any]) -> Callable[..., Any]:
 
 __all__ = [
     "Scope", "Tracer", "author_span", "close_body", "current_span", "is_tracing", "let", "make_variable", "name_symbol",
-    "span_at", "store_variable", "tracer", "tracing", "with_author", "with_span",
+    "span_at", "tracer", "tracing", "with_author", "with_span",
 ]  # fmt: skip

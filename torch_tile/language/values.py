@@ -129,6 +129,11 @@ def stored(value: Any, buffer: Buffer) -> Expr:
     return cast(expr, buffer.dtype)
 
 
+def store_variable(target: Load, value: Any) -> None:
+    """`v = value` for a T.alloc_var."""
+    tracer().emit(Store(target.buffer, target.indices, stored(value, target.buffer)))
+
+
 def _plain(size: Expr) -> Size:
     return int(size.value) if isinstance(size, Const) else size
 
@@ -168,7 +173,7 @@ class TensorType:
         return Buffer(name, self.shape, self.dtype, "global", self.strides, origin)
 
 
-def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None) -> TensorType:  # noqa: N802
+def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None) -> TensorType:
     """Annotate a parameter: `A: T.Tensor((M, K), T.float16)`. Sizes are integers, T.dynamic or T.const."""
     given = None if strides is None else shape_of(strides, "strides")
     sizes = shape_of(shape, "a tensor's shape")
@@ -177,6 +182,6 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None) -> TensorTyp
     return TensorType(sizes, dtype_of(dtype), given)
 
 
-def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32") -> TensorType:  # noqa: N802
+def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32") -> TensorType:
     """As T.Tensor, with strides in elements: integers or T.dynamic."""
     return Tensor(shape, dtype, strides)

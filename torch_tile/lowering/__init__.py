@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The passes of each target, in order, and their runner. A pass is one function of one file: Program in, Program out."""
+"""The passes of each target, in order, and their runner. A pass is one function of one file, Program to Program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
 
 from ..ir.stmt import Program
 from ..ir.verify import Stage, verify

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from ..diagnostics import Diagnostic, TileError, diagnose
+from ..ir import stmt
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer, Region
 from ..ir.expr import Address, Binary, Const, Expr, Load, Var, unary
-from ..ir.node import Rewriter, walk
+from ..ir.node import Node, Rewriter, walk
 from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Stmt, Store
 from ..tileop import RegisteredOp
 from ..tileop.base import describe
@@ -43,10 +44,10 @@ class _Check(Rewriter):
 
     def Block(self, block: Block) -> Block:
         outer = self.ranges
-        for stmt in block.stmts:
-            self(stmt)
-            if isinstance(stmt, Let):
-                self.ranges = self.ranges.define(stmt.var, stmt.value)
+        for one in block.stmts:
+            self(one)
+            if isinstance(one, Let):
+                self.ranges = self.ranges.define(one.var, one.value)
         self.ranges = outer
         return block
 
@@ -90,7 +91,7 @@ class _Check(Rewriter):
         self._element(store.buffer, store.indices, store)
         return self.children(store)
 
-    def _region(self, region: Region, op: RegisteredOp) -> None:
+    def _region(self, region: Region, op: Stmt) -> None:
         for dim, r in enumerate(region.ranges):
             if not _is_affine(r.start):
                 text = repr(r.start)
@@ -103,20 +104,20 @@ class _Check(Rewriter):
                 text = f"{r.start!r}:{r.start + r.extent!r}"
                 self._outside(region.buffer, dim, text, op)
 
-    def _element(self, buffer: Buffer, indices: tuple[Expr, ...], node: Load | Store) -> None:
+    def _element(self, buffer: Buffer, indices: tuple[Expr, ...], node: Node) -> None:
         if buffer.scope == "global":
             return
         for dim, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
             if self.ranges.prove(index < 0) or self.ranges.prove(index >= size):
                 self._outside(buffer, dim, repr(index), node)
 
-    def _outside(self, buffer: Buffer, dim: int, index: str, node: Load | Store | RegisteredOp) -> None:
+    def _outside(self, buffer: Buffer, dim: int, index: str, node: Node) -> None:
         size, shape = repr(buffer.shape[dim]), describe(buffer.shape)
         self.found.append(
             diagnose("out_of_bounds", node.span, dim=dim, buffer=buffer.name, index=index, size=size, shape=shape)
         )
 
-    def _no_tile_ops(self, loop: For) -> None:
+    def _no_tile_ops(self, loop: stmt.For) -> None:
         for node in walk(loop.body):
             if isinstance(node, RegisteredOp) and not node.op_name.startswith("atomic"):
                 what = f"T.{node.op_name} inside T.{loop.kind.value}"

@@ -36,7 +36,7 @@ class _Flatten(Rewriter):
         """The one-dimensional form of a buffer."""
         found = self.flat.get(id(buffer))
         if found is None:
-            size = simplify(reduce(lambda a, b: binary("*", a, b), buffer.shape, const(1, dt.int32)))
+            size = simplify(product(buffer.shape))
             shape = () if buffer.scope == "var" else (size,)
             found = Buffer(buffer.name, shape, buffer.dtype, buffer.scope, None, buffer.origin, span=buffer.span)
             self.flat[id(buffer)] = found
@@ -52,9 +52,7 @@ class _Flatten(Rewriter):
         return Address(self.one(node.buffer), self._index(node.buffer, node.indices), span=node.span)
 
     def Store(self, node: Store) -> Store:
-        return Store(
-            self.one(node.buffer), self._index(node.buffer, node.indices), self(node.value), span=node.span
-        )
+        return Store(self.one(node.buffer), self._index(node.buffer, node.indices), self(node.value), span=node.span)
 
     def _index(self, buffer: Buffer, indices: Sequence[Expr]) -> tuple[Expr, ...]:
         if buffer.scope == "var":
@@ -63,6 +61,12 @@ class _Flatten(Rewriter):
         for index, stride in zip(map(self, indices), strides_of(buffer), strict=True):
             total = binary("+", total, binary("*", index, stride))
         return (simplify(total),)
+
+
+def product(sizes: Sequence[Expr]) -> Expr:
+    """All sizes multiplied."""
+    one: Expr = const(1, dt.int32)
+    return reduce(lambda a, b: binary("*", a, b), sizes, one)
 
 
 def strides_of(buffer: Buffer) -> tuple[Expr, ...]:

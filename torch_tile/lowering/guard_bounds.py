@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Global memory is touched only inside its bounds: reads outside give 0, writes outside are dropped.
 
-A guard is added only where the bounds cannot be proved from the ranges of the loop variables and the conditions around the access.
+A guard is added only where the bounds cannot be proved from the ranges of the loop variables and the conditions around
+the access.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..ir import dtype as dt
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Expr, Load, Select, binary, const, unary
-from ..ir.node import Rewriter, walk
+from ..ir.node import N, Rewriter, walk
 from ..ir.stmt import Block, Do, For, If, Kernel, Let, Program, Stmt, Store
 
 
@@ -27,13 +28,13 @@ class _Guard(Rewriter):
         self.ranges = Ranges()
 
     def Kernel(self, kernel: Kernel) -> Kernel:
-        return self._within(self.ranges.kernel(kernel), kernel)  # type: ignore[no-any-return]
+        return self._within(self.ranges.kernel(kernel), kernel)
 
     def For(self, loop: For) -> Stmt:
         ranges = self.ranges
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             ranges = ranges.loop(var, start, stop, loop.step)
-        return self._within(ranges, loop)  # type: ignore[no-any-return]
+        return self._within(ranges, loop)
 
     def If(self, node: If) -> Stmt:
         condition = self(node.condition)
@@ -95,7 +96,7 @@ class _Guard(Rewriter):
             wanted += [binary(">=", index, const(0, dt.int32)), binary("<", index, size)]
         return [c for c in wanted if not self.ranges.prove(c)]
 
-    def _within(self, ranges: Ranges, node: Kernel | For) -> object:
+    def _within(self, ranges: Ranges, node: N) -> N:
         outer, self.ranges = self.ranges, ranges
         new = self.children(node)
         self.ranges = outer
@@ -111,5 +112,3 @@ class _Guard(Rewriter):
 def conjunction(conditions: Sequence[Expr]) -> Expr:
     """All of them."""
     return reduce(lambda a, b: binary("and", a, b), conditions)
-
-

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elementwise loops with a guard `a * i + r < n` are split where the guard turns false, so the main part has none.
 
-What remains is plain code that vectorises: a loop up to the limit with the guard known true, and one from there with it known false.
+What remains is plain code that vectorises: a loop up to the limit with the guard known true, and one from there with
+it known false.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..ir import dtype as dt
+from ..ir import dtype as dt, stmt
 from ..ir.expr import Binary, Const, Expr, Load, Select, Var, binary, const, maximum, minimum, select
 from ..ir.node import Rewriter, equal, walk
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Program, Stmt, While
@@ -26,7 +27,7 @@ class _Peel(Rewriter):
     def For(self, loop: For) -> Stmt:
         return self._peel(loop, CONDITIONS_PER_LOOP)
 
-    def _peel(self, loop: For, budget: int) -> Stmt:
+    def _peel(self, loop: stmt.For, budget: int) -> Stmt:
         found = next(_guards(loop), None) if budget and _is_elementwise(loop) else None
         if found is None:
             return self.children(loop)
@@ -100,8 +101,8 @@ class _Decide(Rewriter):
         if all(a is b for a, b in zip(new, block.stmts, strict=True)):
             return block
         flat: list[Stmt] = []
-        for stmt in new:
-            flat.extend(stmt.stmts if isinstance(stmt, Block) else [stmt])
+        for one in new:
+            flat.extend(one.stmts if isinstance(one, Block) else [one])
         kept = [s for s in flat if not (isinstance(s, For) and not s.body.stmts)]
         return Block(tuple(kept), span=block.span)
 
@@ -110,9 +111,7 @@ def _is_elementwise(loop: For) -> bool:
     """A small loop of stores, alone or with further such loops inside."""
     if loop.kind not in (LoopKind.VECTOR, LoopKind.SERIAL) or len(loop.vars) != 1 or loop.step != 1:
         return False
-    size = 0
-    for node in walk(loop.body):
-        size += 1
+    for size, node in enumerate(walk(loop.body)):
         if isinstance(node, Do | While | Break | Continue | Alloc) or size > LARGEST_BODY:
             return False
     return True

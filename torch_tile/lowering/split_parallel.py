@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """T.Parallel nests become single loops, each with the order that it needs.
 
-A loop whose iterations are independent may be a vector loop; one that carries a value (it accumulates into a place that does not
-move with the loop variable, or reads what another iteration writes) runs in order.
+A loop whose iterations are independent may be a vector loop; one that carries a value (it accumulates into a place
+that does not move with the loop variable, or reads what another iteration writes) runs in order.
 """
 
 from __future__ import annotations

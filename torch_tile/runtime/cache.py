@@ -40,7 +40,7 @@ def cache_dir() -> Path:
 
 
 def key_of(*parts: str | bytes) -> str:
-    """The key of an entry made from `parts`: SHA-256 over their lengths and bytes, so no two lists of parts share one."""
+    """The key of an entry made from `parts`: SHA-256 over lengths and bytes, so no two lists of parts share one."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

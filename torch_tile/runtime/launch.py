@@ -54,8 +54,9 @@ class _Parameter:
         if device is not None and tensor.device != device:
             raise LaunchError(f"argument `{self.name}` must be on {device}, got a tensor on {tensor.device}")
         if self.buffer.strides is None and not tensor.is_contiguous():
+            shape = list(tensor.shape)
             raise LaunchError(
-                f"argument `{self.name}` must be contiguous, got strides {tensor.stride()} for shape {list(tensor.shape)}; "
+                f"argument `{self.name}` must be contiguous, got strides {tensor.stride()} for shape {shape}; "
                 "pass .contiguous(), or annotate it with T.StridedTensor"
             )
 
@@ -96,7 +97,7 @@ class Launcher:
         self.names = [p.name for p in self.given]
 
     def __call__(self, *args: Any) -> Any:
-        """Run on `args`, given in the order of the parameters without those of `out_idx`. Returns what the kernel returns."""
+        """Run on `args`, in the order of the parameters without those of `out_idx`; returns what the kernel returns."""
         if len(args) != len(self.given):
             raise LaunchError(
                 f"{self.program.name} takes {len(self.given)} arguments ({', '.join(self.names)}), got {len(args)}"
@@ -132,7 +133,9 @@ class Launcher:
                 )
         for var in self.sizes:
             if id(var) not in sizes:
-                raise LaunchError(f"size `{var.name}` is not a plain dimension or stride of any argument of {self.names}")
+                raise LaunchError(
+                    f"size `{var.name}` is not a plain dimension or stride of any argument of {self.names}"
+                )
         return sizes
 
     def allocate(self, buffer: Any, sizes: Sizes) -> torch.Tensor:

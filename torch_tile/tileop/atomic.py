@@ -76,7 +76,11 @@ class Atomic(RegisteredOp):
             new = env.full(env.extents(self.dst), env.value(self.value), self.dst.buffer.dtype)
         else:
             new = env.read(self.value).to(old.dtype).reshape(old.shape)
-        both = {"add": lambda: old + new, "max": lambda: torch.maximum(old, new), "min": lambda: torch.minimum(old, new)}
+        both = {
+            "add": lambda: old + new,
+            "max": lambda: torch.maximum(old, new),
+            "min": lambda: torch.minimum(old, new),
+        }
         env.write(self.dst, both[self.kind]())
 
 

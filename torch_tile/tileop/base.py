@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a tile op provides, and the registry that turns it into `T.<name>`.
 
-A new op is one file: a frozen dataclass with `build` (from the author's arguments), `check`, `accesses`, `evaluate` (its meaning on
-whole tiles) and `lower_cpu` (plain IR). The language, the interpreter, the passes and the printer find it through `tile_ops()`.
+A new op is one file: a frozen dataclass with `build` (from the author's arguments), `check`, `accesses`, `evaluate`
+(its meaning on whole tiles) and `lower_cpu` (plain IR). The language, the interpreter, the passes and the printer find
+it through
+`tile_ops()`.
 """
 
 from __future__ import annotations

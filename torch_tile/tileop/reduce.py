@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..diagnostics import Diagnostic, diagnose, error
-from ..ir.buffer import Region
 from ..ir import dtype as dt
+from ..ir.buffer import Region
 from ..ir.expr import Address, Call, Const, Expr, Load, cast, const, maximum, minimum
 from ..ir.stmt import Block, Stmt, Store
 from .base import (
-    RegisteredOp, describe, identity_of, is_one, need_region, parallel, same_extents, serial, tile_op,
+    RegisteredOp,
+    describe,
+    identity_of,
+    is_one,
+    need_region,
+    parallel,
+    same_extents,
+    serial,
+    tile_op,
 )  # fmt: skip
 from .fill import Fill
 
@@ -88,7 +96,9 @@ class Reduce(RegisteredOp):
 
         if last:
             return _rows(outer, row)
-        folding = serial(shape[self.dim], lambda k: parallel(outer, lambda p: element(p, k)) if outer else element((), k))
+        folding = serial(
+            shape[self.dim], lambda k: parallel(outer, lambda p: element(p, k)) if outer else element((), k)
+        )
         if not self.clear:
             return folding
         return Block((Fill(self.dst, identity_of(self.kind, target.dtype)).lower_cpu(), folding))

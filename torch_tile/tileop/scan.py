@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..diagnostics import Diagnostic, diagnose, error
+from ..ir import dtype as dt
 from ..ir.buffer import Region
 from ..ir.expr import Expr, Load, cast, const, select
 from ..ir.stmt import Stmt, Store
-from ..ir import dtype as dt
 from .base import RegisteredOp, describe, need_region, parallel, same_extents, serial, tile_op
 from .reduce import combine
 
@@ -74,7 +74,9 @@ class Scan(RegisteredOp):
         import torch
 
         old = env.read(self.dst)
-        tile = env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(env.wide(self.dst.buffer.dtype))
+        tile = (
+            env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(env.wide(self.dst.buffer.dtype))
+        )
         tile = tile.flip(self.dim) if self.reverse else tile
         tile = torch.cumsum(tile, self.dim) if self.kind == "sum" else torch.cummax(tile, self.dim).values
         tile = tile.flip(self.dim) if self.reverse else tile
