@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile.kernels.attention import reference
+from torch_tile.kernels.attention import Config, attention, config_for, reference
 
 
 def by_hand(q, k, v, mask, causal, scale, window, q_offset):
@@ -87,3 +87,79 @@ def test_empty(shape):
 def test_no_keys_give_zero():
     out, lse = reference(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4), torch.randn(1, 2, 0, 5))
     assert out.shape == (1, 2, 3, 5) and not out.any() and lse.isneginf().all()
+
+
+FORMS = {  # dtype, D, Dv, mask, causal, windowed
+    "full": (torch.float32, 32, 32, None, False, False),
+    "causal": (torch.float32, 32, 32, None, True, False),
+    "window": (torch.float32, 32, 48, None, True, True),
+    "window_only": (torch.float32, 40, 24, None, False, True),
+    "bool_mask": (torch.float32, 16, 16, torch.bool, False, False),
+    "float_mask": (torch.float32, 48, 16, torch.float32, True, False),
+    "bfloat16": (torch.bfloat16, 64, 32, torch.bfloat16, False, False),
+    "float16": (torch.float16, 32, 32, None, True, False),
+    "float64": (torch.float64, 8, 5, torch.bool, True, True),
+}
+SMALL = Config(block_q=8, block_kv=16)
+
+
+def random_mask(problems, dtype, batch, heads, q_len, kv_len):
+    """Any broadcast form; rows that see nothing included."""
+    shape = problems.pick(
+        (kv_len,), (q_len, kv_len), (batch, 1, q_len, kv_len), (heads, 1, kv_len), (batch, heads, q_len, 1), (1, 1, 1, 1)
+    )
+    keep = torch.rand(shape, generator=problems.generator) > problems.pick(0.1, 0.5, 0.95)
+    if dtype == torch.bool:
+        return keep
+    return problems.tensor(*shape, dtype=dtype, layout="dense").masked_fill(~keep, -math.inf)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_problems(form, engine, problems, check):
+    dtype, d, dv, mask_dtype, causal, windowed = FORMS[form]
+    for number in range(26):
+        batch, kv_heads, groups = problems.pick(1, 2), problems.pick(1, 2, 3), problems.pick(1, 1, 2, 4, 7)
+        q_len, kv_len = problems.size(20), problems.size(60)
+        layout = "gaps" if number == 0 else problems.pick("dense", "slice")
+        q = problems.tensor(batch, kv_heads * groups, q_len, d, dtype=dtype, layout=layout)
+        k = problems.tensor(batch, kv_len, kv_heads, d, dtype=dtype, layout=layout).transpose(1, 2)
+        v = problems.tensor(batch, kv_heads, kv_len, dv, dtype=dtype, layout=layout)
+        mask = random_mask(problems, mask_dtype, batch, kv_heads * groups, q_len, kv_len) if mask_dtype else None
+        window = problems.random.randint(1, 30) if windowed else 0
+        options = (causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
+        config = SMALL if number % 5 else None
+        got = attention(q, k, v, mask, *options, config)
+        want = reference(*(x.double() for x in (q, k, v)), mask, *options)
+        assert got[0].dtype == dtype
+        for name, a, b in zip(("out", "lse"), got, want, strict=True):
+            check(a, b, f"{name} of {form} {tuple(q.shape)} {tuple(k.shape)} {options} {config}", dtype)
+
+
+@pytest.mark.parametrize("head_dim, v_dim", [(72, 80), (128, 128), (192, 128), (256, 256), (64, 1), (1, 64)])
+def test_head_dims(head_dim, v_dim, problems, check):
+    q, k, v = (problems.tensor(1, h, n, e) for h, n, e in ((4, 70, head_dim), (2, 150, head_dim), (2, 150, v_dim)))
+    got, want = attention(q, k, v, causal=True, q_offset=80), reference(*(x.double() for x in (q, k, v)), None, True, None, 0, 80)
+    for a, b in zip(got, want, strict=True):
+        check(a, b, f"{head_dim} {v_dim}")
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)])
+def test_empty_problems(shape, engine):
+    q, k, v = torch.randn(shape), torch.randn(*shape[:2], 5, shape[3]), torch.randn(*shape[:2], 5, 6)
+    for got, want in zip(attention(q, k, v), reference(q, k, v), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_no_keys(engine):
+    out, lse = attention(torch.randn(1, 2, 3, 16), torch.randn(1, 2, 0, 16), torch.randn(1, 2, 0, 5))
+    assert out.shape == (1, 2, 3, 5) and not out.any() and lse.isneginf().all()
+
+
+def test_large_scores_do_not_overflow(engine):
+    q, k, v = torch.full((1, 1, 3, 16), 30.0), torch.full((1, 1, 20, 16), 30.0), torch.randn(1, 1, 20, 16)
+    for got, want in zip(attention(q, k, v, scale=1.0), reference(q.double(), k.double(), v.double(), scale=1.0), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_short_queries_get_short_tiles():
+    assert config_for(1, 1000).block_q < config_for(16, 1000).block_q < config_for(1000, 1000).block_q

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from torch_tile.kernels.mla_decode import reference
+from torch_tile.kernels.mla_decode import Config, mla_decode, reference, splits_for
 
 
 def by_hand(q, q_pe, kv, k_pe, block_table, seq_lens, scale):
@@ -86,3 +86,75 @@ def test_empty(batch, q_len, heads, length):
     assert out.shape == q.shape and lse.shape == q.shape[:3]
     if length == 0:
         assert not out.any() and lse.isneginf().all()
+
+
+FORMS = {  # dtype, latent, rotary, paged
+    "dense": (torch.float32, 64, 16, False),
+    "paged": (torch.float32, 64, 16, True),
+    "odd_widths": (torch.float32, 24, 5, True),
+    "bfloat16": (torch.bfloat16, 48, 32, False),
+    "float16_paged": (torch.float16, 32, 16, True),
+    "float64": (torch.float64, 16, 8, False),
+}
+SMALL = Config(block_h=8, block_kv=16)
+
+
+def random_cache(problems, form):
+    """Caches that hold NaN past each sequence's end, and in pages that no sequence uses."""
+    dtype, latent, rotary, paged = FORMS[form]
+    batch, q_len, heads = problems.pick(1, 2, 3), problems.pick(1, 1, 2, 5), problems.pick(1, 3, 8, 20)
+    q, q_pe = (problems.tensor(batch, q_len, heads, n, dtype=dtype) for n in (latent, rotary))
+    if not paged:
+        length = problems.size(100)
+        seq_lens = torch.tensor([problems.random.randint(0, length) for _ in range(batch)], dtype=torch.int32)
+        kv, k_pe = (problems.tensor(batch, length, n, dtype=dtype) for n in (latent, rotary))
+        past = torch.arange(length)[None, :, None] >= seq_lens[:, None, None]
+        kv, k_pe = (x.masked_fill(past, math.nan) for x in (kv, k_pe))
+        return q, q_pe, kv, k_pe, None, seq_lens
+    page, columns = problems.pick(1, 4, 16, 17), problems.pick(1, 3, 6)
+    pages = batch * columns + 2
+    table = torch.randperm(pages, generator=problems.generator)[: batch * columns].reshape(batch, columns)
+    seq_lens = torch.tensor([problems.random.randint(0, page * columns) for _ in range(batch)], dtype=torch.int32)
+    kv, k_pe = (torch.full((pages, page, n), math.nan, dtype=dtype) for n in (latent, rotary))
+    for b in range(batch):
+        for s in range(int(seq_lens[b])):
+            kv[table[b, s // page], s % page] = problems.tensor(latent, dtype=dtype, layout="dense")
+            k_pe[table[b, s // page], s % page] = problems.tensor(rotary, dtype=dtype, layout="dense")
+    unused = torch.arange(columns)[None, :] * page >= seq_lens[:, None]
+    table = table.masked_fill(unused, problems.pick(-1, 10_000)).int()
+    return q, q_pe, kv, k_pe, table, seq_lens
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_problems(form, engine, problems, check):
+    dtype = FORMS[form][0]
+    for number in range(35):
+        q, q_pe, kv, k_pe, table, seq_lens = random_cache(problems, form)
+        if table is None and problems.pick(True, False):
+            seq_lens, kv, k_pe = None, kv.nan_to_num(), k_pe.nan_to_num()
+        scale, splits = problems.pick(None, 0.2), problems.pick(0, 1, 2, 5)
+        got = mla_decode(q, q_pe, kv, k_pe, table, seq_lens, scale, splits, SMALL if number % 5 else None)
+        want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), table, seq_lens, scale)
+        assert got[0].dtype == dtype
+        for name, a, b in zip(("out", "lse"), got, want, strict=True):
+            check(a, b, f"{name} of {form} {tuple(q.shape)} {tuple(kv.shape)} {seq_lens} {splits}", dtype)
+
+
+def test_the_size_of_deepseek(problems, check):
+    q, q_pe = problems.tensor(2, 1, 16, 512, layout="dense"), problems.tensor(2, 1, 16, 64, layout="dense")
+    kv, k_pe = problems.tensor(2, 700, 512, layout="dense"), problems.tensor(2, 700, 64, layout="dense")
+    for a, b in zip(mla_decode(q, q_pe, kv, k_pe), reference(*(x.double() for x in (q, q_pe, kv, k_pe))), strict=True):
+        check(a, b, "512 + 64")
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 2), (2, 0, 2), (2, 1, 0)])
+def test_no_queries(shape, engine):
+    q, q_pe, kv, k_pe = torch.randn(*shape, 16), torch.randn(*shape, 8), torch.randn(shape[0], 5, 16), torch.randn(shape[0], 5, 8)
+    out, lse = mla_decode(q, q_pe, kv, k_pe)
+    assert out.shape == (*shape, 16) and lse.shape == shape
+
+
+def test_long_caches_are_shared_out():
+    assert splits_for(1, 1, 100) == 1
+    assert splits_for(1, 1, 100_000) >= torch.get_num_threads()
+    assert splits_for(1000, 4, 100_000) == 1

@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile.kernels.norm import layer_norm_reference, rms_norm_reference
+from torch_tile.kernels.norm import Config, layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 7), (2, 3, 33)])
@@ -56,3 +56,70 @@ def test_empty(shape):
     x, w = torch.randn(shape), torch.randn(shape[-1])
     assert rms_norm_reference(x, w, x)[0].shape == shape
     assert layer_norm_reference(x, w, w)[0].shape == shape
+
+
+WHOLE, PIECES = Config(rows=4, width=128, whole=True), Config(rows=2, width=32, whole=False)
+FORMS = {  # dtype, weight, residual, activation, offset, cast_first
+    "plain": (torch.float32, None, False, "none", 0.0, True),
+    "weight": (torch.float32, torch.float32, False, "none", 0.0, False),
+    "gemma": (torch.bfloat16, torch.bfloat16, False, "none", 1.0, False),
+    "residual": (torch.float32, torch.float32, True, "silu", 0.0, True),
+    "bfloat16": (torch.bfloat16, torch.bfloat16, True, "none", 0.5, True),
+    "promoted": (torch.float16, torch.float32, True, "gelu", 0.0, True),
+    "float64": (torch.float64, torch.float64, True, "gelu_tanh", 1.0, True),
+}
+
+
+def random_rows(problems, dtype):
+    lead = problems.pick((), (problems.size(20),), (problems.size(5), problems.size(5)))
+    return problems.tensor(*lead, problems.size(120), dtype=dtype)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_rms_norms(form, engine, problems, check):
+    dtype, weight_dtype, residual, activation, offset, cast_first = FORMS[form]
+    for _ in range(30):
+        x = random_rows(problems, dtype) * problems.pick(0.1, 1, 100)
+        weight = problems.tensor(x.shape[-1], dtype=weight_dtype) if weight_dtype else None
+        other = problems.tensor(*x.shape, dtype=dtype) if residual else None
+        options = (problems.pick(1e-6, 0.1), activation, offset, cast_first)
+        got = rms_norm(x, weight, other, *options, problems.pick(WHOLE, PIECES, None))
+        want = rms_norm_reference(*(None if t is None else t.double() for t in (x, weight, other)), *options)
+        rounded = rms_norm_reference(x, weight, other, *options)
+        what = f"{form} {tuple(x.shape)} {x.stride()}"
+        for a, b, c in zip(got, want, rounded, strict=True):
+            if a is None:
+                assert b is None
+                continue
+            assert a.dtype == c.dtype
+            check(a, b, what, dtype)
+        if residual:
+            assert torch.equal(got[2], rounded[2]), what
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_casts_where_the_reference_does(dtype, engine, problems):
+    x, w = problems.tensor(50, 96, dtype=dtype), problems.tensor(96, dtype=dtype)
+    for options in ((1e-6, "none", 0.0, True), (1e-6, "none", 1.0, True), (1e-6, "silu", 1.0, True), (1e-6, "none", 1.0, False)):
+        got, want = rms_norm(x, w, None, *options)[0], rms_norm_reference(x, w, None, *options)[0]
+        assert (got != want).double().mean() < 0.02  # the sum of squares may round otherwise
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("affine", [(False, False), (True, False), (False, True), (True, True)])
+def test_random_layer_norms(dtype, affine, engine, problems, check):
+    for _ in range(18):
+        x = random_rows(problems, dtype) + problems.pick(0, 3)
+        weight, bias = (problems.tensor(x.shape[-1], dtype=dtype) if given else None for given in affine)
+        eps = problems.pick(1e-5, 0.1)
+        got = layer_norm(x, weight, bias, eps, problems.pick(WHOLE, PIECES, None))
+        want = layer_norm_reference(*(None if t is None else t.double() for t in (x, weight, bias)), eps)
+        for a, b in zip(got, want, strict=True):
+            check(a, b, f"{tuple(x.shape)} {x.stride()} {affine}", dtype)
+
+
+@pytest.mark.parametrize("n", [1, 8192, 8193, 20_000])
+def test_long_rows(n, problems, check):
+    x, w = problems.tensor(3, n), problems.tensor(n)
+    check(rms_norm(x, w)[0], rms_norm_reference(x.double(), w.double())[0], str(n))
+    check(layer_norm(x, w, w)[0], layer_norm_reference(x.double(), w.double(), w.double())[0], str(n))

@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
-import torch_tile.language as T  # noqa: N812
+import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import (
-    LN_2, LOG2_E, compute_dtype, dense_last, has_kernels, is_unit, round_up, strided,
-)  # fmt: skip
+from torch_tile.kernels.common import LOG2_E, compute_dtype, dense_last, has_kernels, is_unit, round_up, strided
 
 
 def visible(
@@ -209,15 +207,15 @@ def flash_attention(config: Config, form: Form) -> Any:
                     elif form.mask is not None:
                         bias = T.cast(mask[0][bz, head, row % groups, row // groups, key], accum)
                         score = score + bias
-                    scores[i, j] = T.if_then_else(seen, score * LOG2_E, -infinity)
+                    scores[i, j] = T.if_then_else(seen, score, -infinity)
 
                 T.copy(peak, old_peak)
                 T.reduce_max(scores, peak, dim=1, clear=False)
                 for i in T.Parallel(rows):
                     base[i] = T.if_then_else(peak[i] == -infinity, 0.0, peak[i])  # a row that has seen no key yet
-                    fade[i] = T.exp2(old_peak[i] - base[i])
+                    fade[i] = T.exp2((old_peak[i] - base[i]) * LOG2_E)
                 for i, j in T.Parallel(rows, keys):
-                    scores[i, j] = T.exp2(scores[i, j] - base[i])
+                    scores[i, j] = T.exp2((scores[i, j] - base[i]) * LOG2_E)
                 T.reduce_sum(scores, block_total, dim=1)
                 for i in T.Parallel(rows):
                     total[i] = total[i] * fade[i] + block_total[i]
@@ -233,7 +231,7 @@ def flash_attention(config: Config, form: Form) -> Any:
                 out[bz, head, row % groups, row // groups, c] = T.cast(mean, form.dtype)
             for i in T.Parallel(rows):
                 row = bx * rows + i
-                lse[bz, head, row % groups, row // groups] = peak[i] * LN_2 + T.log(total[i])
+                lse[bz, head, row % groups, row // groups] = peak[i] + T.log(total[i])
 
     return attention
 

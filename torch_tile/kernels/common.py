@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import torch_tile.language as T  # noqa: N812
+import torch_tile.language as T
 
 if TYPE_CHECKING:
     from torch_tile.language import TensorType
 
 LOG2_E = math.log2(math.e)
-LN_2 = math.log(2.0)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

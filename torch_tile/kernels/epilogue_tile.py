@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch_tile.language as T  # noqa: N812
+import torch_tile.language as T
 from torch_tile.kernels.epilogue import Epilogue
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-import torch_tile.language as T  # noqa: N812
+import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels import epilogue_tile
-from torch_tile.kernels.common import compute_dtype as compute_dtype, has_kernels, is_unit, strided
+from torch_tile.kernels.common import compute_dtype as compute_dtype
+from torch_tile.kernels.common import has_kernels, is_unit, strided
 from torch_tile.kernels.epilogue import evaluate, parse
 
 

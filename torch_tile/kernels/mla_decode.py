@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-import torch_tile.language as T  # noqa: N812
+import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.attention import default_scale, softmax_with_lse
-from torch_tile.kernels.common import LN_2, LOG2_E, compute_dtype, dense_last, has_kernels, strided
+from torch_tile.kernels.common import LOG2_E, compute_dtype, dense_last, has_kernels, strided
 
 
 def gather_pages(pages: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
@@ -189,15 +189,15 @@ def flash_mla(config: Config, form: Form) -> Any:
                 for i, j in T.Parallel(rows, keys):
                     own = seq_lens[bz] - q_len + (bx * rows + i) // heads
                     seen = T.logical_and(step * keys + j <= own, step * keys + j < length)
-                    scores[i, j] = T.if_then_else(seen, scores[i, j] * scale * LOG2_E, -infinity)
+                    scores[i, j] = T.if_then_else(seen, scores[i, j] * scale, -infinity)
 
                 T.copy(peak, old_peak)
                 T.reduce_max(scores, peak, dim=1, clear=False)
                 for i in T.Parallel(rows):
                     base[i] = T.if_then_else(peak[i] == -infinity, 0.0, peak[i])  # a row that has seen nothing yet
-                    fade[i] = T.exp2(old_peak[i] - base[i])
+                    fade[i] = T.exp2((old_peak[i] - base[i]) * LOG2_E)
                 for i, j in T.Parallel(rows, keys):
-                    scores[i, j] = T.exp2(scores[i, j] - base[i])
+                    scores[i, j] = T.exp2((scores[i, j] - base[i]) * LOG2_E)
                 T.reduce_sum(scores, block_total, dim=1)
                 for i in T.Parallel(rows):
                     total[i] = total[i] * fade[i] + block_total[i]
@@ -212,7 +212,7 @@ def flash_mla(config: Config, form: Form) -> Any:
                 part[split, bz, row // heads, row % heads, c] = mean
             for i in T.Parallel(rows):
                 row = bx * rows + i
-                part_lse[split, bz, row // heads, row % heads] = peak[i] * LN_2 + T.log(total[i])
+                part_lse[split, bz, row // heads, row % heads] = peak[i] + T.log(total[i])
 
     return mla_decode
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import torch_tile.language as T  # noqa: N812
+import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import as_rows, compute_dtype, has_kernels, power_of_two, strided
 from torch_tile.kernels.epilogue import torch_functions

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-import torch_tile.language as T  # noqa: N812
+import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import compute_dtype, has_kernels, is_unit, power_of_two, strided
 
