@@ -117,7 +117,7 @@ def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Load:
 
 
 def empty(*shape: Any, dtype: Any = "float32") -> Handle:
-    """A tensor allocated at the launch, which the kernel may return: T.empty((M, N), dtype) or T.empty(M, N, dtype=...)."""
+    """A tensor allocated at the launch, which the kernel may return: T.empty((M, N), dtype)."""
     sizes: Any = shape
     if len(shape) == 2 and not is_number(shape[1]) and not isinstance(shape[1], Expr):
         sizes, dtype = shape
