@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README's Python examples, run as they stand."""
+"""The Python examples of README and docs/, run as they stand."""
 
 import re
 import runpy
@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLES = {page.stem: BLOCK.findall(page.read_text()) for page in PAGES}
 
 
-@pytest.fixture(scope="module")
-def names() -> dict[str, object]:
-    """What earlier examples defined, since a reader types them one after the other."""
-    return {}
-
-
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_example(number: int, names: dict[str, object], tmp_path: Path) -> None:
-    path = tmp_path / f"example_{number}.py"
-    path.write_text(EXAMPLES[number])
-    names.update(runpy.run_path(str(path), init_globals=names))
+@pytest.mark.parametrize("page", [name for name, examples in EXAMPLES.items() if examples])
+def test_examples(page: str, tmp_path: Path) -> None:
+    """A page's examples in order; later ones see what earlier ones defined, since a reader types them one by one."""
+    names: dict[str, object] = {}
+    for number, text in enumerate(EXAMPLES[page]):
+        path = tmp_path / f"{page}_{number}.py"
+        path.write_text(text)
+        names.update(runpy.run_path(str(path), init_globals=names))
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 4
+    assert len(EXAMPLES["README"]) >= 4
+    assert len(EXAMPLES["writing-kernels"]) >= 3
