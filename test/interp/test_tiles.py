@@ -118,6 +118,21 @@ def test_on_chip_region_outside_is_an_error_at_the_line():
     assert place(caught.value)[1] == "T.copy(tile[n : n + 4], out[0:4])"
 
 
+def test_tile_ops_are_checked_first():
+    @T.prim_func
+    def kernel(out: T.Tensor((8,), "float32")):
+        with T.Kernel(1) as _:
+            out[0] = 1.0
+            T.copy(out[0:3], out[4:8])
+            T.reduce_sum(out, out)
+
+    out = torch.zeros(8)
+    with pytest.raises(TileError) as caught:
+        evaluate(kernel, out)
+    assert [d.code for d in caught.value.diagnostics] == ["copy_shape", "reduce_shape"]
+    assert not out.any()
+
+
 @pytest.mark.parametrize("lanes", [False, True])
 def test_assertions(lanes):
     @T.prim_func

@@ -21,6 +21,7 @@ from ..ir import stmt as st
 from ..ir.buffer import Buffer, Region
 from ..ir.dtype import DType
 from ..ir.expr import Expr
+from ..ir.node import walk
 from .binding import bind
 from .expressions import Expressions
 from .memory import Index, Storage, lane_ids, poisoned
@@ -33,7 +34,8 @@ def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]
 
     Arguments are CPU tensors and numbers in the order of the parameters, or by name, or all of them in one sequence or
     dict; tensors that the kernel writes are changed in place. Raises LaunchError for unfit arguments, TileError
-    (`out_of_bounds`, `device_assert`) for what the kernel does wrong.
+    (`out_of_bounds`, `device_assert`, what a tile op's check finds) for what the kernel does wrong. A tensor that is
+    written must not overlap another argument.
     """
     program = getattr(program, "program", program)
     given: Sequence[Any] | Mapping[str, Any] = args
@@ -66,7 +68,10 @@ class Tiles(Expressions):
         self.undo: list[tuple[Storage, Index, torch.Tensor]] = []
 
     def run(self, program: st.Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        """Bind the arguments, run every kernel, return the outputs."""
+        """Check the tile ops, bind the arguments, run every kernel, return the outputs."""
+        found = [d for n in walk(program) if isinstance(n, st.TileOp) for d in n.check()]
+        if found:
+            raise TileError(*found)
         tensors, self.values = bind(program, args, self._evaluate_size)
         for buffer in (*program.workspaces, *program.outputs):
             tensors[id(buffer)] = poisoned([self.size(s) for s in buffer.shape], buffer.dtype)

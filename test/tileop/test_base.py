@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+
+import torch_tile.language as T
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.expr import Load, Var, const
+from torch_tile.ir.node import equal
+from torch_tile.ir.stmt import TileOp
+from torch_tile.tileop import RegisteredOp, tile_ops
+from torch_tile.tileop.base import describe, identity_of, region_of, same_extents, spread, squeezed, tile_op
+
+ONE = const(1, dt.int32)
+A = Buffer("A", (const(4, dt.int32), const(6, dt.int32)), dt.float32, "shared")
+
+
+@pytest.mark.parametrize("name", tile_ops())
+def test_every_op_is_complete(name):
+    """A check, what it touches, a meaning and a way to the CPU, each its own; a name in the language; a docstring."""
+    op = tile_ops()[name]
+    for method in ("build", "check", "accesses", "lower_cpu", "evaluate"):
+        assert getattr(op, method) not in (getattr(RegisteredOp, method, None), getattr(TileOp, method, None)), method
+    assert op.op_name == name and callable(getattr(T, name))
+    assert op.__doc__ and op.build.__doc__
+
+
+def test_a_name_is_declared_once():
+    with pytest.raises(ValueError, match="copy is declared twice"):
+        tile_op("copy")(RegisteredOp)
+
+
+def test_regions():
+    i = Var("i", role="loop")
+    assert region_of(A).extents == A.shape
+    element = region_of(Load(A, (i, ONE)))
+    assert element.tile_shape == () and describe(element.extents) == "(1, 1)"
+    assert region_of(3.0) is None
+    row = Region(A, (Range(i, ONE), Range(const(2, dt.int32), const(3, dt.int32))))
+    assert describe(squeezed(row)) == "(3)"
+    j = Var("j", role="loop")
+    indices = spread(row, (j,))
+    assert indices[0] is i and equal(indices[1], const(2, dt.int32) + j)
+
+
+def test_same_extents():
+    n = Var("n", role="dim")
+    assert same_extents((n, ONE), (n, const(1, dt.int64)))
+    assert same_extents((n + 1,), (n + 1,))
+    assert not same_extents((n,), (Var("n", role="dim"),))
+    assert not same_extents((ONE,), (ONE, ONE))
+
+
+@pytest.mark.parametrize("dtype", dt.ALL, ids=str)
+def test_identities(dtype):
+    assert identity_of("sum", dtype).value == 0
+    if dtype.kind == "bool":
+        assert identity_of("max", dtype).value is False and identity_of("min", dtype).value is True
+    elif dtype.is_integer:
+        low, high = identity_of("max", dtype).value, identity_of("min", dtype).value
+        assert high - low == (1 << dtype.bits) - 1 and identity_of("bitand", dtype).value in (-1, high)
+    else:
+        top = 448.0 if dtype.name == "float8_e4m3fn" else math.inf
+        assert identity_of("max", dtype).value == -top and identity_of("min", dtype).value == top

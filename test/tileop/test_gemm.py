@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+import random
+
+import pytest
+import torch
+
+import torch_tile.language as T
+
+TYPES = [
+    ("float32", "float32", 1e-5), ("float16", "float32", 1e-5), ("bfloat16", "float32", 1e-5),
+    ("float64", "float64", 1e-12), ("float16", "float16", 2e-2), ("float8_e4m3fn", "float32", 1e-5),
+    ("int8", "int32", 0), ("uint8", "int32", 0),
+]  # fmt: skip
+
+
+def operand(shape, dtype):
+    dtype = getattr(torch, dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape).to(dtype)
+    return torch.randint(0 if dtype == torch.uint8 else -20, 20, shape).to(dtype)
+
+
+def product(M, N, K, dtype, accum, transpose_A, transpose_B, clear_accum):
+    a_shape = (K, M) if transpose_A else (M, K)
+    b_shape = (N, K) if transpose_B else (K, N)
+
+    @T.prim_func
+    def kernel(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((M, N), accum)):
+        with T.Kernel(1) as _:
+            a = T.alloc_shared(a_shape, dtype)
+            b = T.alloc_shared(b_shape, dtype)
+            c = T.alloc_fragment((M, N), accum)
+            T.copy(A, a)
+            T.copy(B, b)
+            T.copy(C, c)
+            T.gemm(a, b, c, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
+            T.copy(c, C)
+
+    return kernel
+
+
+def wanted(a, b, c, transpose_A, transpose_B, clear_accum):
+    a = a.T if transpose_A else a
+    b = b.T if transpose_B else b
+    total = a.double() @ b.double()
+    return total if clear_accum else total + c.double()
+
+
+CASES = [
+    (types, flags)
+    for types in TYPES
+    for flags in itertools.product([False, True], repeat=3)
+    if types[0] in ("float32", "float16") or flags in ((False, True, False), (True, False, True))
+]
+
+
+@pytest.mark.parametrize(("types", "flags"), CASES, ids=str)
+def test_product(types, flags, launch, seed):
+    dtype, accum, tolerance = types
+    draw = random.Random(seed)
+    M, N, K = (draw.randint(1, 40) for _ in range(3))
+    transpose_A, transpose_B, _ = flags
+    a = operand((K, M) if transpose_A else (M, K), dtype)
+    b = operand((N, K) if transpose_B else (K, N), dtype)
+    c = operand((M, N), accum)
+    expected = wanted(a, b, c, *flags)
+    launch(product(M, N, K, dtype, accum, *flags), a, b, c)
+    scale = K**0.5 if tolerance else 1
+    torch.testing.assert_close(c.double(), expected, rtol=tolerance, atol=tolerance * scale)
+
+
+def test_slices_and_leading_ones(launch):
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 8, 12), "float32"), B: T.Tensor((12, 20), "float32"), C: T.Tensor((8, 20), "float32")):
+        with T.Kernel(1) as _:
+            a = T.alloc_shared((2, 8, 12), "float32")
+            b = T.alloc_shared((12, 20), "float32")
+            c = T.alloc_fragment((8, 20), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(c)
+            T.gemm(a[1, :, 4:8], b[4:8, 5:15], c[:, 10:20], policy=T.GemmWarpPolicy.FullRow)
+            T.gemm(a[0:1, 2:5, :], b[:, 0:7], c[5:8, 0:7], policy=T.GemmWarpPolicy.FullCol, k_pack=1)
+            T.copy(c, C)
+
+    a, b, c = torch.randn(2, 8, 12), torch.randn(12, 20), torch.zeros(8, 20)
+    launch(kernel, a, b, c)
+    expected = torch.zeros(8, 20, dtype=torch.float64)
+    expected[:, 10:20] = a[1, :, 4:8].double() @ b[4:8, 5:15].double()
+    expected[5:8, 0:7] = a[0, 2:5].double() @ b[:, 0:7].double()
+    torch.testing.assert_close(c.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_mixed_operands(launch):
+    """Probabilities in float32 against values in float16, as attention kernels write it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((5, 7), "float32"), B: T.Tensor((7, 3), "float16"), C: T.Tensor((5, 3), "float32")):
+        with T.Kernel(1) as _:
+            a = T.alloc_fragment((5, 7), "float32")
+            b = T.alloc_shared((7, 3), "float16")
+            c = T.alloc_fragment((5, 3), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, C)
+
+    a, b, c = torch.randn(5, 7), torch.randn(7, 3).half(), torch.zeros(5, 3)
+    launch(kernel, a, b, c)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
+
+
+WRONG_SHAPES = [
+    ((8, 4), (5, 6), (8, 6), {}, "(8, 4) x (5, 6) -> (8, 6)"),
+    ((8, 4), (4, 6), (6, 8), {}, "(8, 4) x (4, 6) -> (6, 8)"),
+    ((8, 4), (4, 6), (8, 6), {"transpose_A": True}, "(8, 4)^T x (4, 6) -> (8, 6)"),
+    ((8, 4), (4, 6), (8, 6), {"transpose_B": True}, "(8, 4) x (4, 6)^T -> (8, 6)"),
+    ((2, 8, 4), (4, 6), (8, 6), {}, "(2, 8, 4) x (4, 6) -> (8, 6)"),
+    ((4,), (4, 6), (1, 6), {}, "(4) x (4, 6) -> (1, 6)"),
+]
+
+
+@pytest.mark.parametrize(("a_shape", "b_shape", "c_shape", "options", "text"), WRONG_SHAPES)
+def test_shapes_must_fit(a_shape, b_shape, c_shape, options, text, complaint):
+    @T.prim_func
+    def kernel(out: T.Tensor((1,), "float32")):
+        with T.Kernel(1) as _:
+            a = T.alloc_shared(a_shape, "float16")
+            b = T.alloc_shared(b_shape, "float16")
+            c = T.alloc_fragment(c_shape, "float32")
+            T.gemm(a, b, c, **options)  # here
+
+    assert text in complaint(kernel, "gemm_shape")
+
+
+WRONG_TYPES = [
+    ("float16", "int8", "float32"), ("float16", "float16", "int32"), ("int8", "int8", "float32"),
+    ("bool", "bool", "int32"), ("float16", "float16", "float8_e4m3fn"), ("int8", "int8", "int64"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a_type", "b_type", "c_type"), WRONG_TYPES)
+def test_types_must_have_a_product(a_type, b_type, c_type, complaint):
+    @T.prim_func
+    def kernel(out: T.Tensor((1,), "float32")):
+        with T.Kernel(1) as _:
+            a = T.alloc_shared((4, 4), a_type)
+            b = T.alloc_shared((4, 4), b_type)
+            c = T.alloc_fragment((4, 4), c_type)
+            T.gemm(a, b, c)  # here
+
+    assert f"{a_type} x {b_type} into {c_type}" in complaint(kernel, "gemm_dtype")
+
+
+def test_operands_are_on_chip(findings):
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 4), "float32")):
+        with T.Kernel(1) as _:
+            b = T.alloc_shared((4, 4), "float32")
+            T.gemm(A, b, A)
+
+    assert [d.code for d in findings(kernel)] == ["gemm_scope", "gemm_scope"]
+    assert "T.gemm: A `A` lives in global memory" in findings(kernel)[0].message
