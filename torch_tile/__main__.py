@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m torch_tile COMMAND`: demo, explain, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m torch_tile", description="Tile kernels for PyTorch.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser("demo", help='compile a small Llama and DeepSeek-V3 with backend="tile"')
+    demo.add_argument("--tokens", type=_positive, default=128, help="length of the input (default: %(default)s)")
+    explain = commands.add_parser("explain", help="what the backend finds in a model, and why not more")
+    explain.add_argument(
+        "model",
+        help="llama, deepseek, or FILE.py:NAME or MODULE:NAME of a function that returns (model, arguments) or "
+        "(model, arguments, keyword arguments)",
+    )
+    explain.add_argument("--backward", action="store_true", help="look at the backward as well")
+    commands.add_parser("doctor", help="what is found on this machine")
+    options = parser.parse_args(arguments)
+    if options.command == "doctor":
+        from torch_tile.tools.doctor import doctor
+
+        return doctor()
+    if options.command == "demo":
+        from torch_tile.tools.demo import demo as run_demo
+
+        return run_demo(options.tokens)
+    try:
+        model, args, kwargs = load(options.model)
+    except ValueError as problem:
+        parser.error(str(problem))
+    print(explain_model(model, args, kwargs, options.backward))
+    return 0
+
+
+def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> Any:
+    """The report on a model, without gradients unless the backward is asked for."""
+    import torch
+
+    from torch_tile.inductor.explain import explain
+
+    with torch.set_grad_enabled(backward):
+        return explain(model, *args, backward=backward, **kwargs)
+
+
+def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """(model, arguments, keyword arguments) that a name on the command line stands for. Raises ValueError."""
+    from torch_tile.tools.models import SAMPLES
+
+    if target in SAMPLES:
+        import torch
+
+        sample = SAMPLES[target]()
+        kwargs = {"use_cache": False} if sample.source.startswith("transformers") else {}
+        return sample.model, (torch.randint(0, 1024, (1, 128)),), kwargs
+    where, colon, name = target.rpartition(":")
+    if not colon:
+        raise ValueError(f"{target!r} is neither {' nor '.join(SAMPLES)} nor FILE.py:NAME nor MODULE:NAME")
+    if where.endswith(".py"):
+        if not Path(where).is_file():
+            raise ValueError(f"there is no file {where}")
+        names = runpy.run_path(where)
+    else:
+        sys.path.insert(0, "")
+        try:
+            names = vars(importlib.import_module(where))
+        except ModuleNotFoundError as problem:
+            raise ValueError(str(problem)) from problem
+    if not callable(names.get(name)):
+        raise ValueError(f"{where} has no function {name}")
+    made = names[name]()
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise ValueError(f"{name}() should return (model, arguments) or (model, arguments, keyword arguments)")
+    return made[0], tuple(made[1]), dict(made[2]) if len(made) == 3 else {}
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

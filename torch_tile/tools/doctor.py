@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m torch_tile doctor`: what torch_tile needs and what it finds, each tried, not just looked for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+
+Check = Callable[[], str]
+
+
+def doctor() -> int:
+    """Print one line for each thing. Returns 1 if something that is needed is missing."""
+    failures = 0
+    for name, check, needed in CHECKS:
+        try:
+            mark, text = "ok  ", check()
+        except Exception as problem:  # whatever is wrong with this machine is the answer
+            mark, text = ("FAIL" if needed else "none"), f"{type(problem).__name__}: {problem}"
+            failures += needed
+        print(f"[{mark}] {name:<14} {text}")
+    print("\neverything needed is there" if not failures else f"\n{failures} of the needed things failed")
+    return 1 if failures else 0
+
+
+def check_python() -> str:
+    """Version and machine."""
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+
+
+def check_torch() -> str:
+    """Version, which must be one that we support."""
+    import torch
+
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if not (2, 11) <= version < (2, 16):
+        raise RuntimeError(f"torch {torch.__version__}; torch_tile supports 2.11 to 2.15")
+    return f"{torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def check_compiler() -> str:
+    """The C++ compiler and its flags."""
+    from torch_tile.runtime.host_compiler import find_compiler
+
+    found = find_compiler()
+    return shlex.join([*found.command, *(flag for flag in found.flags if flag.startswith("-m"))])
+
+
+def check_openmp() -> str:
+    """The OpenMP run time that kernels share with torch."""
+    from torch_tile.runtime.host_compiler import find_compiler
+
+    return shlex.join(find_compiler().link) or "linked by the compiler"
+
+
+def check_cache() -> str:
+    """The folder of compiled kernels, which must be writable."""
+    from torch_tile.runtime.cache import cache_dir
+
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+    libraries = [path.stat().st_size for path in folder.rglob("*.so")]
+    return f"{folder}: {len(libraries)} kernels, {sum(libraries) / 2**20:.1f} MiB"
+
+
+def check_kernel() -> str:
+    """A kernel compiled and run, compared with torch."""
+    import torch
+
+    import torch_tile.ops
+
+    x = torch.randn(7, 33, dtype=torch.float64).float()
+    torch.testing.assert_close(torch_tile.ops.softmax(x), x.softmax(-1))
+    return "a softmax was compiled, ran, and agrees with torch"
+
+
+def check_backend() -> str:
+    """Whether torch.compile finds the backend without an import of torch_tile."""
+    names = {entry.name for entry in importlib.metadata.entry_points(group="torch_dynamo_backends")}
+    if "tile" not in names:
+        raise RuntimeError(
+            'no entry point "tile": install the package (pip install -e .), or import torch_tile.inductor'
+        )
+    return 'torch.compile(backend="tile") is registered'
+
+
+def check_transformers() -> str:
+    """Version of transformers."""
+    if importlib.util.find_spec("transformers") is None:
+        raise RuntimeError('not installed; pip install "torch_tile[transformers]"')
+    return importlib.metadata.version("transformers")
+
+
+def check_gpu() -> str:
+    """Name and compute capability."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("no CUDA device; kernels run on the CPU")
+    major, minor = torch.cuda.get_device_capability()
+    return f"{torch.cuda.get_device_name()}, sm_{major}{minor}"
+
+
+def check_variables() -> str:
+    """Environment variables that matter."""
+    names = ("CXX", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
+    found = [
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith("TORCH_TILE_") or name in names
+    ]
+    if not found:
+        raise RuntimeError("none is set")
+    return " ".join(found)
+
+
+# (name, check, whether torch_tile needs it)
+CHECKS: list[tuple[str, Check, bool]] = [
+    ("Python", check_python, True),
+    ("torch", check_torch, True),
+    ("C++ compiler", check_compiler, True),
+    ("OpenMP", check_openmp, True),
+    ("cache", check_cache, True),
+    ("kernel", check_kernel, True),
+    ("backend", check_backend, True),
+    ("transformers", check_transformers, False),
+    ("GPU", check_gpu, False),
+    ("variables", check_variables, False),
+]

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models with random weights for the demo: transformers' own classes, or plain torch where it is not installed.
+
+A model maps token ids `[B, S]` to logits `[B, S, vocabulary]`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Tensor = torch.Tensor
+VOCABULARY, WIDTH, INNER, LAYERS, HEADS = 1024, 256, 688, 2, 4
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model in float32 and evaluation mode, and how to run it; `source` says whose classes it is made of."""
+
+    name: str
+    source: str
+    model: nn.Module
+    run: Callable[[Any, Tensor], Tensor]
+
+
+def has_transformers() -> bool:
+    """Whether transformers can be imported."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+def llama() -> Sample:
+    """Grouped-query attention, SwiGLU, RMS norms: 2 layers."""
+    if not has_transformers():
+        return Sample("Llama", "plain torch", PlainModel(PlainAttention).eval(), lambda model, ids: model(ids))
+    import transformers
+
+    return _from_config("Llama", transformers.LlamaConfig(num_key_value_heads=2, head_dim=64, **_sizes()))
+
+
+def deepseek() -> Sample:
+    """Latent attention, a dense and a mixture-of-experts layer; in plain torch, weights absorbed and no experts."""
+    if not has_transformers():
+        return Sample("DeepSeek-V3", "plain torch", PlainModel(PlainMLA).eval(), lambda model, ids: model(ids))
+    import transformers
+
+    config = transformers.DeepseekV3Config(
+        **_sizes(), num_key_value_heads=HEADS, q_lora_rank=96, kv_lora_rank=128, qk_nope_head_dim=64,
+        qk_rope_head_dim=32, v_head_dim=64, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2,
+        moe_intermediate_size=128, first_k_dense_replace=1, n_shared_experts=1,
+    )  # fmt: skip
+    config._experts_implementation = "batched_mm"  # the default has no float64, which the error is measured with
+    return _from_config("DeepSeek-V3", config)
+
+
+SAMPLES: dict[str, Callable[[], Sample]] = {"llama": llama, "deepseek": deepseek}
+
+
+def _sizes() -> dict[str, int]:
+    return {
+        "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "vocab_size": VOCABULARY,
+    }  # fmt: skip
+
+
+def _from_config(name: str, config: Any) -> Sample:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    return Sample(
+        name, f"transformers {transformers.__version__}", model, lambda model, ids: model(ids, use_cache=False).logits
+    )
+
+
+def _rotate(x: Tensor) -> Tensor:
+    """Rotary position embedding of `[B, H, S, R]`, positions from 0."""
+    half = x.shape[-1] // 2
+    rates = 10000.0 ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
+    angles = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+
+
+class PlainNorm(nn.Module):
+    """RMS norm, written out."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., N]` to the same."""
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class PlainAttention(nn.Module):
+    """Causal attention with half as many key heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim = WIDTH // HEADS
+        self.q, self.o = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.k, self.v = nn.Linear(WIDTH, WIDTH // 2, bias=False), nn.Linear(WIDTH, WIDTH // 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, S, WIDTH]` to the same."""
+        q, k, v = (p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        out = F.scaled_dot_product_attention(_rotate(q), _rotate(k), v, is_causal=True, enable_gqa=True)
+        return self.o(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class PlainMLA(nn.Module):
+    """Multi-head latent attention over the latents themselves (arXiv:2405.04434), causal, written with einsum."""
+
+    def __init__(self, latent: int = 128, nope: int = 64, rope: int = 32) -> None:
+        super().__init__()
+        self.sizes = [nope, rope]
+        self.q = nn.Linear(WIDTH, HEADS * (nope + rope), bias=False)
+        self.kv, self.pe = nn.Linear(WIDTH, latent, bias=False), nn.Linear(WIDTH, rope, bias=False)
+        self.key = nn.Parameter(torch.randn(HEADS, nope, latent) * nope**-0.5)
+        self.value = nn.Parameter(torch.randn(HEADS, nope, latent) * latent**-0.5)
+        self.o = nn.Linear(HEADS * nope, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, S, WIDTH]` to the same."""
+        q, q_pe = self.q(x).unflatten(-1, (HEADS, -1)).transpose(1, 2).split(self.sizes, dim=-1)
+        kv, k_pe = self.kv(x), _rotate(self.pe(x)[:, None])[:, 0]
+        absorbed = torch.einsum("bhsd,hdc->bhsc", q, self.key)
+        scores = torch.einsum("bhsc,btc->bhst", absorbed, kv) + torch.einsum("bhsr,btr->bhst", _rotate(q_pe), k_pe)
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        weights = (scores * sum(self.sizes) ** -0.5).masked_fill(hidden, float("-inf")).softmax(-1)
+        out = torch.einsum("bhst,btc,hdc->bshd", weights, kv, self.value)
+        return self.o(out.flatten(2))  # type: ignore[no-any-return]
+
+
+class PlainMLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(WIDTH, INNER, bias=False), nn.Linear(WIDTH, INNER, bias=False)
+        self.down = nn.Linear(INNER, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, S, WIDTH]` to the same."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+class Residual(nn.Module):
+    """A layer over normalised input, added to its input."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.part = PlainNorm(WIDTH), part
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, S, WIDTH]` to the same."""
+        out: Tensor = x + self.part(self.norm(x))
+        return out
+
+
+class PlainModel(nn.Module):
+    """A decoder whose attention layers are made by `attention()`."""
+
+    def __init__(self, attention: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            PlainNorm(WIDTH),
+            nn.Linear(WIDTH, VOCABULARY),
+        )
+        self.layers = nn.ModuleList(Residual(part) for _ in range(LAYERS) for part in (attention(), PlainMLP()))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """`[B, S]` to `[B, S, VOCABULARY]`."""
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
