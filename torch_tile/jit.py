@@ -9,6 +9,7 @@ Eager: the function's body is the kernel, and calling it with tensors runs it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import sys
 import threading
@@ -77,6 +78,7 @@ class JITFunction:
         self.signature = inspect.signature(function)
         self.is_lazy = _returns_prim_func(function)
         self.kernels: dict[Any, JITKernel] = {}
+        self.by_position: dict[Any, JITKernel] = {}  # the same, found without binding arguments to names
         self.specialisations: dict[Any, Specialisation] = {}
         self.lock = threading.RLock()
 
@@ -96,6 +98,17 @@ class JITFunction:
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         """The kernel for these compile-time arguments (lazy style)."""
+        quick = None if kwargs else (args, tuple(map(type, args)))
+        try:
+            return self.by_position[quick]
+        except (KeyError, TypeError):  # not seen yet, called by name, or not hashable
+            kernel = self._compile(*args, **kwargs)
+        with contextlib.suppress(TypeError):
+            if quick is not None:
+                self.by_position[quick] = kernel
+        return kernel
+
+    def _compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         key = _hashable(tuple(bound.arguments.items()))
