@@ -52,7 +52,11 @@ template <class TC, int kind> struct Arithmetic { using type = TC; };
 template <class TC> struct Arithmetic<TC, 1> { using type = float; };
 template <class TC> struct Arithmetic<TC, 2> { using type = double; };
 
-constexpr int kRows = 8;      // rows of C in registers
+#if defined(__AVX512F__) || !defined(__x86_64__)
+constexpr int kRows = 8;  // rows of C in registers, of which there are 32
+#else
+constexpr int kRows = 6;  // of which there are 16
+#endif
 constexpr int kVectors = 2;   // vectors of C in registers, per row
 constexpr int kBlockK = 128;  // one panel of B (kBlockK x kVectors vectors) stays in the first-level cache
 constexpr int kBlockM = 128;  // rows of a converted block of A
@@ -99,26 +103,33 @@ inline void micro_kernel(const Acc* a, int64_t row, int64_t col, const Acc* b, i
   }
 }
 
+#if defined(__clang__) || __GNUC__ >= 12
+#define TILE_SHUFFLE(index, u, v, ...) __builtin_shufflevector(u, v, __VA_ARGS__)
+#else
+#define TILE_SHUFFLE(index, u, v, ...) __builtin_shuffle(u, v, index{__VA_ARGS__})
+#endif
+
 // Pairs (x[i], x[i + n/2]) are interleaved log2(n) times: the n x n matrix whose rows are x is then transposed.
 template <class Acc> inline void transpose_square(typename Vector<Acc>::type* x) {
   using V = typename Vector<Acc>::type;
+  using Index = decltype(V{} < V{});  // integers of the width of Acc
   constexpr int n = Vector<Acc>::lanes;
   TILE_UNROLL for (int step = 1; step < n; step *= 2) {
     V y[n];
     TILE_UNROLL for (int i = 0; i < n / 2; ++i) {
       V u = x[i], v = x[i + n / 2];
       if constexpr (n == 16) {
-        y[2 * i] = __builtin_shufflevector(u, v, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        y[2 * i + 1] = __builtin_shufflevector(u, v, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        y[2 * i] = TILE_SHUFFLE(Index, u, v, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        y[2 * i + 1] = TILE_SHUFFLE(Index, u, v, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
       } else if constexpr (n == 8) {
-        y[2 * i] = __builtin_shufflevector(u, v, 0, 8, 1, 9, 2, 10, 3, 11);
-        y[2 * i + 1] = __builtin_shufflevector(u, v, 4, 12, 5, 13, 6, 14, 7, 15);
+        y[2 * i] = TILE_SHUFFLE(Index, u, v, 0, 8, 1, 9, 2, 10, 3, 11);
+        y[2 * i + 1] = TILE_SHUFFLE(Index, u, v, 4, 12, 5, 13, 6, 14, 7, 15);
       } else if constexpr (n == 4) {
-        y[2 * i] = __builtin_shufflevector(u, v, 0, 4, 1, 5);
-        y[2 * i + 1] = __builtin_shufflevector(u, v, 2, 6, 3, 7);
+        y[2 * i] = TILE_SHUFFLE(Index, u, v, 0, 4, 1, 5);
+        y[2 * i + 1] = TILE_SHUFFLE(Index, u, v, 2, 6, 3, 7);
       } else {
-        y[2 * i] = __builtin_shufflevector(u, v, 0, 2);
-        y[2 * i + 1] = __builtin_shufflevector(u, v, 1, 3);
+        y[2 * i] = TILE_SHUFFLE(Index, u, v, 0, 2);
+        y[2 * i + 1] = TILE_SHUFFLE(Index, u, v, 1, 3);
       }
     }
     TILE_UNROLL for (int i = 0; i < n; ++i) x[i] = y[i];
