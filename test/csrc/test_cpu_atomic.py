@@ -35,7 +35,7 @@ def test_many_threads(dtype, library, c_names, seed):
     if not dtype.is_floating_point:
         want["atomic_or"] = [int(s) | int(g.max()) for s, g in zip(start, groups, strict=True)]
     for name, value in want.items():
-        y, seen = start.to(dtype), torch.empty(n, dtype=dtype)
+        y, seen = start.clone().to(dtype), torch.empty(n, dtype=dtype)
         built(f"each_{name}", x.to(dtype), y, seen, n, places)
         assert y.tolist() == value, name
         if name == "atomic_add":
