@@ -2,7 +2,9 @@
 """Expressions as C++ text: names, literals, operators, conversions.
 
 A value of a 16- or 8-bit floating type is held in a float that is exactly representable; operations round their result.
-Integers made from indices and sizes are int64_t; integers from memory keep their type, except inside an index.
+Signed integers made from indices, sizes and scalar parameters are int64_t, and so is every step of an index or of a
+comparison, so that a guard sees the index that it guards. Other integers from memory keep their type; those of 8 and 16
+bits and unsigned ones wrap after each operation.
 """
 
 from __future__ import annotations
@@ -16,21 +18,25 @@ from ..intrinsics import lookup
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType
-from ..ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
-from ..ir.node import walk
+from ..ir.expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from ..ir.node import children, walk
 
 STORAGE = {
     "bool": "bool", "float32": "float", "float64": "double", "float16": "tile::f16", "bfloat16": "tile::bf16",
     "float8_e4m3fn": "tile::e4m3", "float8_e5m2": "tile::e5m2",
 } | {f"{u}int{b}": f"{u}int{b}_t" for u in ("", "u") for b in (8, 16, 32, 64)}  # fmt: skip
-_KEYWORDS = {
-    "alignas", "auto", "bool", "break", "case", "catch", "char", "class", "const", "continue", "default", "delete",
-    "do", "double", "else", "enum", "explicit", "extern", "false", "float", "for", "friend", "goto", "if", "inline",
-    "int", "long", "mutable", "namespace", "new", "operator", "private", "protected", "public", "register",
-    "return", "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true", "try",
-    "typedef", "union", "unsigned", "using", "virtual", "void", "volatile", "while", "and", "or", "not", "xor",
-    "tile", "main", "arena",
-}  # fmt: skip
+# Names that C++, the standard headers of generated text, or its own frame already use.
+_WORDS = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class co_await
+    co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
+    double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+    requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw
+    true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+    int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t NULL EOF stdin stdout stderr errno
+    aligned_alloc free printf fflush main tile
+"""
+SIGNED = (dt.int32, dt.int64)  # types whose arithmetic does not wrap
 
 
 def storage(dtype: DType) -> str:
@@ -52,7 +58,7 @@ class Names:
     """Unique C++ names of symbols."""
 
     def __init__(self, reserved: Iterable[str] = ()):
-        self.taken = set(_KEYWORDS) | set(reserved)
+        self.taken = set(_WORDS.split()) | set(reserved)
         self.by_symbol: dict[int, str] = {}
         self.keep: list[object] = []
 
@@ -64,7 +70,7 @@ class Names:
         """The name of a symbol, made at its first use."""
         found = self.by_symbol.get(id(symbol))
         if found is None:
-            base = re.sub(r"\W", "_", symbol.name) or "v"
+            base = re.sub(r"\W", "_", symbol.name, flags=re.ASCII) or "v"
             base = f"v{base}" if base[0].isdigit() or base.startswith("__") else base
             found, n = base, 1
             while found in self.taken:
@@ -94,9 +100,13 @@ class Text:
 
     def is_index(self, expr: Expr) -> bool:
         """Whether an integer is made from indices and sizes and therefore held in 64 bits."""
-        return any(
-            isinstance(n, Var) and (n.role in ("loop", "block", "dim") or id(n) in self.index_names) for n in walk(expr)
-        )
+        if expr.dtype not in SIGNED:
+            return False
+        if isinstance(expr, Var):
+            return expr.role in ("loop", "block", "dim", "param") or id(expr) in self.index_names
+        if isinstance(expr, Select):
+            return self.is_index(expr.a) or self.is_index(expr.b)
+        return not isinstance(expr, Load) and any(isinstance(c, Expr) and self.is_index(c) for c in children(expr))
 
     def is_natural(self, expr: Expr) -> bool:
         """Whether an integer is visibly never negative."""
@@ -106,16 +116,21 @@ class Text:
             return expr.role in ("block", "dim") or id(expr) in self.natural
         if isinstance(expr, Binary) and expr.op in ("+", "*", "//", "%", "min", "max"):
             return self.is_natural(expr.a) and self.is_natural(expr.b)
-        return isinstance(expr, Cast) and self.is_natural(expr.a)
+        return isinstance(expr, Cast) and expr.type in SIGNED and expr.a.dtype in SIGNED and self.is_natural(expr.a)
 
     def value(self, expr: Expr, wide: bool = False, above: int = 0) -> str:
         """C++ text of a value, parenthesised where an operator binding as tightly as `above` needs it.
 
         `wide` computes integers in 64 bits.
         """
-        method = getattr(self, f"_{type(expr).__name__.lower()}")
-        text, own = method(expr, wide)
+        text, own = self.term(expr, wide)
         return f"({text})" if own < above else text
+
+    def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
+        """C++ text of a value, and how tightly its outermost operator binds."""
+        if wide and expr.dtype not in SIGNED:
+            return f"(int64_t){self.value(expr, above=PREFIX)}", PREFIX
+        return getattr(self, f"_{type(expr).__name__.lower()}")(expr, wide)  # type: ignore[no-any-return]
 
     def index(self, expr: Expr, above: int = 0) -> str:
         """C++ text of an index or size, in 64 bits."""
@@ -134,10 +149,10 @@ class Text:
             return f"({storage(to)}){self.value(expr, above=PREFIX)}"
         return self.value(expr)
 
-    # Each method gives the text and how tightly its outermost operator binds.
+    # Each method is `term` for one kind of node.
 
     def _var(self, var: Var, wide: bool) -> tuple[str, int]:
-        if wide and var.dtype.is_integer and not self.is_index(var):
+        if wide and not self.is_index(var):
             return f"(int64_t){self.names.of(var)}", PREFIX
         return self.names.of(var), 99
 
@@ -148,7 +163,7 @@ class Text:
         text = self.element(load.buffer, load.indices)
         if is_small(load.dtype) and load.buffer.scope != "var":
             return f"tile::widen({text})", 99
-        return (f"(int64_t){text}", PREFIX) if wide and load.dtype.is_integer else (text, 99)
+        return (f"(int64_t){text}", PREFIX) if wide else (text, 99)
 
     def _address(self, node: Address, wide: bool) -> tuple[str, int]:
         name, at = self.names.of(node.buffer), self.index(node.indices[0], PRECEDENCE["+"])
@@ -158,10 +173,13 @@ class Text:
         inner = self.value(node.a, wide, PREFIX)
         if node.op == "not":
             return f"!{inner}", PREFIX
+        inner = f" {inner}" if inner.startswith("-") else inner  # not the operator --
         return self._fit(node, f"{node.op}{inner}", PREFIX)
 
     def _binary(self, node: Binary, wide: bool) -> tuple[str, int]:
-        wide, integer = wide and node.a.dtype.is_integer, node.a.dtype.is_integer
+        integer = node.a.dtype.is_integer
+        if node.op in COMPARISONS:
+            wide = node.a.dtype in SIGNED and (self._computes(node.a) or self._computes(node.b))
         if node.op in ("min", "max") or (integer and node.op in ("//", "%") and not self.is_natural(node)):
             kind = f"<{'int64_t' if wide or self.is_index(node) else storage(node.a.dtype)}>" if integer else ""
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
@@ -171,6 +189,10 @@ class Text:
         own = PRECEDENCE[node.op]
         a, b = self.value(node.a, wide, own), self.value(node.b, wide, own + 1)
         return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)
+
+    def _computes(self, expr: Expr) -> bool:
+        """Whether a signed integer may leave its type on the way to a comparison."""
+        return self.is_index(expr) or any(isinstance(n, Binary) and n.op in ("+", "-", "*", "<<") for n in walk(expr))
 
     def _floor_float(self, node: Binary) -> tuple[str, int]:
         a, b = self.value(node.a, above=10), self.value(node.b, above=11)
@@ -187,26 +209,27 @@ class Text:
 
     def _cast(self, node: Cast, wide: bool) -> tuple[str, int]:
         to, of = node.type, node.a.dtype
-        wide = wide and of.is_integer
-        same = (is_small(of) and to == dt.float32) or is_exact(of, to)
         if is_small(to) and not is_exact(of, to):
             source = self.value(node.a) if of.is_float else f"(float){self.value(node.a, above=PREFIX)}"
             return f"tile::rounded<{storage(to)}>({source})", 99
-        if same or (to.is_integer and of.is_integer and self.is_index(node.a) and to.bits >= 32):
-            return getattr(self, f"_{type(node.a).__name__.lower()}")(node.a, wide)  # type: ignore[no-any-return]
+        if is_small(to) or (is_small(of) and to == dt.float32) or (to in SIGNED and self.is_index(node.a)):
+            return self.term(node.a, wide)
+        if wide and of.is_integer and of.bits < 32:
+            return self.term(node.a, wide)
         if (of.is_float and to.is_integer) or to.kind == "bool":
-            return f"tile::convert<{storage(to)}>({self.value(node.a, wide)})", 99
-        return f"({storage(to)}){self.value(node.a, wide, PREFIX)}", PREFIX
+            text = f"tile::convert<{storage(to)}>({self.value(node.a)})"
+            return (f"(int64_t){text}", PREFIX) if wide else (text, 99)
+        text = f"({storage(to)}){self.value(node.a, wide and of in SIGNED, PREFIX)}"
+        return (f"(int64_t){text}" if wide and to != dt.int64 else text), PREFIX
 
     def _select(self, node: Select, wide: bool) -> tuple[str, int]:
-        wide = wide and node.dtype.is_integer
         a, b = self.value(node.a, wide, 1), self.value(node.b, wide, 1)
         return f"{self.value(node.condition, above=1)} ? {a} : {b}", 0
 
     def _call(self, node: Call, wide: bool) -> tuple[str, int]:
         if node.name == "cpu_reduce":
             return self._reduce(node)
-        args = ", ".join(self.value(a) for a in node.args)
+        args = ", ".join(self.value(a, wide) for a in node.args)
         return self._fit(node, f"tile::{lookup(node.name).cpu}({args})", 99)
 
     def _reduce(self, node: Call) -> tuple[str, int]:
@@ -218,7 +241,9 @@ class Text:
         names = {"absmax": "AbsMax", "abssum": "AbsSum", "bitand": "BitAnd", "bitor": "BitOr", "bitxor": "BitXor"}
         op = names.get(kind, kind.capitalize())
         text = f"tile::reduce<tile::{op}, {wide}>({self.value(row)}, {self.index(count)})"
-        return self._fit(node, text, 99) if to.is_float else (f"({storage(to)}){text}", PREFIX)
+        if is_small(to):
+            return self._fit(node, text, 99)
+        return (text, 99) if wide == storage(to) else (f"({storage(to)}){text}", PREFIX)
 
 
 def is_exact(of: DType, to: DType) -> bool:
@@ -234,6 +259,8 @@ def literal(const: Const) -> str:
     if to.is_float:
         return _float_literal(float(value), to)
     text = str(value)
+    if value == -(2**63):
+        return "INT64_MIN"
     if to.bits == 64 and abs(int(value)) >= 2**31:
         text += "ull" if to.kind == "uint" else "ll"
     elif to.kind == "uint" and to.bits == 32:
@@ -249,5 +276,13 @@ def _float_literal(value: float, to: DType) -> str:
         text = "__builtin_inf()" if double else "__builtin_inff()"
         return f"(-{text})" if value < 0 else text
     text = repr(value) + ("" if double else "f")
-    text = f"({text})" if math.copysign(1, value) < 0 else text
-    return f"tile::rounded<{storage(to)}>({text})" if is_small(to) else text
+    return f"({text})" if math.copysign(1, value) < 0 else text
+
+
+def string(text: str) -> str:
+    """A string literal in C++."""
+    return '"' + "".join(c if " " <= c <= "~" and c not in '"\\' else _escaped(c) for c in text) + '"'
+
+
+def _escaped(c: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in c.encode(errors="replace"))

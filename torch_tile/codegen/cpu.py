@@ -32,12 +32,16 @@ from ..ir.stmt import (
     While,
     dimensions,
 )  # fmt: skip
-from .c_text import PREFIX, Names, Text, held, storage
+from .c_text import PREFIX, SIGNED, Names, Text, held, is_small, storage, string
 
 ENTRY = "tile_main"
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
 STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack
+STACK_TOTAL = 256 * 1024  # bytes of all of them
 ALIGN = 64
+# Names of the entry's own variables.
+AXES = ("grid_x", "grid_y", "grid_z")
+FRAME = (*AXES, "buffers", "numbers", "reals", "failed", "blocks", "chunk", "arena", "block", "code")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ def emit_cpu(program: Program, sizes: list[Var] | None = None) -> Source:
 class _Cpu:
     def __init__(self, program: Program, sizes: list[Var]):
         self.program, self.sizes = program, sizes
-        self.names = Names(reserved=(ENTRY, *(f"block_{n}" for n in range(len(program.kernels)))))
+        functions = [ENTRY, *(f"block_{n}" for n in range(len(program.kernels)))]
+        self.names = Names(reserved=(*functions, *FRAME))
         self.text = Text(self.names)
         self.lines: list[str] = []
         self.depth = 0
@@ -100,8 +105,8 @@ class _Cpu:
         """Buffers, sizes and scalars, as declared or as passed on."""
         names = self.names
         found = [f"{storage(b.dtype)}* {names.of(b)}" if typed else names.of(b) for b in self.buffers]
-        found += [f"int64_t {names.of(v)}" if typed else names.of(v) for v in self.sizes]
-        return found + [f"{scalar_type(v)} {names.of(v)}" if typed else names.of(v) for v in self.scalars]
+        numbers = [*self.sizes, *self.scalars]
+        return found + [f"{scalar_type(v)} {names.of(v)}" if typed else names.of(v) for v in numbers]
 
     def block_function(self, number: int, kernel: Kernel) -> int:
         """The function that runs one block; returns the bytes of arena that it wants."""
@@ -128,14 +133,10 @@ class _Cpu:
         for n, buffer in enumerate(self.buffers):
             kind = storage(buffer.dtype)
             self.line(f"{kind}* {self.names.of(buffer)} = ({kind}*)buffers[{n}];")
+        if any(v.dtype.is_float for v in self.scalars):
+            self.line("const double* reals = (const double*)numbers;")
         for n, var in enumerate((*self.sizes, *self.scalars)):
-            name, kind = self.names.of(var), scalar_type(var) if var.role == "param" else "int64_t"
-            if kind in ("float", "double"):
-                self.line(
-                    f"double {name}_bits; memcpy(&{name}_bits, numbers + {n}, 8); {kind} {name} = ({kind}){name}_bits;"
-                )
-            else:
-                self.line(f"{kind} {name} = ({kind})numbers[{n}];")
+            self.line(f"{scalar_type(var)} {self.names.of(var)} = {scalar_value(var, n)};")
         self.line("int64_t failed = 0;")
         for number, (kernel, arena) in enumerate(zip(self.program.kernels, arenas, strict=True)):
             self.launch(number, kernel, arena)
@@ -145,7 +146,7 @@ class _Cpu:
     def launch(self, number: int, kernel: Kernel, arena: int) -> None:
         """All blocks of one kernel, shared out among the threads."""
         self.open(span=kernel.span)
-        axes = [f"grid_{'xyz'[d]}" for d in range(len(kernel.grid))]
+        axes = AXES[: len(kernel.grid)]
         for axis, extent in zip(axes, kernel.grid, strict=True):
             self.line(f"const int64_t {axis} = {self.text.index(extent)};")
         self.line(f"const int64_t blocks = {' * '.join(axes)};")
@@ -284,14 +285,22 @@ class _Cpu:
         if not isinstance(value, Expr):
             raise InternalError("regions are printed element by element", node.span)
         form, kind = ("%g", "double") if value.dtype.is_float else ("%lld", "long long")
-        message = node.message.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
-        text = f"{message}: {form}" if message else form
-        self.line(f'printf("{text}\\n", ({kind}){self.text.value(value, above=PREFIX)}); fflush(stdout);', node.span)
+        message = node.message.replace("%", "%%")
+        text = string(f"{message}: {form}\n" if message else f"{form}\n")
+        self.line(f"printf({text}, ({kind}){self.text.value(value, above=PREFIX)}); fflush(stdout);", node.span)
 
 
 def scalar_type(var: Var) -> str:
-    """The C++ type of a scalar parameter."""
-    return held(var.dtype)
+    """The C++ type of a size or scalar parameter; signed ones are index values (see `Text.is_index`)."""
+    return "int64_t" if var.role == "dim" or var.dtype in SIGNED else held(var.dtype)
+
+
+def scalar_value(var: Var, position: int) -> str:
+    """A size or scalar parameter among the numbers that the entry gets."""
+    if not var.dtype.is_float:
+        return f"({scalar_type(var)})numbers[{position}]"
+    text = f"({held(var.dtype)})reals[{position}]"
+    return f"tile::rounded<{storage(var.dtype)}>({text})" if is_small(var.dtype) else text
 
 
 def _is_simd(loop: For) -> bool:
@@ -301,14 +310,16 @@ def _is_simd(loop: For) -> bool:
 
 def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:
     """Offsets of the large on-chip buffers in the arena, and its size in bytes."""
-    offset = 0
+    offset = stack = 0
     placed = []
     for node in walk(kernel.body):
         if isinstance(node, Alloc) and node.buffer.scope not in ("var", "global"):
             size = node.buffer.static_shape
             count = size[0] if size else 0
             amount = count * node.buffer.dtype.itemsize
-            if amount > STACK_LIMIT:
+            if amount <= STACK_LIMIT and stack + amount <= STACK_TOTAL:
+                stack += amount
+            else:
                 placed.append((node.buffer, offset))
                 offset += -(-amount // ALIGN) * ALIGN
     return placed, offset

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..diagnostics import Diagnostic, TileError, diagnose
 from ..ir import stmt
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer, Region
 from ..ir.expr import Address, Binary, Const, Expr, Load, Var, unary
 from ..ir.node import Node, Rewriter, walk
-from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Stmt, Store
+from ..ir.stmt import Alloc, Block, Break, For, If, Kernel, Let, LoopKind, Program, Stmt, Store
 from ..tileop import RegisteredOp
 from ..tileop.base import describe
 
@@ -27,6 +29,7 @@ class _Check(Rewriter):
     def __init__(self) -> None:
         self.found: list[Diagnostic] = []
         self.ranges = Ranges()
+        self.runs = True
 
     def Kernel(self, kernel: Kernel) -> Kernel:
         self.ranges = Ranges().kernel(kernel)
@@ -34,13 +37,21 @@ class _Check(Rewriter):
 
     def For(self, loop: For) -> Stmt:
         outer = self.ranges
+        runs = not any(outer.prove(a >= b) for a, b in zip(loop.starts, loop.stops, strict=True))
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             self.ranges = self.ranges.loop(var, start, stop, loop.step)
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
-            self._no_tile_ops(loop)
-        self.children(loop)
+            self._independent(loop)
+        self._within(self.ranges, loop.body, runs)
         self.ranges = outer
         return loop
+
+    def _within(self, ranges: Ranges, body: Block, runs: bool) -> None:
+        """Check a body; in one that never runs, everything can be proved about indices and nothing is outside."""
+        outer = self.ranges, self.runs
+        self.ranges, self.runs = ranges, self.runs and runs
+        self(body)
+        self.ranges, self.runs = outer
 
     def Block(self, block: Block) -> Block:
         outer = self.ranges
@@ -52,12 +63,10 @@ class _Check(Rewriter):
         return block
 
     def If(self, node: If) -> Stmt:
-        outer = self.ranges
-        self.ranges = outer.assume(node.condition)
-        self(node.then)
-        self.ranges = outer.assume(unary("not", node.condition))
-        self(node.otherwise)
-        self.ranges = outer
+        self(node.condition)
+        known = self.ranges
+        self._within(known.assume(node.condition), node.then, not known.refute(node.condition))
+        self._within(known.assume(unary("not", node.condition)), node.otherwise, not known.prove(node.condition))
         return node
 
     def Alloc(self, node: Alloc) -> Stmt:
@@ -112,17 +121,36 @@ class _Check(Rewriter):
                 self._outside(buffer, dim, repr(index), node)
 
     def _outside(self, buffer: Buffer, dim: int, index: str, node: Node) -> None:
+        if not self.runs:
+            return
         size, shape = repr(buffer.shape[dim]), describe(buffer.shape)
         self.found.append(
             diagnose("out_of_bounds", node.span, dim=dim, buffer=buffer.name, index=index, size=size, shape=shape)
         )
 
-    def _no_tile_ops(self, loop: stmt.For) -> None:
+    def _independent(self, loop: stmt.For) -> None:
+        """Iterations that may run at once hold no operation of the whole block, and do not decide about each other."""
+        parallel = f"T.{loop.kind.value}"
         for node in walk(loop.body):
             if isinstance(node, RegisteredOp) and not node.op_name.startswith("atomic"):
-                what = f"T.{node.op_name} inside T.{loop.kind.value}"
                 fix = "tile operations are done by the whole block: use T.serial around them"
-                self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
+                self._refuse(node, f"T.{node.op_name} inside {parallel}", fix)
+        for node in _own_statements(loop.body):
+            if isinstance(node, Break):
+                self._refuse(node, f"`break` out of {parallel}", "its iterations are independent: use T.serial")
+
+    def _refuse(self, node: Node, what: str, fix: str) -> None:
+        self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
+
+
+def _own_statements(body: Block) -> Iterator[Stmt]:
+    """The statements of a loop body without those of further loops in it."""
+    for one in body.stmts:
+        yield one
+        if isinstance(one, Block):
+            yield from _own_statements(one)
+        elif isinstance(one, If):
+            yield from (*_own_statements(one.then), *_own_statements(one.otherwise))
 
 
 def _is_affine(expr: Expr) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from typing import TypeVar
 
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
@@ -13,6 +14,8 @@ from ..ir.expr import Address, Expr, Load, binary, const
 from ..ir.node import Rewriter
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Program, Store
+
+A = TypeVar("A", Load, Address, Store)
 
 
 def flatten(program: Program) -> Program:
@@ -27,40 +30,50 @@ class _Flatten(Rewriter):
     def Program(self, program: Program) -> Program:
         new = self.children(program)
         params = tuple(self.one(p) if isinstance(p, Buffer) else p for p in program.params)
-        return replace(
-            new, params=params, workspaces=tuple(map(self.one, program.workspaces)),
-            outputs=tuple(map(self.one, program.outputs)),
-        )  # fmt: skip
+        workspaces, outputs = tuple(map(self.one, program.workspaces)), tuple(map(self.one, program.outputs))
+        old, made = (*program.params, *program.workspaces, *program.outputs), (*params, *workspaces, *outputs)
+        if all(a is b for a, b in zip(old, made, strict=True)):
+            return new
+        return replace(new, params=params, workspaces=workspaces, outputs=outputs)
 
     def one(self, buffer: Buffer) -> Buffer:
         """The one-dimensional form of a buffer."""
+        if buffer.scope == "var" or (buffer.rank == 1 and buffer.strides is None):
+            return buffer
         found = self.flat.get(id(buffer))
         if found is None:
             size = simplify(product(buffer.shape))
-            shape = () if buffer.scope == "var" else (size,)
-            found = Buffer(buffer.name, shape, buffer.dtype, buffer.scope, None, buffer.origin, span=buffer.span)
+            found = Buffer(buffer.name, (size,), buffer.dtype, buffer.scope, None, buffer.origin, span=buffer.span)
             self.flat[id(buffer)] = found
         return found
 
     def Alloc(self, node: Alloc) -> Alloc:
-        return Alloc(self.one(node.buffer), None if node.init is None else self(node.init), span=node.span)
+        new, flat = self.children(node), self.one(node.buffer)
+        return new if flat is node.buffer else replace(new, buffer=flat)
 
     def Load(self, node: Load) -> Load:
-        return Load(self.one(node.buffer), self._index(node.buffer, node.indices), span=node.span)
+        return self.access(node)
 
     def Address(self, node: Address) -> Address:
-        return Address(self.one(node.buffer), self._index(node.buffer, node.indices), span=node.span)
+        return self.access(node)
 
     def Store(self, node: Store) -> Store:
-        return Store(self.one(node.buffer), self._index(node.buffer, node.indices), self(node.value), span=node.span)
+        return self.access(node)
 
-    def _index(self, buffer: Buffer, indices: Sequence[Expr]) -> tuple[Expr, ...]:
-        if buffer.scope == "var":
-            return ()
-        total: Expr = const(0, dt.int32)
-        for index, stride in zip(map(self, indices), strides_of(buffer), strict=True):
-            total = binary("+", total, binary("*", index, stride))
-        return (simplify(total),)
+    def access(self, node: A) -> A:
+        """An access of the one-dimensional form."""
+        new, flat = self.children(node), self.one(node.buffer)
+        if flat is node.buffer:
+            return new
+        return replace(new, buffer=flat, indices=(linear(new.indices, strides_of(node.buffer)),))
+
+
+def linear(indices: Sequence[Expr], strides: Sequence[Expr]) -> Expr:
+    """Where the element lies, in elements from the first."""
+    total: Expr = const(0, dt.int32)
+    for index, stride in zip(indices, strides, strict=True):
+        total = binary("+", total, binary("*", index, stride))
+    return simplify(total)
 
 
 def product(sizes: Sequence[Expr]) -> Expr:

@@ -22,16 +22,18 @@ def split_parallel(program: Program) -> Program:
 
 class _Split(Rewriter):
     def For(self, loop: For) -> Stmt:
-        carried = carried_vars(loop) if loop.kind is LoopKind.PARALLEL else []
+        if loop.kind not in (LoopKind.PARALLEL, LoopKind.VECTOR):
+            return self.children(loop)
+        carried = carried_vars(loop)
         new = self.children(loop)
-        if new.kind is not LoopKind.PARALLEL:
-            return new
         body: Block = new.body
         for depth in reversed(range(len(new.vars))):
             var = new.vars[depth]
             innermost = depth == len(new.vars) - 1
             independent = not any(var is c for c in carried)
             kind = LoopKind.VECTOR if innermost and independent and is_straight(body) else LoopKind.SERIAL
+            if new.kind is kind:
+                return new
             made = For(kind, (var,), (new.starts[depth],), (new.stops[depth],), body, span=loop.span)
             body = Block((made,))
         return body.stmts[0]
@@ -43,16 +45,16 @@ def is_straight(body: Block) -> bool:
 
 
 def carried_vars(loop: For) -> list[Var]:
-    """The variables of a PARALLEL nest whose iterations are not independent."""
+    """The variables of a nest whose iterations are not independent."""
     uses = _Uses(loop)
     stores = [n for n in walk(loop.body) if isinstance(n, Store) and not uses.is_private(n.buffer)]
-    loads = [n for n in walk(loop.body) if isinstance(n, Load)]
+    accesses = [n for n in walk(loop.body) if isinstance(n, Load | Store)]
     found = []
     for var in loop.vars:
         for store in stores:
-            same = [x for x in loads if x.buffer is store.buffer]
+            others = [x for x in accesses if x.buffer is store.buffer and x is not store]
             moves = _moves_with(store.indices, var, uses)
-            if (same and (not moves or any(not _same_place(x, store) for x in same))) or (
+            if (others and (not moves or any(not _same_place(x, store) for x in others))) or (
                 not moves and uses.depends(store.value, var)
             ):
                 found.append(var)
@@ -118,5 +120,5 @@ def _is_affine(expr: Expr, var: Var, uses: _Uses) -> bool:
     return False
 
 
-def _same_place(load: Load, store: Store) -> bool:
-    return equal(load.indices, store.indices)
+def _same_place(a: Load | Store, b: Store) -> bool:
+    return equal(a.indices, b.indices)
