@@ -68,7 +68,7 @@ class Atomic(RegisteredOp):
         return parallel(extents, update) if extents else update(())
 
     def evaluate(self, env: Env) -> None:
-        """Blocks run one after another in the interpreter, so a plain update is atomic."""
+        """Blocks run one after another in the interpreter, so a plain update is atomic. Computed in float64 or int64."""
         import torch
 
         old = env.read(self.dst)
@@ -76,12 +76,9 @@ class Atomic(RegisteredOp):
             new = env.full(env.extents(self.dst), env.value(self.value), self.dst.buffer.dtype)
         else:
             new = env.read(self.value).to(old.dtype).reshape(old.shape)
-        both = {
-            "add": lambda: old + new,
-            "max": lambda: torch.maximum(old, new),
-            "min": lambda: torch.minimum(old, new),
-        }
-        env.write(self.dst, both[self.kind]())
+        fold: Any = {"add": torch.add, "max": torch.maximum, "min": torch.minimum}[self.kind]
+        wide = env.wide(self.dst.buffer.dtype)
+        env.write(self.dst, fold(old.to(wide), new.to(wide)).to(old.dtype))
 
 
 def _declare(kind: str) -> type[Atomic]:
