@@ -1,56 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`light`: our passes on the graphs that Inductor would give them, run by torch itself.
+"""`light`: compile through the passes without code generation, and return what came out and what was reported."""
 
-It skips code generation (seconds per kernel), not matching: the graphs go through the same AOTAutograd, decompositions
-and joint passes.
-"""
-
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.utils import detect_fake_mode
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._inductor.compile_fx import view_to_reshape
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-from torch._inductor.virtualized import V
 
-import torch_tile.ops  # noqa: F401 - registers the ops
-from torch_tile.inductor.passes.manager import TilePass
+from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report import Report, collect
-from torch_tile.inductor.settings import FAMILIES, Settings
+from torch_tile.inductor.settings import FAMILIES
 
 Run = Callable[..., tuple[Any, Report]]
 
 
-def light_backend(settings: Settings) -> Callable[..., Any]:
-    """A Dynamo backend that runs our passes and then the graph as it is."""
-
-    def compile_graph(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        with V.set_fake_mode(detect_fake_mode(inputs)):
-            gm = joint_graph_passes(gm)
-            view_to_reshape(gm)
-            TilePass("post_grad", settings)(gm.graph)
-        gm.graph.lint()
-        gm.recompile()
-        return make_boxed_func(gm.forward)
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        TilePass("pre_grad", settings)(gm.graph)
-        gm.graph.lint()
-        gm.recompile()
-        return aot_autograd(fw_compiler=compile_graph, decompositions=select_decomp_table())(gm, inputs)
-
-    return backend
-
-
 @pytest.fixture
 def backend() -> Callable[..., Any]:
-    """The light backend with all families, every match replaced."""
-    return light_backend(Settings("tile"))
+    """The dry run with all families, every match replaced."""
+    return functools.partial(dry_run, options={"select": "tile"})
 
 
 @pytest.fixture
@@ -61,7 +29,8 @@ def light() -> Run:
         f: Callable[..., Any], *args: Any, dynamic: bool | None = None, families: tuple[str, ...] = FAMILIES, **kw: Any
     ) -> tuple[Any, Report]:
         torch._dynamo.reset()
-        compiled = torch.compile(f, backend=light_backend(Settings("tile", families)), dynamic=dynamic)
+        backend = functools.partial(dry_run, options={"select": "tile", "families": families})
+        compiled = torch.compile(f, backend=backend, dynamic=dynamic)
         with collect() as report:
             return compiled(*args, **kw), report
 

@@ -7,6 +7,7 @@ Written against torch 2.11 to 2.15. Each helper says what it hides; the rest of 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -90,10 +91,55 @@ def isolated_compile() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def no_caches() -> Iterator[None]:
+    """Compile everything anew: passes do not run on a graph that comes from a cache."""
+    with inductor_config().patch(force_disable_caches=True):
+        yield
+
+
 def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Inductor's whole pipeline on an ATen graph, without custom passes and without CUDA graphs."""
     none = dict.fromkeys((*STAGES, "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_post_pass"))
     return compile_fx(gm, inputs, {**none, "triton.cudagraphs": False})
+
+
+def compile_without_codegen(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], refine: Callable[[torch.fx.GraphModule], None]
+) -> Callable[..., Any]:
+    """AOTAutograd and Inductor's joint passes, then `refine`, then the graph as it is."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._guards import detect_fake_mode
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+    from torch._inductor.virtualized import V
+
+    def compile_graph(graph: torch.fx.GraphModule, fakes: list[Any], joint: bool = True) -> Callable[..., Any]:
+        with V.set_fake_mode(detect_fake_mode(fakes)):
+            if joint:
+                graph = joint_graph_passes(graph)
+            view_to_reshape(graph)
+            refine(graph)
+        graph.graph.lint()
+        graph.recompile()
+        return cast("Callable[..., Any]", make_boxed_func(graph.forward))
+
+    def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
+        with V.set_fake_mode(detect_fake_mode(joint_inputs)):
+            joint = joint_graph_passes(joint)
+        return min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **kwargs)
+
+    compiler = aot_autograd(
+        fw_compiler=functools.partial(compile_graph, joint=False),
+        bw_compiler=functools.partial(compile_graph, joint=False),
+        inference_compiler=compile_graph,
+        partition_fn=partition,
+        decompositions=select_decomp_table(),
+    )
+    return compiler(gm, list(inputs))
 
 
 def graph_breaks() -> int:

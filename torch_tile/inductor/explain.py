@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def explain(
     model: Any, *args: Any, options: Mapping[str, Any] | None = None, backward: bool = False, **kwargs: Any
 ) -> Report:
-    """Compile `model(*args, **kwargs)` once, without caches, and report every subgraph of a family we know.
+    """Run the passes over `model(*args, **kwargs)` and report every subgraph of a family we know.
+
+    No code is generated, so this takes seconds where compiling takes minutes.
 
     The model is run, so arguments that it changes (a KV cache) are changed once. Its own compiled code, if any, is
     not touched.
@@ -33,17 +35,16 @@ def explain(
     import torch
 
     from torch_tile.inductor import compat
-    from torch_tile.inductor.backend import tile
+    from torch_tile.inductor.dry_run import dry_run
     from torch_tile.inductor.report import collect
 
-    chosen = dict(options) if options is not None else {"select": "tile"}
-    backend = functools.partial(tile, options={**chosen, "force_disable_caches": True})
+    backend = functools.partial(dry_run, options=dict(options) if options is not None else {"select": "tile"})
 
     def fresh(*values: Any, **named: Any) -> Any:  # a new function, so that no earlier compile of the model is reused
         return model(*values, **named)
 
     before = compat.graph_breaks()
-    with collect() as report, torch.set_grad_enabled(backward or torch.is_grad_enabled()):
+    with collect() as report, compat.no_caches(), torch.set_grad_enabled(backward or torch.is_grad_enabled()):
         outputs = torch.compile(fresh, backend=backend)(*args, **kwargs)
         if backward:
             _backward(outputs)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`backend="tile"`: options, caches, and Inductor as it was where nothing matches."""
+
+import functools
+import importlib.metadata
+import pickle
+
+import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.utils import fresh_cache, run_and_get_code
+
+from torch_tile.inductor import passes
+from torch_tile.inductor.backend import split_options, tile
+from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.passes.manager import TilePass
+from torch_tile.inductor.report import collect
+from torch_tile.inductor.settings import FAMILIES, Settings
+
+TILE = functools.partial(tile, options={"select": "tile"})
+
+
+def mlp(x, w, v):
+    return torch.relu(x @ w) @ v
+
+
+def operands():
+    return torch.randn(5, 8), torch.randn(8, 12), torch.randn(12, 4)
+
+
+def test_options_are_split():
+    patches, settings = split_options(None, {"select": "tile", "families": ["norm", "gemm"], "epilogue-fusion": False})
+    assert patches == {"epilogue_fusion": False}
+    assert settings == Settings("tile", ("norm", "gemm"))
+    assert split_options("default", None) == ({}, Settings("fastest", FAMILIES))
+    assert split_options("max-autotune-no-cudagraphs", None)[0]["max_autotune"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bogus": 1}, r"unknown option 'bogus'.*select, families"),
+        ({"select": "best"}, r"\"select\" must be one of 'fastest', 'tile', got 'best'"),
+        ({"families": ["norm", "conv"]}, r"\"families\" may hold .*, got 'conv'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(RuntimeError, match=message):
+        split_options(None, options)
+    with pytest.raises(BackendCompilerFailed, match=message):
+        torch.compile(mlp, backend=tile, options=options)(*operands())
+
+
+def test_a_match_is_called_in_the_generated_code():
+    args = operands()
+    with torch.no_grad(), no_caches():
+        got, (code,) = run_and_get_code(torch.compile(mlp, backend=TILE), *args)
+    torch.testing.assert_close(got, mlp(*args), rtol=1e-5, atol=1e-5)
+    assert code.count("torch.ops.tile.gemm.default(") == 2
+    assert "extern_kernels.mm" not in code
+
+
+def test_without_a_match_the_code_is_inductors():
+    def f(x):
+        return (x.sin() + 1).cumsum(0), x.amax(-1)
+
+    x = torch.randn(6, 9)
+    texts = []
+    for backend in ("inductor", TILE):
+        torch._dynamo.reset()
+        with no_caches():
+            _, (code,) = run_and_get_code(torch.compile(f, backend=backend), x)
+        texts.append([line for line in code.splitlines() if not line.startswith("#")])
+    assert texts[0] == texts[1]
+
+
+def test_families_not_wanted_are_inductors():
+    args = operands()
+    backend = functools.partial(tile, options={"select": "tile", "families": ["norm"]})
+    with torch.no_grad(), no_caches():
+        _, (code,) = run_and_get_code(torch.compile(mlp, backend=backend), *args)
+    assert "torch.ops.tile" not in code
+
+
+class Count(CustomGraphPass):
+    """A user's own pass."""
+
+    calls = 0
+
+    def __call__(self, graph):
+        type(self).calls += 1
+
+    def uuid(self):
+        return "count"
+
+
+def test_the_users_own_pass_runs_too():
+    args = operands()
+    before = Count.calls
+    with torch.no_grad(), no_caches(), torch._inductor.config.patch(post_grad_custom_pre_pass=Count()):
+        torch.compile(mlp, backend=TILE)(*args)
+    assert Count.calls == before + 1
+
+
+def test_caches_keep_working():
+    args = operands()
+    with fresh_cache(), torch.no_grad():
+        for expected in (0, 1):
+            torch._dynamo.reset()
+            counters.clear()
+            torch.testing.assert_close(torch.compile(mlp, backend=TILE)(*args), mlp(*args), rtol=1e-5, atol=1e-5)
+            assert counters["aot_autograd"]["autograd_cache_hit"] == expected, counters
+            assert counters["inductor"]["fxgraph_cache_bypass"] == 0
+
+
+def test_uuid_tells_settings_apart():
+    ids = [TilePass(stage, s).uuid() for stage in ("pre_grad", "post_grad") for s in (Settings(), Settings("tile"))]
+    assert len({pickle.dumps(i) for i in ids}) == 4
+    assert ids[0] == TilePass("pre_grad", Settings()).uuid()
+
+
+def test_a_pass_that_fails_leaves_the_graph(monkeypatch, caplog):
+    def broken(context):
+        raise ZeroDivisionError("planted")
+
+    ours = passes.refine_families(Settings("tile"))
+    monkeypatch.setattr(passes, "refine_families", lambda settings: [broken, *ours])
+    args = operands()
+    with torch.no_grad(), no_caches(), collect() as report:
+        got = torch.compile(mlp, backend=TILE)(*args)
+    torch.testing.assert_close(got, mlp(*args), rtol=1e-5, atol=1e-5)
+    assert "planted" in caplog.text
+    assert len(report.replaced("gemm")) == 2
+
+
+def test_reset_hook():
+    assert callable(tile.reset)
+    torch._dynamo.reset()
+    tile.reset()
+
+
+def test_found_by_name_when_installed():
+    try:
+        importlib.metadata.distribution("torch_tile")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("torch_tile is not installed, so there is no entry point")
+    assert "tile" in torch._dynamo.list_backends()
+    args = operands()
+    with torch.no_grad():
+        got = torch.compile(mlp, backend="tile", options={"select": "tile"})(*args)
+    torch.testing.assert_close(got, mlp(*args), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`select="fastest"`: both sides are timed, the winner stays, and the outcome is remembered."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_tile.inductor import competition
+from torch_tile.inductor.backend import tile
+from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.competition import Outcome
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.report import collect
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch, tmp_path):
+    """No outcome from earlier, in memory or on disk."""
+    monkeypatch.setattr(competition, "_outcomes", {})
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
+
+
+def block(x, w, v, g):
+    h = F.rms_norm(torch.relu(x @ w), (12,), g)
+    return F.scaled_dot_product_attention(h[None, None], h[None, None], (h @ v)[None, None], is_causal=True)
+
+
+def operands():
+    return torch.randn(6, 8), torch.randn(8, 12), torch.randn(12, 4), torch.rand(12)
+
+
+def run(backend=dry_run):
+    torch._dynamo.reset()
+    args = operands()
+    with torch.no_grad(), no_caches(), collect() as report:
+        got = torch.compile(block, backend=backend)(*args)
+    torch.testing.assert_close(got, block(*args), rtol=1e-5, atol=1e-5)
+    return report
+
+
+@pytest.mark.parametrize(("outcome", "status"), [(Outcome(1, 2), "replaced"), (Outcome(2, 1), "kept")])
+def test_the_winner_stays(outcome, status, monkeypatch):
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key: outcome)
+    report = run()
+    assert {r.family for r in report.rows} == {"gemm", "norm", "attention"}
+    assert {r.status for r in report.rows} == {status}
+    assert all("us, Inductor" in r.reason for r in report.rows)
+
+
+def test_losers_leave_no_tile_op(monkeypatch):
+    from torch._inductor.utils import run_and_get_code
+
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key: Outcome(2, 1))
+    with torch.no_grad(), no_caches():
+        _, (code,) = run_and_get_code(torch.compile(block, backend=tile), *operands())
+    assert "torch.ops.tile" not in code
+    assert "extern_kernels.mm" in code
+
+
+def test_real_measurement_and_memory(monkeypatch):
+    """The whole of it once: two sides compiled and timed, then remembered, then read from disk."""
+    monkeypatch.setattr(competition, "BUDGET", 0.02)
+    calls = []
+    measure = competition._measure
+    monkeypatch.setattr(competition, "_measure", lambda *args: calls.append(args[2]) or measure(*args))
+    first = run(tile)
+    assert len(calls) == len(set(calls)) == len(first.rows) >= 3
+    assert all(r.status in ("replaced", "kept") for r in first.rows)
+    run(tile)
+    assert len(calls) == len(first.rows)
+    competition._outcomes.clear()
+    assert [(r.status, r.reason) for r in run().rows] == [(r.status, r.reason) for r in first.rows]
+    assert len(calls) == len(first.rows)
+
+
+def test_a_damaged_file_is_measured_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        competition, "_measure", lambda new, old, key: competition._save(key, Outcome(1, 2)) or Outcome(1, 2)
+    )
+    run()
+    files = list((tmp_path / "select").glob("*.json"))
+    assert files
+    for file in files:
+        file.write_text('{"tile": ')
+    competition._outcomes.clear()
+    assert {r.status for r in run().rows} == {"replaced"}
+
+
+def test_training_is_left_to_inductor():
+    """There is no tile backward yet: what is captured would lose more behind than it wins in front."""
+    args = [t.requires_grad_() for t in operands()]
+    with no_caches(), collect() as report:
+        torch.compile(block, backend=functools.partial(dry_run, options={"families": ["attention", "norm"]}))(*args)
+    assert report.rows
+    assert all(r.status == "missed" and "training" in r.reason for r in report.rows)
+
+
+def test_key_sees_shapes_strides_and_dtypes(monkeypatch):
+    keys = []
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key: keys.append(key) or Outcome(1, 2))
+    f = lambda a, b: a @ b  # noqa: E731
+    a, b = torch.randn(6, 8), torch.randn(8, 8)
+    for x, y in ((a, b), (a, b.t()), (a.double(), b.double()), (a[:5], b), (a, b)):
+        torch._dynamo.reset()
+        with torch.no_grad(), no_caches():
+            torch.compile(f, backend=dry_run, dynamic=False)(x, y)
+    assert len(keys) == len(set(keys)) == 4

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' models through `torch.compile(backend="tile")`: eager's numbers, everything replaced, no graph break.
+
+Tiny random configurations, the whole of Inductor. Prefill, then a decode step with the cache; then a training step.
+"""
+
+import copy
+import functools
+
+import pytest
+import torch
+
+from torch_tile.inductor.backend import tile
+from torch_tile.inductor.compat import graph_breaks, no_caches
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.report import collect
+
+transformers = pytest.importorskip("transformers")
+
+SIZE = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+}
+MLA = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**SIZE),
+    "qwen3": lambda: transformers.Qwen3Config(**SIZE, head_dim=16),
+    "mistral": lambda: transformers.MistralConfig(**SIZE, sliding_window=6),
+    "gemma": lambda: transformers.GemmaConfig(**SIZE, head_dim=16),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **{**SIZE, "num_key_value_heads": 4, "num_hidden_layers": 2}, **MLA, first_k_dense_replace=1
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """A graph from a cache runs no pass and reports nothing."""
+    with no_caches():
+        yield
+
+
+def build(name, dtype=torch.float32, implementation="sdpa"):
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation=implementation)
+    with torch.no_grad():
+        for p in model.parameters():  # norm weights start at one or zero, which would hide an offset or a lost weight
+            p.add_(torch.randn_like(p) * 0.1)
+    return model.to(dtype)
+
+
+def compiled(model, backend=tile):
+    return torch.compile(model, backend=functools.partial(backend, options={"select": "tile"}))
+
+
+def linears(report, graph):
+    rows = [r for r in report.replaced("gemm") if r.graph == graph]
+    return sum(2 if "2 products" in r.what else 1 for r in rows)
+
+
+def check_report(report, model, graph="inference"):
+    kinds = [type(m).__name__ for m in model.modules()]
+    routers = sum(k.endswith("TopkRouter") for k in kinds)
+    assert linears(report, graph) == kinds.count("Linear") + routers, report
+    assert len(report.replaced("norm")) == sum(k.endswith("RMSNorm") for k in kinds), report
+    assert len(report.replaced("attention")) == model.config.num_hidden_layers, report
+    assert not [r for r in report.missed() if r.graph != "backward"], report
+
+
+def error(got, truth):
+    return ((got.double() - truth).norm() / truth.norm()).item()
+
+
+# All of Inductor where it may matter; the rest without code generation, which takes a tenth of the time.
+PREFILL = [
+    *((name, torch.float32, tile) for name in CONFIGS),
+    *((name, torch.bfloat16, tile if name in ("llama", "deepseek_v3") else dry_run) for name in CONFIGS),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype", "backend"), PREFILL)
+def test_prefill_and_decode(name, dtype, backend):
+    model = build(name, dtype).eval()
+    truth = copy.deepcopy(model).double()
+    truth.config._experts_implementation = "batched_mm"  # grouped_mm takes no float64
+    ids = torch.randint(0, SIZE["vocab_size"], (2, 11))
+    caches = [transformers.DynamicCache(config=model.config) for _ in range(3)]
+    fast, breaks = compiled(model, backend), graph_breaks()
+    with torch.no_grad():
+        for step in (slice(0, 9), slice(9, 10)):
+            with collect() as report:
+                got = fast(input_ids=ids[:, step], past_key_values=caches[0], use_cache=True).logits
+            eager, exact = (
+                m(input_ids=ids[:, step], past_key_values=c, use_cache=True).logits
+                for m, c in ((model, caches[1]), (truth, caches[2]))
+            )
+            check_report(report, model)
+            if dtype == torch.float32:
+                assert error(got, eager.double()) < 1e-4
+            else:
+                assert error(got, exact) <= 1.5 * error(eager, exact)
+    assert graph_breaks() == breaks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend"), [("llama", tile), *((name, dry_run) for name in CONFIGS)])
+def test_training_step(name, backend):
+    model = build(name)
+    ids = torch.randint(0, SIZE["vocab_size"], (2, 9))
+    with collect() as report:
+        loss = compiled(model, backend)(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+    got = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    want = model(input_ids=ids, labels=ids, use_cache=False).loss
+    want.backward()
+    torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-5)
+    assert got.keys() == {n for n, p in model.named_parameters() if p.grad is not None}
+    for n, p in model.named_parameters():
+        if p.grad is not None:
+            assert (got[n] - p.grad).norm() <= 1e-4 * p.grad.norm() + 1e-7, n
+    assert len(report.replaced("attention")) == model.config.num_hidden_layers
+    assert len([r for r in report.replaced("norm") if r.graph == "forward"]) == sum(
+        type(m).__name__.endswith("RMSNorm") for m in model.modules()
+    )
+
+
+@pytest.mark.slow
+def test_eager_attention_is_found_too():
+    """Attention written out by transformers, grouped heads, additive mask, float softmax and all."""
+    model = build("llama", torch.bfloat16, "eager").eval()
+    ids = torch.randint(0, SIZE["vocab_size"], (2, 9))
+    truth = copy.deepcopy(model).double()
+    with torch.no_grad():
+        with collect() as report:
+            got = compiled(model)(input_ids=ids, use_cache=False).logits
+        eager, exact = (m(input_ids=ids, use_cache=False).logits for m in (model, truth))
+    check_report(report, model)
+    assert "causal" in report.replaced("attention")[0].what
+    assert error(got, exact) <= 1.5 * error(eager, exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_layer_norm_models(name):
+    common = {"vocab_size": 96}
+    if name == "gpt2":
+        config = transformers.GPT2Config(**common, n_embd=48, n_layer=1, n_head=4, n_positions=64)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        count = 5
+    else:
+        config = transformers.BertConfig(
+            **common, hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=80
+        )
+        model = transformers.AutoModelForMaskedLM.from_config(config).eval()
+        count = 8
+    ids = torch.randint(0, 96, (2, 9))
+    with torch.no_grad():
+        with collect() as report:
+            got = compiled(model)(input_ids=ids)[0]
+        want = model(input_ids=ids)[0]
+    assert error(got, want.double()) < 1e-4
+    norms = sum(isinstance(m, torch.nn.LayerNorm) for m in model.modules())
+    found = len(report.replaced("attention")), len(report.replaced("norm")), len(report.replaced("gemm"))
+    assert found == (1, norms, count), report
+    assert not report.missed(), report
