@@ -144,7 +144,7 @@ class ExprPrinter:
         return f"{name}[{', '.join(self.expr(i) for i in indices)}]" if indices else name
 
     def _call(self, e: Call) -> str:
-        args = [self.expr(a) for a in e.args]
+        args = [self.value(a, next((b.dtype for b in e.args if not isinstance(b, Const)), None)) for a in e.args]
         if e.options or any(
             isinstance(a, Address) for a in e.args
         ):  # a target's helper, not a function of the language

@@ -1,35 +1,247 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may appear at each stage of the compilation, as data, and the check that it is so."""
+"""What may appear at each stage of the compilation, as data, and the check that it is so.
+
+What breaks a rule here is a bug of ours: authors' mistakes are found before, while tracing and by check_kernel.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from ..diagnostics import InternalError
-from .expr import Address, Load
-from .node import walk
-from .stmt import For, LoopKind, Print, Program, Store, TileOp
+from . import stmt
+from .buffer import Range, Region
+from .expr import COMPARISONS, INTEGER_ONLY, LOGICAL, Address, Binary, Const, Load, Select, Unary, Var
+from .node import Node, children
+from .stmt import LoopKind
 
 
 class Stage(enum.Enum):
-    """TILE: as written. LOOPS: no tile op is left. FLAT: every access has one linear index."""
+    """TILE: as written. LOOPS: no tile op is left. FLAT: every buffer has one dimension, every loop one variable."""
 
     TILE = 0
     LOOPS = 1
     FLAT = 2
 
 
-def verify(program: Program, stage: Stage) -> None:
-    """Raise InternalError if `program` is not a well-formed program of `stage`."""
-    for node in walk(program):
-        if isinstance(node, TileOp) and stage is not Stage.TILE:
-            raise InternalError(f"tile op at stage {stage.name}", node.span)
-        if isinstance(node, Load | Store | Address):
-            rank = min(node.buffer.rank, 1) if stage is Stage.FLAT else node.buffer.rank
-            if len(node.indices) != rank:
-                name = node.buffer.name
-                raise InternalError(f"{len(node.indices)} indices of `{name}` at stage {stage.name}", node.span)
-        if stage is Stage.FLAT and isinstance(node, For) and node.kind is LoopKind.PARALLEL:
-            raise InternalError("T.Parallel at stage FLAT", node.span)
-        if isinstance(node, Print) and stage is Stage.FLAT and not hasattr(node.value, "dtype"):
-            raise InternalError("a printed region at stage FLAT", node.span)
+# What no longer appears, at a stage and all that follow it.
+GONE: dict[Stage, tuple[tuple[type[Node], ...], frozenset[LoopKind]]] = {
+    Stage.TILE: ((), frozenset()),
+    Stage.LOOPS: ((stmt.TileOp,), frozenset()),
+    Stage.FLAT: ((stmt.TileOp, Region), frozenset({LoopKind.PARALLEL})),
+}
+
+
+def verify(program: stmt.Program, stage: Stage) -> None:
+    """Raise InternalError, naming the node and the author's line, unless `program` is well formed and of `stage`.
+
+    Well formed: every variable and buffer is bound once, before and around its uses; every access has one index per
+    dimension; operands, conditions and stored values have the types that expr.py and stmt.py give them.
+    """
+    _Verifier(stage).program(program)
+
+
+class _Verifier:
+    def __init__(self, stage: Stage):
+        self.stage = stage
+        self.gone, self.gone_loops = GONE[stage]
+        self.bound: dict[int, Node] = {}  # every symbol met so far, which keeps its id its own
+        self.visible: set[int] = set()
+        self.loops = 0
+
+    def program(self, p: stmt.Program) -> None:
+        """Sizes known at run time are bound by the shapes of the parameters."""
+        self.bind(stmt.dimensions(p), p)
+        self.bind((*p.params, *p.outputs, *p.workspaces), p)
+        for kernel in p.kernels:
+            self(kernel)
+
+    def __call__(self, node: Node) -> None:
+        """Check a node and all below it."""
+        if node.is_symbol:
+            # Flat buffers no longer show the sizes and strides that the launcher learns from them.
+            free = self.stage is Stage.FLAT and isinstance(node, Var) and node.role == "dim"
+            self.need(free or id(node) in self.visible, f"`{_name(node)}` is used where it is not bound", node)
+            return
+        self.need(not isinstance(node, self.gone), f"{type(node).__name__} may not appear", node)
+        check = _CHECKS.get(type(node))
+        if check is not None:
+            check(self, node)
+        scope = _SCOPES.get(type(node))
+        if scope is not None:
+            scope(self, node)
+            return
+        for child in children(node):
+            self(child)
+
+    def need(self, holds: bool, problem: str, node: Node) -> None:
+        """Raise unless `holds`."""
+        if not holds:
+            raise InternalError(f"{problem} at stage {self.stage.name}: {_shown(node)}", node.span)
+
+    def bind(self, symbols: Iterable[Node], where: Node) -> None:
+        """Symbols visible from here on."""
+        for symbol in symbols:
+            self.need(id(symbol) not in self.bound, f"`{_name(symbol)}` is bound twice", where)
+            self.bound[id(symbol)] = symbol
+            self.visible.add(id(symbol))
+
+    @contextmanager
+    def scope(self, symbols: Iterable[Node], where: Node, loop: bool = False) -> Iterator[None]:
+        """What is bound inside is not visible afterwards."""
+        outer, self.visible = self.visible, set(self.visible)
+        self.loops += loop
+        self.bind(symbols, where)
+        yield
+        self.visible = outer
+        self.loops -= loop
+
+    # Nodes that bind symbols for a part of what is below them.
+
+    def kernel(self, k: stmt.Kernel) -> None:
+        """The grid does not see the block indices."""
+        self.need(len(k.grid) == len(k.blocks), "one block index per grid extent", k)
+        for extent in k.grid:
+            self(extent)
+        with self.scope(k.blocks, k):
+            self(k.body)
+
+    def loop(self, f: stmt.For) -> None:
+        """The bounds do not see the loop variables."""
+        for bound in (*f.starts, *f.stops):
+            self.need(bound.dtype.is_integer, "loop bounds are integers", f)
+            self(bound)
+        with self.scope(f.vars, f, loop=True):
+            self(f.body)
+
+    def repeat(self, w: stmt.While) -> None:
+        """`break` may appear inside."""
+        self(w.condition)
+        with self.scope((), w, loop=True):
+            self(w.body)
+
+    def block(self, b: stmt.Block) -> None:
+        """Names and buffers live to the end of their block."""
+        with self.scope((), b):
+            for s in b.stmts:
+                self(s)
+                if isinstance(s, stmt.Let):
+                    self.bind((s.var,), s)
+                elif isinstance(s, stmt.Alloc):
+                    self.alloc(s)
+
+    def alloc(self, a: stmt.Alloc) -> None:
+        """Sizes use only what is visible."""
+        for size in (*a.buffer.shape, *(a.buffer.strides or ())):
+            self(size)
+        self.bind((a.buffer,), a)
+
+    # Nodes with rules of their own.
+
+    def access(self, node: Load | stmt.Store | Address) -> None:
+        """One integer index per dimension."""
+        buffer, indices = node.buffer, node.indices
+        self.need(len(indices) == buffer.rank, f"`{buffer.name}` has {buffer.rank} dimensions", node)
+        self.need(self.stage is not Stage.FLAT or buffer.rank <= 1, f"`{buffer.name}` is not flat", node)
+        self.need(all(i.dtype.is_integer for i in indices), "indices are integers", node)
+        if isinstance(node, stmt.Store):
+            self.need(node.value.dtype == buffer.dtype, f"`{buffer.name}` holds {buffer.dtype}", node)
+
+    def region(self, r: Region) -> None:
+        """One range per dimension."""
+        self.need(len(r.ranges) == r.buffer.rank, f"`{r.buffer.name}` has {r.buffer.rank} dimensions", r)
+
+    def range(self, r: Range) -> None:
+        """Integer start and extent."""
+        self.need(r.start.dtype.is_integer and r.extent.dtype.is_integer, "ranges are integers", r)
+
+    def const(self, c: Const) -> None:
+        """The Python value is of the literal's kind."""
+        kind = {"bool": bool, "float": float}.get(c.type.kind, int)
+        self.need(type(c.value) is kind, f"a {c.type} is a Python {kind.__name__}", c)
+
+    def unary(self, e: Unary) -> None:
+        """`not` takes a bool, `~` no float, `-` no bool."""
+        kind = e.a.dtype.kind
+        fits = kind == "bool" if e.op == "not" else kind != "float" if e.op == "~" else kind != "bool"
+        self.need(e.op in ("not", "~", "-") and fits, f"`{e.op}` cannot take {e.a.dtype}", e)
+
+    def binary(self, e: Binary) -> None:
+        """Both operands have one type, which the operator takes."""
+        a, b = e.a.dtype, e.b.dtype
+        self.need(a == b, f"`{e.op}` of {a} and {b}", e)
+        if e.op in LOGICAL:
+            self.need(a.kind == "bool", f"`{e.op}` of {a}", e)
+        elif e.op in INTEGER_ONLY or e.op == "/":
+            self.need(a.is_float == (e.op == "/"), f"`{e.op}` of {a}", e)
+        else:
+            self.need(e.op in COMPARISONS or e.op in ("+", "-", "*", "//", "%", "min", "max"), "no such operator", e)
+
+    def select(self, e: Select) -> None:
+        """A bool chooses between values of one type."""
+        self.condition(e)
+        self.need(e.a.dtype == e.b.dtype, f"a choice between {e.a.dtype} and {e.b.dtype}", e)
+
+    def condition(self, node: Select | stmt.If | stmt.While | stmt.Assert) -> None:
+        """Conditions are bool."""
+        self.need(node.condition.dtype.kind == "bool", f"a condition of type {node.condition.dtype}", node)
+
+    def let(self, s: stmt.Let) -> None:
+        """The name has the type of its value."""
+        self.need(s.var.dtype == s.value.dtype, f"a {s.var.dtype} named for a {s.value.dtype}", s)
+
+    def init(self, s: stmt.Alloc) -> None:
+        """Only a T.alloc_var is initialised, with a value of its type."""
+        fits = s.init is None or (s.buffer.scope == "var" and s.init.dtype == s.buffer.dtype)
+        self.need(fits, f"`{s.buffer.name}` cannot be initialised so", s)
+
+    def nest(self, f: stmt.For) -> None:
+        """A box; more than one variable only in parallel."""
+        sizes = len(f.vars) == len(f.starts) == len(f.stops) >= 1
+        self.need(sizes and f.step >= 1, "a loop has a start, a stop and a positive step", f)
+        self.need(len(f.vars) == 1 or f.kind is LoopKind.PARALLEL, "only T.Parallel has several variables", f)
+        self.need(f.kind not in self.gone_loops, f"T.{f.kind.value} may not appear", f)
+
+    def leave(self, s: stmt.Stmt) -> None:
+        """A loop is around."""
+        self.need(self.loops > 0, f"{type(s).__name__.lower()} outside a loop", s)
+
+
+_SCOPES: dict[type[Node], Callable[[_Verifier, Any], None]] = {
+    stmt.Kernel: _Verifier.kernel,
+    stmt.For: _Verifier.loop,
+    stmt.While: _Verifier.repeat,
+    stmt.Block: _Verifier.block,
+}
+_CHECKS: dict[type[Node], Callable[[_Verifier, Any], None]] = {
+    Load: _Verifier.access,
+    Address: _Verifier.access,
+    stmt.Store: _Verifier.access,
+    Region: _Verifier.region,
+    Range: _Verifier.range,
+    Const: _Verifier.const,
+    Unary: _Verifier.unary,
+    Binary: _Verifier.binary,
+    Select: _Verifier.select,
+    stmt.If: _Verifier.condition,
+    stmt.While: _Verifier.condition,
+    stmt.Assert: _Verifier.condition,
+    stmt.Let: _Verifier.let,
+    stmt.Alloc: _Verifier.init,
+    stmt.For: _Verifier.nest,
+    stmt.Break: _Verifier.leave,
+    stmt.Continue: _Verifier.leave,
+}
+
+
+def _name(symbol: Node) -> str:
+    return str(getattr(symbol, "name", "?"))
+
+
+def _shown(node: Node) -> str:
+    text = repr(node)
+    first = text.splitlines()[0] if text else ""
+    return first if first == text and len(first) <= 120 else first[:120] + " ..."
