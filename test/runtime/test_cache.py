@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache under everything that may happen to it: crashes, races, damage, other users."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from torch_tile.runtime.cache import CacheError, cache_dir, get_or_build, key_of
+
+KEY = key_of("some source", b"some compiler")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Builder:
+    """Writes `data` and counts how often it had to."""
+
+    def __init__(self, data: bytes = b"machine code" * 1000):
+        self.data, self.calls = data, 0
+
+    def __call__(self, path: Path) -> None:
+        self.calls += 1
+        path.write_bytes(self.data)
+
+
+def everything(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+def test_key_keeps_parts_apart():
+    assert key_of("ab", "c") != key_of("a", "bc")
+    assert key_of("a", "") != key_of("a")
+    assert key_of("é") == key_of("é".encode())
+    assert len(KEY) == 64
+
+
+def test_where(monkeypatch, tmp_path):
+    assert cache_dir() == tmp_path / "cache"
+    monkeypatch.delenv("TORCH_TILE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "xdg" / "torch_tile"
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        assert cache_dir() == tmp_path / "home" / ".cache" / "torch_tile"
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # nobody knows this user
+    assert cache_dir().is_absolute()
+
+
+def test_builds_once(folder):
+    builder = Builder()
+    path = get_or_build(KEY, ".so", builder)
+    assert path.read_bytes() == builder.data
+    assert path.name == KEY + ".so"
+    assert get_or_build(KEY, ".so", builder) == path
+    assert get_or_build(KEY, ".cpp", builder) != path
+    assert builder.calls == 2
+    assert everything(folder) == {KEY + s for s in (".so", ".so.seal", ".cpp", ".cpp.seal")}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path, seal: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path, seal: path.write_bytes(b""),
+        lambda path, seal: path.write_bytes(b"M" + path.read_bytes()[1:]),
+        lambda path, seal: seal.unlink(),
+        lambda path, seal: seal.write_text(""),
+        lambda path, seal: seal.write_bytes(b"\xff\xfe"),
+        lambda path, seal: path.unlink(),
+    ],
+    ids=["truncated", "empty", "altered", "no seal", "empty seal", "seal of bytes", "no file"],
+)
+def test_damage_is_repaired(damage):
+    builder = Builder()
+    path = get_or_build(KEY, ".so", builder)
+    damage(path, path.with_name(path.name + ".seal"))
+    assert get_or_build(KEY, ".so", builder) == path
+    assert path.read_bytes() == builder.data
+    assert builder.calls == 2
+
+
+def test_a_failed_build_leaves_nothing(folder):
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        get_or_build(KEY, ".so", fail)
+    assert everything(folder) == set()
+    builder = Builder()
+    get_or_build(KEY, ".so", builder)
+    assert builder.calls == 1
+
+
+def test_a_build_may_ask_for_a_sibling():
+    def build(path: Path) -> None:
+        path.write_bytes(get_or_build(KEY, ".cpp", Builder(b"text")).read_bytes())
+
+    assert get_or_build(KEY, ".so", build).read_bytes() == b"text"
+
+
+def test_threads_build_once():
+    builder, barrier, paths = Builder(), threading.Barrier(8), []
+
+    def slow(path: Path) -> None:
+        time.sleep(0.05)
+        builder(path)
+
+    def ask() -> None:
+        barrier.wait()
+        paths.append(get_or_build(KEY, ".so", slow))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert builder.calls == 1
+    assert len(set(paths)) == 1
+
+
+PROCESS = """
+import sys, time
+from pathlib import Path
+from torch_tile.runtime.cache import get_or_build
+key, rounds, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+data = b"0123456789" * 100_000
+def build(path):
+    with path.open("wb") as file:
+        for start in range(0, len(data), 100_000):
+            file.write(data[start:start + 100_000])
+            file.flush()
+            print("writing", flush=True)
+            time.sleep(pause)
+for i in range(rounds):
+    path = get_or_build(key[:2] + str(i) + key[3:], ".so", build)
+    assert path.read_bytes() == data
+print("done", flush=True)
+"""
+
+
+def start(*arguments: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", PROCESS, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def test_processes_at_once(folder):
+    """Both finish, neither sees a half-written file, and no rubbish stays."""
+    processes = [start(KEY, 5, 0.001) for _ in range(2)]
+    for process in processes:
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert output.endswith("done\n")
+    assert len(everything(folder)) == 10
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs kill -9")
+def test_killed_while_writing(folder):
+    process = start(KEY, 1, 0.2)
+    assert process.stdout is not None
+    for _ in range(3):
+        assert process.stdout.readline() == "writing\n"
+    process.kill()
+    process.communicate(timeout=60)
+    left = [path for path in folder.rglob("*") if path.is_file()]
+    assert left and all(".tmp" in path.name for path in left)
+    other = start(KEY, 1, 0)
+    assert other.communicate(timeout=60)[0].endswith("done\n")
+    # What the killed one left is removed once it is old, by the next build in that folder.
+    for path in left:
+        os.utime(path, (time.time() - 10 * 24 * 3600,) * 2)
+    get_or_build(KEY, ".other", Builder())
+    assert not any(path.exists() for path in left)
+
+
+needs_owners = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs file owners")
+
+
+@needs_owners
+@pytest.mark.parametrize("which", ["root", "folder", "file", "seal"])
+@pytest.mark.parametrize("mode", [0o020, 0o002], ids=["group", "world"])
+def test_writable_by_others(which, mode, folder):
+    path = get_or_build(KEY, ".so", Builder())
+    place = {"root": folder, "folder": path.parent, "file": path, "seal": path.with_name(path.name + ".seal")}[which]
+    place.chmod(place.stat().st_mode | mode)
+    with pytest.raises(CacheError, match=r"can be written by other users.*chmod -R go-w"):
+        get_or_build(KEY, ".so", Builder())
+
+
+@needs_owners
+@pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("which", ["root", "folder", "file", "seal"])
+def test_owned_by_another(which, folder):
+    path = get_or_build(KEY, ".so", Builder())
+    place = {"root": folder, "folder": path.parent, "file": path, "seal": path.with_name(path.name + ".seal")}[which]
+    os.chown(place, 12345, -1)
+    with pytest.raises(CacheError, match="belongs to user id 12345"):
+        get_or_build(KEY, ".so", Builder())
+
+
+@needs_owners
+def test_a_link_is_refused(tmp_path):
+    """A link in the place of an entry could lead to any file."""
+    path = get_or_build(KEY, ".so", Builder())
+    target = tmp_path / "elsewhere"
+    path.rename(target)
+    path.symlink_to(target)
+    with pytest.raises(CacheError, match="not a plain file"):
+        get_or_build(KEY, ".so", Builder())
+
+
+@needs_owners
+def test_generous_umask():
+    """Entries made under umask 0 are still nobody else's to write."""
+    old = os.umask(0)
+    try:
+        get_or_build(KEY, ".so", Builder())
+        builder = Builder()
+        get_or_build(KEY, ".so", builder)
+        assert builder.calls == 0
+    finally:
+        os.umask(old)
+
+
+def test_place_that_is_a_file(tmp_path, monkeypatch):
+    (tmp_path / "plain").write_text("")
+    for place in (tmp_path / "plain", tmp_path / "plain" / "below"):
+        monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(place))
+        with pytest.raises(CacheError, match="TORCH_TILE_CACHE_DIR"):
+            get_or_build(KEY, ".so", Builder())
+
+
+def test_place_that_cannot_be_written(monkeypatch):
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", "/proc/torch_tile")
+    with pytest.raises(CacheError, match="cannot create the cache folder"):
+        get_or_build(KEY, ".so", Builder())

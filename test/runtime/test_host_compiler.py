@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source to library: what is rebuilt, what errors say, and that torch's OpenMP run time is the only one."""
+
+import ctypes
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from torch_tile.diagnostics import InternalError
+from torch_tile.runtime import host_compiler
+from torch_tile.runtime.host_compiler import NoCompilerError, compile_many, compile_shared, find_compiler
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def fresh_compiler():
+    """Forget the compiler found, before and after."""
+    find_compiler.cache_clear()
+    yield
+    find_compiler.cache_clear()
+
+
+def source(value: int) -> str:
+    return f'#include "cpu_math.h"\nextern "C" int value() {{ return tile::max({value}, {value} - 1); }}\n'
+
+
+def count_runs(monkeypatch) -> list[list[str]]:
+    runs: list[list[str]] = []
+    run = host_compiler._run
+
+    def counted(command: list[str]):
+        runs.append(command)
+        return run(command)
+
+    find_compiler()
+    monkeypatch.setattr(host_compiler, "_run", counted)
+    return runs
+
+
+def test_compiles_once(monkeypatch):
+    runs = count_runs(monkeypatch)
+    first = compile_shared(source(41))
+    assert ctypes.CDLL(str(first)).value() == 41
+    assert compile_shared(source(41)) == first
+    assert len(runs) == 1
+    assert compile_shared(source(42)) != first
+    assert first.with_suffix(".cpp").read_text() == source(41)
+
+
+def test_headers_are_part_of_the_key(monkeypatch):
+    first = compile_shared(source(1))
+    monkeypatch.setattr(host_compiler, "headers_digest", lambda: "other headers")
+    assert compile_shared(source(1)) != first
+
+
+def test_compiler_and_flags_are_part_of_the_key(monkeypatch):
+    from dataclasses import replace
+
+    first, found = compile_shared(source(1)), find_compiler()
+    others = [replace(found, identity="another"), replace(found, flags=(*found.flags, "-DX")), replace(found, link=())]
+    for other in others:
+        monkeypatch.setattr(host_compiler, "find_compiler", lambda other=other: other)
+        assert compile_shared(source(1)) != first
+
+
+def test_flags_keep_ieee_arithmetic():
+    flags = find_compiler().flags
+    loose = {"-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-ffinite-math-only", "-fno-signed-zeros"}
+    assert not loose & set(flags)
+    assert {"-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"} <= set(flags)
+
+
+def test_many_at_once(monkeypatch):
+    runs = count_runs(monkeypatch)
+    paths = compile_many([source(i % 5) for i in range(10)])
+    assert [ctypes.CDLL(str(path)).value() for path in paths] == [0, 1, 2, 3, 4] * 2
+    assert len(runs) == 5
+    assert compile_many([]) == []
+    with pytest.raises(InternalError, match="host compiler refused"):
+        compile_many([source(1), "nonsense", source(2)])
+
+
+def test_threads(monkeypatch):
+    runs = count_runs(monkeypatch)
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(compile_shared(source(7)))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paths) == 6 and len(set(paths)) == 1 and len(runs) == 1
+
+
+def test_refused_source():
+    """The message has the file, the compiler's words, how often they go on, and whose fault it is."""
+    with pytest.raises(InternalError) as caught:
+        compile_shared("int f() { return missing_name; }\n" + "".join(f"x{i};\n" for i in range(100)))
+    message = str(caught.value)
+    path = Path(message.split("refused ")[1].split(" (exit")[0])
+    assert path.suffix == ".cpp" and path.read_text().startswith("int f()")
+    assert "missing_name" in message
+    assert "more lines" in message
+    assert "bug in torch_tile" in message
+    assert len(message.splitlines()) < 30
+
+
+def test_no_compiler(monkeypatch, fresh_compiler):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
+    with pytest.raises(NoCompilerError, match=r"none of these works: g\+\+, clang\+\+.*apt install g\+\+.*CXX"):
+        compile_shared(source(1))
+
+
+def test_compiler_named_by_the_user(monkeypatch, tmp_path, fresh_compiler):
+    """$CXX may carry arguments, and one that does not work is passed over."""
+    command = find_compiler().command
+    find_compiler.cache_clear()
+    monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
+    monkeypatch.setenv("CXX", f"{' '.join(command)} -DBY_USER")
+    assert find_compiler().command == (*command, "-DBY_USER")
+    find_compiler.cache_clear()
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    assert find_compiler().command == ("g++",) or find_compiler().command == ("clang++",)
+
+
+def test_inductor_setting_is_followed(monkeypatch, fresh_compiler):
+    config = pytest.importorskip("torch._inductor.config")
+    command = find_compiler().command
+    find_compiler.cache_clear()
+    monkeypatch.setattr(config.cpp, "cxx", (None, f"{' '.join(command)} -DBY_INDUCTOR"))
+    assert find_compiler().command == (*command, "-DBY_INDUCTOR")
+
+
+OPENMP = """
+#include <stdint.h>
+extern "C" int omp_get_num_threads();
+extern "C" int omp_get_thread_num();
+extern "C" int team() {
+  int size = 0;
+#pragma omp parallel
+  if (omp_get_thread_num() == 0) size = omp_get_num_threads();
+  return size;
+}
+"""
+
+CHILD = """
+import ctypes, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from torch_tile.runtime.host_compiler import compile_shared
+library = ctypes.CDLL(str(compile_shared(sys.stdin.read())))
+torch.set_num_threads(3)
+torch.randn(300, 300) @ torch.randn(300, 300)
+print(library.team())
+torch.set_num_threads(2)
+print(library.team())
+maps = open("/proc/self/maps").read().split()
+print(len({word for word in maps if "/lib" in word and ("gomp" in word or "omp5" in word or "libomp" in word)}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_one_openmp_run_time():
+    """Torch's thread count rules our kernels too, and the process holds a single OpenMP library."""
+    if "clang" in find_compiler().command[-1]:
+        pytest.skip("clang needs its own run time")
+    command = [sys.executable, "-c", CHILD, str(Path(__file__).parents[2])]
+    result = subprocess.run(command, input=OPENMP, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["3", "2", "1"]
+
+
+def test_needs_neither_torch_nor_inductor():
+    """torch_tile itself may import torch; this module and what it imports must not."""
+    probe = (
+        "import sys, importlib.util, importlib.machinery; from pathlib import Path\n"
+        "root = Path(sys.argv[1])\n"
+        "for name in ('', '.runtime'):\n"
+        "    spec = importlib.machinery.ModuleSpec('torch_tile' + name, None, is_package=True)\n"
+        "    module = importlib.util.module_from_spec(spec)\n"
+        "    module.__path__ = [str(root / 'torch_tile' / name.lstrip('.'))]\n"
+        "    sys.modules['torch_tile' + name] = module\n"
+        "import torch_tile.runtime.host_compiler\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", probe, str(Path(__file__).parents[2])], check=True)
