@@ -29,14 +29,21 @@ class CacheError(RuntimeError):
 
 
 def cache_dir() -> Path:
-    """`$TORCH_TILE_CACHE_DIR`, else `$XDG_CACHE_HOME/torch_tile`, else `~/.cache/torch_tile`. It need not exist yet."""
+    """`$TORCH_TILE_CACHE_DIR`, else `$XDG_CACHE_HOME/torch_tile`, else `~/.cache/torch_tile`. It need not exist yet.
+
+    A user without a home folder gets one of their own among the temporary files.
+    """
     chosen = os.environ.get("TORCH_TILE_CACHE_DIR")
     if chosen:
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
     if base and os.path.isabs(base):  # the XDG specification says to ignore relative ones
         return Path(base) / "torch_tile"
-    return Path(os.path.expanduser("~")).absolute() / ".cache" / "torch_tile"
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        user = os.geteuid() if hasattr(os, "geteuid") else "user"
+        return Path(tempfile.gettempdir()) / f"torch_tile-{user}"
+    return Path(home) / ".cache" / "torch_tile"
 
 
 def key_of(*parts: str | bytes) -> str:

@@ -122,8 +122,8 @@ def find_compiler() -> HostCompiler:
     names = ", ".join(shlex.join(command) for command in tried)
     raise NoCompilerError(
         f"torch_tile needs a C++17 compiler with OpenMP to build CPU kernels; none of these works: {names}. "
-        "Install one (Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`; macOS: "
-        "`xcode-select --install`) or name one in the environment variable CXX."
+        "Install one (Debian, Ubuntu: `apt install g++`; Fedora: `dnf install gcc-c++`; conda: `conda install gxx`; "
+        "macOS: `xcode-select --install`) or name one in the environment variable CXX."
     )
 
 
