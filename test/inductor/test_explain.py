@@ -73,4 +73,4 @@ def test_graph_breaks_are_counted():
 def test_twice_reports_twice():
     """Nothing comes from a cache, which would run no pass."""
     model, x = Block(), torch.randn(2, 5, 16)
-    assert len(explain(model, x).rows) == len(explain(model, x).rows) == 5
+    assert {len(explain(model, x).rows) for _ in range(10)} == {5}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -143,7 +144,23 @@ def compile_without_codegen(
 
 
 def graph_breaks() -> int:
-    """How many graph breaks Dynamo has counted in this process."""
+    """How many graph breaks Dynamo has counted in this process (one in an inlined call counts for each caller)."""
     from torch._dynamo.utils import counters
 
     return sum(counters["graph_break"].values())
+
+
+def compiled_graphs() -> int:
+    """How many graphs Dynamo has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+@contextlib.contextmanager
+def no_recompile_limit() -> Iterator[None]:
+    """Compile however often the same code has been compiled before."""
+    from torch._dynamo import config
+
+    with config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize):
+        yield

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +41,23 @@ def explain(
 
     backend = functools.partial(dry_run, options=dict(options) if options is not None else {"select": "tile"})
 
-    def fresh(*values: Any, **named: Any) -> Any:  # a new function, so that no earlier compile of the model is reused
+    def wrapper(*values: Any, **named: Any) -> Any:
         return model(*values, **named)
 
-    before = compat.graph_breaks()
-    with collect() as report, compat.no_caches(), torch.set_grad_enabled(backward or torch.is_grad_enabled()):
+    # Dynamo keeps what it compiled with the code object: a new one neither finds the user's compiles nor adds to them.
+    fresh = types.FunctionType(wrapper.__code__.replace(), wrapper.__globals__, "model", None, wrapper.__closure__)
+    breaks, graphs = compat.graph_breaks(), compat.compiled_graphs()
+    with (
+        collect() as report,
+        compat.no_caches(),
+        compat.no_recompile_limit(),
+        torch.set_grad_enabled(backward or torch.is_grad_enabled()),
+    ):
         outputs = torch.compile(fresh, backend=backend)(*args, **kwargs)
         if backward:
             _backward(outputs)
-    report.graph_breaks = compat.graph_breaks() - before
+    if compat.graph_breaks() > breaks:
+        report.graph_breaks = max(1, compat.compiled_graphs() - graphs - 1)
     return report
 
 

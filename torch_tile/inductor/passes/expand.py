@@ -96,7 +96,7 @@ def settle(context: Context) -> None:
             continue
         what = f"{node.target}".removesuffix(".default") + _signature(node)
         if family not in context.settings.families:
-            expand(node, reference)
+            context.handled.update(expand(node, reference))
             continue
         if context.settings.select == "fastest":
             from torch_tile.inductor.competition import compete_captured
@@ -104,7 +104,7 @@ def settle(context: Context) -> None:
             outcome = compete_captured(node, reference)
             context.note(family, report.REPLACED if outcome.tile_wins else report.KEPT, what, node, str(outcome))
             if not outcome.tile_wins:
-                expand(node, reference)
+                context.handled.update(expand(node, reference))
         else:
             context.note(family, report.REPLACED, what, node)
 
@@ -116,8 +116,8 @@ def _signature(node: Node) -> str:
     return f"({shapes})"
 
 
-def expand(node: Node, reference: Callable[..., torch.Tensor]) -> None:
-    """Put the ATen of `reference` in place of a captured op."""
+def expand(node: Node, reference: Callable[..., torch.Tensor]) -> list[Node]:
+    """Put the ATen of `reference` in place of a captured op; returns the new nodes."""
     traced = trace_reference(node, reference)
     inputs = [n for n in node.args if isinstance(n, Node)]
     env: dict[Node, Node] = dict(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
@@ -134,6 +134,7 @@ def expand(node: Node, reference: Callable[..., torch.Tensor]) -> None:
             elif inner.op == "output":
                 node.replace_all_uses_with(env[inner.args[0]])
     graph.erase_node(node)
+    return [n for n in env.values() if n not in inputs]
 
 
 def _literal(before: Node, tensor: torch.Tensor) -> Node:
