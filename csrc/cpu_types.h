@@ -63,6 +63,16 @@ template <int E, int M, bool infinities> struct Format {
     return code | ((w >> (31 - E - M)) & sign);
   }
 
+  // decode(encode(x)), in fewer steps.
+  static float round(float x) {
+    uint32_t w = float_bits(x), a = w & 0x7fffffffu;
+    uint32_t normal = (a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1u)) & (~0u << shift);
+    uint32_t denormal = float_bits((bits_float(a) + bits_float(magic)) - bits_float(magic));
+    uint32_t r = a < smallest ? denormal : normal;
+    r = r >= limit ? (infinities ? 0x7f800000u : limit) : r;
+    return bits_float((a > 0x7f800000u ? a : r) | (w & 0x80000000u));
+  }
+
   static float decode(uint32_t code) {
     uint32_t a = code & (sign - 1);
     uint32_t normal = (a << shift) + rebias;
@@ -93,7 +103,12 @@ template <> inline bf16 narrow<bf16>(float x) {
 }
 
 // x as a value of the storage type T, still held in a float: what an operation in T gives.
-template <class T> inline float rounded(float x) { return widen(narrow<T>(x)); }
+template <class T> inline float rounded(float x) {
+  if constexpr (same<T, f16>) return FormatF16::round(x);
+  else if constexpr (same<T, e4m3>) return FormatE4M3::round(x);
+  else if constexpr (same<T, e5m2>) return FormatE5M2::round(x);
+  else return widen(narrow<T>(x));
+}
 
 // x as a To. Floats to integers truncate toward zero (through int32 for 8 and 16 bits, so that they wrap as torch's do); what a
 // 64-bit integer cannot hold is undefined, as in torch. Doubles and integers reach small floats through float, as in torch.

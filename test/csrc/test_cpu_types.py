@@ -95,3 +95,18 @@ def test_limits(library, c_names):
         else:
             want = [-448.0, 448.0] if t == torch.float8_e4m3fn else [-torch.inf, torch.inf]
         assert got.tolist() == want, t
+
+
+@pytest.mark.parametrize("dtype", SMALL, ids=str)
+def test_rounded(dtype, library, c_names, seed):
+    """Rounding in place is narrowing and widening again."""
+    built = library(
+        '#include "cpu_types.h"\nusing namespace tile;\nextern "C" void f(const float* x, float* y, int64_t n) {\n'
+        f"#pragma omp simd\nfor (int64_t i = 0; i < n; ++i) y[i] = rounded<{c_names[dtype]}>(x[i]);\n}}\n"
+    )
+    x = defined(values(torch.float32, seed), dtype)
+    got = torch.empty_like(x)
+    built("f", x, got, x.numel())
+    want = x.to(dtype).float()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.view(torch.int32)[~want.isnan()], want.view(torch.int32)[~want.isnan()])
