@@ -55,14 +55,13 @@ def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bac
 
 def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """(model, arguments, keyword arguments) that a name on the command line stands for. Raises ValueError."""
-    from torch_tile.tools.models import SAMPLES
+    from torch_tile.tools.models import SAMPLES, VOCABULARY
 
     if target in SAMPLES:
         import torch
 
         sample = SAMPLES[target]()
-        kwargs = {"use_cache": False} if sample.source.startswith("transformers") else {}
-        return sample.model, (torch.randint(0, 1024, (1, 128)),), kwargs
+        return sample.model, *sample.arguments(torch.randint(0, VOCABULARY, (1, 128)))
     where, colon, name = target.rpartition(":")
     if not colon:
         raise ValueError(f"{target!r} is neither {' nor '.join(SAMPLES)} nor FILE.py:NAME nor MODULE:NAME")

@@ -18,10 +18,11 @@ import torch
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.report import Report, collect
-from torch_tile.tools.models import SAMPLES, Sample
+from torch_tile.tools.models import SAMPLES, VOCABULARY, Sample
 
 Tensor = torch.Tensor
 BATCH, LENGTH = 1, 128
+SECONDS = 2.0  # of timing for each model
 TOLERANCE = 1e-4  # relative, in float32
 
 
@@ -40,7 +41,7 @@ def demo(length: int = LENGTH) -> int:
 def show_compiled(sample: Sample, length: int) -> bool:
     """One model compiled with every subgraph that fits replaced; whether the logits are right."""
     print(f"\n{sample.name} ({sample.source}, random weights)")
-    ids = torch.randint(0, 1024, (BATCH, length))
+    ids = torch.randint(0, VOCABULARY, (BATCH, length))
     with progress("computing it in float64 and in float32"):
         exact = sample.run(copy.deepcopy(sample.model).double(), ids)
         eager = sample.run(sample.model, ids)
@@ -52,7 +53,7 @@ def show_compiled(sample: Sample, length: int) -> bool:
     print("  error against float64:   " + "   ".join(f"{name} {value:.1e}" for name, value in errors.items()))
     with progress("timing"):
         times = medians(
-            {"eager": lambda: sample.run(sample.model, ids), "tile": lambda: sample.run(compiled, ids)}, seconds=2.0
+            {"eager": lambda: sample.run(sample.model, ids), "tile": lambda: sample.run(compiled, ids)}, seconds=SECONDS
         )
     print("  time of a forward pass:  " + "   ".join(f"{name} {value * 1e3:.1f} ms" for name, value in times.items()))
     torch._dynamo.reset()
@@ -86,7 +87,7 @@ def show_latent_decoding(length: int) -> bool:
                 "expanded": lambda: run(layer, False, torch.float32),
                 "absorbed": lambda: run(layer, True, torch.float32),
             },
-            seconds=2.0,
+            seconds=SECONDS,
         )
     print("  time of a step:          " + "   ".join(f"{name} {value * 1e3:.1f} ms" for name, value in times.items()))
     return wrong <= TOLERANCE

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models with random weights for the demo: transformers' own classes, or plain torch where it is not installed.
 
-A model maps token ids `[B, S]` to logits `[B, S, vocabulary]`.
+Models map token ids `[B, S]` to logits `[B, S, VOCABULARY]`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,29 @@ from torch import nn
 
 Tensor = torch.Tensor
 VOCABULARY, WIDTH, INNER, LAYERS, HEADS = 1024, 256, 688, 2, 4
+CACHED = 256  # positions before the one that plain-torch latent attention decodes
+PLAIN = "plain torch"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A model in float32 and evaluation mode, and how to run it; `source` says whose classes it is made of."""
+    """A model in float32 and evaluation mode; `source` says whose classes it is made of."""
 
     name: str
     source: str
     model: nn.Module
-    run: Callable[[Any, Tensor], Tensor]
+    decodes: bool = False  # one token over a cache of its own, not a whole sequence
+
+    def arguments(self, ids: Tensor) -> tuple[tuple[Tensor], dict[str, Any]]:
+        """Positional and keyword arguments of the model, for tokens `[B, S]`."""
+        return (ids[:, :1] if self.decodes else ids,), {} if self.source == PLAIN else {"use_cache": False}
+
+    def run(self, model: Any, ids: Tensor) -> Tensor:
+        """Logits `[B, S, VOCABULARY]`, or `[B, 1, VOCABULARY]`, of the model or of a compiled form of it."""
+        args, kwargs = self.arguments(ids)
+        out = model(*args, **kwargs)
+        logits: Tensor = out if isinstance(out, torch.Tensor) else out.logits
+        return logits
 
 
 def has_transformers() -> bool:
@@ -37,16 +50,16 @@ def has_transformers() -> bool:
 def llama() -> Sample:
     """Grouped-query attention, SwiGLU, RMS norms: 2 layers."""
     if not has_transformers():
-        return Sample("Llama", "plain torch", PlainModel(PlainAttention).eval(), lambda model, ids: model(ids))
+        return Sample("Llama", PLAIN, PlainModel(PlainAttention).eval())
     import transformers
 
     return _from_config("Llama", transformers.LlamaConfig(num_key_value_heads=2, head_dim=64, **_sizes()))
 
 
 def deepseek() -> Sample:
-    """Latent attention, a dense and a mixture-of-experts layer; in plain torch, weights absorbed and no experts."""
+    """Latent attention, a dense and a mixture-of-experts layer; in plain torch, a step of decoding without experts."""
     if not has_transformers():
-        return Sample("DeepSeek-V3", "plain torch", PlainModel(PlainMLA).eval(), lambda model, ids: model(ids))
+        return Sample("DeepSeek-V3, decoding", PLAIN, PlainModel(PlainMLA).eval(), decodes=True)
     import transformers
 
     config = transformers.DeepseekV3Config(
@@ -72,16 +85,14 @@ def _from_config(name: str, config: Any) -> Sample:
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    return Sample(
-        name, f"transformers {transformers.__version__}", model, lambda model, ids: model(ids, use_cache=False).logits
-    )
+    return Sample(name, f"transformers {transformers.__version__}", model)
 
 
-def _rotate(x: Tensor) -> Tensor:
-    """Rotary position embedding of `[B, H, S, R]`, positions from 0."""
+def _rotate(x: Tensor, start: int = 0) -> Tensor:
+    """Rotary position embedding of `[B, H, S, R]`, positions from `start`."""
     half = x.shape[-1] // 2
     rates = 10000.0 ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
-    angles = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates
+    angles = torch.arange(start, start + x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
 
@@ -115,7 +126,10 @@ class PlainAttention(nn.Module):
 
 
 class PlainMLA(nn.Module):
-    """Multi-head latent attention over the latents themselves (arXiv:2405.04434), causal, written with einsum."""
+    """A step of multi-head latent attention with absorbed weights (arXiv:2405.04434), over a cache of its own."""
+
+    kv_cache: Tensor
+    pe_cache: Tensor
 
     def __init__(self, latent: int = 128, nope: int = 64, rope: int = 32) -> None:
         super().__init__()
@@ -125,17 +139,20 @@ class PlainMLA(nn.Module):
         self.key = nn.Parameter(torch.randn(HEADS, nope, latent) * nope**-0.5)
         self.value = nn.Parameter(torch.randn(HEADS, nope, latent) * latent**-0.5)
         self.o = nn.Linear(HEADS * nope, WIDTH, bias=False)
+        self.register_buffer("kv_cache", torch.randn(1, CACHED, latent))
+        self.register_buffer("pe_cache", torch.randn(1, CACHED, rope))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, S, WIDTH]` to the same."""
+        """`[B, 1, WIDTH]` to the same: the token after the cached ones, which sees them all."""
         q, q_pe = self.q(x).unflatten(-1, (HEADS, -1)).transpose(1, 2).split(self.sizes, dim=-1)
-        kv, k_pe = self.kv(x), _rotate(self.pe(x)[:, None])[:, 0]
-        absorbed = torch.einsum("bhsd,hdc->bhsc", q, self.key)
-        scores = torch.einsum("bhsc,btc->bhst", absorbed, kv) + torch.einsum("bhsr,btr->bhst", _rotate(q_pe), k_pe)
-        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        weights = (scores * sum(self.sizes) ** -0.5).masked_fill(hidden, float("-inf")).softmax(-1)
-        out = torch.einsum("bhst,btc,hdc->bshd", weights, kv, self.value)
-        return self.o(out.flatten(2))  # type: ignore[no-any-return]
+        kv, k_pe = self.kv(x), _rotate(self.pe(x)[:, None], CACHED)[:, 0]
+        kv = torch.cat([self.kv_cache.expand(x.shape[0], -1, -1), kv], dim=1)
+        k_pe = torch.cat([self.pe_cache.expand(x.shape[0], -1, -1), k_pe], dim=1)
+        q, q_pe = torch.einsum("bhsd,hdc->bhsc", q, self.key), _rotate(q_pe, CACHED)
+        scores = torch.einsum("bhsc,btc->bhst", q, kv) + torch.einsum("bhsr,btr->bhst", q_pe, k_pe)
+        weights = (scores * sum(self.sizes) ** -0.5).softmax(-1)
+        out = torch.einsum("bhst,btc->bhsc", weights, kv)
+        return self.o(torch.einsum("bhsc,hdc->bshd", out, self.value).flatten(2))  # type: ignore[no-any-return]
 
 
 class PlainMLP(nn.Module):

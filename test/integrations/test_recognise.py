@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch_tile.nn as tnn
+from torch_tile.integrations.recognise import activation_of, plan_for
+
+ALL = {"linear": True, "norm": True, "mlp": True, "attention": True}
+
+
+class Norm(nn.Module):
+    def __init__(self, offset: float = 0.0, cast_first: bool = True) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.randn(48)), 1e-5
+        self.offset, self.cast_first = offset, cast_first
+
+    def normal(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.cast_first:
+            return (self.weight + self.offset) * self.normal(x).to(x.dtype)
+        return (self.normal(x) * (self.weight.float() + self.offset)).to(x.dtype)
+
+
+class MyRMSNorm(Norm):
+    pass
+
+
+class CentredRMSNorm(Norm):
+    def normal(self, x: torch.Tensor) -> torch.Tensor:
+        return super().normal(x - x.mean(-1, keepdim=True))
+
+
+class OtherEpsRMSNorm(Norm):
+    def normal(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-3)
+
+
+class FailingRMSNorm(Norm):
+    def normal(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("needs something else")
+
+
+class MLP(nn.Module):
+    def __init__(self, bias: bool = False, limit: float | None = None, swap: bool = False) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(16, 24, bias), nn.Linear(16, 24, bias)
+        self.down_proj, self.act_fn = nn.Linear(24, 16, bias), nn.SiLU()
+        self.limit, self.swap = limit, swap
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        if self.swap:
+            gate, up = up, gate
+        return self.down_proj(self.act_fn(gate) * up)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("cast_first", [True, False])
+def test_forms_of_rms_norms(offset: float, cast_first: bool, seed: int) -> None:
+    plan = plan_for(MyRMSNorm(offset, cast_first), ALL)
+    assert plan is not None and plan.new is tnn.RMSNorm
+    expected = {"eps": 1e-5, "activation": "none", "weight_offset": offset, "cast_first": cast_first}
+    assert plan.attributes == expected
+
+
+@pytest.mark.parametrize("norm", [CentredRMSNorm, OtherEpsRMSNorm, FailingRMSNorm, Norm])
+def test_other_norms_are_left_alone(norm: type[Norm]) -> None:
+    assert plan_for(norm(), ALL) is None
+
+
+def test_norms_over_several_dimensions_are_left_alone() -> None:
+    assert plan_for(nn.LayerNorm((3, 4)), ALL) is None
+    assert plan_for(nn.RMSNorm((3, 4)), ALL) is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gated_mlp(bias: bool) -> None:
+    plan = plan_for(MLP(bias), ALL)
+    assert plan is not None and plan.new is tnn.GatedMLP and plan.attributes == {"activation": "silu"}
+
+
+@pytest.mark.parametrize("mlp", [MLP(limit=7.0), MLP(swap=True)], ids=["limit", "swap"])
+def test_other_mlps_are_left_alone(mlp: MLP) -> None:
+    assert plan_for(mlp, ALL) is None
+
+
+def test_watched_parts_of_an_mlp_are_called(seed: int) -> None:
+    mlp = MLP()
+    mlp.gate_proj.register_forward_hook(lambda module, args, out: out + 1)
+    assert plan_for(mlp, ALL) is None
+
+
+def test_derived_patched_and_quantised_linears_are_left_alone() -> None:
+    class Lora(nn.Linear):
+        pass
+
+    class Packed(torch.Tensor):
+        pass
+
+    patched, packed = nn.Linear(3, 4), nn.Linear(3, 4)
+    patched.forward = lambda x: x
+    packed.weight = nn.Parameter(torch.randn(4, 3).as_subclass(Packed))
+    assert plan_for(Lora(3, 4), ALL) is None
+    assert plan_for(patched, ALL) is None
+    assert plan_for(packed, ALL) is None
+    assert plan_for(torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), ALL) is None
+    assert plan_for(nn.Linear(3, 4), {**ALL, "linear": False}) is None
+    assert plan_for(nn.Linear(3, 4), ALL) is not None
+
+
+def test_trials_leave_the_generator_and_the_layer_alone() -> None:
+    norm = MyRMSNorm()
+    weight, state = norm.weight, torch.random.get_rng_state()
+    plan_for(norm, ALL)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert norm.weight is weight and type(norm) is MyRMSNorm and norm.training
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (nn.SiLU(), "silu"),
+        (nn.GELU(), "gelu"),
+        (nn.GELU("tanh"), "gelu_tanh"),
+        (nn.ReLU(inplace=False), "relu"),
+        (F.silu, "silu"),
+        (lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3))), "gelu_tanh"),
+        (lambda x: x * torch.sigmoid(1.702 * x), None),
+        (nn.Sigmoid(), None),
+        (nn.PReLU(), None),
+        (nn.Softmax(-1), None),
+        ("silu", None),
+    ],
+)
+def test_activations(function: object, name: str | None) -> None:
+    assert activation_of(function) == name

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import torch_tile
+import torch_tile.nn as tnn
+from torch_tile.integrations.replace import Replacement, replace_layers
+
+FAMILIES = ["Llama", "Qwen3", "Mistral", "Gemma", "DeepseekV3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_transformers(family: str, build, steps, seed: int) -> None:
+    model, ids = build(family), torch.randint(0, 96, (2, 17))
+    padding = torch.ones(2, 17, dtype=torch.long)
+    padding[0, :3] = 0
+    state = {name: (t.data_ptr(), t.clone()) for name, t in model.state_dict().items()}
+    before = [steps(model, ids), steps(model, ids, padding)[:, 3:]]
+    changes = replace_layers(model)
+    after = [steps(model, ids), steps(model, ids, padding)[:, 3:]]
+    for ours, theirs in zip(after, before, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+    assert list(model.state_dict()) == list(state)
+    assert all(t.data_ptr() == state[name][0] for name, t in model.state_dict().items())
+    counts = {new: sum(change.new == f"torch_tile.nn.{new}" for change in changes) for new in tnn.__all__}
+    old = build(family)
+    norms = [m for m in old.modules() if "RMSNorm" in type(m).__name__]
+    linears = [m for m in old.modules() if type(m) is nn.Linear]
+    assert counts["RMSNorm"] == len(norms) and counts["Linear"] == len(linears) and counts["GatedMLP"] == 2
+    assert counts["MLAAttention"] == (2 if family == "DeepseekV3" else 0)
+    assert changes[-1] == Replacement("", "attn_implementation='sdpa'", "attn_implementation='tile'")
+    assert replace_layers(model) == []
+
+
+def test_bfloat16_is_as_close_to_float64_as_before(build, steps, seed: int) -> None:
+    model, ids = build("DeepseekV3"), torch.randint(0, 96, (2, 17))
+    exact = steps(copy.deepcopy(model).bfloat16().double(), ids)
+    model.bfloat16()
+    before = (steps(model, ids).double() - exact).norm()
+    replace_layers(model)
+    assert (steps(model, ids).double() - exact).norm() <= 1.5 * before
+
+
+def test_says_what_it_did_and_keeps_names(seed: int) -> None:
+    model = nn.Sequential(
+        nn.Linear(9, 20), nn.GELU("tanh"), nn.Dropout(0.0), nn.LayerNorm(20), nn.Linear(20, 4), nn.Sigmoid()
+    )
+    names, x = list(model.state_dict()), torch.randn(5, 9)
+    wanted = copy.deepcopy(model).double()(x.double())
+    changes = torch_tile.replace_layers(model)
+    assert [str(change) for change in changes] == [
+        "0: Linear -> torch_tile.nn.Linear",
+        "3: LayerNorm -> torch_tile.nn.LayerNorm",
+        "4: Linear -> torch_tile.nn.Linear",
+        "1: GELU -> activation='gelu_tanh' of the layer before",
+    ]
+    assert list(model.state_dict()) == names and type(model[5]) is nn.Sigmoid
+    torch.testing.assert_close(model(x).double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_model_itself_may_be_a_layer(seed: int) -> None:
+    model, x = nn.Linear(5, 3), torch.randn(2, 5)
+    wanted = model(x)
+    assert str(replace_layers(model)[0]) == "(the model): Linear -> torch_tile.nn.Linear"
+    torch.testing.assert_close(model(x), wanted)
+
+
+def test_filter_and_kinds() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4))
+
+    assert [c.name for c in replace_layers(make(), linear=False)] == ["2"]
+    assert [c.name for c in replace_layers(make(), norm=False)] == ["0", "1"]
+    seen = []
+    assert (
+        replace_layers(make(), filter_fn=lambda module, name: seen.append((type(module).__name__, name)) or False) == []
+    )
+    assert seen == [("Linear", "0"), ("LayerNorm", "2")]
+    assert [c.name for c in replace_layers(make(), filter_fn=lambda module, name: name != "1")] == ["0", "2"]
+
+
+def test_ties_hooks_and_sharing_survive(seed: int) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+            self.head.weight = self.embed.weight
+            self.act = nn.ReLU()
+            self.twice = nn.ModuleList(
+                [nn.Sequential(nn.Linear(6, 6), self.act), nn.Sequential(nn.Linear(6, 6), self.act)]
+            )
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            for layer in self.twice:
+                x = layer(x)
+            return self.head(x)
+
+    model, ids, calls = Tied(), torch.randint(0, 11, (2, 3)), []
+    model.head.register_forward_hook(lambda *args: calls.append(1))
+    wanted = model(ids)
+    changes = replace_layers(model)
+    assert {c.name for c in changes} == {"head", "twice.0.0", "twice.1.0"}  # the shared activation stays
+    torch.testing.assert_close(model(ids), wanted)
+    assert len(calls) == 2 and model.head.weight is model.embed.weight
+
+
+def test_copies_and_pickles(seed: int) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.SiLU(), nn.RMSNorm(6)), torch.randn(2, 6)
+    replace_layers(model)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(again(x), model(x))
+        assert "activation='silu'" in repr(again)
+
+
+def test_meta_device(build) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6))
+    assert len(replace_layers(model)) == 2
+    assert model(torch.empty(3, 6, device="meta")).shape == (3, 6)
+
+
+def test_only_modules() -> None:
+    with pytest.raises(TypeError, match="model is function; replace_layers takes"):
+        replace_layers(lambda x: x)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+import logging
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+
+from torch_tile.integrations import transformers as integration
+from torch_tile.integrations.transformers import attention_forward, attention_mask
+
+FAMILIES = ["Llama", "Qwen3", "Mistral", "Gemma", "Gemma2", "GptOss", "DeepseekV3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_prefill_and_decoding(family: str, build, steps, seed: int) -> None:
+    model, ids = build(family), torch.randint(0, 96, (2, 17))
+    padding = torch.ones(2, 17, dtype=torch.long)
+    padding[0, :3] = 0
+    before = [steps(model, ids), steps(model, ids, padding)[:, 3:], steps(model, ids, torch.ones_like(padding))]
+    model.set_attn_implementation("tile")
+    after = [steps(model, ids), steps(model, ids, padding)[:, 3:], steps(model, ids, torch.ones_like(padding))]
+    for ours, theirs in zip(after, before, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_static_cache(family: str, build, seed: int) -> None:
+    model, ids = build(family), torch.randint(0, 96, (2, 9))
+    wanted = model(ids, use_cache=False).logits
+    model.set_attn_implementation("tile")
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+    with torch.no_grad():
+        ours = [model(ids[:, part], past_key_values=cache).logits for part in (slice(0, 5), slice(5, 6), slice(6, 9))]
+    torch.testing.assert_close(torch.cat(ours, 1), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_generate(build, seed: int) -> None:
+    model, ids = build("Llama"), torch.randint(0, 96, (2, 5))
+    arguments = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.tensor([[0, 1, 1, 1, 1], [1] * 5])}
+    wanted = model.generate(ids, **arguments)
+    model.set_attn_implementation("tile")
+    assert torch.equal(model.generate(ids, **arguments), wanted)
+
+
+def test_gradients(build, seed: int) -> None:
+    model, ids = build("Llama"), torch.randint(0, 96, (2, 9))
+    gradients = []
+    for implementation in ("eager", "tile"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("q_length", [1, 3, 6])
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("start", ["empty", "cached", "static"])
+@pytest.mark.parametrize("padded", [None, False, True])
+def test_mask_or_none_says_what_transformers_says(
+    q_length: int, window: int | None, start: str, padded: bool | None
+) -> None:
+    offset = 0 if start == "empty" else 4
+    kv_length = offset + q_length + (5 if start == "static" else 0)
+    padding = None if padded is None else torch.ones(2, kv_length, dtype=torch.bool)
+    if padded:
+        padding[1, :2] = False
+    function = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
+    lengths = {"batch_size": 2, "q_length": q_length, "kv_length": kv_length, "q_offset": offset}
+    mask = attention_mask(**lengths, mask_function=function, attention_mask=padding, local_size=window)
+    i, j = torch.arange(q_length)[:, None] + offset, torch.arange(kv_length)
+    wanted = (j <= i) & (j > i - (window or 1000))
+    wanted = wanted.expand(2, 1, q_length, kv_length) & (padding[:, None, None] if padding is not None else True)
+    if mask is None:  # then the end of the queries is the end of the keys, and nothing but causality hides anything
+        mask = torch.ones(q_length, kv_length, dtype=torch.bool).tril(kv_length - q_length).expand_as(wanted)
+        assert not padded
+    assert torch.equal(mask.expand_as(wanted), wanted)
+
+
+def test_plain_causal_needs_no_mask() -> None:
+    assert attention_mask(2, 3, 7, q_offset=4, attention_mask=torch.ones(2, 7, dtype=torch.bool)) is None
+    assert attention_mask(2, 3, 7, q_offset=4, local_size=8) is None
+
+
+class Layer(torch.nn.Module):
+    is_causal = True
+
+
+def test_position_bias_comes_with_mask_or_causality(seed: int) -> None:
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    bias = torch.randn(1, 4, 5, 5)
+    causal = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), bias.double().masked_fill(~causal, float("-inf")), enable_gqa=True
+    )
+    for mask in (None, causal, torch.where(causal, 0.0, float("-inf"))):
+        out, weights = attention_forward(Layer(), q, k, v, mask, position_bias=bias)
+        assert weights is None and out.is_contiguous()
+        torch.testing.assert_close(out.transpose(1, 2).double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_supported_is_said(seed: int, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(integration, "_told", set())
+    q = torch.randn(1, 2, 3, 8)
+    with caplog.at_level(logging.WARNING, "torch_tile"):
+        attention_forward(Layer(), q, q, q, None, output_attentions=True)
+        attention_forward(Layer(), q, q, q, None, output_attentions=True)
+    assert len(caplog.records) == 1 and "does not compute attention weights" in caplog.text
+    with pytest.raises(ValueError, match=r"attention_mask is \(1, 3\).*wants four dimensions"):
+        attention_forward(Layer(), q, q, q, torch.ones(1, 3, dtype=torch.bool))

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_tile.nn import functional
+from torch_tile.nn.functional import attend, rotate
+
+
+def inputs(sq: int = 6, skv: int = 9, heads: int = 4, kv_heads: int = 2) -> tuple[torch.Tensor, ...]:
+    return torch.randn(2, heads, sq, 16), torch.randn(2, kv_heads, skv, 16), torch.randn(2, kv_heads, skv, 8)
+
+
+def visible(sq: int, skv: int, causal: bool, window: int) -> torch.Tensor:
+    i, j = torch.arange(sq)[:, None] + skv - sq, torch.arange(skv)
+    return ((j <= i) if causal else torch.ones(sq, skv, dtype=torch.bool)) & ((j > i - window) if window else True)
+
+
+def exact(q, k, v, mask, sinks=None, softcap=None, scale=None):
+    q, k, v = q.double(), k.double().repeat_interleave(2, 1), v.double().repeat_interleave(2, 1)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(2, -1, q.shape[2], 1)], -1)
+    return scores.softmax(-1)[..., : k.shape[2]] @ v
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("option", ["none", "softcap", "sinks", "sinks with gradient"])
+def test_attend(causal: bool, window: int, option: str, seed: int) -> None:
+    q, k, v = inputs()
+    sinks = torch.randn(4) if "sinks" in option else None
+    softcap = 1.5 if option == "softcap" else None
+    q.requires_grad_(option == "sinks with gradient")
+    out = attend(q, k, v, causal=causal, window=window, sinks=sinks, softcap=softcap, scale=0.4)
+    wanted = exact(q, k, v, visible(6, 9, causal, window), sinks, softcap, 0.4)
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-5)
+    assert out.requires_grad == q.requires_grad
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_mask_is_used_with_causal_and_rows_may_be_empty(plain: bool, seed: int) -> None:
+    q, k, v = inputs()
+    mask = torch.rand(2, 1, 6, 9) > 0.5
+    mask[0, 0, 2] = False
+    both = mask & visible(6, 9, True, 0)
+    out = (
+        functional._plain(q, k, v, mask, True, None, 0, 0.0, None, None)
+        if plain
+        else attend(q, k, v, mask, causal=True)
+    )
+    wanted = exact(q, k, v, both).nan_to_num(0.0)  # a softmax over nothing
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-5)
+    assert out[0, :, 2].eq(0).all()
+    bias = torch.randn(1, 4, 6, 9)
+    added = attend(q, k, v, bias)
+    wanted = F.scaled_dot_product_attention(*(t.double() for t in (q, k, v)), bias.double(), enable_gqa=True)
+    torch.testing.assert_close(added.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_drops_and_says_that_no_kernel_is_used(seed: int, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(functional, "_told", set())
+    q, k, _ = inputs()
+    v = torch.ones(2, 2, 9, 8)
+    with caplog.at_level(logging.WARNING, "torch_tile"):
+        out = torch.stack([attend(q, k, v, dropout=0.5) for _ in range(200)])
+    assert out.std() > 0.1
+    torch.testing.assert_close(out.mean(), torch.tensor(1.0), rtol=0.05, atol=0.0)
+    assert [r.message for r in caplog.records] == [
+        "attention with dropout is computed by plain torch, not by a tile kernel"
+    ]
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rotation_turns_pairs(interleaved: bool, seed: int) -> None:
+    x, angle = torch.randn(2, 3, 5, 8, dtype=torch.float64), torch.rand(2, 5, 4, dtype=torch.float64) * 6
+    twice = torch.cat([angle, angle], -1)
+    turned = rotate(x, twice.cos(), twice.sin(), interleaved)
+    pairs = torch.complex(x[..., 0::2], x[..., 1::2]) if interleaved else torch.complex(x[..., :4], x[..., 4:])
+    wanted = pairs * torch.exp(1j * angle)[:, None]
+    torch.testing.assert_close(turned, torch.cat([wanted.real, wanted.imag], -1))

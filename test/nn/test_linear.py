@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_tile.nn import Linear
+
+REFERENCE = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+@pytest.mark.parametrize("activation", REFERENCE)
+@pytest.mark.parametrize("bias", [True, False])
+def test_agrees_with_nn_linear(activation: str, bias: bool, seed: int) -> None:
+    stock = torch.nn.Linear(37, 53, bias)
+    ours = Linear(37, 53, bias, activation)
+    ours.load_state_dict(stock.state_dict())
+    x, residual = torch.randn(3, 5, 37), torch.randn(3, 5, 53)
+    exact = REFERENCE[activation](stock.double()(x.double()))
+    torch.testing.assert_close(ours(x).double(), exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours(x, residual).double(), exact + residual, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_reach_parameters(seed: int) -> None:
+    stock, ours = torch.nn.Linear(7, 5), Linear(7, 5, activation="silu")
+    ours.load_state_dict(stock.state_dict())
+    x = torch.randn(4, 7)
+    F.silu(stock(x)).square().sum().backward()
+    ours(x).square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad, stock.weight.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.bias.grad, stock.bias.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match="activation is 'swish'; it may be none, relu"):
+        Linear(3, 4, activation="swish")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
+import pytest
+
+from torch_tile.__main__ import load, main
+
+MODEL = """
+import torch
+def small():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.LayerNorm(8)), (torch.randn(3, 8),)
+def keywords():
+    return torch.nn.Linear(8, 8), (), {"input": torch.randn(3, 8)}
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_models.py"
+    path.write_text(MODEL)
+    return path
+
+
+def test_explain_a_file(file, capsys) -> None:
+    assert main(["explain", f"{file}:small"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["family", "status"]
+    assert any(line.startswith("gemm") and "replaced" in line and "relu" in line for line in lines)
+    assert any(line.startswith("norm") and "replaced" in line for line in lines)
+
+
+def test_explain_the_backward(file, capsys) -> None:
+    assert main(["explain", f"{file}:small", "--backward"]) == 0
+    assert "backward" in capsys.readouterr().out
+
+
+def test_load_keywords_and_modules(file, monkeypatch) -> None:
+    model, args, kwargs = load(f"{file}:keywords")
+    assert args == () and model(**kwargs).shape == (3, 8)
+    monkeypatch.syspath_prepend(file.parent)
+    assert load("my_models:small")[1][0].shape == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("gpt", "'gpt' is neither llama nor deepseek nor FILE.py:NAME"),
+        ("missing.py:f", "there is no file missing.py"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("{file}:nothing", "has no function nothing"),
+        ("{file}:wrong", r"wrong\(\) should return \(model, arguments\)"),
+    ],
+)
+def test_what_cannot_be_loaded(target: str, message: str, file) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(target.format(file=file))
+
+
+def test_mistakes_on_the_command_line(capsys) -> None:
+    for arguments, message in (
+        (["explain", "gpt"], "is neither llama"),
+        (["demo", "--tokens", "0"], "must be at least 1"),
+        ([], "COMMAND"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "import sys; from torch_tile.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "demo" in result.stdout and "explain" in result.stdout and "doctor" in result.stdout

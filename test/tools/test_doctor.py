@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from torch_tile.tools import doctor
+
+
+def test_this_machine(capsys) -> None:
+    assert doctor.doctor() == 0
+    out = capsys.readouterr().out
+    for name, _, needed in doctor.CHECKS:
+        line = next(line for line in out.splitlines() if name in line)
+        assert line.startswith("[ok  ]") or not needed
+    assert out.endswith("everything needed is there\n")
+
+
+def test_a_missing_compiler_and_folder_are_said(capsys, monkeypatch, tmp_path) -> None:
+    def broken() -> str:
+        raise RuntimeError("no compiler here")
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "file"))  # not a folder
+    checks = [("compiler", broken, True), ("cache", doctor.check_cache, True), ("extra", broken, False)]
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    assert doctor.doctor() == 1
+    out = capsys.readouterr().out
+    assert "[FAIL] compiler       RuntimeError: no compiler here" in out
+    assert "[FAIL] cache          FileExistsError" in out
+    assert "[none] extra" in out and "2 of the needed things failed" in out
+
+
+@pytest.mark.parametrize(
+    ("version", "good"), [("2.10.1", False), ("2.11.0+cu130", True), ("2.15.3", True), ("2.16.0", False)]
+)
+def test_range_of_torch(version: str, good: bool, monkeypatch) -> None:
+    monkeypatch.setattr("torch.__version__", version)
+    if good:
+        assert version in doctor.check_torch()
+    else:
+        with pytest.raises(RuntimeError, match="torch_tile supports"):
+            doctor.check_torch()
+
+
+def test_unregistered_backend(monkeypatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    with pytest.raises(RuntimeError, match="install the package"):
+        doctor.check_backend()
