@@ -2,7 +2,7 @@
 """Random expressions for the tests of what the compiler claims about them and does to them."""
 
 import functools
-import types
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -96,7 +96,16 @@ def leaves_type(node: Node, env: dict[Var, Scalar]) -> bool:
         return False  # in a branch that is not taken
 
 
-@pytest.fixture(scope="session")
-def random() -> types.SimpleNamespace:
+class Names:
     """This module's names: random.integers(), random.value(...), random.i, ..."""
-    return types.SimpleNamespace(**globals())
+
+    def __init__(self, names: dict[str, Any]):
+        self.__dict__.update(names)
+
+    def __repr__(self) -> str:
+        return "random"
+
+
+@pytest.fixture(scope="session")
+def random() -> Names:
+    return Names(globals())

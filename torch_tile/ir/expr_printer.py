@@ -14,10 +14,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from .buffer import Buffer, Range, Region
 from .dtype import DType
-from .expr import Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, natural
+from .expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, natural
 from .node import Node
 
 PRECEDENCE = {
@@ -92,7 +93,9 @@ class ExprPrinter:
         if isinstance(e, Cast):
             return f"T.cast({self.expr(e.a)}, {e.type!r})", ATOM
         if isinstance(e, Select):
-            return f"T.if_then_else({self.expr(e.condition)}, {', '.join(self._pair(e.a, e.b))})", ATOM
+            plain = all(isinstance(x, Const) and natural(x.value).type == x.type for x in (e.a, e.b))
+            a, b = (self.expr(e.a), self.expr(e.b)) if plain else self._pair(e.a, e.b)
+            return f"T.if_then_else({self.expr(e.condition)}, {a}, {b})", ATOM
         if isinstance(e, Load):
             return self.element(e.buffer, e.indices), ATOM
         if isinstance(e, Address):
@@ -109,8 +112,11 @@ class ExprPrinter:
             if isinstance(top, Const) and top.value == e.b.value - 1 and not isinstance(e.a.a, Const):
                 return f"T.ceildiv({', '.join(self._pair(e.a.a, e.b))})", ATOM
         precedence = PRECEDENCE[e.op]
-        left = precedence + (precedence == PRECEDENCE["=="])  # a < b < c would be a chain
-        a, b = self._pair(e.a, e.b, left, precedence + 1)
+        if e.op not in COMPARISONS:
+            a, b = self._pair(e.a, e.b, precedence, precedence + 1)
+        else:  # a < b < c would be a chain, and 1 < x would be x > 1
+            a = self.value(e.a, e.b.dtype, precedence + 1, typed=True)
+            b = self.value(e.b, e.a.dtype, precedence + 1)
         return f"{a} {e.op} {b}", precedence
 
     def _pair(self, a: Expr, b: Expr, need_a: int = 0, need_b: int = 0) -> tuple[str, str]:
@@ -148,7 +154,7 @@ class ExprPrinter:
         if e.options or any(
             isinstance(a, Address) for a in e.args
         ):  # a target's helper, not a function of the language
-            options = [f"dtype={e.type!r}"] + ([f"options={e.options!r}"] if e.options else [])
+            options = [f"dtype={e.type!r}"] + ([f"options={literal(e.options)}"] if e.options else [])
             return f"T.call({', '.join([quoted(e.name), *args, *options])})"
         return f"T.{e.name}({', '.join(args)})"
 
@@ -180,6 +186,14 @@ class ExprPrinter:
         if b.strides is not None:
             return f"T.StridedTensor({self.shape(b.shape)}, {self.shape(b.strides)}, {b.dtype!r})"
         return f"T.Tensor({self.shape(b.shape)}, {b.dtype!r})"
+
+
+def literal(value: Any) -> str:
+    """An option of a call or tile op: a Python literal, or what `to_language` of an enumeration says."""
+    if isinstance(value, tuple):
+        return tuple_text([literal(item) for item in value])
+    spelled = getattr(value, "to_language", None)
+    return str(spelled()) if spelled else quoted(value) if isinstance(value, str) else repr(value)
 
 
 def quoted(text: str) -> str:

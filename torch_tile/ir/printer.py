@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any node as text of the language itself: what is printed for a Program traces back to an `alike` Program."""
+"""Any node as text of the language itself: what is printed for a Program traces back to an `alike` Program.
+
+One exception: a name for a literal or for another name, which simplify_stmt removes, reads back as what it stands for.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from typing import Any
 
 from . import stmt
 from .buffer import Buffer, Range, Region
-from .expr import Expr
-from .expr_printer import ExprPrinter, is_zero, quoted, tuple_text
-from .node import Node
+from .expr import Expr, Var
+from .expr_printer import ExprPrinter, is_zero, literal, quoted, tuple_text
+from .node import Node, walk
 
 ALLOCATORS = {"shared": "alloc_shared", "fragment": "alloc_fragment", "local": "alloc_local", "global": "alloc_global"}
 
@@ -65,7 +68,13 @@ class Printer(ExprPrinter):
 
     def program(self, p: stmt.Program) -> None:
         """The whole function, sizes known at run time first."""
-        for dim in stmt.dimensions(p):
+        dims = stmt.dimensions(p)
+        known = {id(dim) for dim in dims}
+        for node in walk(p):  # flat buffers no longer show all sizes and strides
+            if isinstance(node, Var) and node.role == "dim" and id(node) not in known:
+                known.add(id(node))
+                dims.append(node)
+        for dim in dims:
             name = self.names.bind(dim)
             kind = "" if dim.type.name == "int32" else f", {dim.type!r}"
             self.line(f'{name} = T.dynamic("{name}"{kind})')
@@ -182,7 +191,7 @@ class Printer(ExprPrinter):
             elif isinstance(value, Expr):
                 operands.append(self.value(value, like))
             elif f.name != "span" and (f.default is MISSING or value != f.default):
-                options.append(f"{f.name}={_option(value)}")
+                options.append(f"{f.name}={literal(value)}")
         return f"T.{getattr(op, 'op_name', type(op).__name__)}({', '.join(operands + options)})"
 
 
@@ -200,8 +209,3 @@ _STATEMENTS: dict[type[stmt.Stmt], Callable[[Printer, Any], None]] = {
     stmt.Store: Printer._store,
     stmt.While: Printer._while,
 }
-
-
-def _option(value: Any) -> str:
-    spelled = getattr(value, "to_language", None)
-    return str(spelled()) if spelled else quoted(value) if isinstance(value, str) else repr(value)

@@ -27,9 +27,15 @@ class Stmt(Node):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Block(Stmt):
-    """Statements in order."""
+    """Statements in order. A block among them is replaced by its statements, so that there is one form of each body."""
 
     stmts: tuple[Stmt, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(isinstance(s, Block) for s in self.stmts):
+            flat = tuple(t for s in self.stmts for t in (s.stmts if isinstance(s, Block) else (s,)))
+            object.__setattr__(self, "stmts", flat)
 
 
 class LoopKind(enum.Enum):
