@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products against torch: square, tall, decoding, with an epilogue. `python benchmarks/gemm.py [--only NAME]`."""
+"""Matrix products against torch: square, tall, decoding, with an epilogue.
+
+`python benchmarks/gemm.py [--only NAME] [--seconds S]`
+"""
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,30 +31,30 @@ PROBLEMS = [  # name, dtype, m, n, k
 ]
 
 
+def rivals_of(name: str, dtype: torch.dtype, m: int, n: int, k: int) -> tuple[dict[str, Callable[[], object]], int]:
+    """What to time, torch first, and how many products of this size it makes."""
+    a, b, w, u = (torch.randn(s, dtype=dtype) / 8 for s in ((m, k), (k, n), (n, k), (n, k)))
+    bias = torch.randn(n, dtype=dtype)
+    if name == "linear_gelu":
+        ours = partial(gemm, a, [w.T], [bias], "r", BIAS_GELU, dtype)
+        return {"torch": lambda: F.gelu(F.linear(a, w, bias)), "tile": ours}, 1
+    if name == "swiglu":
+        ours = partial(gemm, a, [w.T, u.T], [], "", SWIGLU, dtype)
+        return {"torch": lambda: F.silu(F.linear(a, w)) * F.linear(a, u), "tile": ours}, 2
+    if name == "batched":
+        many, others = torch.randn(32, m, k), torch.randn(32, k, n)
+        return {"torch": partial(torch.bmm, many, others), "tile": partial(gemm, many, [others], [], "", "", dtype)}, 32
+    if name.startswith(("linear", "decode")):
+        return {"torch": partial(F.linear, a, w), "tile": partial(gemm, a, [w.T], [], "", "", dtype)}, 1
+    return {"torch": partial(torch.mm, a, b), "tile": partial(gemm, a, [b], [], "", "", dtype)}, 1
+
+
 def main() -> None:
     options = arguments(__doc__)
     for name, dtype, m, n, k in PROBLEMS:
-        if options.only not in name:
-            continue
-        a, b, w, u = (torch.randn(s, dtype=dtype) / 8 for s in ((m, k), (k, n), (n, k), (n, k)))
-        bias, count = torch.randn(n, dtype=dtype), 1
-        if name == "linear_gelu":
-            rivals = {"torch": lambda: F.gelu(F.linear(a, w, bias)), "tile": lambda: gemm(a, [w.T], [bias], "r", BIAS_GELU, dtype)}
-        elif name == "swiglu":
-            rivals = {
-                "torch": lambda: F.silu(F.linear(a, w)) * F.linear(a, u),
-                "tile": lambda: gemm(a, [w.T, u.T], [], "", SWIGLU, dtype),
-            }
-            count = 2
-        elif name.startswith(("linear", "decode")):
-            rivals = {"torch": lambda: F.linear(a, w), "tile": lambda: gemm(a, [w.T], [], "", "", dtype)}
-        elif name == "batched":
-            many, others = torch.randn(32, m, k), torch.randn(32, k, n)
-            rivals = {"torch": lambda: torch.bmm(many, others), "tile": lambda: gemm(many, [others], [], "", "", dtype)}
-            count = 32
-        else:
-            rivals = {"torch": lambda: torch.mm(a, b), "tile": lambda: gemm(a, [b], [], "", "", dtype)}
-        report(f"{name} {m}x{n}x{k}", rivals, 2.0 * m * n * k * count, seconds=options.seconds)
+        if options.only in name:
+            rivals, count = rivals_of(name, dtype, m, n, k)
+            report(f"{name} {m}x{n}x{k}", rivals, 2.0 * m * n * k * count, seconds=options.seconds)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and softmax against torch, in bytes read and written. `python benchmarks/rows.py [--only NAME]`."""
+"""Norms and softmax against torch, in bytes read and written.
+
+`python benchmarks/rows.py [--only NAME] [--seconds S]`
+"""
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +22,9 @@ def main() -> None:
         for rows, n in SHAPES:
             x, w, b = (torch.randn(s, dtype=dtype) for s in ((rows, n), (n,), (n,)))
             families = {
-                "rms_norm": (lambda: F.rms_norm(x, (n,), w, 1e-6), lambda: rms_norm(x, w, cast_first=False)),
-                "layer_norm": (lambda: F.layer_norm(x, (n,), w, b), lambda: layer_norm(x, w, b)),
-                "softmax": (lambda: torch.softmax(x, -1), lambda: softmax(x)),
+                "rms_norm": (partial(F.rms_norm, x, (n,), w, 1e-6), partial(rms_norm, x, w, cast_first=False)),
+                "layer_norm": (partial(F.layer_norm, x, (n,), w, b), partial(layer_norm, x, w, b)),
+                "softmax": (partial(torch.softmax, x, -1), partial(softmax, x)),
             }
             for name, (theirs, ours) in families.items():
                 if options.only in name:

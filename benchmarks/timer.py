@@ -27,8 +27,10 @@ def interleaved(rivals: dict[str, Callable[[], object]], seconds: float = 1.0) -
     return times
 
 
-def report(what: str, rivals: dict[str, Callable[[], object]], work: float, unit: str = "GFLOP/s", seconds: float = 1.0) -> None:
-    """Time the rivals, of which the first is the yardstick, and print a line for each. `work` is in flop, or in bytes."""
+def report(
+    what: str, rivals: dict[str, Callable[[], object]], work: float, unit: str = "GFLOP/s", seconds: float = 1.0
+) -> None:
+    """Time the rivals, of which the first is the yardstick, and print a line for each. `work`: flop, or bytes."""
     times = interleaved(rivals, seconds)
     yardstick = statistics.median(next(iter(times.values())))
     for name, samples in times.items():

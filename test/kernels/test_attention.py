@@ -106,7 +106,12 @@ SMALL = Config(block_q=8, block_kv=16)
 def random_mask(problems, dtype, batch, heads, q_len, kv_len):
     """Any broadcast form; rows that see nothing included."""
     shape = problems.pick(
-        (kv_len,), (q_len, kv_len), (batch, 1, q_len, kv_len), (heads, 1, kv_len), (batch, heads, q_len, 1), (1, 1, 1, 1)
+        (kv_len,),
+        (q_len, kv_len),
+        (batch, 1, q_len, kv_len),
+        (heads, 1, kv_len),
+        (batch, heads, q_len, 1),
+        (1, 1, 1, 1),
     )
     keep = torch.rand(shape, generator=problems.generator) > problems.pick(0.1, 0.5, 0.95)
     if dtype == torch.bool:
@@ -138,7 +143,10 @@ def test_random_problems(form, engine, problems, check):
 @pytest.mark.parametrize("head_dim, v_dim", [(72, 80), (128, 128), (192, 128), (256, 256), (64, 1), (1, 64)])
 def test_head_dims(head_dim, v_dim, problems, check):
     q, k, v = (problems.tensor(1, h, n, e) for h, n, e in ((4, 70, head_dim), (2, 150, head_dim), (2, 150, v_dim)))
-    got, want = attention(q, k, v, causal=True, q_offset=80), reference(*(x.double() for x in (q, k, v)), None, True, None, 0, 80)
+    got, want = (
+        attention(q, k, v, causal=True, q_offset=80),
+        reference(*(x.double() for x in (q, k, v)), None, True, None, 0, 80),
+    )
     for a, b in zip(got, want, strict=True):
         check(a, b, f"{head_dim} {v_dim}")
 
@@ -157,7 +165,9 @@ def test_no_keys(engine):
 
 def test_large_scores_do_not_overflow(engine):
     q, k, v = torch.full((1, 1, 3, 16), 30.0), torch.full((1, 1, 20, 16), 30.0), torch.randn(1, 1, 20, 16)
-    for got, want in zip(attention(q, k, v, scale=1.0), reference(q.double(), k.double(), v.double(), scale=1.0), strict=True):
+    for got, want in zip(
+        attention(q, k, v, scale=1.0), reference(q.double(), k.double(), v.double(), scale=1.0), strict=True
+    ):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 

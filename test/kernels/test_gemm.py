@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_tile.kernels import epilogue as epilogue_language
-from torch_tile.kernels.gemm import Config, config_for, gemm, reference
+from torch_tile.kernels.gemm import Config, Form, config_for, gemm, reference
 
 
 def rand(*shape):
@@ -59,7 +59,10 @@ def random_operands(problems, form, batch, shared, m, n, k, layout):
     dtype, _, _, kinds, count = FORMS[form]
     lead = () if batch is None else (batch,)
     a = problems.tensor(*lead, m, k, dtype=dtype, layout=layout)
-    bs = [problems.tensor(*(() if batch is None else (1 if shared else batch,)), k, n, dtype=dtype, layout=layout) for _ in range(count)]
+    bs = [
+        problems.tensor(*(() if batch is None else (1 if shared else batch,)), k, n, dtype=dtype, layout=layout)
+        for _ in range(count)
+    ]
     shapes = {"t": (*lead, m, n), "r": (n,), "c": (*lead, m, 1), "s": (1,)}
     aux = [problems.tensor(*shapes[kind], dtype=problems.pick(torch.float32, dtype), layout="dense") for kind in kinds]
     return a, bs, [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
@@ -72,7 +75,9 @@ def test_random_problems(form, engine, problems, check):
         config = problems.pick(SMALL, SMALL, replace(SMALL, splits=3)) if number % 4 else None
         m, n, k = problems.size(50), problems.size(70), problems.size(90)
         batch = problems.pick(None, None, 1, 3)
-        layout = problems.pick("dense", "turned", "slice", "gaps") if number % 8 == 0 else problems.pick("dense", "turned")
+        layout = (
+            problems.pick("dense", "turned", "slice", "gaps") if number % 8 == 0 else problems.pick("dense", "turned")
+        )
         a, bs, aux = random_operands(problems, form, batch, problems.pick(True, False), m, n, k, layout)
         got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config)
         wide = [[x.double() for x in xs] for xs in (bs, aux)]
@@ -119,8 +124,22 @@ def test_empty_and_tiny(shape, splits, engine):
     torch.testing.assert_close(got, a @ b + row)
 
 
-def test_config_fills_the_threads():
+@pytest.mark.parametrize("form", ["plain", "swiglu", "every_kind", "bfloat16"])
+def test_one_row(form, engine, problems, check):
+    dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
+    for _ in range(12):
+        n, k, batch = problems.size(70), problems.size(300), problems.pick(None, 3)
+        a, bs, aux = random_operands(problems, form, batch, False, 1, n, k, "turned")
+        a = a.contiguous()
+        got = gemm(a, bs, aux, kinds, epilogue, out_dtype)
+        wide = [[x.double() for x in xs] for xs in (bs, aux)]
+        check(got, reference(a.double(), *wide, kinds, epilogue, torch.float64), f"{form} {batch}x1x{n}x{k}", dtype)
+
+
+def test_config_follows_the_problem():
+    form = Form(torch.float32, torch.float32, False, (False,), (), "")
     for m, n, k in ((1, 64, 4096), (8, 8, 100_000), (1024, 1024, 1024), (1, 1, 1)):
-        config = config_for(torch.float32, 1, m, n, k)
+        config = config_for(form, 1, m, n, k)
         assert config.splits == 1 or config.splits * config.block_k <= k
-        assert config.block_m <= 2 * max(m, 4)
+        assert config.block_m < max(2 * m, 16)
+    assert config_for(replace(form, b_turned=(True,)), 1, 1, 1000, 1000).block_m == 1

@@ -149,7 +149,12 @@ def test_the_size_of_deepseek(problems, check):
 
 @pytest.mark.parametrize("shape", [(0, 1, 2), (2, 0, 2), (2, 1, 0)])
 def test_no_queries(shape, engine):
-    q, q_pe, kv, k_pe = torch.randn(*shape, 16), torch.randn(*shape, 8), torch.randn(shape[0], 5, 16), torch.randn(shape[0], 5, 8)
+    q, q_pe, kv, k_pe = (
+        torch.randn(*shape, 16),
+        torch.randn(*shape, 8),
+        torch.randn(shape[0], 5, 16),
+        torch.randn(shape[0], 5, 8),
+    )
     out, lse = mla_decode(q, q_pe, kv, k_pe)
     assert out.shape == (*shape, 16) and lse.shape == shape
 

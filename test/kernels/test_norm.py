@@ -100,7 +100,12 @@ def test_random_rms_norms(form, engine, problems, check):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_casts_where_the_reference_does(dtype, engine, problems):
     x, w = problems.tensor(50, 96, dtype=dtype), problems.tensor(96, dtype=dtype)
-    for options in ((1e-6, "none", 0.0, True), (1e-6, "none", 1.0, True), (1e-6, "silu", 1.0, True), (1e-6, "none", 1.0, False)):
+    for options in (
+        (1e-6, "none", 0.0, True),
+        (1e-6, "none", 1.0, True),
+        (1e-6, "silu", 1.0, True),
+        (1e-6, "none", 1.0, False),
+    ):
         got, want = rms_norm(x, w, None, *options)[0], rms_norm_reference(x, w, None, *options)[0]
         assert (got != want).double().mean() < 0.02  # the sum of squares may round otherwise
 

@@ -27,14 +27,18 @@ def test_large_and_infinite_scores():
     assert reference(torch.full((1, 3), -torch.inf)).isnan().all()  # like torch's
 
 
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float32"), ("float64", "float64")])
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float32"), ("float64", "float64")]
+)
 @pytest.mark.parametrize("whole", [True, False])
 def test_random_problems(dtypes, whole, engine, problems, check):
     dtype, out_dtype = (getattr(torch, name) for name in dtypes)
     config = Config(rows=4, width=64, whole=True) if whole else Config(rows=2, width=32, whole=False)
     for _ in range(30):
         rank = problems.pick(1, 2, 3, 4)
-        x = problems.tensor(*(problems.size(20 if rank < 3 else 6) for _ in range(rank)), dtype=dtype) * problems.pick(1, 20)
+        x = problems.tensor(*(problems.size(20 if rank < 3 else 6) for _ in range(rank)), dtype=dtype) * problems.pick(
+            1, 20
+        )
         dim = problems.random.randrange(-rank, rank)
         if problems.pick(True, False):
             x = x.repeat_interleave(3, dim)
@@ -45,7 +49,9 @@ def test_random_problems(dtypes, whole, engine, problems, check):
         check(out, torch.softmax(x.double(), dim), f"{tuple(x.shape)} {x.stride()} {dim}", dtype)
 
 
-@pytest.mark.parametrize("shape, dim", [((), 0), ((0, 3), 1), ((3, 0), 1), ((3, 0), 0), ((3, 20_001), -1), ((40, 3), 0)])
+@pytest.mark.parametrize(
+    "shape, dim", [((), 0), ((0, 3), 1), ((3, 0), 1), ((3, 0), 0), ((3, 20_001), -1), ((40, 3), 0)]
+)
 def test_chosen_tiles(shape, dim, problems, check):
     x = problems.tensor(*shape, layout="dense")
     check(softmax(x, dim), torch.softmax(x.double(), dim), str(shape))

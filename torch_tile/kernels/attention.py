@@ -6,6 +6,7 @@ Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +99,7 @@ def reference(
 
 @dataclass(frozen=True)
 class Config:
-    """How attention is cut: a block holds `block_q` rows (queries of one group of heads) and steps over `block_kv` keys."""
+    """How attention is cut: a block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys."""
 
     block_q: int = 64
     block_kv: int = 64
@@ -123,7 +124,15 @@ class Form:
     mask: torch.dtype | None
     mask_unit: bool
 
-    def key_blocks(self, config: Config, first_query: Any, last_query: Any, q_offset: Any, window: Any, kv_len: Any) -> Any:
+    def mask_types(self, shape: Sequence[Any]) -> list[Any]:
+        """The type of the mask, if there is one: bytes for bool, as compilers vectorise their comparison with 0."""
+        if self.mask is None:
+            return []
+        return [strided("mask", shape, torch.uint8 if self.mask == torch.bool else self.mask, self.mask_unit)]
+
+    def key_blocks(
+        self, config: Config, first_query: Any, last_query: Any, q_offset: Any, window: Any, kv_len: Any
+    ) -> Any:
         """The first block of keys that some of the queries may see, and the end of them."""
         first: Any = 0
         end = T.ceildiv(kv_len, config.block_kv)
@@ -142,6 +151,14 @@ class Form:
             seen = T.logical_and(seen, key > query + q_offset - window)
         return seen
 
+    def score(self, product: Any, seen: Any, mask: Any = None) -> Any:
+        """The scaled product of a query and a key under the mask; -inf where the query may not see the key."""
+        if self.mask == torch.bool:
+            seen = T.logical_and(seen, mask != 0)
+        elif self.mask is not None:
+            product = product + T.cast(mask, product.dtype)
+        return T.if_then_else(seen, product, -T.infinity(product.dtype))
+
 
 @jit
 def flash_attention(config: Config, form: Form) -> Any:
@@ -156,14 +173,14 @@ def flash_attention(config: Config, form: Form) -> Any:
     batch, kv_heads, groups, q_len, kv_len = T.dynamic("batch, kv_heads, groups, q_len, kv_len")
     d, dv = (form.tile_d, form.tile_dv) if form.exact else T.dynamic("d, dv")
     q_shape = (batch, kv_heads, groups, q_len)
-    masks = [] if form.mask is None else [strided("mask", (*q_shape, kv_len), form.mask, form.mask_unit)]
+    mask_types = form.mask_types((*q_shape, kv_len))
 
     @T.prim_func
     def attention(
         q: strided("q", (*q_shape, d), form.dtype),
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype),
-        *mask: masks,
+        *mask: mask_types,
         out: T.Tensor((*q_shape, dv), form.dtype),
         lse: T.Tensor(q_shape, accum),
         scale: accum,
@@ -198,16 +215,12 @@ def flash_attention(config: Config, form: Form) -> Any:
                 T.copy(k[bz, head, step * keys, 0], k_tile)
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 for i, j in T.Parallel(rows, keys):
-                    row = bx * rows + i
-                    key = step * keys + j
-                    score = scores[i, j] * scale
-                    seen = form.sees(row // groups, key, q_offset, window, kv_len)
-                    if form.mask == torch.bool:
-                        seen = T.logical_and(seen, mask[0][bz, head, row % groups, row // groups, key])
-                    elif form.mask is not None:
-                        bias = T.cast(mask[0][bz, head, row % groups, row // groups, key], accum)
-                        score = score + bias
-                    scores[i, j] = T.if_then_else(seen, score, -infinity)
+                    group = (bx * rows + i) % groups
+                    query = T.min((bx * rows + i) // groups, q_len - 1)
+                    bias = [x[bz, head, group, query, step * keys + j] for x in mask]
+                    scores[i, j] = form.score(
+                        scores[i, j] * scale, form.sees(query, step * keys + j, q_offset, window, kv_len), *bias
+                    )
 
                 T.copy(peak, old_peak)
                 T.reduce_max(scores, peak, dim=1, clear=False)
@@ -282,6 +295,7 @@ def run(
     groups = q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     masks = [] if mask is None else [mask.expand(*q.shape[:3], k.shape[2]).unflatten(1, (kv_heads, groups))]
+    raw_masks = [x.view(torch.uint8) if x.dtype == torch.bool else x for x in masks]
     form = Form(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
         None if mask is None else mask.dtype, mask is None or is_unit(masks[0]),
@@ -290,5 +304,5 @@ def run(
     grouped = (x.unflatten(1, (kv_heads, groups)) for x in (dense_last(q), out, lse))
     q, out, lse = grouped
     flash_attention(config, form)(
-        q, dense_last(k), dense_last(v), *masks, out, lse, float(scale), int(q_offset), int(window)
+        q, dense_last(k), dense_last(v), *raw_masks, out, lse, float(scale), int(q_offset), int(window)
     )

@@ -46,7 +46,7 @@ def dense_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """`x` as `[rows, N]` with dense rows: a view where the strides allow it, else a copy. `x` may have no dimensions."""
+    """`x` as `[rows, N]` with dense rows: a view if the strides allow it, else a copy. `x` may be 0-d."""
     return dense_last(x.reshape(-1, x.shape[-1] if x.dim() else 1) if x.numel() else x.reshape(0, 1))
 
 

@@ -16,8 +16,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels import epilogue_tile
-from torch_tile.kernels.common import compute_dtype as compute_dtype
-from torch_tile.kernels.common import has_kernels, is_unit, strided
+from torch_tile.kernels.common import compute_dtype as compute_dtype, has_kernels, is_unit, power_of_two, strided
 from torch_tile.kernels.epilogue import evaluate, parse
 
 
@@ -71,7 +70,10 @@ class Aux:
 
 @dataclass(frozen=True)
 class Form:
-    """What a kernel is compiled for, besides its `Config`. `a_turned`: a is stored `[batch, K, M]`; b likewise `[batch, N, K]`."""
+    """What a kernel is compiled for, besides its `Config`.
+
+    `a_turned` says that a is stored `[batch, K, M]`, `b_turned` for each b that it is stored `[batch, N, K]`.
+    """
 
     dtype: torch.dtype
     out_dtype: torch.dtype
@@ -105,7 +107,9 @@ def finish(form: Form, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: 
 
 
 @T.macro
-def multiply(config: Config, form: Form, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any) -> Any:
+def multiply(
+    config: Config, form: Form, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any
+) -> Any:
     """The products `a @ b` of one tile, summed over the steps `first <= step < last` of K."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     products = []
@@ -148,7 +152,7 @@ def matmul(config: Config, form: Form) -> Any:
 
 @jit
 def split_matmul(config: Config, form: Form) -> Any:
-    """The same with the sum over K shared by `splits` blocks, for few tiles and a long K: parts first, then their sums."""
+    """The same for few tiles and a long K: `splits` blocks share a tile's sum; parts first, then their sums."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k, splits = T.dynamic("batch, m, n, k, splits")
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
@@ -182,18 +186,52 @@ def split_matmul(config: Config, form: Form) -> Any:
     return split_gemm
 
 
-def config_for(dtype: torch.dtype, batch: int, m: int, n: int, k: int) -> Config:
-    """The cut for the CPU: tiles that fill the vector registers' blocking and stay in the second-level cache.
+@jit
+def row_times_matrix(config: Config, form: Form) -> Any:
+    """The same for one row and bs stored `[batch, N, K]`: every b is read once, along K, and nothing of it is kept."""
+    bn, bk = config.block_n, config.block_k
+    accum = compute_dtype(form.dtype)
+    batch, m, n, k = T.dynamic("batch, m, n, k")
+    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
+
+    @T.prim_func
+    def gemv(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
+        with T.Kernel(T.ceildiv(n, bn), m, batch, threads=config.threads) as (bx, row, bz):
+            bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+            a_tile = T.alloc_shared((bk,), accum)
+            products = []
+            for b in bs:
+                parts = T.alloc_fragment((bn, bk), accum)
+                product = T.alloc_fragment((bn,), accum)
+                T.clear(parts)
+                for step in T.Pipelined(T.ceildiv(k, bk), num_stages=config.stages):
+                    T.copy(a[bz, row, step * bk], a_tile)
+                    for j, c in T.Parallel(bn, bk):
+                        parts[j, c] += T.cast(b[bz, bx * bn + j, step * bk + c], accum) * a_tile[c]
+                T.reduce_sum(parts, product, dim=1)
+                products.append(product)
+            for j in T.Parallel(bn):
+                col = bx * bn + j
+                out[bz, row, col] = finish(form, [p[j] for p in products], aux, bz, row, col)
+
+    return gemv
+
+
+def config_for(form: Form, batch: int, m: int, n: int, k: int) -> Config:
+    """The cut for the CPU: tiles that suit the micro-kernel's 8 rows and stay in the second-level cache.
 
     Few rows get flat tiles. Where there are fewer tiles than threads and K is long, blocks share the sum.
     """
-    block_m = 8 if m <= 8 else 32 if m <= 32 else 128
-    block_k = 64 if dtype == torch.float64 else 128
-    tiles = batch * -(-m // block_m) * -(-n // 128)
+    if m == 1 and not form.a_turned and all(form.b_turned):
+        return Config(1, 16, 128)
+    block_m = min(max(8, power_of_two(m)), 128)
+    block_n = 64 if n <= 64 else 128
+    block_k = 64 if k <= 64 or form.dtype == torch.float64 else 128
+    tiles = batch * -(-m // block_m) * -(-n // block_n)
     splits = 1
     if tiles < torch.get_num_threads() and k >= 8 * block_k:
         splits = min(-(-torch.get_num_threads() // tiles), k // (4 * block_k))
-    return Config(block_m, 128, block_k, splits=splits)
+    return Config(block_m, block_n, block_k, splits=splits)
 
 
 def gemm(
@@ -232,9 +270,10 @@ def run(
     forms = tuple(Aux(kind, x.dtype, is_unit(x)) for x, kind in zip(aux, kinds, strict=True))
     form = Form(a.dtype, out.dtype, a_turned, tuple(turned for _, turned in matrices), forms, epilogue)
     k = a.shape[1 if a_turned else 2]
-    config = config or config_for(a.dtype, batch, m, n, k)
+    config = config or config_for(form, batch, m, n, k)
     if config.splits == 1:
-        matmul(config, form)(a, *operands, *aux, out)
+        kernel = row_times_matrix if config.block_m == 1 else matmul
+        kernel(config, form)(a, *operands, *aux, out)
         return
     parts = out.new_empty((config.splits, len(bs), batch, m, n), dtype=compute_dtype(a.dtype))
     split_matmul(config, form)(a, *operands, *aux, parts, out)
@@ -243,7 +282,7 @@ def run(
 def as_batches(
     a: torch.Tensor, bs: Sequence[torch.Tensor], aux: Sequence[torch.Tensor], kinds: str, out: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """Everything with one batch dimension; rows of a batch that shares its bs become rows of one matrix, where views allow it."""
+    """Everything with one batch dimension; batches that share their bs become rows of one matrix if views allow."""
     shared = a.dim() == 3 and all(b.shape[0] == 1 for b in bs)
     if shared and all(_flattens(x) for x in (a, *(x for x, kind in zip(aux, kinds, strict=True) if kind in "tc"))):
         a, out = a.flatten(0, 1), out.flatten(0, 1)
@@ -262,7 +301,7 @@ def _flattens(x: torch.Tensor) -> bool:
 
 
 def matrix(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """`x` with a dense last dimension, and whether it had to be turned; a copy only if neither of the last two is dense."""
+    """`x` with a dense last dimension, and whether it was turned for that; a copy if neither was dense."""
     if is_unit(x):
         return x, False
     if is_unit(x.mT):

@@ -115,7 +115,7 @@ class Form:
 
 @T.macro
 def load_latents(form: Form, cache: Any, table: Sequence[Any], tile: Any, bz: Any, first: Any, length: Any) -> None:
-    """Positions `first..` of a sequence into a tile; zeros past its end, where memory may hold anything, NaN included."""
+    """Positions `first..` of a sequence into a tile; zeros past its end, where memory may hold NaN."""
     keys, width = tile.shape
     for j, c in T.Parallel(keys, width):
         position = first + j
@@ -219,7 +219,7 @@ def flash_mla(config: Config, form: Form) -> Any:
 
 @jit
 def combine(dtype: torch.dtype, latent: int) -> Any:
-    """`out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`; rows that saw nothing give 0 and -inf."""
+    """`out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`; rows that saw nothing: 0 and -inf."""
     accum = compute_dtype(dtype)
     infinity = T.infinity(accum)
     splits, rows = T.dynamic("splits, rows")

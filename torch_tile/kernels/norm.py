@@ -126,7 +126,7 @@ def load_sum(form: RmsForm, x: Any, operands: Any, tile: Any, row: Any, col: Any
 
 @jit
 def rms_norm_rows(config: Config, form: RmsForm) -> Any:
-    """RMS norm of `[m, n]`, by tiles of rows; a row longer than a tile is read once for its sum and once for its result."""
+    """RMS norm of `[m, n]`, by tiles of rows; a row longer than a tile is read again for its result."""
     rows, width = config.rows, config.width
     compute = compute_dtype(form.dtype)
     out_dtype = rms_norm_dtype(form.dtype, form.weight, form.cast_first)

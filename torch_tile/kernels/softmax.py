@@ -112,7 +112,7 @@ def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = No
 
 
 def _as_outer_inner_n(x: torch.Tensor, dim: int) -> torch.Tensor | None:
-    """`x` as `[outer, inner, N]`: the dimensions before `dim`, those after it, and `dim`; None if no view can do that."""
+    """`x` as `[outer, inner, N]`: the dimensions before `dim`, those after it, and `dim`; None if no view does that."""
     outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
     if inner == 1:  # let the rows be the inner ones, of which a block takes several
         outer, inner = 1, outer
