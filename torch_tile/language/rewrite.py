@@ -11,36 +11,28 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from ..diagnostics import error
 
 RECORDER = "__tile__"
-_COMPILED: dict[CodeType, tuple[CodeType, tuple[str, ...]]] = {}
+_COMPILED: dict[CodeType, CodeType] = {}
 
 
 def rewrite(function: FunctionType, make_recorder: Callable[[], Any]) -> Callable[..., Any]:
     """`function` with the constructs above rerouted; every call asks `make_recorder` for its own recorder."""
-    code, free = _COMPILED.get(function.__code__) or _compile(function)
-    _COMPILED[function.__code__] = code, free
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    namespace: dict[str, Any] = {}
-    exec(code, function.__globals__, namespace)
-
-    def value_of(name: str) -> Any:
-        try:
-            return cells[name].cell_contents
-        except ValueError:  # a name that the enclosing function binds later
-            return None
-
-    factory = namespace["__factory__"]
+    code = _COMPILED.get(function.__code__) or _compile(function)
+    _COMPILED[function.__code__] = code
+    author = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        made = factory(make_recorder(), *(value_of(name) for name in free))
-        made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        # The author's own cells: a name that the enclosing function binds later is unbound here too.
+        cells = author | {RECORDER: CellType(make_recorder())}
+        closure = tuple(cells[name] for name in code.co_freevars)
+        made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+        made.__kwdefaults__ = function.__kwdefaults__
         return made(*args, **kwargs)
 
     return run
@@ -53,31 +45,33 @@ def source_tree(function: FunctionType) -> ast.FunctionDef:
     except (OSError, TypeError):
         raise error("no_source", None, name=function.__name__) from None
     text = "".join(lines)
-    indent = len(text) - len(text.lstrip())
-    tree = ast.parse(textwrap.dedent(text)).body[0]
+    if text[0].isspace():  # not dedented, so that columns are those of the file and strings stay as they are
+        block = ast.parse("if True:\n" + text).body[0]
+        assert isinstance(block, ast.If)
+        tree, first = block.body[0], first - 1
+    else:
+        tree = ast.parse(text).body[0]
     if not isinstance(tree, ast.FunctionDef):
         raise error("no_source", None, name=function.__name__)
     ast.increment_lineno(tree, first - 1)
-    for node in ast.walk(tree):
-        if hasattr(node, "col_offset"):
-            node.col_offset += indent
-            if getattr(node, "end_col_offset", None) is not None:
-                node.end_col_offset += indent  # type: ignore[attr-defined]
     return tree
 
 
-def _compile(function: FunctionType) -> tuple[CodeType, tuple[str, ...]]:
+def _compile(function: FunctionType) -> CodeType:
+    """The code of the rewritten function; its free names are the author's and the recorder's."""
     tree = source_tree(function)
-    free = function.__code__.co_freevars
     body = _Reroute(_mutable_names(tree)).rewrite_body(tree)
     inner = _function(tree.name, _bare(tree.args), body or [ast.Pass()])
-    names = [RECORDER, *free]
+    names = [RECORDER, *function.__code__.co_freevars]
     outer = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
-    factory = _function("__factory__", outer, [inner, ast.Return(ast.Name(tree.name, ast.Load()))])
+    factory = _function("__factory__", outer, [inner])
     module = ast.Module([ast.copy_location(factory, tree)], [])
     ast.copy_location(inner, tree)
     ast.fix_missing_locations(module)
-    return compile(module, function.__code__.co_filename, "exec"), free
+    code = compile(module, function.__code__.co_filename, "exec")
+    for _ in range(2):  # the factory, and in it the function
+        code = next(c for c in code.co_consts if isinstance(c, CodeType))
+    return code
 
 
 def _function(name: str, args: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
@@ -104,7 +98,7 @@ def _mutable_names(tree: ast.FunctionDef) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef) and node is not tree:
             return
         targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AugAssign):
+        if isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value is not None):
             targets = [node.target]
         for target in targets:
             for name in ast.walk(target):
@@ -255,7 +249,11 @@ class _Reroute(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(loop, node))
 
     def visit_For(self, node: ast.For) -> Any:
-        loop = _call("loop", self.visit(node.iter), _names(node.target), at=node.iter)
+        over = self.visit(node.iter)
+        # Only `for i in range(...)` is a device loop; in comprehensions, zip and the like, range is Python's.
+        if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "range":
+            over.func = ast.copy_location(ast.Attribute(ast.Name(RECORDER, ast.Load()), "range", ast.Load()), over.func)
+        loop = _call("loop", over, _names(node.target), at=node.iter)
         new = ast.For(node.target, loop, self._block(node.body), self._block(node.orelse))
         return ast.fix_missing_locations(ast.copy_location(new, node))
 
@@ -304,13 +302,6 @@ class _Reroute(ast.NodeTransformer):
         ops = _literal(tuple(type(op).__name__ for op in node.ops))
         operands = [self.visit(x) for x in (node.left, *node.comparators)]
         return ast.fix_missing_locations(_call("chain", ops, *operands, at=node))
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id == "range" and isinstance(node.ctx, ast.Load):
-            return ast.copy_location(
-                ast.Attribute(ast.copy_location(ast.Name(RECORDER, ast.Load()), node), "range", ast.Load()), node
-            )
-        return node
 
 
 def _leaves_loop(node: ast.If) -> bool:

@@ -8,6 +8,7 @@ After tracing, every node knows the author's line and columns.
 from __future__ import annotations
 
 import contextlib
+import linecache
 import os
 import sys
 import threading
@@ -119,7 +120,8 @@ def tracing() -> Iterator[Tracer]:
     try:
         yield _STATE.tracer
     except NameError as problem:
-        raise error("undefined_name", _span_of(problem), name=problem.name or str(problem)) from problem
+        name = problem.name or str(problem).split("'")[1]  # UnboundLocalError does not tell the name but in its text
+        raise error("undefined_name", _span_of(problem), name=name) from problem
     finally:
         span_source.pop()
         _STATE.tracer = outer
@@ -144,7 +146,15 @@ def span_at(code: CodeType, offset: int) -> Span | None:
     line, end_line, column, end_column = table[offset // 2]
     if line is None:
         return None
-    return Span(code.co_filename, line, end_line or line, column or 0, end_column or (column or 0) + 1)
+    file, end_line = code.co_filename, end_line or line
+    start = _characters(file, line, column or 0)
+    return Span(file, line, end_line, start, _characters(file, end_line, end_column) if end_column else start + 1)
+
+
+def _characters(file: str, line: int, column: int) -> int:
+    """A column in characters; Python counts bytes of UTF-8."""
+    text = linecache.getline(file, line)
+    return column if text.isascii() else len(text.encode()[:column].decode(errors="ignore"))
 
 
 def _span_of(problem: BaseException) -> Span | None:
