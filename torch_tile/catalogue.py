@@ -46,6 +46,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "compute the value in a T.alloc_var and return after the region",
     ),
     "bad_break": ("`{word}` outside a loop of the kernel", "use it inside T.serial, range or while"),
+    "break_in_branch": (
+        "`{word}` of a loop that Python runs while tracing, under a condition known only on the device",
+        "loop with T.serial, T.unroll or `for ... in range(...)`",
+    ),
     "bad_dtype": ("{got!r} is not a dtype", "use T.float16, 'float16', torch.float16, ..."),
     "bad_scope": ("unknown buffer scope {got!r}", "use one of {known}"),
     "bad_shape": ("{what} must be {want}, got {got}", "give every dimension as a positive integer"),

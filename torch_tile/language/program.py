@@ -12,11 +12,11 @@ from typing import Any
 from ..diagnostics import Span, error
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType, to_dtype
-from ..ir.expr import Var, to_expr
+from ..ir.expr import Var
 from ..ir.stmt import Program
 from .recorder import Recorder
 from .rewrite import rewrite
-from .trace import Tracer, name_symbol, tracer, tracing
+from .trace import Tracer, let, name_symbol, tracer, tracing
 from .values import Handle, TensorType
 
 
@@ -151,7 +151,7 @@ def rewrite_lazily(function: FunctionType) -> Callable[..., Any]:
         at = tracer(function.__name__)
         bound = inspect.signature(function).bind(*args, **kwargs)
         by_value = {
-            n: to_expr(v) if is_variable(v) and not takes_reference(function, n) else v
+            n: let(n, v) if is_variable(v) and not takes_reference(function, n) else v
             for n, v in bound.arguments.items()
         }
         bound.arguments.update(by_value)

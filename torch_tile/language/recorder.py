@@ -16,12 +16,13 @@ from typing import Any
 from ..diagnostics import error
 from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
+from ..ir.node import walk
 from ..ir.stmt import Assert, Break, Continue, If, While
 from .loops import Loop, serial
 from .trace import Scope, Tracer, close_body, let, make_variable, name_symbol
 from .values import Handle, store_variable
 
-_UNBOUND = object()
+_UNBOUND, _DEVICE = object(), object()
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
     "NotEq": operator.ne,
@@ -45,7 +46,7 @@ class Recorder:
         self.on_annotate = on_annotate
         self.entry = tracer.scope
         self.bound_in: dict[str, Scope | None] = {}
-        self.loops: list[str] = []
+        self.loops: list[Any] = []  # for each loop around: the scope in which Python runs it, or _DEVICE
         self.pending: If | None = None
 
     range = staticmethod(serial)
@@ -55,11 +56,11 @@ class Recorder:
         """`name = value`: a store into a variable, a named value, or plain Python."""
         previous = _current(old)
         scalar = isinstance(value, Expr) or is_number(value)
-        fresh = isinstance(value, Load) and value.buffer.scope == "var" and value.buffer.name == ""
+        fresh = _is_fresh(value)
         if scalar and not fresh and isinstance(previous, Load) and previous.buffer.scope == "var":
             store_variable(previous, value)
             return previous
-        if previous is not _UNBOUND and name in self.bound_in:
+        if previous is not _UNBOUND:
             self._check_rebinding(name, previous)
         self.bound_in[name] = self.tracer.scope
         if isinstance(value, Handle) or fresh:
@@ -69,7 +70,7 @@ class Recorder:
             if mutable and self.tracer.scope is not None:
                 return make_variable(name, value.dtype, value)
             return let(name, value)
-        return value
+        return _read_now(name, value)
 
     def bind_many(
         self, names: tuple[str | None, ...], values: Any, olds: Any, mutable: tuple[bool, ...]
@@ -79,14 +80,19 @@ class Recorder:
         if len(items) != len(names):
             raise ValueError(f"expected {len(names)} values to unpack, got {len(items)}")
         # Read every value before the first store: a, b = b, a must swap.
-        items = tuple(let(n or "t", v) if isinstance(v, Expr) else v for n, v in zip(names, items, strict=True))
+        items = tuple(
+            let(n or "t", v) if isinstance(v, Expr) and not _is_fresh(v) else v
+            for n, v in zip(names, items, strict=True)
+        )
         return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))
 
     def _check_rebinding(self, name: str, previous: Any) -> None:
         """Python runs a device loop's body once, so a rebinding inside it would silently be lost."""
         if not (isinstance(previous, Expr | Handle) or is_number(previous)):
             return
-        home, scopes = self.bound_in[name], self.tracer.scopes
+        owner = self.tracer.owner.get(id(previous))  # of a loop variable; other names came as arguments
+        home = self.bound_in.get(name, owner[1] if owner else self.entry)
+        scopes = self.tracer.scopes
         inside = scopes if home is None else (scopes[scopes.index(home) + 1 :] if home in scopes else [])
         for scope in inside:
             if scope.what in _REGIONS:
@@ -184,7 +190,7 @@ class Recorder:
     def loop(self, iterable: Any, names: Any) -> Iterator[Any]:
         """`for names in iterable`: recorded once for a device loop, run by Python otherwise."""
         device = isinstance(iterable, Loop)
-        self.loops.append("device" if device else "python")
+        self.loops.append(_DEVICE if device else self.tracer.scope)
         try:
             yield from iterable.iterate(names) if device else iterable
         finally:
@@ -194,14 +200,17 @@ class Recorder:
         """`while test()`."""
         condition = self.condition(test())
         if not isinstance(condition, Expr):
-            self.loops.append("python")
+            self.loops.append(self.tracer.scope)
             try:
-                while self.condition(test()) is True:
+                while condition is True:
                     yield
+                    condition = self.condition(test())
             finally:
                 self.loops.pop()
+            if isinstance(condition, Expr):
+                raise error("symbolic_condition", condition.span)
             return
-        self.loops.append("device")
+        self.loops.append(_DEVICE)
         with self.tracer.open("while") as scope:
             yield
         self.loops.pop()
@@ -211,7 +220,9 @@ class Recorder:
         """`break` or `continue`: True if Python should do it, else it is recorded."""
         if not self.loops:
             raise error("bad_break", None, word=word)
-        if self.loops[-1] == "python":
+        if self.loops[-1] is not _DEVICE:
+            if self.tracer.scope is not self.loops[-1]:
+                raise error("break_in_branch", None, word=word)
             return True
         self.tracer.emit(Break() if word == "break" else Continue())
         return False
@@ -237,6 +248,24 @@ def _current(old: Callable[[], Any]) -> Any:
         return old()
     except NameError:
         return _UNBOUND
+
+
+def _is_fresh(value: Any) -> bool:
+    """Whether a value is a T.alloc_var that no name is bound to yet."""
+    return isinstance(value, Load) and value.buffer.scope == "var" and value.buffer.name == ""
+
+
+def _read_now(name: str, value: Any) -> Any:
+    """Elements of buffers inside a list, tuple or dict are read where it is bound, not where it is used."""
+    if isinstance(value, list):
+        value[:] = [_read_now(name, v) for v in value]
+    elif isinstance(value, dict):
+        value.update({k: _read_now(name, v) for k, v in value.items()})
+    elif type(value) is tuple:
+        return tuple(_read_now(name, v) for v in value)
+    elif isinstance(value, Expr) and not _is_fresh(value) and any(isinstance(n, Load) for n in walk(value)):
+        return let(name, value)
+    return value
 
 
 def _lazy(parts: Any, word: str) -> Any:
