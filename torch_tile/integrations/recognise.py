@@ -161,7 +161,7 @@ def plan_mla(module: nn.Module) -> Plan | None:
     if not wanted <= module._modules.keys() or isinstance(module, tnn.MLAAttention):
         return None
     config, kv_b = getattr(module, "config", None), module._modules["kv_b_proj"]
-    if config is None or not is_plain_linear(kv_b) or getattr(module, "attention_dropout", 0.0):
+    if config is None or not is_plain_linear(kv_b) or module.__dict__.get("attention_dropout"):
         return None
     absent = [name for name in (*MLA_SIZES, "q_lora_rank", "scaling", "layer_idx") if not hasattr(module, name)]
     if absent:
@@ -223,8 +223,10 @@ def stand_in(module: nn.Module | None, parameters: Mapping[str, Any], children: 
 
 def is_plain_linear(module: nn.Module | None) -> bool:
     """Whether only the weight and bias of a linear layer matter, so that it may be computed without being called."""
-    plain = type(module) in (nn.Linear, tnn.Linear) and module.__dict__.get("activation", "none") == "none"  # type: ignore[union-attr]
-    return plain and not is_watched(module) and all(type(p) is nn.Parameter for p in module.parameters())  # type: ignore[union-attr]
+    if module is None or type(module) not in (nn.Linear, tnn.Linear) or is_watched(module):
+        return False
+    activation = module.__dict__.get("activation", "none")
+    return activation == "none" and all(type(p) is nn.Parameter for p in module.parameters())
 
 
 def is_watched(module: nn.Module | None) -> bool:
