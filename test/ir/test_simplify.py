@@ -82,6 +82,7 @@ RULES = {
     "constants meet": ((i + 3) + 4, i + 7),
     "constants cancel": ((i + 3) - 3, i),
     "constants on the left": (3 + (4 + i), i + 7),
+    "literals come last": (binary("*", 3, M // i), (M // i) * 3),
     "like terms": (i * 2 + i * 3, i * 5),
     "extent of a slice": ((M * 128 + 128) - M * 128, const(128, dt.int32)),
     "extent of a slice, distributed": ((M + 1) * 128 - M * 128, const(128, dt.int32)),

@@ -19,6 +19,8 @@ from .expr import COMPARISONS, LOGICAL, Binary, Cast, Const, Expr, Select, Unary
 from .node import equal, map_children
 from .polynomial import EXACT, structure, widens
 
+COMMUTATIVE = {"+", "*", "min", "max", "&", "|", "^"}
+
 
 def simplify(expr: Expr, ranges: Ranges | None = None) -> Expr:
     """A simpler expression with the same value wherever `ranges` holds; the same object if there is none."""
@@ -98,6 +100,8 @@ def _binary(e: Binary, ranges: Ranges) -> Expr | None:
         return TRUE if ranges.prove(e) else FALSE if ranges.refute(e) else None
     if e.dtype.is_float:
         return _float(e)
+    if isinstance(a, Const) and e.op in COMMUTATIVE:
+        return Binary(e.op, b, a)
     if e.op in ("+", "-", "*"):
         return _linear(e)
     if e.op in ("//", "%"):
