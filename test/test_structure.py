@@ -45,8 +45,10 @@ NOT_MIRRORED = {
     "test_readme.py": "runs the examples of README.md",
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
     "csrc": "tests the headers of csrc/, name for name",
+    "fuzz": "random programs through the interpreter and the CPU target",
     "errors": "one kernel that must fail for each entry of catalogue.py",
     "golden": "printed kernels at every stage",
+    "fuzz": "random programs through the interpreter and the compiler",
     "papers": "the kernels of the papers, as printed there",
     "models": "whole models through several layers",
 }
