@@ -4,7 +4,8 @@
 from dataclasses import dataclass
 
 FLOATS = {"float32": ["float32", "float32", "float64"], "float16": ["float16", "float32"],
-          "bfloat16": ["bfloat16", "float32"], "float8": ["float8_e4m3fn", "float8_e5m2", "float16", "float32"]}  # fmt: skip
+          "bfloat16": ["bfloat16", "float32"],
+          "float8": ["float8_e4m3fn", "float8_e5m2", "float16", "float32"]}  # fmt: skip
 INTS = ["int32", "int32", "uint8", "int64", "uint32", "int16"]
 
 
@@ -43,8 +44,10 @@ class Expressions:
         name = self.pick(*self.indices, "limit")
         if not outside or self.chance(0.3):
             return name
-        return self.pick(f"{name} * {self.pick(1, 3, 4, 8, 16)}", f"{name} + {self.random.randint(0, 9)}",
-                         f"{name} * {self.pick(2, 8)} - {self.random.randint(0, 9)}", str(self.random.randint(0, 20)))  # fmt: skip
+        number = self.random.randint(0, 9)
+        return self.pick(
+            f"{name} * {self.pick(1, 3, 4, 8, 16)}", f"{name} + {number}", f"{name} * 8 - {number}", str(2 * number)
+        )
 
     def inside(self, size):
         """An index expression certainly in [0, size)."""

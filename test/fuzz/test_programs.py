@@ -84,7 +84,8 @@ def difference(source, launch, seed):
         bad = ~((a - b).abs() <= tolerance * b.abs().clamp(min=1.0)) & (a != b) & ~(a.isnan() & b.isnan())
         if bad.any():
             place = bad.nonzero()[0].tolist()
-            return f"{name}{place}: compiled {a[tuple(place)]:.6g}, interpreted {b[tuple(place)]:.6g}, {int(bad.sum())} differ"
+            values = f"compiled {a[tuple(place)]:.6g}, interpreted {b[tuple(place)]:.6g}"
+            return f"{name}{place}: {values}, {int(bad.sum())} differ"
     return ""
 
 
@@ -119,8 +120,8 @@ def shrunk(source, seed, folder):
     return source.text()
 
 
-@pytest.mark.slow
-def test_random_programs(seed, generate, tmp_path, monkeypatch):
+@pytest.mark.slow  # about ten seconds
+def test_random_programs(seed, generate, tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # blocks then run in the interpreter's order, so they may meet in memory
     try:
