@@ -133,6 +133,7 @@ KEPT = {
     "float times zero": x * 0.0,
     "float minus itself": Binary("-", x, x),
     "float sums are not reordered": (x + 1.0) + 2.0,
+    "zeros of two signs": select(M < N, x * 0.0, x * -0.0),
     "float equal to itself": Binary("==", x, x),
     "negated float comparison": Unary("not", Binary("<", x, h)),
     "through a narrower float": cast(cast(x, dt.float16), dt.float32),

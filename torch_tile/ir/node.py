@@ -7,6 +7,7 @@ anything?". `==` on expressions builds a comparison of the language; `equal` and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
@@ -158,6 +159,6 @@ def _same(a: Any, b: Any, names: tuple[dict[int, Any], dict[int, Any]] | None) -
         )
     if isinstance(a, tuple):
         return isinstance(b, tuple) and len(a) == len(b) and all(_same(x, y, names) for x, y in zip(a, b, strict=True))
-    if isinstance(a, float) and a != a:
-        return isinstance(b, float) and b != b
+    if isinstance(a, float) and isinstance(b, float):  # nan is like nan, 0.0 is not like -0.0
+        return (a != a and b != b) or (a == b and math.copysign(1, a) == math.copysign(1, b))
     return type(a) is type(b) and bool(a == b)
