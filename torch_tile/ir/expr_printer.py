@@ -18,7 +18,7 @@ from typing import Any
 
 from .buffer import Buffer, Range, Region
 from .dtype import DType
-from .expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, natural
+from .expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, natural, to_expr
 from .node import Node
 
 PRECEDENCE = {
@@ -111,7 +111,7 @@ class ExprPrinter:
             top = e.a.b
             if isinstance(top, Const) and top.value == e.b.value - 1 and not isinstance(e.a.a, Const):
                 return f"T.ceildiv({', '.join(self._pair(e.a.a, e.b))})", ATOM
-        precedence = PRECEDENCE[e.op]
+        precedence = PRECEDENCE.get(e.op, 0)
         if e.op not in COMPARISONS:
             a, b = self._pair(e.a, e.b, precedence, precedence + 1)
         else:  # a < b < c would be a chain, and 1 < x would be x > 1
@@ -139,8 +139,7 @@ class ExprPrinter:
                 return f'{c.type!r}(float("nan"))', ATOM
             return (f"T.infinity({c.type!r})", ATOM) if value > 0 else (f"-T.infinity({c.type!r})", UNARY)
         text = repr(float(value) if c.type.is_float else bool(value) if c.type.kind == "bool" else int(value))
-        takes_type = like is not None and like.kind != "bool" and like == c.type
-        if not typed and (takes_type or natural(value).type == c.type):
+        if not typed and to_expr(value, like).dtype == c.type:
             return text, UNARY if text[0] == "-" else ATOM
         return f"{c.type!r}({text})", ATOM
 

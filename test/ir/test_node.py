@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import FrozenInstanceError, dataclass
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from torch_tile.diagnostics import Span, span_source
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.expr import Binary, Const, Load, Var, const
+from torch_tile.ir.node import Node, Rewriter, alike, children, equal, field_names, map_children, walk
+from torch_tile.ir.stmt import Block, For, If, Let, LoopKind, Store
+
+N = Var("N", dt.int32, "dim")
+i, j = (Var(n, dt.int32, "loop") for n in "ij")
+zero = const(0, dt.int32)
+A = Buffer("A", (N,), dt.int32, "global")
+
+
+def nest(var: Var, buffer: Buffer = A, value: int = 3) -> For:
+    """for var in T.serial(N): y = buffer[var] * value; buffer[var] = y"""
+    y = Var("y", dt.int32)
+    body = Block((Let(y, Load(buffer, (var,)) * value), Store(buffer, (var,), y)))
+    return For(LoopKind.SERIAL, (var,), (zero,), (N,), body)
+
+
+def test_nodes_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        (i + j).op = "-"
+
+
+def test_children_are_what_a_node_uses():
+    assert next(children(i + 1)) is i
+    loop = nest(i)
+    assert list(children(loop)) == [zero, N, loop.body]  # not the variable that it introduces
+    assert list(children(loop.body.stmts[0])) == [loop.body.stmts[0].value]
+    assert list(children(A)) == []  # a symbol's own parts are seen where it is bound
+    region = Region(A, (Range(i, const(4, dt.int32)),))
+    assert [type(c) for c in children(region)] == [Buffer, Range]
+
+
+def test_walk_goes_parents_first():
+    e = (i + 1) * j
+    assert [repr(node) for node in walk(e)] == ["(i + 1) * j", "i + 1", "i", "1", "j"]
+
+
+def test_fields_without_the_span():
+    assert field_names(i + 1) == ("op", "a", "b")
+
+
+def test_an_unchanged_node_is_the_same_object():
+    for node in (nest(i), i + j * 2, Region(A, (Range(zero, N),))):
+        assert map_children(node, lambda c: c) is node
+        assert Rewriter()(node) is node
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_rewrite_of_nothing_keeps_every_expression(random, data):
+    e = data.draw(random.integers() | random.floats() | random.conditions())
+
+    class Nothing(Rewriter):
+        def Expr(self, e):
+            return self.children(e)
+
+    assert Nothing()(e) is e and equal(e, e) and alike(e, e)
+
+
+def test_a_rewriter_dispatches_to_the_nearest_class():
+    class Swap(Rewriter):
+        def Var(self, node):
+            return j if node is i else node
+
+        def Const(self, node):
+            return Const(node.value + 1, node.type)
+
+    class Deep(Swap):
+        def Binary(self, node):
+            new = self.children(node)
+            return Binary("-", new.a, new.b)
+
+    assert equal(Swap()(i + N * 2), j + N * 3)
+    assert equal(Deep()(i + N * 2), j - (N - 3))
+
+
+def test_only_what_changes_is_rebuilt():
+    class Swap(Rewriter):
+        def Var(self, node):
+            return j if node is i else node
+
+    left, right = i + 1, N * 2
+    new = Swap()(left * right)
+    assert new.b is right and equal(new.a, j + 1)
+
+
+def test_new_nodes_take_the_place_of_old_ones():
+    here, there = Span("k.py", 1, 1, 0, 1), Span("k.py", 2, 2, 0, 1)
+
+    class Replace(Rewriter):
+        def Store(self, node):
+            return Block((Store(node.buffer, node.indices, zero, span=there), Store(node.buffer, node.indices, zero)))
+
+        def Binary(self, node):
+            return Binary("-", node.a, node.b)
+
+    store = Store(A, (zero,), Binary("+", i, j, span=here), span=here)
+    block = Replace()(store)
+    assert block.span == here and block.stmts[0].span == there
+    assert Replace()(If(Binary("<", i, j, span=here), Block(()), Block(()))).condition.span == here
+
+
+def test_spans_come_from_the_author_while_tracing():
+    here = Span("k.py", 3, 3, 4, 5)
+    span_source.append(lambda: here)
+    try:
+        traced = i + 1
+    finally:
+        span_source.pop()
+    assert traced.span == here and (i + 1).span is None
+    assert equal(traced, i + 1) and alike(traced, i + 1)
+
+
+def test_equal_keeps_symbols_and_alike_renames_them():
+    assert equal(i + 1, i + 1) and not equal(i + 1, j + 1)
+    assert alike(i + 1, j + 1) and not alike(i + 1, j + 2)
+    assert alike(i + j, j + i) and not alike(i + i, i + j) and not alike(i + j, i + i)
+    assert alike(nest(i), nest(j)) and not equal(nest(i), nest(i))
+    other = Buffer("other", (N,), dt.int32, "global")
+    assert alike(nest(i), nest(j, other)) and not alike(nest(i), nest(i, value=4))
+
+
+def test_alike_compares_what_symbols_are():
+    assert not alike(i, Var("i", dt.int64, "loop")) and not alike(i, Var("i", dt.int32, "let"))
+    assert not alike(A, Buffer("A", (N,), dt.int32, "shared")) and not alike(A, Buffer("A", (N, N), dt.int32, "global"))
+
+
+def test_literals_are_compared_with_their_type():
+    assert not equal(const(1, dt.int32), const(1, dt.int64))
+    assert not equal(Const(1, dt.int32), Const(True, dt.int32)) and not equal(Const(1, dt.int32), Const(1.0, dt.int32))
+    nan = float("nan")
+    assert equal(const(nan, dt.float32), const(nan, dt.float32))
+    assert not equal(const(0.0, dt.float32), const(-0.0, dt.float32))
+
+
+def test_a_node_of_ones_own():
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Pair(Node):
+        parts: tuple[Node, ...]
+        depth: int = 0
+
+    pair = Pair((i, Pair((j,))))
+    assert [type(c).__name__ for c in walk(pair)] == ["Pair", "Var", "Pair", "Var"]
+    assert map_children(pair, lambda c: c) is pair and alike(pair, Pair((j, Pair((i,)))))
+    assert repr(pair) == "<Pair>"
