@@ -19,6 +19,7 @@ from typing import Any
 
 from .codegen.cpu import ENTRY, emit_cpu
 from .diagnostics import error
+from .ir.buffer import Buffer
 from .ir.stmt import Program, dimensions
 from .kernel import JITKernel
 from .language.eager import Specialisation, specialise, trace_eager
@@ -126,6 +127,13 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
         if not -count <= position < count:
             fix = f"{program.name} has {count} parameters"
             raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {position}", fix=fix)
+        if not isinstance(program.params[position], Buffer):
+            why = f"names the scalar `{program.params[position].name}`"
+            raise error(
+                "bad_argument", None, op="jit", name="out_idx", why=why, fix="name tensors that the kernel writes"
+            )
+    if len({position % count for position in given}) < len(given):
+        raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {given}", fix="name each parameter once")
     return [p % count for p in given]
 
 

@@ -22,7 +22,7 @@ class Target:
         """From a name. A CUDA target is compiled for the CPU, with a warning, while there is no CUDA code generator."""
         if isinstance(target, Target):
             return target
-        text = str(target).split()[0].lower() if str(target) else "auto"
+        text = [*str(target).lower().split(), "auto"][0]
         if text in CPU_SPELLINGS:
             return cls("cpu")
         if text.startswith(("cuda", "sm_", "nvidia")):

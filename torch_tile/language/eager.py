@@ -8,6 +8,7 @@ second runs with plain integers in their place, so that Python's own control flo
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -16,7 +17,7 @@ from typing import Any
 from ..diagnostics import error
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType, to_dtype
-from ..ir.expr import Const, Expr, Var
+from ..ir.expr import Expr, Var
 from ..ir.stmt import Program
 from .program import definition_span, finish, make_param, param_type
 from .recorder import Recorder
@@ -84,9 +85,9 @@ def _is_scalar_param(annotation: Any) -> bool:
 def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
     """The program of a call, and where its constants came from."""
     learner = _Run(call, None)
-    try:
+    with contextlib.suppress(_Learnt):
         program = learner.run()
-    except _Learnt:
+    if learner.symbols:
         program = _Run(call, learner.values).run()
     return program, Specialisation(learner.spots)
 
@@ -100,7 +101,7 @@ class _Run:
         self.call = call
         self.values: dict[str, int] = dict(values or {})
         self.learning = values is None
-        self.used_consts = False
+        self.symbols: list[Var] = []  # what T.const gave while learning
         self.spots: list[tuple[str, int, bool]] = []
         self.params: dict[str, Buffer | Var] = {}
         self.wanted = [n for n, v in call.arguments.items() if isinstance(v, torch.Tensor)]
@@ -123,11 +124,11 @@ class _Run:
 
     def consts(self, names: str) -> Any:
         """T.const: symbols while learning, integers afterwards."""
-        self.used_consts = True
         found: list[Any] = []
         for name in (n.strip() for n in names.split(",")):
             if self.learning:
                 found.append(Var(name, to_dtype("int32"), "dim"))
+                self.symbols.append(found[-1])
             elif name in self.values:
                 found.append(self.values[name])
             else:
@@ -153,15 +154,10 @@ class _Run:
                 self._take(name, dim, False, size, tensor.shape[dim])
             for dim, stride in enumerate(kind.strides or ()):
                 self._take(name, dim, True, stride, tensor.stride(dim))
-        if self.used_consts and all(n in self.params for n in self.wanted):
+        if self.symbols and all(n in self.params for n in self.wanted):
             raise _Learnt
 
     def _take(self, name: str, dim: int, is_stride: bool, size: Expr, actual: int) -> None:
-        if (
-            isinstance(size, Var)
-            and size.role == "dim"
-            and size.name not in self.values
-            and not isinstance(size, Const)
-        ):
+        if any(size is symbol for symbol in self.symbols) and isinstance(size, Var) and size.name not in self.values:
             self.values[size.name] = int(actual)
             self.spots.append((name, dim, is_stride))

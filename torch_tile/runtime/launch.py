@@ -51,8 +51,12 @@ class _Parameter:
         if tensor.dim() != self.buffer.rank:
             want, got = self.buffer.rank, list(tensor.shape)
             raise LaunchError(f"argument `{self.name}` must have {want} dimensions, got shape {got}")
-        if device is not None and tensor.device != device:
+        if device is not None and tensor.device != device and not tensor.device.type == device.type == "cpu":
             raise LaunchError(f"argument `{self.name}` must be on {device}, got a tensor on {tensor.device}")
+        if tensor.layout is not torch.strided or tensor.is_neg():
+            raise LaunchError(
+                f"argument `{self.name}` must be a plain dense tensor; pass .to_dense() or .resolve_neg()"
+            )
         if self.buffer.strides is None and not tensor.is_contiguous():
             shape = list(tensor.shape)
             raise LaunchError(
@@ -60,13 +64,16 @@ class _Parameter:
                 "pass .contiguous(), or annotate it with T.StridedTensor"
             )
 
-    def bind(self, tensor: torch.Tensor, sizes: Sizes) -> list[tuple[_Fact, int]]:
-        """Learn plain dimensions; return what is left to compare."""
+    def bind(self, tensor: torch.Tensor, sizes: Sizes, unused: Sizes) -> list[tuple[_Fact, int]]:
+        """Learn plain dimensions; return what is left to compare.
+
+        Strides that no element is found with go into `unused`: they may name a size, but never contradict one.
+        """
         left = []
         for fact in self.facts:
-            if fact.is_stride and tensor.shape[fact.dim] <= 1:  # never used to find an element
+            if fact.is_stride and tensor.shape[fact.dim] <= 1:
                 if isinstance(fact.wanted, Var):
-                    sizes.setdefault(id(fact.wanted), tensor.stride(fact.dim))
+                    unused[id(fact.wanted)] = tensor.stride(fact.dim)
                 continue
             actual = tensor.stride(fact.dim) if fact.is_stride else tensor.shape[fact.dim]
             wanted = fact.wanted
@@ -104,9 +111,9 @@ class Launcher:
             )
         values = {id(p): a for p, a in zip(self.given, args, strict=True)}
         sizes = self.bind(values)
-        made = [self.allocate(p, sizes) for i, p in enumerate(self.program.params) if i in self.out_idx]
-        for position, tensor in zip(self.out_idx, made, strict=True):
-            values[id(self.program.params[position])] = tensor
+        wanted = [self.program.params[i] for i in self.out_idx]
+        made = [self.allocate(p, sizes) for p in wanted]
+        values |= {id(p): tensor for p, tensor in zip(wanted, made, strict=True)}
         results = [self.allocate(b, sizes) for b in self.program.outputs]
         scratch = [self.allocate(b, sizes) for b in self.program.workspaces]
         params = [values[id(p)] for p in self.program.params if isinstance(p, Buffer)]
@@ -117,12 +124,14 @@ class Launcher:
     def bind(self, values: dict[int, Any]) -> Sizes:
         """Check the arguments and learn the run-time sizes."""
         sizes: Sizes = {}
+        unused: Sizes = {}
         left: list[tuple[_Parameter, _Fact, int]] = []
         for param in self.given:
             if isinstance(param, Buffer):
                 parameter = self.parameters[id(param)]
                 parameter.check(values[id(param)], self.device)
-                left += [(parameter, fact, actual) for fact, actual in parameter.bind(values[id(param)], sizes)]
+                left += [(parameter, fact, actual) for fact, actual in parameter.bind(values[id(param)], sizes, unused)]
+        sizes = unused | sizes
         for parameter, fact, actual in left:
             wanted = evaluate(fact.wanted, sizes, parameter.name)
             if wanted != actual:
