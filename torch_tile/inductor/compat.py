@@ -105,6 +105,30 @@ def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
     return compile_fx(gm, inputs, {**none, "triton.cudagraphs": False})
 
 
+def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> None:
+    """Make `lower` what Inductor does with `op`, unless something already is."""
+    from torch._inductor import lowering
+
+    if op not in lowering.lowerings:
+        lowering.register_lowering(op, type_promotion_kind=None)(lower)
+
+
+def extern_call(op: torch._ops.OpOverload, call: str, imports: str, args: Any, kwargs: Any) -> Any:
+    """Lower `op` as Inductor's fallback does, but written as `call(...)`, after `imports`, in a Python wrapper."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+    from torch.utils._pytree import tree_map
+
+    class DirectCall(ir.FallbackKernel):
+        def codegen(self, wrapper: Any) -> None:
+            if not V.graph.cpp_wrapper:
+                wrapper.add_import_once(imports)
+                self.python_kernel_name = call
+            super().codegen(wrapper)
+
+    return tree_map(ir.TensorBox.create, DirectCall.create(op, *args, **kwargs))
+
+
 def compile_without_codegen(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], refine: Callable[[torch.fx.GraphModule], None]
 ) -> Callable[..., Any]:

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Inductor calls a tile op: straight from the generated code (see direct.py), not through the dispatcher.
+
+Ahead-of-time and C++ wrappers keep the dispatcher call, which is all that they can make.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_tile.inductor import compat, direct
+
+PREFIX = "_torch_tile"
+
+
+@functools.cache
+def register() -> None:
+    """Register the lowerings, once per process."""
+    for name in direct.NAMES:
+        op = getattr(torch.ops.tile, name).default
+        compat.register_lowering(op, _lowering(op, f"{PREFIX}.{name}"))
+
+
+def _lowering(op: Any, call: str) -> Callable[..., Any]:
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        return compat.extern_call(op, call, f"import {direct.__name__} as {PREFIX}", args, kwargs)
+
+    return lower
