@@ -48,7 +48,6 @@ NOT_MIRRORED = {
     "fuzz": "random programs through the interpreter and the CPU target",
     "errors": "one kernel that must fail for each entry of catalogue.py",
     "golden": "printed kernels at every stage",
-    "fuzz": "random programs through the interpreter and the compiler",
     "papers": "the kernels of the papers, as printed there",
     "models": "whole models through several layers",
 }

@@ -11,8 +11,7 @@ from typing import NoReturn
 import torch
 
 from ..diagnostics import InternalError, LaunchError, Span, error
-from ..ir import expr as ex
-from ..ir import stmt as st
+from ..ir import expr as ex, stmt as st
 from ..ir.buffer import Buffer
 from ..ir.expr import Expr
 from ..tileop.base import describe

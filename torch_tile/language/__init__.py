@@ -70,7 +70,7 @@ fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.
 power = _math.function("pow")
 
 # Tile ops: T.copy, T.gemm, T.reduce_max, ...
-globals().update({n: _with_author(op.build) for n, op in _tileop.tile_ops().items()})
+globals().update({n: _with_author(n, op.build) for n, op in _tileop.tile_ops().items()})
 
 
 def clear(buffer: Any) -> None:
@@ -90,10 +90,11 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Buffer", "Cast", "DType", "GemmWarpPolicy", "Kernel", "Parallel", "Pipelined", "PrimFunc", "Ref", "Select",
-    "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_fragment", "alloc_global", "alloc_local",
-    "alloc_shared", "alloc_var", "annotate_layout", "assume", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
-    "call", "cast", "ceildiv", "clamp", "clear", "const", "device_assert", "dtype", "dynamic", "empty", "evaluate", "floordiv",
-    "floormod", "grid", "if_then_else", "infinity", "logical_and", "logical_or", "macro", "make_linear_layout",
-    "make_swizzled_layout", "max", "max_value", "min", "min_value", "prim_func", "print", "serial", "shift_left",
-    "shift_right", "symbolic", "sync_threads", "sync_warp", "truncdiv", "unroll", "use_swizzle", "vectorized",
+    "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_fragment", "alloc_global",
+    "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "assume", "bitwise_and", "bitwise_not",
+    "bitwise_or", "bitwise_xor", "call", "cast", "ceildiv", "clamp", "clear", "const", "device_assert", "dtype",
+    "dynamic", "empty", "evaluate", "floordiv", "floormod", "grid", "if_then_else", "infinity", "logical_and",
+    "logical_or", "macro", "make_linear_layout", "make_swizzled_layout", "max", "max_value", "min", "min_value",
+    "prim_func", "print", "serial", "shift_left", "shift_right", "symbolic", "sync_threads", "sync_warp",
+    "truncdiv", "unroll", "use_swizzle", "vectorized",
 ]  # fmt: skip

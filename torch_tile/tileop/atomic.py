@@ -68,7 +68,7 @@ class Atomic(RegisteredOp):
         return parallel(extents, update) if extents else update(())
 
     def evaluate(self, env: Env) -> None:
-        """Blocks run one after another in the interpreter, so a plain update is atomic. Computed in float64 or int64."""
+        """Blocks run one after another here, so a plain update is atomic; computed in float64 or int64."""
         import torch
 
         old = env.read(self.dst)
