@@ -45,8 +45,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`return` inside a device loop or branch",
         "compute the value in a T.alloc_var and return after the region",
     ),
-    "bad_break": ("`{word}` outside a loop of the kernel", "use it inside T.serial, range or while"),
-    "break_in_branch": (
+    "bad_break": (
         "`{word}` of a loop that Python runs while tracing, under a condition known only on the device",
         "loop with T.serial, T.unroll or `for ... in range(...)`",
     ),
@@ -71,7 +70,6 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "a value of dtype {value} is stored into `{buffer}`, which holds {want}",
         "cast it first: T.cast(value, {want})",
     ),
-    "write_to_scalar": ("scalar parameter `{name}` cannot be written", "keep the value in T.alloc_var"),
     "bad_loop_range": ("{what} takes integer bounds, got {got}", "give integers or integer expressions"),
     "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
     # tile ops

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Never
 
+from ..diagnostics import error
 from .dtype import DType
 from .expr import Const, Expr
 from .node import Node
@@ -54,8 +55,18 @@ class Range(Node):
     keep: bool = True
 
 
+class NotAValue:
+    """What looks like an array but is computed with element by element: operators tell its author so."""
+
+    def _refuse(self, *others: object) -> Never:
+        raise error("region_as_value", None, region=repr(self))
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __mod__ = __pow__ = __matmul__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Region(Node):
+class Region(NotAValue, Node):
     """A box of a buffer: what a tile op reads or writes."""
 
     buffer: Buffer

@@ -15,7 +15,7 @@ from ..ir.dtype import DType, to_dtype
 from ..ir.expr import Var
 from ..ir.stmt import Program
 from .recorder import Recorder
-from .rewrite import rewrite
+from .rewrite import parameter_span, rewrite
 from .trace import Tracer, let, name_symbol, tracer, tracing
 from .values import Handle, TensorType
 
@@ -48,12 +48,11 @@ def prim_func(function: Any = None, **options: Any) -> Any:
 def _prim_func(function: FunctionType, scope: dict[str, Any]) -> PrimFunc:
     types, groups = {}, dict.fromkeys(annotations_of(function, scope), 1)
     for name, annotation in annotations_of(function, scope).items():
-        span = definition_span(function)
         if inspect.signature(function).parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL:
-            types[name] = param_type(name, annotation, span)
+            types[name] = param_type(name, annotation, function)
             continue
         groups[name] = len(annotation)
-        types |= {f"{name}_{i}": param_type(name, a, span) for i, a in enumerate(annotation)}
+        types |= {f"{name}_{i}": param_type(name, a, function) for i, a in enumerate(annotation)}
     with tracing() as at:
         params = {name: make_param(name, kind) for name, kind in types.items()}
         args, kwargs = call_arguments(
@@ -96,7 +95,7 @@ def definition_span(function: FunctionType) -> Span:
     return Span(code.co_filename, code.co_firstlineno, code.co_firstlineno, 0, 1)
 
 
-def param_type(name: str, annotation: Any, span: Span | None) -> TensorType | DType:
+def param_type(name: str, annotation: Any, function: FunctionType | None) -> TensorType | DType:
     """A parameter's type from its annotation; `bad_annotation` otherwise."""
     if isinstance(annotation, TensorType):
         return annotation
@@ -104,6 +103,7 @@ def param_type(name: str, annotation: Any, span: Span | None) -> TensorType | DT
         return to_dtype(annotation)
     except ValueError:
         got = "none" if annotation is inspect.Parameter.empty else repr(annotation)[:60]
+        span = parameter_span(function, name) if function else None
         raise error("bad_annotation", span, name=name, got=got) from None
 
 

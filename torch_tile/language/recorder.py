@@ -218,11 +218,9 @@ class Recorder:
 
     def leave(self, word: str) -> bool:
         """`break` or `continue`: True if Python should do it, else it is recorded."""
-        if not self.loops:
-            raise error("bad_break", None, word=word)
         if self.loops[-1] is not _DEVICE:
             if self.tracer.scope is not self.loops[-1]:
-                raise error("break_in_branch", None, word=word)
+                raise error("bad_break", None, word=word)
             return True
         self.tracer.emit(Break() if word == "break" else Continue())
         return False

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from ..diagnostics import error
+from ..diagnostics import Span, error
 
 RECORDER = "__tile__"
 _COMPILED: dict[CodeType, CodeType] = {}
@@ -55,6 +55,15 @@ def source_tree(function: FunctionType) -> ast.FunctionDef:
         raise error("no_source", None, name=function.__name__)
     ast.increment_lineno(tree, first - 1)
     return tree
+
+
+def parameter_span(function: FunctionType, name: str) -> Span | None:
+    """Where a parameter stands in the author's source."""
+    for node in ast.walk(source_tree(function).args):
+        if isinstance(node, ast.arg) and node.arg == name:
+            end, stop = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset + 1
+            return Span(function.__code__.co_filename, node.lineno, end, node.col_offset, stop)
+    return None
 
 
 def _compile(function: FunctionType) -> CodeType:
@@ -311,8 +320,7 @@ def _leaves_loop(node: ast.If) -> bool:
         for stmt in stmts:
             if isinstance(stmt, ast.Break | ast.Continue):
                 return True
-            inner = isinstance(stmt, ast.If | ast.With)
-            if inner and (search(stmt.body) or search(getattr(stmt, "orelse", []))):
+            if isinstance(stmt, ast.If | ast.With) and (search(stmt.body) or search(getattr(stmt, "orelse", []))):
                 return True
         return False
 

@@ -210,14 +210,13 @@ def with_span(node: Any, span: Span | None) -> Any:
     return replace(node, span=span) if span else node
 
 
-def with_author(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A builder of statements as a function of the language: it records what `function` returns."""
+def with_author(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A builder of statements as the function `T.name` of the language: it records what `function` returns."""
 
     def emitting(*args: Any, **kwargs: Any) -> None:
-        tracer(f"T.{function.__name__}").emit(function(*args, **kwargs))
+        tracer(f"T.{name}").emit(function(*args, **kwargs))
 
-    emitting.__doc__ = function.__doc__
-    emitting.__name__ = function.__name__
+    emitting.__name__, emitting.__doc__ = name, function.__doc__
     return emitting
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..diagnostics import error
 from ..ir import dtype as dt
-from ..ir.buffer import Buffer, Range, Region
+from ..ir.buffer import Buffer, NotAValue, Range, Region
 from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, Load, cast, const, is_number, to_expr, to_number
 from ..ir.simplify import simplify
@@ -22,7 +22,7 @@ from .trace import tracer
 Size = int | Expr
 
 
-class Handle:
+class Handle(NotAValue):
     """A buffer in the author's hands. `A[i, j]` is an element, `A[a:b, :]` a region; assigning to either writes it."""
 
     def __init__(self, buffer: Buffer):
@@ -80,7 +80,7 @@ class Handle:
             tracer("an assignment").emit(Fill.build(place, value))
 
     def __iter__(self) -> Any:
-        raise TypeError(f"`{self.name}` is a device buffer; loop over its indices with T.serial or T.Parallel")
+        raise error("region_as_value", None, region=repr(self))
 
 
 def locate(buffer: Buffer, key: Any) -> Load | Region:
