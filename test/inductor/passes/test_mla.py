@@ -86,3 +86,57 @@ def test_transposed_values_of_equal_sizes_are_not_keys(agrees, generator):
 
     _, report = agrees(f, q, q_pe, kv, k_pe)
     assert not report.replaced("mla")
+
+
+def test_causal_among_the_last_queries(agrees, generator):
+    args = operands(generator, queries=3)
+
+    def condition(n, m):
+        return torch.arange(m)[None] <= torch.arange(n)[:, None] + (m - n)
+
+    def by_query(q, q_pe, kv, k_pe):  # [batch, query, head, key]
+        scores = torch.einsum("bshc,btc->bsht", q, kv) + torch.einsum("bshr,btr->bsht", q_pe, k_pe)
+        scores = (scores * 0.1).masked_fill(~condition(3, 11)[:, None], float("-inf"))
+        return torch.einsum("bsht,btc->bshc", scores.softmax(-1), kv)
+
+    def by_head(q, q_pe, kv, k_pe):  # [batch, head, query, key]
+        scores = torch.einsum("bshc,btc->bhst", q, kv) + torch.einsum("bshr,btr->bhst", q_pe, k_pe)
+        low = torch.zeros(3, 11).masked_fill(~condition(3, 11), torch.finfo(q.dtype).min)
+        return torch.einsum("bhst,btc->bshc", (scores * 0.1 + low).softmax(-1), kv)
+
+    for form in (by_query, by_head):
+        _, report = agrees(form, *args)
+        (row,) = report.replaced("mla")
+        assert "q [3, 3, 4, 24]" in row.what, row
+
+    bias = torch.randn(3, 1, 11, generator=generator)
+
+    def other_tensor(q, q_pe, kv, k_pe):
+        scores = torch.einsum("bshc,btc->bsht", q, kv) + torch.einsum("bshr,btr->bsht", q_pe, k_pe)
+        return torch.einsum(
+            "bsht,btc->bshc", (scores + kv.sum() * mask(3, 11)[:, None].cos().nan_to_num()).softmax(-1), kv
+        )
+
+    _, report = agrees(other_tensor, *args)
+    assert "neither causal" in report.missed("mla")[0].reason
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_length_for_each_sequence(dynamic, agrees, generator):
+    *args, lens = *operands(generator), torch.tensor([3, 11, 7])
+
+    def less(q, q_pe, kv, k_pe, lens):
+        scores = torch.einsum("bshc,btc->bsht", q, kv) + torch.einsum("bshr,btr->bsht", q_pe, k_pe)
+        keep = torch.arange(kv.shape[1])[None] < lens[:, None]
+        scores = (scores * 0.1).masked_fill(~keep[:, None, None], float("-inf"))
+        return torch.einsum("bsht,btc->bshc", scores.softmax(-1), kv)
+
+    def position(q, q_pe, kv, k_pe, lens):
+        last = lens.view(-1, 1, 1, 1) - 1
+        scores = torch.einsum("bshc,btc->bsht", q, kv) + torch.einsum("bshr,btr->bsht", q_pe, k_pe)
+        hidden = torch.where(last >= torch.arange(kv.shape[1]), 0.0, float("-inf"))
+        return torch.einsum("bsht,btc->bshc", (scores * 0.1 + hidden).softmax(-1), kv)
+
+    for form in (less, position):
+        _, report = agrees(form, *args, lens, dynamic=dynamic)
+        assert len(report.replaced("mla")) == 1, report

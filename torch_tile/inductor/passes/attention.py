@@ -22,7 +22,6 @@ from torch_tile.inductor.passes.graph import (
     dtype,
     is_call,
     known,
-    ordered,
     shape,
 )
 from torch_tile.inductor.passes.manager import Context
@@ -179,6 +178,3 @@ def _ungroup(rewrite: Rewrite, k: Any, v: Any) -> tuple[Any, Any]:
         return k, v
     new = [arrange(rewrite, root, have, want) for root, have, want in found]
     return (k, v) if None in new else (new[0], new[1])
-
-
-__all__ = ["build", "match", "ordered", "refine"]

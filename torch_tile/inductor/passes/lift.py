@@ -45,10 +45,10 @@ _LOGIC: dict[Any, Any] = {
 _SAME = (CAST, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default, aten._to_copy.default)
 
 
-def lift(node: Node) -> Any:
-    """The value of a tensor of rank up to 4, aligned to (b, h, q, k) from the right."""
+def lift(node: Node, order: Index = (B, H, Q, K)) -> Any:
+    """The value of a tensor of rank up to 4, whose dimensions are the last ones of `order`."""
     sizes = shape(node)
-    index = (B, H, Q, K)[4 - len(sizes) :]
+    index = order[4 - len(sizes) :]
     return at(node, tuple(sympy.Integer(0) if known(s == 1) else i for i, s in zip(index, sizes, strict=True)))
 
 

@@ -39,15 +39,28 @@ class Rule:
         return rewrite.call(operator.sub, *sizes)
 
 
-def classify(mask: Node, queries: Any, keys: Any, inverted: bool = False) -> Rule | None:
-    """The rule of a boolean mask (True: visible), or None if it has none. Sizes may be symbolic."""
+HEADS_THEN_QUERIES = (lift.B, lift.H, Q, K)
+QUERIES_THEN_HEADS = (lift.B, Q, lift.H, K)
+
+
+def _lifted(mask: Node, inverted: bool, order: lift.Index) -> Any:
+    """What a boolean mask says, or None if it cannot be read."""
     if dtype(mask) != torch.bool or len(shape(mask)) > 4:
         return None
     try:
-        value = lift.lift(mask)
+        value = lift.lift(mask, order)
     except (TypeError, ValueError, NotImplementedError):
         return None  # sympy cannot represent it
-    value = sympy.Not(value) if inverted else value
+    return sympy.Not(value) if inverted else value
+
+
+def classify(
+    mask: Node, queries: Any, keys: Any, inverted: bool = False, order: lift.Index = HEADS_THEN_QUERIES
+) -> Rule | None:
+    """The rule of a boolean mask (True: visible), or None if it has none. Sizes may be symbolic."""
+    value = _lifted(mask, inverted, order)
+    if value is None:
+        return None
     rule = Rule(False, 0, 0)
     upper: list[Any] = []
     lower: list[Any] = []
@@ -128,18 +141,9 @@ def combine(rewrite: Rewrite, pattern: Any, dims: list[Group]) -> tuple[Node | N
     rule = Rule(False, 0, 0)
     tensor: Node | None = None
     for mask in pattern.masks:
-        node, fill, inverted, additive = mask.node, mask.fill, mask.inverted, mask.additive
-        if additive and is_call(node, aten.where.self) and constant(node.args[1]) == 0.0:
-            number = constant(node.args[2])
-            if number is not None:
-                node, fill, additive = node.args[0], number, False
+        node, fill, inverted, additive = condition_of(mask)
         found = None if additive or not natural or rule.causal else classify(node, queries, keys, inverted)
-        if (
-            found is not None
-            and found.complete
-            and isinstance(found.offset, int)
-            and _exact(found, fill, queries, keys)
-        ):
+        if found is not None and found.complete and isinstance(found.offset, int) and exact(found, fill, queries, keys):
             rule = found
             continue
         tensor = _join(rewrite, tensor, _as_operand(rewrite, pattern, node, fill, inverted, additive))
@@ -148,13 +152,42 @@ def combine(rewrite: Rewrite, pattern: Any, dims: list[Group]) -> tuple[Node | N
     return tensor, rule.causal, rule.window, rule.offset
 
 
+def condition_of(mask: Any) -> tuple[Any, float, bool, bool]:
+    """(tensor, fill, inverted, additive) of a mask, where `where(condition, 0, fill)` that is added is a condition."""
+    node = mask.node
+    if mask.additive and is_call(node, aten.where.self):
+        yes, no = constant(node.args[1]), constant(node.args[2])
+        if yes == 0.0 and no is not None:
+            return node.args[0], no, False, False
+        if no == 0.0 and yes is not None:
+            return node.args[0], yes, True, False
+    return node, mask.fill, mask.inverted, mask.additive
+
+
+def lengths(mask: Node, inverted: bool) -> tuple[str, int] | None:
+    """`(name, c)` if the mask says `k < lens[b] + c` with `lens` the tensor node of that name and nothing else."""
+    value = _lifted(mask, inverted, HEADS_THEN_QUERIES)
+    if not isinstance(value, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+        return None
+    strict, less = isinstance(value, sympy.Lt | sympy.Gt), isinstance(value, sympy.Le | sympy.Lt)
+    gap = sympy.expand(value.rhs - value.lhs if less else value.lhs - value.rhs)  # > 0, or >= 0
+    loads = list(gap.atoms(lift.LOAD))
+    if len(loads) != 1 or gap.coeff(K) != -1 or gap.coeff(loads[0]) != 1:
+        return None
+    name, *index = loads[0].args
+    rest = sympy.expand(gap + K - loads[0])
+    if not rest.is_Integer or [i for i in index if i != 0] != [lift.B]:
+        return None
+    return str(name), int(rest) + (0 if strict else 1)
+
+
 def _natural(pattern: Any, dims: list[Group]) -> bool:
     """Whether the softmax already is [B, H, Sq, Skv]."""
     own = pattern.dims
     return len(own) == 4 and all(leaves(a) == leaves(b) for a, b in zip(own, dims, strict=True))
 
 
-def _exact(rule: Rule, fill: float, queries: Any, keys: Any) -> bool:
+def exact(rule: Rule, fill: float, queries: Any, keys: Any) -> bool:
     """Whether hiding is the same as adding `fill`: always for -inf; for a large number if every query sees a key."""
     if fill == -math.inf:
         return True

@@ -3,8 +3,9 @@
 
     scores = (q @ kv^T + q_pe @ k_pe^T) * scale;  out = softmax(scores) @ kv
 
-One latent vector per position serves all heads, as key and as value. Without a mask every query sees every key, so
-queries and heads are alike and all go into the head dimension.
+One latent vector per position serves all heads, as key and as value. Where every query sees the same keys, queries and
+heads are alike and all go into the head dimension. A mask may say how long each sequence is, or be causal among the
+last queries.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.passes.graph import CAST, Rewrite, dtype, equivalent, is_call, shape
+from torch_tile.inductor.passes import masks
+from torch_tile.inductor.passes.graph import CAST, Rewrite, aten, dtype, equivalent, is_call, known, product, shape
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.scores import NoMatch, Operand, Pattern, Term, place, read, same_dtype
-from torch_tile.inductor.passes.views import Group, arrange, leaves, unify
+from torch_tile.inductor.passes.views import Group, arrange, extent, leaves, unify
 
 OP = torch.ops.tile.mla_decode.default
 
@@ -41,8 +43,6 @@ def match(context: Context) -> None:
 
 def _replace(context: Context, pattern: Pattern) -> None:
     latent, rope = _order(pattern)
-    if pattern.masks:
-        raise NoMatch("masked scores (mla_decode takes lengths, not masks)")
     if latent.scale != rope.scale:
         raise NoMatch("the two score terms are scaled differently")
     *outer, keys = pattern.dims
@@ -52,14 +52,16 @@ def _replace(context: Context, pattern: Pattern) -> None:
     heads: Group = [a for a in rows if a not in present]
     rewrite = Rewrite(pattern.output)
     try:
-        q = place(rewrite, latent.left, [batch, [], heads, latent.inner])
-        q_pe = place(rewrite, rope.left, [batch, [], heads, rope.inner])
+        queries, seq_lens = _visible(rewrite, pattern, batch)
+        heads = [a for a in heads if a not in queries]
+        q = place(rewrite, latent.left, [batch, queries, heads, latent.inner])
+        q_pe = place(rewrite, rope.left, [batch, queries, heads, rope.inner])
         kv = place(rewrite, latent.right, [batch, keys, latent.inner])
         k_pe = place(rewrite, rope.right, [batch, keys, rope.inner])
         if not same_dtype([q, q_pe, kv, k_pe]):
             raise NoMatch("queries and cache have different dtypes")
-        new = rewrite.call(OP, q, q_pe, kv, k_pe, None, None, latent.scale)
-        arranged = arrange(rewrite, new, [batch, [], heads, latent.inner], pattern.output_dims)
+        new = rewrite.call(OP, q, q_pe, kv, k_pe, None, seq_lens, latent.scale)
+        arranged = arrange(rewrite, new, [batch, queries, heads, latent.inner], pattern.output_dims)
         if arranged is None:
             raise NoMatch("the output has other dimensions than the latent's")
     except NoMatch:
@@ -70,6 +72,39 @@ def _replace(context: Context, pattern: Pattern) -> None:
     op: Any = next(n for n in rewrite.nodes if is_call(n, OP))
     what = f"tile.mla_decode(q {list(shape(op.args[0]))}, kv {list(shape(op.args[2]))}, rope {shape(op.args[3])[-1]})"
     context.replace(rewrite, "mla", [(pattern.output, arranged)], what, pattern.output)
+
+
+def _visible(rewrite: Rewrite, pattern: Pattern, batch: Group) -> tuple[Group, Node | None]:
+    """What the mask says, as (the query dimension of the op, its sequence lengths)."""
+    if not pattern.masks:
+        return [], None
+    if len(pattern.masks) > 1 or len(pattern.dims) != 4:
+        raise NoMatch("several masks, or scores that are not of rank 4")
+    node, fill, inverted, additive = masks.condition_of(pattern.masks[0])
+    sizes = shape(pattern.softmax)
+    if not additive:
+        for dim, order in ((2, masks.HEADS_THEN_QUERIES), (1, masks.QUERIES_THEN_HEADS)):
+            rule = masks.classify(node, sizes[dim], sizes[3], inverted, order)
+            if rule is None or not rule.complete or not masks.exact(rule, fill, sizes[dim], sizes[3]):
+                continue
+            if not rule.causal and not rule.window:
+                return [], None
+            if rule.causal and not rule.window and known(rule.offset == sizes[3] - sizes[dim]):
+                return leaves(pattern.dims[dim]), None
+        found = masks.lengths(node, inverted)
+        if found is not None and fill == float("-inf"):
+            return [], _seq_lens(rewrite, found, extent(batch))
+    raise NoMatch("the mask is neither causal among the last queries nor a length for each sequence")
+
+
+def _seq_lens(rewrite: Rewrite, found: tuple[str, int], batch: Any) -> Node:
+    """`lens + c` as int32 [B]."""
+    name, shift = found
+    lens = next(n for n in rewrite.graph.nodes if n.name == name)
+    if not known(product(shape(lens)) == batch):
+        raise NoMatch("the lengths are not one for each sequence")
+    lens = rewrite.call(CAST, rewrite.reshape(lens, [batch]), torch.int32)
+    return rewrite.call(aten.add.Tensor, lens, shift) if shift else lens
 
 
 def _order(pattern: Pattern) -> tuple[Term, Term]:
@@ -93,6 +128,3 @@ def _is_value(term: Term, value: Operand, inner: Group) -> bool:
         elif a != b:
             return False
     return True
-
-
-__all__ = ["Node", "match"]
