@@ -19,9 +19,9 @@ from ..ir.buffer import Buffer
 from ..ir.dtype import DType, to_dtype
 from ..ir.expr import Expr, Var
 from ..ir.stmt import Program
-from .program import definition_span, finish, make_param, param_type
+from .program import finish, make_param, param_type
 from .recorder import Recorder
-from .rewrite import rewrite
+from .rewrite import parameter_span, rewrite
 from .trace import tracing
 from .values import Handle, TensorType
 
@@ -118,7 +118,7 @@ class _Run:
             result = rewrite(function, lambda: recorder)(**arguments)
             for name in self.wanted:
                 if name not in self.params:
-                    raise error("tensor_not_annotated", definition_span(function), name=name)
+                    raise error("tensor_not_annotated", parameter_span(function, name), name=name)
             params = tuple(self.params[n] for n in self.call.arguments if n in self.params)
             return finish(at, function.__name__, params, result)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from ..diagnostics import Span, error
+from ..diagnostics import error
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType, to_dtype
 from ..ir.expr import Var
@@ -87,12 +87,6 @@ def annotations_of(function: FunctionType, scope: dict[str, Any]) -> dict[str, A
             annotation = eval(annotation, function.__globals__, {**scope})
         found[name] = annotation
     return found
-
-
-def definition_span(function: FunctionType) -> Span:
-    """Where the function is defined."""
-    code = function.__code__
-    return Span(code.co_filename, code.co_firstlineno, code.co_firstlineno, 0, 1)
 
 
 def param_type(name: str, annotation: Any, function: FunctionType | None) -> TensorType | DType:

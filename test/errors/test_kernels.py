@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One kernel for each mistake that only the whole kernel shows, or only its run."""
+
+import pytest
+import torch
+
+import torch_tile as tilelang
+import torch_tile.language as T
+from torch_tile.diagnostics import TileError
+from torch_tile.interp.tiles import evaluate
+
+
+def non_affine_region():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((4,), "float32")
+            for i in T.serial(4):
+                T.copy(A[i * i : i * i + 4], tile)  # here
+
+    tilelang.compile(kernel)
+
+
+def dynamic_tile():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((n,), "float32")  # here
+            T.clear(tile)
+
+    tilelang.compile(kernel)
+
+
+def empty_tile():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            T.alloc_shared((4, 0), "float32")  # here
+
+    tilelang.compile(kernel)
+
+
+def out_of_bounds():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((8,), "float32")
+            for i in T.Parallel(8):
+                A[i] = tile[i + 8]  # here
+
+    tilelang.compile(kernel)
+
+
+def out_of_bounds_region():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((8,), "float32")
+            T.copy(A[0:6], tile[4:10])  # here
+
+    tilelang.compile(kernel)
+
+
+def out_of_bounds_when_run():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((8,), "int32")
+            A[0] = tile[A[1]]  # here
+
+    evaluate(kernel, torch.full((64,), 8, dtype=torch.int32))
+
+
+def unsupported_on_target():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((8,), "float32")
+            for i in T.Parallel(8):
+                T.copy(A[i * 8], tile)  # here
+
+    tilelang.compile(kernel)
+
+
+def device_assert():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            T.device_assert(A[0] > 0.0, "A must be positive")  # here
+
+    tilelang.compile(kernel)(torch.zeros(64))
+
+
+def device_assert_in_interpreter():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            assert A[0] > 0.0, "A must be positive"  # here
+
+    evaluate(kernel, torch.zeros(64))
+
+
+CASES = {
+    non_affine_region: ("non_affine_region", "T.copy(A[i * i : i * i + 4], tile)"),
+    dynamic_tile: ("dynamic_tile", "T.alloc_shared((n,), \"float32\")"),
+    empty_tile: ("bad_shape", "T.alloc_shared((4, 0), \"float32\")"),
+    out_of_bounds: ("out_of_bounds", "tile[i + 8]"),
+    out_of_bounds_region: ("out_of_bounds", "T.copy(A[0:6], tile[4:10])"),
+    out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
+    unsupported_on_target: ("unsupported_on_target", "T.copy(A[i * 8], tile)"),
+    device_assert: ("device_assert", "T.device_assert(A[0] > 0.0, \"A must be positive\")"),
+    device_assert_in_interpreter: ("device_assert", "assert A[0] > 0.0, \"A must be positive\""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
+def test_refused(case, refused):
+    refused(case, *CASES[case])
+
+
+def test_all_findings_are_reported_together():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(1) as _:
+            small = T.alloc_shared((8,), "float32")
+            T.alloc_shared((n,), "float32")
+            T.copy(A[0:9], small)
+            A[0] = small[8]
+
+    with pytest.raises(TileError) as caught:
+        tilelang.compile(kernel)
+    assert [d.code for d in caught.value.diagnostics] == ["dynamic_tile", "copy_shape", "out_of_bounds"]
+    assert str(caught.value).count("-->") == 3

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One kernel for each mistake in a tile op; some are found by tracing, the others when the kernel is compiled."""
+
+import pytest
+
+import torch_tile as tilelang
+import torch_tile.language as T
+
+
+def gemm_shape():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            a = T.alloc_shared((16, 8), "float16")
+            b = T.alloc_shared((16, 8), "float16")
+            c = T.alloc_fragment((16, 16), "float32")
+            T.gemm(a, b, c)  # here
+
+    tilelang.compile(kernel)
+
+
+def gemm_dtype():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            a = T.alloc_shared((16, 8), "float16")
+            b = T.alloc_shared((8, 16), "int8")
+            c = T.alloc_fragment((16, 16), "float32")
+            T.gemm(a, b, c)  # here
+
+    tilelang.compile(kernel)
+
+
+def gemm_scope():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 8), "float16")):
+        with T.Kernel(1) as _:
+            b = T.alloc_shared((8, 16), "float16")
+            c = T.alloc_fragment((16, 16), "float32")
+            T.gemm(A, b, c)  # here
+
+    tilelang.compile(kernel)
+
+
+def copy_shape():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 8), "float16")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((8, 16), "float16")
+            T.copy(A, tile)  # here
+
+    tilelang.compile(kernel)
+
+
+def copy_values():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 8), "float16")):
+        with T.Kernel(1) as _:
+            T.copy(A, [1, 2])  # here
+
+
+def reduce_shape():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 8), "float32")):
+        with T.Kernel(1) as _:
+            out = T.alloc_fragment((8,), "float32")
+            T.reduce_sum(A, out, dim=1)  # here
+
+    tilelang.compile(kernel)
+
+
+def reduce_dim():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 8), "float32")):
+        with T.Kernel(1) as _:
+            out = T.alloc_fragment((8,), "float32")
+            T.reduce_max(A, out, dim=2)  # here
+
+
+def scan_shape():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 8), "float32")):
+        with T.Kernel(1) as _:
+            out = T.alloc_fragment((8, 16), "float32")
+            T.cumsum(A, out)  # here
+
+    tilelang.compile(kernel)
+
+
+def fill_value():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 8), "float32")):
+        with T.Kernel(1) as _:
+            T.fill(A, [0.0])  # here
+
+
+def atomic_target():
+    @T.prim_func
+    def kernel(A: T.Tensor((16,), "float32")):
+        with T.Kernel(1) as _:
+            T.atomic_add(1.0, A[0])  # here
+
+
+CASES = {
+    gemm_shape: ("gemm_shape", "T.gemm(a, b, c)"),
+    gemm_dtype: ("gemm_dtype", "T.gemm(a, b, c)"),
+    gemm_scope: ("gemm_scope", "T.gemm(A, b, c)"),
+    copy_shape: ("copy_shape", "T.copy(A, tile)"),
+    copy_values: ("copy_values", "T.copy(A, [1, 2])"),
+    reduce_shape: ("reduce_shape", "T.reduce_sum(A, out, dim=1)"),
+    reduce_dim: ("reduce_dim", "T.reduce_max(A, out, dim=2)"),
+    scan_shape: ("scan_shape", "T.cumsum(A, out)"),
+    fill_value: ("fill_value", "T.fill(A, [0.0])"),
+    atomic_target: ("atomic_target", "T.atomic_add(1.0, A[0])"),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
+def test_refused(case, refused):
+    refused(case, *CASES[case])
+
+
+def test_a_slice_over_several_lines_is_marked_from_its_start(refused):
+    def case():
+        @T.prim_func
+        def kernel(A: T.Tensor((16, 8), "float16")):
+            with T.Kernel(1) as _:
+                tile = T.alloc_shared((8, 16), "float16")
+                T.copy(  # here
+                    A[0:16, :],
+                    tile,
+                )
+
+        tilelang.compile(kernel)
+
+    problem = refused(case, "copy_shape", "T.copy(  # here")
+    assert problem.span.end_line == problem.span.line + 3
