@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from ..ir import dtype as dt, stmt
 from ..ir.expr import Binary, Const, Expr, Load, Select, Var, binary, const, maximum, minimum, select
 from ..ir.node import Rewriter, equal, walk
+from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Program, Stmt, While
 
 CONDITIONS_PER_LOOP = 2  # each doubles the code of the loop
@@ -32,7 +33,7 @@ class _Peel(Rewriter):
         if found is None:
             return self.children(loop)
         guard, limit = found
-        limit = maximum(minimum(limit, loop.stops[0]), loop.starts[0])
+        limit = simplify(maximum(minimum(limit, loop.stops[0]), loop.starts[0]))
         head = _with_body(loop, loop.starts[0], limit, _Decide(guard, True)(loop.body))
         tail = _with_body(loop, limit, loop.stops[0], _Decide(guard, False)(loop.body))
         parts = [self._peel(part, budget - 1) for part in (head, tail) if part.body.stmts]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+import torch_tile.language as T
+from torch_tile.lowering.flatten import flatten
+
+
+def test_rows_strides_and_scalars(becomes):
+    m, n, s = T.dynamic("m, n, s")
+
+    @T.prim_func
+    def before(x: T.Tensor((m, n, 4), "float32"), y: T.StridedTensor((m, n), (s, 2), "float32"),
+               z: T.Tensor((), "float32")):  # fmt: skip
+        with T.Kernel(m, n) as (i, j):
+            tile = T.alloc_shared((3, 5), "float32")
+            v = T.alloc_var("int32", 1)
+            tile[2, 1] = x[i, j, 3] + z[()]
+            x[i, 0, v] = y[i, j] + tile[v, 4]
+
+    got = repr(flatten(before.program))
+    assert "x: T.Tensor((m * n * 4,), T.float32)" in got
+    assert "z: T.Tensor((1,), T.float32)" in got and "+ z[0]" in got
+    assert "tile = T.alloc_shared((15,), T.float32)" in got
+    assert "tile[11] = x[i * (n * 4) + j * 4 + 3]" in got
+    assert "y[i * s + j * 2] + tile[v * 5 + 4]" in got
+    assert "v = T.alloc_var" in got
+
+
+def test_addresses(becomes):
+    @T.prim_func
+    def before(x: T.Tensor((4, 8), "float32")):
+        with T.Kernel(1) as _:
+            T.evaluate(T.call("cpu_atomic", T.address_of(x[2, 3]), x[1, 0], options=("add",)))
+
+    assert "T.address_of(x[19]), x[8]" in repr(flatten(before.program))
+
+
+def test_outputs_and_workspaces():
+    @T.prim_func
+    def kernel(x: T.Tensor((4,), "float32")):
+        out = T.empty((2, 3), "float32")
+        scratch = T.alloc_global((3, 2), "float32")
+        with T.Kernel(1) as _:
+            scratch[1, 1] = x[0]
+            out[1, 2] = scratch[1, 1]
+        return out
+
+    flat = flatten(kernel.program)
+    assert [b.static_shape for b in (*flat.outputs, *flat.workspaces)] == [(6,), (6,)]
+    assert flat.params[0] is kernel.program.params[0]
+    assert flat.outputs[0] is flat.kernels[0].body.stmts[1].buffer
+
+
+def test_nothing_to_do(keeps):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(x: T.Tensor((n,), "float32"), k: T.int32):
+        with T.Kernel(n) as b:
+            tile = T.alloc_shared((4,), "float32")
+            v = T.alloc_var("int32", k)
+            tile[v] = x[b + 0 * k]
+            x[b] = tile[k]
+
+    keeps(flatten, kernel)
