@@ -73,9 +73,10 @@ class Expr(Node):
     __ne__ = _both("!=")[0]  # type: ignore[assignment]
 
     def __pow__(self, other: Any) -> Expr:
-        x, y = pair(self, other, "**")
-        to = x.dtype if x.dtype.is_float else dt.float32
-        return Call("pow", (cast(x, to), cast(y, to)), to)
+        return _power(self, other)
+
+    def __rpow__(self, other: Any) -> Expr:
+        return _power(other, self)
 
     def __neg__(self) -> Expr:
         return unary("-", self)
@@ -315,6 +316,12 @@ def fold(op: str, x: Const, y: Const) -> Const | None:
         "min": lambda: min(a, b), "max": lambda: max(a, b),
     }  # fmt: skip
     return const(table_int[op](), x.dtype) if op in table_int else None
+
+
+def _power(a: Any, b: Any) -> Expr:
+    x, y = pair(a, b, "**")
+    to = x.dtype if x.dtype.is_float else dt.float32
+    return Call("pow", (cast(x, to), cast(y, to)), to)
 
 
 def _logical(op: str, a: Expr, b: Expr) -> Expr:
