@@ -12,7 +12,8 @@ from typing import Any
 from ..diagnostics import error
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType, to_dtype
-from ..ir.expr import Var
+from ..ir.expr import Expr, Load, Var
+from ..ir.node import walk
 from ..ir.stmt import Program
 from .recorder import Recorder
 from .rewrite import parameter_span, rewrite
@@ -144,21 +145,19 @@ def rewrite_lazily(function: FunctionType) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         at = tracer(function.__name__)
         bound = inspect.signature(function).bind(*args, **kwargs)
-        by_value = {
-            n: let(n, v) if is_variable(v) and not takes_reference(function, n) else v
-            for n, v in bound.arguments.items()
-        }
-        bound.arguments.update(by_value)
+        for name, value in bound.arguments.items():
+            if is_computed(value) and not takes_reference(function, name):
+                bound.arguments[name] = let(name, value)
         return rewrite(function, lambda: Recorder(at))(*bound.args, **bound.kwargs)
 
     return run
 
 
-def is_variable(value: Any) -> bool:
-    """Whether a value is a T.alloc_var."""
-    from ..ir.expr import Load
-
-    return isinstance(value, Load) and value.buffer.scope == "var"
+def is_computed(value: Any) -> bool:
+    """Whether an argument is a value read from memory, and not a place: A[i, j] may be the head address of a copy."""
+    if isinstance(value, Load):
+        return value.buffer.scope == "var"
+    return isinstance(value, Expr) and any(isinstance(n, Load) for n in walk(value))
 
 
 def takes_reference(function: FunctionType, name: str) -> bool:

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.prim_func and T.macro. Annotations are strings here, as `from __future__ import annotations` makes them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.interp.tiles import evaluate
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Var
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import If, Let
+
+WIDTH = 6
+
+
+def test_annotations_see_the_names_around_the_definition():
+    def make(rows, dtype):
+        n = T.dynamic("n")
+        shape = (rows, n)
+
+        @T.prim_func
+        def kernel(A: T.Tensor(shape, dtype), B: T.Tensor((WIDTH, n), "int32"), k: T.int64, x: float, f: bool):
+            with T.Kernel(1) as _:
+                T.clear(A)
+
+        return kernel, n
+
+    kernel, n = make(3, "float16")
+    a, b, k, x, f = kernel.program.params
+    assert isinstance(a, Buffer) and (a.name, repr(a.shape[0]), a.dtype.name) == ("A", "3", "float16")
+    assert a.shape[1] is n and b.shape[1] is n and b.shape[0].value == WIDTH
+    assert all(isinstance(v, Var) for v in (k, x, f))
+    assert [v.dtype.name for v in (k, x, f)] == ["int64", "float32", "bool"]
+
+
+def test_closures_and_defaults():
+    scale = 3.0
+
+    @T.prim_func
+    def kernel(out: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(4):
+                out[i] = scale * i
+
+    scale = 5.0  # the kernel was traced when it was defined
+    out = torch.zeros(4)
+    evaluate(kernel, out)
+    assert out.tolist() == [0, 3, 6, 9] and scale == 5.0
+
+
+def test_a_name_that_shadows_the_closure_is_pythons_business():
+    size = 4
+
+    @T.prim_func
+    def kernel(out: T.Tensor((size,), "float32")):
+        with T.Kernel(1) as _:
+            width = size * 2
+            for i in T.Parallel(size):
+                out[i] = width
+
+    out = torch.zeros(4)
+    evaluate(kernel, out)
+    assert out.tolist() == [8] * 4
+
+
+def test_variadic_parameters():
+    types = [T.Tensor((2,), "float32"), T.Tensor((3,), "float32")]
+
+    @T.prim_func
+    def kernel(out: T.Tensor((2,), "float32"), *xs: types):
+        with T.Kernel(1) as _:
+            for i, x in enumerate(xs):
+                out[i] = x[x.shape[0] - 1]
+
+    assert [p.name for p in kernel.program.params] == ["out", "xs_0", "xs_1"]
+    out = torch.zeros(2)
+    evaluate(kernel, out, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
+    assert out.tolist() == [2, 5]
+
+
+def test_outputs_and_workspaces():
+    @T.prim_func
+    def kernel(x: T.Tensor((4,), "float32")):
+        first = T.empty((4,), "float32")
+        second = T.empty(2, dtype="int32")
+        scratch = T.alloc_global((4,), "float32")
+        with T.Kernel(4) as b:
+            scratch[b] = x[b] + 1.0
+        with T.Kernel(4) as b:
+            first[b] = scratch[3 - b]
+            if b < 2:
+                second[b] = b + 7
+        return second, first
+
+    program = kernel.program
+    assert [b.dtype.name for b in program.outputs] == ["int32", "float32"]
+    assert [b.origin for b in program.workspaces] == ["workspace"] and len(program.kernels) == 2
+    second, first = evaluate(kernel, torch.arange(4.0))
+    assert first.tolist() == [4, 3, 2, 1] and second.tolist() == [7, 8]
+
+
+def test_the_function_stays_reachable():
+    @T.prim_func
+    def kernel(x: T.Tensor((4,), "float32")):
+        """What it does."""
+        with T.Kernel(1) as _:
+            x[0] = 1.0
+
+    assert kernel.__name__ == "kernel" and kernel.__doc__ == "What it does."
+    assert kernel.script() == repr(kernel) and "x[0] = 1.0" in kernel.script()
+
+
+def test_decorators_with_options():
+    @T.prim_func(check_well_formed=False)
+    def kernel(x: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            double(x)
+
+    @T.macro()
+    def unused(x):
+        x[0] = 2.0
+
+    x = torch.ones(4)
+    evaluate(kernel, x)
+    assert x.tolist() == [2] * 4
+
+
+@T.macro
+def double(x, by=2.0):
+    for i in T.Parallel(x.shape[0]):
+        x[i] = x[i] * by
+
+
+def test_macros_are_inlined_with_device_control_flow():
+    @T.macro
+    def clamp(x, i, low, *, high=10.0):
+        if x[i] < low:
+            x[i] = low
+        elif x[i] > high:
+            x[i] = high
+
+    @T.prim_func
+    def kernel(x: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.serial(4):
+                clamp(x, i, 2.0)
+            double(x, by=0.5)
+            clamp(x, 0, 3.0, high=4.0)
+
+    assert len([n for n in walk(kernel.program) if isinstance(n, If)]) == 4
+    x = torch.tensor([0.0, 5.0, 20.0, 2.0])
+    evaluate(kernel, x)
+    assert x.tolist() == [3, 2.5, 5, 1]
+
+
+def test_macros_return_values():
+    @T.macro
+    def dot(a, b, n):
+        total = T.alloc_var("float32", 0.0)
+        for i in range(n):
+            total += a[i] * b[i]
+        return total
+
+    @T.macro
+    def both(a, b):
+        return dot(a, b, 4), dot(a, a, 2)
+
+    @T.prim_func
+    def kernel(a: T.Tensor((4,), "float32"), b: T.Tensor((4,), "float32"), out: T.Tensor((2,), "float32")):
+        with T.Kernel(1) as _:
+            x, y = both(a, b)
+            out[0] = x
+            out[1] = y
+
+    a, b, out = torch.randn(4), torch.randn(4), torch.zeros(2)
+    evaluate(kernel, a, b, out)
+    torch.testing.assert_close(out, torch.stack([a @ b, a[:2] @ a[:2]]))
+
+
+def test_arguments_by_value_and_by_reference():
+    @T.macro
+    def by_value(v, out):
+        v = v + 1.0
+        out[0] = v
+
+    @T.macro
+    def by_reference(v: T.Ref, out):
+        v += 1.0
+        v *= 2
+        out[1] = v
+
+    @T.prim_func
+    def kernel(out: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            v = T.alloc_var("float32", 5.0)
+            by_value(v, out)
+            out[2] = v
+            by_reference(v, out)
+            out[3] = v
+
+    out = torch.zeros(4)
+    evaluate(kernel, out)
+    assert out.tolist() == [6, 12, 5, 12]
+
+
+def test_an_argument_is_its_value_at_the_call():
+    @T.macro
+    def later(v, x):
+        x[0] = 9.0
+        x[1] = v
+
+    @T.prim_func
+    def kernel(x: T.Tensor((2,), "float32")):
+        with T.Kernel(1) as _:
+            v = T.alloc_var("float32", 3.0)
+            later(v + x[0], x)
+
+    x = torch.ones(2)
+    evaluate(kernel, x)
+    assert x.tolist() == [9, 4]
+
+
+def test_an_element_is_a_place_for_a_macro():
+    """What is passed as A[i, j] may be the head address of a copy inside."""
+
+    @T.macro
+    def load(head, tile):
+        T.copy(head, tile)
+
+    @T.prim_func
+    def kernel(x: T.Tensor((8,), "float32"), out: T.Tensor((3,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((3,), "float32")
+            load(x[4], tile)
+            T.copy(tile, out)
+
+    out = torch.zeros(3)
+    evaluate(kernel, torch.arange(8.0), out)
+    assert out.tolist() == [4, 5, 6]
+
+
+def test_macros_outside_kernels_are_refused():
+    from torch_tile.diagnostics import TileError
+
+    with pytest.raises(TileError) as caught:
+        double(None)
+    assert caught.value.code == "not_in_kernel"
+
+
+def test_kernels_may_be_defined_inside_tracing():
+    """A kernel that builds another one while it is traced does not mix them up."""
+
+    @T.prim_func
+    def outer(x: T.Tensor((2,), "float32")):
+        with T.Kernel(1) as _:
+            before = x[0] + 1.0
+
+            @T.prim_func
+            def inner(y: T.Tensor((2,), "float32")):
+                with T.Kernel(1) as _:
+                    y[1] = 5.0
+
+            x[1] = before + len(inner.program.kernels)
+
+    x = torch.zeros(2)
+    evaluate(outer, x)
+    assert x.tolist() == [0, 2]
+    assert len([n for n in walk(outer.program) if isinstance(n, Let)]) == 1
