@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from ..diagnostics import error
+from ..diagnostics import LaunchError, error
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType, to_dtype
 from ..ir.expr import Expr, Var
@@ -148,12 +148,13 @@ class _Run:
         return Handle(symbol)
 
     def _learn(self, name: str, kind: TensorType) -> None:
-        tensor = self.call.arguments[name]
-        if tensor.dim() == len(kind.shape):
-            for dim, size in enumerate(kind.shape):
-                self._take(name, dim, False, size, tensor.shape[dim])
-            for dim, stride in enumerate(kind.strides or ()):
-                self._take(name, dim, True, stride, tensor.stride(dim))
+        tensor, rank = self.call.arguments[name], len(kind.shape)
+        if tensor.dim() != rank:
+            raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
+        for dim, size in enumerate(kind.shape):
+            self._take(name, dim, False, size, tensor.shape[dim])
+        for dim, stride in enumerate(kind.strides or ()):
+            self._take(name, dim, True, stride, tensor.stride(dim))
         if self.symbols and all(n in self.params for n in self.wanted):
             raise _Learnt
 

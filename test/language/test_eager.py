@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eager kernels: the body is the kernel, T.const dimensions come from the arguments."""
+
+import pytest
+import torch
+
+import torch_tile as tilelang
+import torch_tile.language as T
+from torch_tile.diagnostics import LaunchError, TileError
+
+
+@tilelang.jit
+def scaled(A, factor: T.float32, rows_per_block: int = 2, dtype: T.dtype = T.float32):
+    M, N = T.const("M, N")
+    A: T.Tensor((M, N), dtype)
+    B = T.empty((M, N), dtype)
+    with T.Kernel(T.ceildiv(M, rows_per_block)) as b:
+        for i, j in T.Parallel(rows_per_block, N):
+            B[b * rows_per_block + i, j] = A[b * rows_per_block + i, j] * factor
+    return B
+
+
+def test_constants_come_from_the_arguments():
+    for shape in ((3, 4), (5, 2), (3, 4)):
+        a = torch.randn(shape)
+        assert torch.equal(scaled(a, 2.0), a * 2.0)
+    assert len(scaled.kernels) == 2
+
+
+def test_compile_time_arguments_specialise():
+    a = torch.randn(5, 3)
+    before = len(scaled.kernels)
+    assert torch.equal(scaled(a, 3.0, rows_per_block=4), a * 3.0)
+    assert torch.equal(scaled(a, 4.0, rows_per_block=4), a * 4.0)
+    assert torch.equal(scaled(a.half(), 2.0, 4, T.float16), a.half() * 2.0)
+    assert len(scaled.kernels) == before + 2
+
+
+def test_annotated_parameters_and_several_results():
+    n = T.dynamic("n")
+
+    @tilelang.jit
+    def split(A: T.Tensor((n,), "float32")):
+        low, high = T.empty((n,), "float32"), T.empty((n,), "float32")
+        with T.Kernel(n) as i:
+            low[i] = T.min(A[i], 0.0)
+            high[i] = T.max(A[i], 0.0)
+        return low, high
+
+    for length in (1, 7):
+        a = torch.randn(length)
+        low, high = split(a)
+        assert torch.equal(low, a.clamp(max=0)) and torch.equal(high, a.clamp(min=0))
+    assert len(split.kernels) == 1
+
+
+def test_constants_steer_python():
+    @tilelang.jit
+    def kernel(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "int32")
+        with T.Kernel(1) as _:
+            if N > 3:
+                A[0] = N
+            for i in [x for x in range(N) if x % 2]:
+                A[i] = -1
+
+    for n in (3, 5):
+        a = torch.zeros(n, dtype=torch.int32)
+        kernel(a)
+        assert a.tolist() == ([0, -1, 0] if n == 3 else [5, -1, 0, -1, 0])
+
+
+def test_wrong_arguments():
+    with pytest.raises(LaunchError, match="argument `A` must have 2 dimensions"):
+        scaled(torch.randn(3), 1.0)
+    with pytest.raises(LaunchError, match="argument `A` must have dtype"):
+        scaled(torch.randn(3, 3).double(), 1.0)
+
+    @tilelang.jit
+    def unannotated(A, B):
+        M = T.const("M")
+        A: T.Tensor((M,), "float32")
+        with T.Kernel(1) as _:
+            A[0] = 1.0
+
+    with pytest.raises(TileError) as caught:
+        unannotated(torch.zeros(3), torch.zeros(3))
+    assert caught.value.code == "tensor_not_annotated"

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.diagnostics import TileError
+from torch_tile.interp.tiles import evaluate
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Address, Call
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Assert, Do, Print
+
+
+def test_printing_takes_scalars_and_regions():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 4), "float32")):
+        with T.Kernel(1) as b:
+            T.print(A)
+            T.print(A[1:3, 0], msg="column")
+            T.print(A[0, 0] + b)
+            T.print(3)
+
+    found = [n for n in walk(kernel.program) if isinstance(n, Print)]
+    assert [isinstance(n.value, Region) for n in found] == [True, True, False, False]
+    assert [n.message for n in found] == ["", "column", "", ""]
+
+
+def test_assertions_take_any_condition():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "int32")):
+        with T.Kernel(1) as _:
+            T.device_assert(A[0], "not zero")
+            T.device_assert(A[1] > 2)
+            assert A[2] < 3
+
+    found = [n for n in walk(kernel.program) if isinstance(n, Assert)]
+    assert [n.message for n in found] == ["not zero", "", ""]
+    assert all(n.condition.dtype == T.bool for n in found)
+
+
+def test_synchronisation_and_promises_leave_no_trace():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "int32"), n: T.int32):
+        with T.Kernel(1) as _:
+            T.assume(n > 0)
+            T.sync_threads()
+            A[0] = n
+            T.sync_warp()
+
+    assert len(kernel.program.kernels[0].body.stmts) == 1
+
+
+def test_target_level_calls():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 4), "float32")):
+        with T.Kernel(1) as _:
+            T.evaluate(T.call("cpu_reduce", T.address_of(A[1, 2]), 4, dtype="float32", options=("sum",)))
+
+    (effect,) = [n for n in walk(kernel.program) if isinstance(n, Do)]
+    assert isinstance(effect.call, Call) and isinstance(effect.call.args[0], Address)
+    assert (effect.call.dtype, effect.call.options) == (T.float32, ("sum",))
+
+
+@pytest.mark.parametrize("value", ["a string", None, [1]])
+def test_what_cannot_be_printed(value):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1) as _:
+                T.print(value)
+
+    assert caught.value.code == "bad_argument"
+
+
+def test_addresses_are_of_elements():
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1) as _:
+                T.evaluate(T.address_of(A))
+
+    assert caught.value.code == "bad_operand"
+
+
+def test_effects_of_pure_calls_are_evaluated(capsys):
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            T.evaluate(T.exp(A[0]))
+            T.print(A[0], msg="first")
+
+    evaluate(kernel, torch.ones(4))
+    assert "first: 1.0" in capsys.readouterr().out

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+import torch
+
+import torch_tile as tilelang
+import torch_tile.language as T
+from torch_tile.diagnostics import TileError
+from torch_tile.interp.tiles import evaluate
+from torch_tile.language.math import FUNCTIONS
+
+PYTHON = {"abs": torch.abs, "fma": lambda a, b, c: a * b + c, "round": torch.round}
+
+
+def arity(name):
+    return 3 if name == "fma" else 2 if name in ("pow", "atan2", "fmod", "copysign", "hypot") else 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_every_function_of_one_to_three_operands(dtype):
+    """The language's functions in the interpreter and on the CPU against torch in float64."""
+    names = [n for n in FUNCTIONS if not n.startswith("is")]
+
+    @T.prim_func
+    def kernel(x: T.Tensor((40,), dtype), y: T.Tensor((40,), dtype), out: T.Tensor((len(names), 40), dtype)):
+        with T.Kernel(1) as _:
+            for row, name in enumerate(names):
+                for i in T.Parallel(40):
+                    out[row, i] = getattr(T, name)(*[x[i], y[i], y[i]][: arity(name)])
+
+    torch_type = getattr(torch, dtype)
+    x, y = ((torch.rand(40) * 0.9 + 0.05).to(torch_type) for _ in range(2))
+    wide = x.double(), y.double(), y.double()
+    compiled = tilelang.compile(kernel)
+    for run in (lambda *args: evaluate(kernel, *args), compiled):
+        out = torch.zeros(len(names), 40, dtype=torch_type)
+        run(x, y, out)
+        for row, name in enumerate(names):
+            wanted = PYTHON.get(name, getattr(torch, name, None))(*wide[: arity(name)])
+            tolerance = {"float32": 3e-6, "float64": 1e-13, "bfloat16": 1e-2}[dtype]
+            torch.testing.assert_close(
+                out[row].double(),
+                wanted,
+                rtol=tolerance,
+                atol=tolerance,
+                equal_nan=True,
+                msg=lambda m, n=name: f"{n}: {m}",
+            )
+
+
+def test_predicates():
+    @T.prim_func
+    def kernel(x: T.Tensor((4,), "float32"), out: T.Tensor((3, 4), "bool")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(4):
+                out[0, i] = T.isnan(x[i])
+                out[1, i] = T.isinf(x[i])
+                out[2, i] = T.isfinite(x[i])
+
+    x, out = torch.tensor([1.0, math.nan, math.inf, -math.inf]), torch.zeros(3, 4, dtype=torch.bool)
+    evaluate(kernel, x, out)
+    assert torch.equal(out, torch.stack([x.isnan(), x.isinf(), x.isfinite()]))
+
+
+def test_helpers_on_python_numbers_stay_python():
+    assert (T.ceildiv(10, 4), T.floordiv(-7, 2), T.floormod(-7, 2), T.truncdiv(-7, 2), T.align_up(10, 8)) == (
+        3,
+        -4,
+        1,
+        -3,
+        16,
+    )
+    assert (T.max(3, 1, 2), T.min(3, 1, 2), T.max(1.5, 2), T.clamp(7, 0, 5)) == (3, 1, 2, 5)
+    assert all(type(x) is int for x in (T.ceildiv(10, 4), T.max(3, 1), T.align_up(10, 8)))
+
+
+def test_helpers_on_expressions():
+    @T.prim_func
+    def kernel(n: T.int32, out: T.Tensor((16,), "int32")):
+        with T.Kernel(1) as _:
+            out[0] = T.ceildiv(n, 4)
+            out[1] = T.floordiv(n, 4)
+            out[2] = T.floormod(n, 4)
+            out[3] = T.truncdiv(n, 4)
+            out[4] = T.align_up(n, 8)
+            out[5] = T.max(n, 3, 5)
+            out[6] = T.clamp(n, -2, 2)
+            out[7] = T.shift_left(n, 2)
+            out[8] = T.shift_right(n, 1)
+            out[9] = T.bitwise_and(n, 6)
+            out[10] = T.bitwise_or(n, 1)
+            out[11] = T.bitwise_xor(n, 3)
+            out[12] = T.bitwise_not(n)
+            out[13] = T.Select(T.logical_or(n < -5, n > 5), 1, 0)
+            out[14] = T.cast(T.logical_and(n > 0, n < 8), "int32")
+            out[15] = T.Cast(n, "float32") * 0.5 > 1
+
+    def wanted(n):
+        return [-(-n // 4), n // 4, n % 4, int(n / 4), -(-n // 8) * 8, max(n, 5), max(-2, min(n, 2)), n << 2, n >> 1,
+                n & 6, n | 1, n ^ 3, ~n, int(abs(n) > 5), int(0 < n < 8), int(n * 0.5 > 1)]  # fmt: skip
+
+    for n in (-9, -4, 0, 3, 7, 100):
+        out = torch.zeros(16, dtype=torch.int32)
+        evaluate(kernel, n, out)
+        assert out.tolist() == wanted(n)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
+def test_limits_of_floats(dtype):
+    info = torch.finfo(getattr(torch, dtype))
+    assert (T.max_value(dtype).value, T.min_value(dtype).value) == (info.max, info.min)
+    if dtype != "float8_e4m3fn":
+        assert T.infinity(dtype).value == math.inf
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint16"])
+def test_limits_of_integers(dtype):
+    info = torch.iinfo(getattr(torch, dtype))
+    assert (T.max_value(dtype).value, T.min_value(dtype).value) == (info.max, info.min)
+
+
+def test_dtypes_are_casts_and_have_many_spellings():
+    assert T.float16(2).dtype == T.float16 and T.float16(2).value == 2.0
+    assert T.dtype("half") == T.dtype(torch.float16) == T.half == T.float16
+    assert T.dtype(float) == T.float32 and T.dtype("e4m3") == T.float8_e4m3fn
+    assert T.float16.as_torch() is torch.float16 and (T.float16.bits, T.float16.itemsize) == (16, 2)
+
+
+def test_wrong_operands():
+    with pytest.raises(TileError) as caught:
+        T.max(1)
+    assert caught.value.code == "bad_argument"
+    with pytest.raises(TileError) as caught:
+        T.exp(T.float32(1.0), 2)
+    assert caught.value.code == "bad_argument" and "takes 1 operands, got 2" in str(caught.value)
+    with pytest.raises(TileError) as caught:
+        T.sqrt("two")
+    assert caught.value.code == "bad_operand"
+
+
+def test_unknown_names_say_where_to_look():
+    with pytest.raises(AttributeError, match="has no `teleport`"):
+        T.teleport

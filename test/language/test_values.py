@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers in the author's hands: sizes, indices, slices; and the types that values take."""
+
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.diagnostics import TileError
+from torch_tile.interp.tiles import evaluate
+from torch_tile.ir.expr import Cast
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Store
+
+
+def test_a_handle_tells_its_type():
+    n, s = T.dynamic("n, s")
+    seen = {}
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n, 6, 4), "float16"), B: T.StridedTensor((n, 2), (s, 1), torch.int32)):
+        with T.Kernel(1) as _:
+            tile = T.alloc_fragment([2, 3], T.float32)
+            seen["A"] = A.shape, A.ndim, A.dtype, A.strides, A.scope(), A.name
+            seen["B"] = B.shape, B.strides, B.dtype.name
+            seen["tile"] = tile.shape, tile.scope(), tile.name, repr(tile)
+            T.clear(tile)
+
+    shape, ndim, dtype, strides, scope, name = seen["A"]
+    assert shape[0] is n and shape[1:] == (6, 4) and all(type(x) is int for x in shape[1:])
+    assert (ndim, dtype, strides, scope, name) == (3, T.float16, (24, 4, 1), "global", "A")
+    assert seen["B"][1][0] is s and seen["B"][1][1] == 1 and seen["B"][2] == "int32"
+    assert seen["tile"] == ((2, 3), "fragment", "tile", "tile: fragment float32(2, 3)")
+
+
+def test_negative_indices_and_open_slices():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n, 6), "float32"), out: T.Tensor((4, 6), "float32")):
+        with T.Kernel(1) as _:
+            T.clear(out)
+            out[0, 0] = A[-1, -2]
+            T.copy(A[n - 2 :, 4:], out[1:3, :2])
+            T.copy(A[0, :], out[-1, :])
+            T.fill(out[:1, -2:], 7.0)
+            T.copy(A[1], out[0:1, 1:7])
+
+    a, out = torch.randn(5, 6), torch.zeros(4, 6)
+    evaluate(kernel, a, out)
+    wanted = torch.zeros(4, 6)
+    wanted[1:3, :2], wanted[3], wanted[0, -2:], wanted[0, 0] = a[-2:, 4:], a[0], 7.0, a[-1, -2]
+    wanted[0, 1:] = a[1, :5]
+    assert torch.equal(out, wanted)
+
+
+def test_region_assignment():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 4), "float32"), B: T.Tensor((4, 4), "float16")):
+        with T.Kernel(1) as _:
+            B[0:2, :] = A[2:4, :]
+            B[2, :] = 1.5
+            B[3, 0:2] = A[0, 1]
+
+    a, b = torch.randn(4, 4), torch.zeros(4, 4).half()
+    evaluate(kernel, a, b)
+    assert torch.equal(b[:2], a[2:].half()) and b[2].eq(1.5).all()
+    assert b[3, 0] == a[0, 1].half()
+
+
+STORED = {
+    # expression on (f16 h, f32 x, int8 b, int32 i, uint8 u, bool ok) -> the type that it has
+    "h * 2 + 1.5": "float16", "b * 3": "int8", "b + 0.5": "float32", "h + b": "float16", "h + x": "float32",
+    "i + 1": "int32", "b + i": "int32", "u + b": "int16", "i / 2": "float32", "h / 2": "float16", "i // 2": "int32",
+    "i > 2": "bool", "-h": "float16", "T.exp(h)": "float16", "T.exp(i)": "float32", "T.pow(h, 2.0)": "float16",
+    "T.max(h, 0)": "float16", "T.max(i, 2.5)": "float32", "T.if_then_else(ok, h, 0.0)": "float16", "T.abs(b)": "int8",
+    "h ** 2": "float16", "1 + i": "int32", "2.0 * b": "float32", "i + 2**40": "int32", "ok + ok": "int32",
+    "T.float32(h) * x": "float32", "h.astype('float64')": "float64", "T.cast(x, 'int64')": "int64", "i << 2": "int32",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", STORED)
+def test_types_of_expressions(text):
+    """Plain numbers take the type of the other operand; mixed types promote."""
+    found = {}
+
+    @T.prim_func
+    def kernel(
+        hs: T.Tensor((1,), "float16"), xs: T.Tensor((1,), "float32"), bs: T.Tensor((1,), "int8"),
+        ns: T.Tensor((1,), "int32"), us: T.Tensor((1,), "uint8"), oks: T.Tensor((1,), "bool"),
+    ):  # fmt: skip
+        with T.Kernel(1) as _:
+            names = {"h": hs[0], "x": xs[0], "b": bs[0], "i": ns[0], "u": us[0], "ok": oks[0], "T": T}
+            found["dtype"] = eval(text, names).dtype.name
+
+    assert found["dtype"] == STORED[text]
+
+
+def test_stores_convert_silently_within_a_kind():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float16"), B: T.Tensor((4,), "int8"), C: T.Tensor((2,), "bool"), x: T.float64):
+        with T.Kernel(1) as _:
+            A[0] = x
+            A[1] = 3
+            A[2] = B[0]
+            B[1] = 300
+            B[2] = A.shape[0] * 100
+            C[0] = B[0]
+            C[1] = B[0] > 5
+
+    casts = [n for n in walk(kernel.program) if isinstance(n, Store) and isinstance(n.value, Cast)]
+    assert len(casts) == 3
+    a, b, c = torch.zeros(4).half(), torch.full((4,), 3, dtype=torch.int8), torch.zeros(2, dtype=torch.bool)
+    evaluate(kernel, a, b, c, 0.1)
+    assert torch.equal(a[:3], torch.tensor([0.1, 3, 3]).half())
+    assert b[1:3].tolist() == [300 - 256, 400 - 512] and c.tolist() == [True, False]
+
+
+def test_annotations():
+    assert T.Tensor((2, 3), torch.bfloat16).dtype == T.bfloat16
+    assert T.Tensor(4).dtype == T.float32 and len(T.Tensor(4).shape) == 1
+    assert T.Buffer is T.Tensor
+    with pytest.raises(TileError) as caught:
+        T.StridedTensor((2, 3), (3,), "float32")
+    assert caught.value.code == "bad_shape"
+    with pytest.raises(TileError) as caught:
+        T.Tensor((2, -1), "float32")
+    assert caught.value.code == "bad_shape"
