@@ -83,3 +83,24 @@ def test_what_changes_in_the_loop_is_no_limit(keeps):
                     break
 
     keeps(peel_tails, kernel)
+
+
+def test_a_named_index_is_seen_through(becomes):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def before(x: T.Tensor((n,), "float32")):
+        with T.Kernel(8) as b:
+            for i in T.vectorized(8):
+                column = b * 8 + i
+                if column < n:
+                    x[column] = 2.0
+
+    @T.prim_func
+    def after(x: T.Tensor((n,), "float32")):
+        with T.Kernel(8) as b:
+            for i in T.vectorized(T.max(T.min(n - b * 8, 8), 0)):
+                column = b * 8 + i
+                x[column] = 2.0
+
+    becomes(peel_tails, before, after)

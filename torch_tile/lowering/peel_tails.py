@@ -36,8 +36,13 @@ class _Peel(Rewriter):
         limit = simplify(maximum(minimum(limit, loop.stops[0]), loop.starts[0]))
         head = _with_body(loop, loop.starts[0], limit, _Decide(guard, True)(loop.body))
         tail = _with_body(loop, limit, loop.stops[0], _Decide(guard, False)(loop.body))
-        parts = [self._peel(part, budget - 1) for part in (head, tail) if part.body.stmts]
+        parts = [self._peel(part, budget - 1) for part in (head, tail) if not _is_idle(part)]
         return parts[0] if len(parts) == 1 else Block(tuple(parts), span=loop.span)
+
+
+def _is_idle(one: Stmt) -> bool:
+    """Whether a statement is a loop that only names values."""
+    return isinstance(one, For) and all(isinstance(s, Let) or _is_idle(s) for s in one.body.stmts)
 
 
 def _with_body(loop: For, start: Expr, stop: Expr, body: Block) -> For:
@@ -104,7 +109,7 @@ class _Decide(Rewriter):
         flat: list[Stmt] = []
         for one in new:
             flat.extend(one.stmts if isinstance(one, Block) else [one])
-        kept = [s for s in flat if not (isinstance(s, For) and not s.body.stmts)]
+        kept = [s for s in flat if not _is_idle(s)]
         return Block(tuple(kept), span=block.span)
 
 
@@ -121,10 +126,11 @@ def _is_elementwise(loop: For) -> bool:
 def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
     """Conditions of the body that hold exactly below some limit of the loop variable, with that limit."""
     bound = {id(v) for n in walk(loop.body) for v in _binds(n)}
+    in_full = _Inline({id(n.var): n.value for n in walk(loop.body) if isinstance(n, Let)})
     for node in walk(loop.body):
         if isinstance(node, If | Select):
             for part in _conjuncts(node.condition):
-                limit = _limit(part, loop.vars[0], bound)
+                limit = _limit(part, in_full, loop.vars[0], bound)
                 if limit is not None:
                     yield part, limit
 
@@ -141,11 +147,22 @@ def _conjuncts(condition: Expr) -> Iterator[Expr]:
         yield condition
 
 
-def _limit(condition: Expr, var: Var, bound: set[int]) -> Expr | None:
+class _Inline(Rewriter):
+    """Replaces names by what they stand for."""
+
+    def __init__(self, values: dict[int, Expr]):
+        self.values = values
+
+    def Var(self, var: Var) -> Expr:
+        value = self.values.get(id(var))
+        return var if value is None else self(value)
+
+
+def _limit(condition: Expr, in_full: _Inline, var: Var, bound: set[int]) -> Expr | None:
     """`n` such that the condition is `var < n`; its terms must not change within the loop."""
     if not (isinstance(condition, Binary) and condition.op == "<"):
         return None
-    split = affine(condition.a, var)
+    split = affine(in_full(condition.a), var)
     if split is None or split[0] <= 0:
         return None
     scale, rest = split
