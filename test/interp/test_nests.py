@@ -2,6 +2,7 @@
 import pytest
 import torch
 
+import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.interp import tiles
 from torch_tile.interp.nests import Plan, plan
@@ -201,6 +202,19 @@ def test_same_as_in_order(body, collide, monkeypatch):
     evaluate(kernel, a, idx, ordered)
     assert torch.equal(together, ordered)
     assert not torch.equal(together, start)
+
+
+@pytest.mark.parametrize("body", KERNELS, ids=lambda f: f.__name__)
+def test_the_cpu_target_agrees(body):
+    """The agreed meaning of a nest, iterations in order, is that of compiled kernels too."""
+    kernel = kernel_of(body)
+    compiled = tilelang.compile(kernel)
+    for idx in (torch.randperm(N), torch.randint(0, 4, (N,))):
+        a, start = torch.randn(N, N), torch.randn(N, N) - 10
+        here, there = start.clone(), start.clone()
+        evaluate(kernel, a, idx.to(torch.int32), here)
+        compiled(a, idx.to(torch.int32), there)
+        torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-5)
 
 
 DECISIONS = [
