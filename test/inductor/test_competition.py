@@ -109,3 +109,26 @@ def test_key_sees_shapes_strides_and_dtypes(monkeypatch):
         with torch.no_grad(), no_caches():
             torch.compile(f, backend=dry_run, dynamic=False)(x, y)
     assert len(keys) == len(set(keys)) == 4
+
+
+def test_both_sides_are_the_subgraph_and_no_more(monkeypatch):
+    """Graphs view one tensor twice instead of sharing the view; the rival must not start from the model's input."""
+    sides = []
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key: sides.append((new, old)) or Outcome(1, 2))
+
+    def layer(x, norm, gate, up, down):
+        h = F.rms_norm(x, (16,), norm)
+        return x + (F.silu(h @ gate) * (h @ up)) @ down
+
+    def model(x, *weights):
+        return layer(layer(x, *weights), *weights)
+
+    args = [torch.randn(s) for s in ((2, 5, 16), 16, (16, 24), (16, 24), (24, 16))]
+    with torch.no_grad(), no_caches():
+        torch.compile(model, backend=dry_run)(*args)
+    assert len(sides) == 3  # norm, gate and up, down: the second layer is the first one again
+    for _, old in sides:
+        calls = [str(n.target) for n in old.graph.nodes if n.op == "call_function"]
+        assert sum("aten.mm" in c for c in calls) <= 2
+        assert not any("ops.tile" in c or c.startswith("tile.") for c in calls)
+        assert not ("aten.mm.default" in calls and "aten.rsqrt.default" in calls)

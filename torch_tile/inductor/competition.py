@@ -70,8 +70,13 @@ def compete_captured(node: Node, reference: Callable[..., torch.Tensor]) -> Outc
 
 
 def extract(outputs: Sequence[Node], inputs: Sequence[Node]) -> GraphModule:
-    """The part of a graph that computes `outputs` from `inputs` (and from graph inputs it meets on the way)."""
+    """The part of a graph that computes `outputs` from `inputs`.
+
+    What `inputs` are themselves made from is there already when this part runs: where the part reads it as well (the
+    tensor under an input that is a view, say), it is an input too, not computed again.
+    """
     graph = Graph()
+    given = _ancestors(inputs)
     env: dict[Node, Node] = {}
 
     def take(node: Node, target: str) -> None:
@@ -80,8 +85,8 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node]) -> GraphModule:
 
     for index, node in enumerate(inputs):
         take(node, f"in{index}")
-    for node in _needed(outputs, set(inputs)):
-        if node.op == "call_function":
+    for node in _needed(outputs, set(inputs), given):
+        if node.op == "call_function" and node not in given:
             env[node] = graph.node_copy(node, env.__getitem__)
         else:
             with graph.inserting_before(next(iter(graph.nodes), None)):
@@ -90,15 +95,27 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node]) -> GraphModule:
     return GraphModule(torch.nn.Module(), graph)
 
 
-def _needed(outputs: Sequence[Node], stop: set[Node]) -> list[Node]:
-    """What `outputs` depend on, up to `stop`, in graph order."""
+def _ancestors(nodes: Sequence[Node]) -> set[Node]:
+    """Everything that `nodes` depend on, without themselves."""
+    found: set[Node] = set()
+    stack = [x for n in nodes for x in n.all_input_nodes]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def _needed(outputs: Sequence[Node], inputs: set[Node], given: set[Node]) -> list[Node]:
+    """What `outputs` depend on, up to `inputs` and no further than `given`, in graph order."""
     found: set[Node] = set()
     stack = list(outputs)
     while stack:
         node = stack.pop()
-        if node not in found and node not in stop:
+        if node not in found and node not in inputs:
             found.add(node)
-            stack.extend(node.all_input_nodes)
+            stack.extend(() if node in given else node.all_input_nodes)
     position = ordered(outputs[0].graph)
     return sorted(found, key=position.__getitem__)
 
