@@ -97,20 +97,26 @@ class RmsForm:
     offset: bool
 
 
+def weighted(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
+    """A normalised element times its weight, rounded where `rms_norm_reference` rounds."""
+    compute, out = compute_dtype(form.dtype), rms_norm_dtype(form.dtype, form.weight, form.cast_first)
+    if form.weight is None:
+        return normalised
+    if not form.cast_first:
+        return normalised * (T.cast(weight, compute) + offset)
+    wide = torch.promote_types(compute, out)
+    factor = T.cast(weight, wide)
+    if form.offset:
+        factor = T.cast(T.cast(factor + offset, form.weight), wide)
+    return T.cast(T.cast(T.cast(normalised, form.dtype), wide) * factor, out)
+
+
 @T.macro
 def finish(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
-    """An element times its weight, activated and rounded, in the order of `rms_norm_reference`."""
-    compute, out = compute_dtype(form.dtype), rms_norm_dtype(form.dtype, form.weight, form.cast_first)
-    wide = torch.promote_types(compute, out)
-    value = normalised
-    if form.weight is not None and form.cast_first:
-        factor = T.cast(weight, wide)
-        if form.offset:
-            factor = T.cast(T.cast(factor + offset, form.weight), wide)
-        value = T.cast(T.cast(T.cast(normalised, form.dtype), wide) * factor, out)
-    elif form.weight is not None:
-        value = normalised * (T.cast(weight, compute) + offset)
-    return T.cast(activate(form.activation, T.cast(value, compute)), out)
+    """An element of the result: weighted, activated, rounded."""
+    value = T.cast(weighted(form, normalised, weight, offset), compute_dtype(form.dtype))
+    out = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
+    return T.cast(activate(form.activation, value), out)
 
 
 @T.macro
@@ -220,12 +226,10 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
                     T.copy(x[bx * rows, step * width], tile)
                 for i, j in T.Parallel(rows, width):
                     col = step * width + j
-                    value = (tile[i, j] - centre[i]) * scale[i]
-                    if weight is not None:
-                        value = value * T.cast(operands[0][col], compute)
-                    if bias is not None:
-                        value = value + T.cast(operands[-1][col], compute)
-                    y[bx * rows + i, col] = T.cast(value, dtype)
+                    normalised = (tile[i, j] - centre[i]) * scale[i]
+                    factor = 1.0 if weight is None else T.cast(operands[0][col], compute)
+                    shift = 0.0 if bias is None else T.cast(operands[-1][col], compute)
+                    y[bx * rows + i, col] = T.cast(normalised * factor + shift, dtype)
 
     return layer_norm
 
