@@ -77,6 +77,15 @@ def test_nothing_false_is_proved(random, data):
         assert not (proved and False in values) and not (refuted and True in values)
 
 
+def test_numeric_ranges_are_enough():
+    ranges = Ranges().loop(i, 0, 8)
+    row = Var("row", dt.int32, "let")
+    assert prove(i * 2 % 8 < 8, ranges)  # as a polynomial, 2 * i - 8 * (i // 4)
+    inside = ranges.define(row, i * 2 % 8)
+    assert prove(row < 8, inside) and prove(row >= 0, inside) and prove(row <= 7, inside) and prove(8 > row, inside)
+    assert not prove(row < 6, inside) and not prove(row > 0, inside)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(1, 9))
 def test_affine_bounds_with_numbers_are_exact(extent, factor, offset, inner):

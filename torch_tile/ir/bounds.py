@@ -209,6 +209,10 @@ class Ranges:
     def _compare(self, op: str, a: Expr, b: Expr) -> bool:
         if op not in COMPARISONS or a.dtype.is_float or b.dtype.is_float:
             return False
+        x, y = self.interval(a), self.interval(b)
+        apart = {"<": x.high < y.low, "<=": x.high <= y.low, ">": x.low > y.high, ">=": x.low >= y.high}
+        if apart.get(op):
+            return True
         p = self._atoms.of(b) - self._atoms.of(a)
         one = number(1)
         if op in ("<", "<="):
