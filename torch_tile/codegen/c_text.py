@@ -18,7 +18,7 @@ from ..intrinsics import lookup
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType
-from ..ir.expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from ..ir.expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
 from ..ir.node import children, walk
 
 STORAGE = {
@@ -34,7 +34,7 @@ _WORDS = """
     requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw
     true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
     int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t NULL EOF stdin stdout stderr errno
-    aligned_alloc free printf fflush main tile
+    aligned_alloc free printf fflush main
 """
 SIGNED = (dt.int32, dt.int64)  # types whose arithmetic does not wrap
 
@@ -144,7 +144,10 @@ class Text:
     def converted(self, expr: Expr, to: DType) -> str:
         """C++ text of the element of type `to` that stores this value."""
         if is_small(to):
-            return f"tile::narrow<{storage(to)}>({self.value(expr)})"
+            value, rounding = self.value(expr), f"tile::rounded<{storage(to)}>("
+            if value.startswith(rounding):  # the value is that call alone: storing rounds, too
+                return f"tile::narrow<{storage(to)}>({value.removeprefix(rounding)}"
+            return f"tile::narrow<{storage(to)}>({value})"
         if expr.dtype.is_integer and self.is_index(expr):
             return f"({storage(to)}){self.value(expr, above=PREFIX)}"
         return self.value(expr)
@@ -156,8 +159,8 @@ class Text:
             return f"(int64_t){self.names.of(var)}", PREFIX
         return self.names.of(var), 99
 
-    def _const(self, const: Const, wide: bool) -> tuple[str, int]:
-        return literal(const), 99
+    def _const(self, node: Const, wide: bool) -> tuple[str, int]:
+        return literal(node), 99
 
     def _load(self, load: Load, wide: bool) -> tuple[str, int]:
         text = self.element(load.buffer, load.indices)
@@ -186,6 +189,8 @@ class Text:
             return f"tile::{name}{kind}({self.value(node.a, wide)}, {self.value(node.b, wide)})", 99
         if node.op in ("//", "%") and not integer:
             return self._floor_float(node)
+        if node.op == "+" and isinstance(node.b, Const) and integer and node.b.value < 0:
+            node = Binary("-", node.a, const(-node.b.value, node.b.type))
         own = PRECEDENCE[node.op]
         a, b = self.value(node.a, wide, own), self.value(node.b, wide, own + 1)
         return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)
@@ -214,7 +219,7 @@ class Text:
             return f"tile::rounded<{storage(to)}>({source})", 99
         if is_small(to) or (is_small(of) and to == dt.float32) or (to in SIGNED and self.is_index(node.a)):
             return self.term(node.a, wide)
-        if wide and of.is_integer and of.bits < 32:
+        if wide and of.is_integer and (of.bits < 32 or (of, to) == (dt.int32, dt.int64)):
             return self.term(node.a, wide)
         if (of.is_float and to.is_integer) or to.kind == "bool":
             text = f"tile::convert<{storage(to)}>({self.value(node.a)})"
@@ -251,9 +256,9 @@ def is_exact(of: DType, to: DType) -> bool:
     return of == to or (of.name, to.name) in (("float8_e4m3fn", "float16"), ("float8_e5m2", "float16"))
 
 
-def literal(const: Const) -> str:
+def literal(node: Const) -> str:
     """A literal in C++."""
-    value, to = const.value, const.type
+    value, to = node.value, node.type
     if to.kind == "bool":
         return "true" if value else "false"
     if to.is_float:
@@ -285,4 +290,5 @@ def string(text: str) -> str:
 
 
 def _escaped(c: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in c.encode(errors="replace"))
+    known = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+    return known.get(c) or "".join(f"\\{byte:03o}" for byte in c.encode(errors="replace"))
