@@ -152,6 +152,7 @@ def test_integers(dtype, library, c_names, seed):
     x = torch.randint(max(info.min, -1000), min(info.max, 1000), (20_000,)).to(dtype)
     y = torch.randint(max(info.min, -30), 30, (20_000,)).to(dtype)
     y[y == 0] = 7
+    x[(x == info.min) & (y == -1)] = 0  # the one quotient that the type cannot hold
     wide_x, wide_y = x.long(), y.long()
     expected = {
         "floordiv": wide_x.div(wide_y, rounding_mode="floor"),

@@ -132,12 +132,13 @@ def test_compiler_named_by_the_user(monkeypatch, tmp_path, fresh_compiler):
     assert find_compiler().command == ("g++",) or find_compiler().command == ("clang++",)
 
 
-def test_inductor_setting_is_followed(monkeypatch, fresh_compiler):
+def test_inductor_setting_is_followed(fresh_compiler):
     config = pytest.importorskip("torch._inductor.config")
     command = find_compiler().command
     find_compiler.cache_clear()
-    monkeypatch.setattr(config.cpp, "cxx", (None, f"{' '.join(command)} -DBY_INDUCTOR"))
-    assert find_compiler().command == (*command, "-DBY_INDUCTOR")
+    # Inductor's own patch: pytest's would delete the setting when it is undone.
+    with config.patch({"cpp.cxx": (None, f"{' '.join(command)} -DBY_INDUCTOR")}):
+        assert find_compiler().command == (*command, "-DBY_INDUCTOR")
 
 
 OPENMP = """
