@@ -76,7 +76,7 @@ class JITFunction:
         self.function: FunctionType = function
         self.out_idx, self.target = out_idx, target
         self.__name__, self.__doc__ = function.__name__, function.__doc__
-        self.signature = inspect.signature(function)
+        self.signature = _signature(function)
         self.is_lazy = _returns_prim_func(function)
         self.kernels: dict[Any, JITKernel] = {}
         self.by_position: dict[Any, JITKernel] = {}  # the same, found without binding arguments to names
@@ -135,6 +135,17 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
     if len({position % count for position in given}) < len(given):
         raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {given}", fix="name each parameter once")
     return [p % count for p in given]
+
+
+def _signature(function: FunctionType) -> inspect.Signature:
+    """The signature, with annotations that are text (`from __future__ import annotations`) evaluated where they can be."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    try:
+        return inspect.signature(function, locals={**frame.f_locals}, eval_str=True)
+    except NameError:  # an annotation for readers or type checkers only
+        return inspect.signature(function)
 
 
 def _returns_prim_func(function: FunctionType) -> bool:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eager kernels: the body is the kernel, T.const dimensions come from the arguments."""
 
+import runpy
+
 import pytest
 import torch
 
@@ -87,3 +89,38 @@ def test_wrong_arguments():
     with pytest.raises(TileError) as caught:
         unannotated(torch.zeros(3), torch.zeros(3))
     assert caught.value.code == "tensor_not_annotated"
+
+
+LATER = """
+from __future__ import annotations
+import torch_tile
+import torch_tile.language as T
+
+N = 8
+
+@torch_tile.jit
+def outside(A: T.Tensor((N,), "float32"), factor: T.float32, add: int = 2):
+    B = T.empty((N,), "float32")
+    with T.Kernel(1) as _:
+        for i in T.Parallel(N):
+            B[i] = A[i] * factor + add
+    return B
+
+def inside(size):
+    @torch_tile.jit
+    def fill(A: T.Tensor((size,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(size):
+                A[i] = 1.0
+    return fill
+"""
+
+
+def test_annotations_as_text(tmp_path):
+    path = tmp_path / "later.py"
+    path.write_text(LATER)
+    kernels = runpy.run_path(str(path))
+    a = torch.randn(8)
+    torch.testing.assert_close(kernels["outside"](a, 3.0), a * 3 + 2)
+    kernels["inside"](8)(a)
+    assert torch.equal(a, torch.ones(8))

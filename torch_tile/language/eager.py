@@ -31,6 +31,7 @@ class EagerCall:
     """One call: what is known before tracing."""
 
     function: FunctionType
+    signature: inspect.Signature
     arguments: dict[str, Any]
     tensors: list[Any]
     key: Any
@@ -74,7 +75,7 @@ def specialise(function: FunctionType, signature: inspect.Signature, args: Any, 
             key.append((name, "scalar"))
         else:
             key.append((name, type(value), repr(value) if isinstance(value, list | dict) else value))
-    return EagerCall(function, dict(bound.arguments), tensors, tuple(key))
+    return EagerCall(function, signature, dict(bound.arguments), tensors, tuple(key))
 
 
 def _is_scalar_param(annotation: Any) -> bool:
@@ -110,7 +111,7 @@ class _Run:
         function, arguments = self.call.function, dict(self.call.arguments)
         with tracing() as at:
             at.consts = self.consts
-            for name, parameter in inspect.signature(function).parameters.items():
+            for name, parameter in self.call.signature.parameters.items():
                 annotation = parameter.annotation
                 if isinstance(annotation, TensorType) or _is_scalar_param(annotation):
                     arguments[name] = self.annotate(name, annotation, arguments[name])
