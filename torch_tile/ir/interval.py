@@ -77,7 +77,7 @@ def of_binary(op: str, a: Interval, b: Interval) -> Interval:
     if op in ("min", "max"):
         pick = min if op == "min" else max
         return Interval(pick(a.low, b.low), pick(a.high, b.high))
-    if op == "//" and (b.low > 0 or b.high < 0):
+    if op == "//" and (min(b.low, b.high) > 0 or max(b.low, b.high) < 0):  # low > high where nothing is reached
         return _hull([_floor(x, y) for x in (a.low, a.high) for y in (b.low, b.high)])
     if op == "%" and b.low > 0:
         if a.low >= 0 and a.high < b.low:
