@@ -138,7 +138,7 @@ def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[in
 
 
 def _signature(function: FunctionType) -> inspect.Signature:
-    """The signature; annotations kept as text (`from __future__ import annotations`) are evaluated where they can be."""
+    """The signature; annotations kept as text (`from __future__ import annotations`) are evaluated if they can be."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back
