@@ -27,6 +27,7 @@ from torch_tile.inductor.passes.expand import REFERENCES, expand
 from torch_tile.inductor.passes.graph import Rewrite, ordered, val
 from torch_tile.inductor.passes.manager import fingerprint
 from torch_tile.inductor.report import log
+from torch_tile.runtime.cache import cache_dir
 
 BUDGET = 0.2
 """Seconds of timing for each pair, after one warm-up of each."""
@@ -179,11 +180,7 @@ def _machine() -> str:
 
 
 def _file(key: str) -> pathlib.Path:
-    base = os.environ.get("TORCH_TILE_CACHE_DIR")
-    if base is None:
-        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        base = str(pathlib.Path(home) / "torch_tile")
-    return pathlib.Path(base) / "select" / f"{key}.json"
+    return cache_dir() / "select" / f"{key}.json"
 
 
 def _load(key: str) -> Outcome | None:
