@@ -30,7 +30,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "annotate it with T.Tensor(shape, dtype) or a dtype such as T.int32",
     ),
     "unbound_const": (
-        "T.const `{name}` is not a dimension or stride of any annotated tensor",
+        "`{name}` is not a dimension or stride of any annotated tensor",
         "use it directly as a dimension in a T.Tensor annotation",
     ),
     "tensor_not_annotated": (

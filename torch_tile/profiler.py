@@ -74,9 +74,8 @@ class Profiler:
 
         shape = param.static_shape if isinstance(param, Buffer) else None
         if shape is None:
-            raise LaunchError(
-                f"`{param.name}` has no compile-time shape: give the profiler its inputs (input_tensors=...)"
-            )
+            what = "has no compile-time shape" if isinstance(param, Buffer) else "is a scalar"
+            raise LaunchError(f"`{param.name}` {what}: give the profiler its inputs (input_tensors=...)")
         to = param.dtype.as_torch()
         if self.supply is TensorSupplyType.Zero:
             return torch.zeros(shape, dtype=to)
@@ -106,21 +105,28 @@ class Profiler:
         self, reference: Callable[..., Any], atol: float = 1e-2, rtol: float = 1e-2,
         input_tensors: Sequence[Any] | None = None, max_mismatched_ratio: float = 0.01, **hints: Any,
     ) -> None:  # fmt: skip
-        """Compare with `reference` on the same inputs; kernels without out_idx are compared in their last argument."""
+        """Compare with `reference` on the same inputs. Where one of the two returns nothing, its last tensor counts."""
         args = list(input_tensors) if input_tensors is not None else self.inputs()
-        expected = reference(*[a.clone() if hasattr(a, "clone") else a for a in args])
+        copies = [a.clone() if hasattr(a, "clone") else a for a in args]
+        expected = reference(*copies)
         got = self.kernel(*args)
-        got = args[-1] if got is None else got
-        expected = args[-1] if expected is None else expected
+        got = _last_tensor(args) if got is None else got
+        expected = _last_tensor(copies) if expected is None else expected
         pairs = zip(got, expected, strict=True) if isinstance(got, tuple) else [(got, expected)]
         for a, b in pairs:
             compare(a, b, atol, rtol, max_mismatched_ratio)
 
 
+def _last_tensor(args: Sequence[Any]) -> Any:
+    return next(a for a in reversed(args) if hasattr(a, "clone"))
+
+
 def compare(a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float) -> None:
-    """AssertionError if more than `ratio` of the elements differ."""
+    """AssertionError if the shapes or more than `ratio` of the elements differ."""
     import torch
 
+    if a.shape != b.shape:
+        raise AssertionError(f"shapes differ: {list(a.shape)} and {list(b.shape)}")
     wrong = ~torch.isclose(a.double(), b.double(), atol=atol, rtol=rtol, equal_nan=True)
     share = wrong.double().mean().item() if wrong.numel() else 0.0
     if share > ratio:

@@ -11,7 +11,7 @@ from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer, Region
 from ..ir.expr import Address, Binary, Const, Expr, Load, Var, unary
 from ..ir.node import Node, Rewriter, walk
-from ..ir.stmt import Alloc, Block, Break, For, If, Kernel, Let, LoopKind, Program, Stmt, Store
+from ..ir.stmt import Alloc, Block, Break, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, dimensions
 from ..tileop import RegisteredOp
 from ..tileop.base import describe
 
@@ -19,6 +19,7 @@ from ..tileop.base import describe
 def check_kernel(program: Program) -> Program:
     """Return the program unchanged, or raise one TileError with every finding."""
     check = _Check()
+    check.sizes(program)
     check(program)
     if check.found:
         raise TileError(*check.found)
@@ -30,6 +31,15 @@ class _Check(Rewriter):
         self.found: list[Diagnostic] = []
         self.ranges = Ranges()
         self.runs = True
+
+    def sizes(self, program: Program) -> None:
+        """Every size known only at run time is one of some tensor."""
+        known = {id(v) for v in dimensions(program)}
+        for kernel in program.kernels:
+            for node in walk(kernel):
+                if isinstance(node, Var) and node.role == "dim" and id(node) not in known:
+                    known.add(id(node))
+                    self.found.append(diagnose("unbound_const", kernel.span, name=node.name))
 
     def Kernel(self, kernel: Kernel) -> Kernel:
         self.ranges = Ranges().kernel(kernel)
