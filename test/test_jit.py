@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+import importlib.util
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile import jit
+from torch_tile.diagnostics import TileError
+from torch_tile.ir.node import alike
+from torch_tile.kernels import attention as attention_kernels, gemm as gemm_kernels
+from torch_tile.lowering import CPU_PASSES, lower
+
+
+@torch_tile.jit(out_idx=[-1])
+def scaled(n, factor=2, dtype="float32"):
+    """x times a factor that is known when it is compiled."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((n,), dtype), out: T.Tensor((n,), dtype)):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(n):
+                out[i] = x[i] * factor
+
+    return kernel
+
+
+def test_lazy_kernels_are_kept_per_arguments():
+    kernel = scaled(5)
+    assert (
+        scaled(5) is kernel
+        and scaled(n=5) is kernel
+        and scaled(5, 2) is kernel
+        and scaled(5, dtype="float32") is kernel
+    )
+    others = [scaled(6), scaled(5, 3), scaled(5, 2.0), scaled(5, dtype="float16"), scaled(5, True)]
+    assert len({id(k) for k in (kernel, *others)}) == 6
+    x = torch.randn(5)
+    torch.testing.assert_close(kernel(x), x * 2)
+    torch.testing.assert_close(scaled(5, 3)(x), x * 3)
+    assert scaled(5, dtype=torch.float64)(x.double()).dtype == torch.float64
+    assert scaled.__name__ == "scaled" and "known when it is compiled" in scaled.__doc__
+    with pytest.raises(TypeError, match="factors"):
+        scaled(5, factors=3)
+
+
+def test_unhashable_arguments_are_compared_by_value():
+    made = []
+
+    @torch_tile.jit
+    def shaped(shape, table):
+        made.append(shape)
+
+        @T.prim_func
+        def kernel(out: T.Tensor(tuple(shape), "float32")):
+            with T.Kernel(1) as _:
+                T.fill(out, table["value"])
+
+        return kernel
+
+    assert shaped([2, 3], {"value": 1.0}) is shaped([2, 3], {"value": 1.0})
+    assert shaped([2, 3], {"value": 1.0}) is not shaped([2, 3], {"value": 2.0})
+    assert len(made) == 2
+    out = torch.zeros(2, 3)
+    shaped([2, 3], {"value": 2.0})(out)
+    assert (out == 2).all()
+
+
+@torch_tile.jit
+def eager_sum(x, y, block: int = 8):
+    m, n = T.const("m, n")
+    x: T.Tensor((m, n), "float32")
+    y: T.Tensor((n,), "float32")
+    out = T.empty((m, n), "float32")
+    with T.Kernel(m) as b:
+        if n % 2 == 0:  # Python's own choice: n is a number
+            for j in T.Parallel(n):
+                out[b, j] = x[b, j] + y[j]
+        else:
+            for k in range(n):
+                out[b, k] = x[b, k] - y[k]
+    return out
+
+
+def test_eager_constants_steer_python():
+    before = len(eager_sum.kernels)
+    for m, n in ((3, 4), (3, 5), (2, 4), (3, 4)):
+        x, y = torch.randn(m, n), torch.randn(n)
+        torch.testing.assert_close(eager_sum(x, y), x + y if n % 2 == 0 else x - y)
+    assert len(eager_sum.kernels) == before + 3
+    eager_sum(x, y, block=16)
+    assert len(eager_sum.kernels) == before + 4
+    assert "for j in T.Parallel(4)" in next(
+        k.script() for k in eager_sum.kernels.values() if k.params[1].static_shape == (4,)
+    )
+
+
+def test_eager_dynamic_sizes_and_scalars():
+    m, s = T.dynamic("m, s")
+
+    @torch_tile.jit
+    def total(x: T.StridedTensor((m, 4), (s, 1), "float32"), scale: T.float32, offset: int):
+        out = T.empty((m,), "float32")
+        with T.Kernel(m) as b:
+            out[b] = offset
+            for j in T.serial(4):
+                out[b] += x[b, j] * scale
+        return out
+
+    for rows, factor in ((3, 0.5), (7, 2.0)):
+        x = torch.randn(rows, 6)[:, 1:5]
+        torch.testing.assert_close(total(x, factor, 1), x.sum(1) * factor + 1)
+    assert len(total.kernels) == 1
+    total(x, 1.0, 2)
+    assert len(total.kernels) == 2
+
+
+def test_eager_dynamic_beside_const():
+    @torch_tile.jit
+    def kernel(x):
+        m = T.dynamic("m")
+        n = T.const("n")
+        x: T.Tensor((m, n), "float32")
+        out = T.empty((n, m), "float32")
+        with T.Kernel(m) as b:
+            for j in T.Parallel(n):
+                out[j, b] = x[b, j]
+        return out
+
+    for shape in ((3, 4), (5, 4), (5, 6)):
+        x = torch.randn(shape)
+        assert torch.equal(kernel(x), x.T)
+    assert len(kernel.kernels) == 2
+
+
+def test_eager_mistakes():
+    @torch_tile.jit
+    def unannotated(x, y):
+        x: T.Tensor((4,), "float32")
+        with T.Kernel(1) as _:
+            x[0] = 1.0
+
+    @torch_tile.jit
+    def unbound(x):
+        x: T.Tensor((4,), "float32")
+        k = T.const("k")
+        with T.Kernel(k) as b:
+            x[b] = 1.0
+
+    @torch_tile.jit
+    def indirect(x):
+        k = T.const("k")
+        x: T.Tensor((k * 2,), "float32")
+        with T.Kernel(1) as _:
+            x[0] = 1.0
+
+    for function, args, code in (
+        (unannotated, (torch.zeros(4), torch.zeros(4)), "tensor_not_annotated"),
+        (unbound, (torch.zeros(4),), "unbound_const"),
+        (indirect, (torch.zeros(4),), "unbound_const"),
+    ):
+        with pytest.raises(TileError) as caught:
+            function(*args)
+        assert caught.value.code == code
+        assert caught.value.span.file == __file__
+    with pytest.raises(torch_tile.LaunchError, match=r"`x` must have 2 dimensions, got shape \[4\]"):
+        eager_sum(torch.zeros(4), torch.zeros(4))
+
+
+def test_options_of_tilelang_are_accepted():
+    options = {
+        "target": "cpu", "execution_backend": "cython", "verbose": True, "compile_flags": ["-O3"], "target_host": None,
+        "pass_configs": {torch_tile.PassConfigKey.TL_ENABLE_FAST_MATH: True}, "debug_root_path": None,
+    }  # fmt: skip
+
+    @torch_tile.jit(out_idx=1, **options)
+    def make():
+        @T.prim_func
+        def kernel(x: T.Tensor((4,), "float32"), out: T.Tensor((4,), "float32")):
+            with T.Kernel(1) as _:
+                T.copy(x, out)
+
+        return kernel
+
+    x = torch.randn(4)
+    assert torch.equal(make()(x), x)
+    program = make.function()
+    assert torch.equal(torch_tile.compile(program, out_idx=[1], **options)(x), x)
+
+
+@pytest.mark.parametrize("out_idx", [2, -3, [0, 2]])
+def test_out_idx_must_exist(out_idx):
+    with pytest.raises(TileError, match=r"out_idx` is -?\d"):
+        torch_tile.compile(scaled.function(4), out_idx=out_idx)
+
+
+def test_out_idx_names_each_tensor_once():
+    @T.prim_func
+    def kernel(x: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(1) as _:
+            x[n] = 1.0
+
+    with pytest.raises(TileError, match="names the scalar `n`"):
+        torch_tile.compile(kernel, out_idx=1)
+    with pytest.raises(TileError, match="once"):
+        torch_tile.compile(kernel, out_idx=[0, -2])
+
+
+def test_compile_takes_prim_funcs_only():
+    with pytest.raises(TileError, match="decorate the kernel with @T"):
+        torch_tile.compile(lambda: 1)
+
+
+def test_a_name_outside_every_tensor():
+    """A size that no argument tells is the author's mistake, not the compiler's."""
+    k = T.dynamic("k")
+
+    @T.prim_func
+    def kernel(x: T.Tensor((4,), "float32")):
+        with T.Kernel(k) as b:
+            x[b] = 1.0
+
+    with pytest.raises(TileError) as caught:
+        torch_tile.compile(kernel)
+    assert caught.value.code == "unbound_const" and "`k`" in str(caught.value)
+
+
+def test_threads_share_one_compilation(monkeypatch):
+    compiled = []
+    original = jit.compile_shared
+
+    def slow(source):
+        compiled.append(source)
+        time.sleep(0.05)
+        return original(source)
+
+    monkeypatch.setattr(jit, "compile_shared", slow)
+    got = []
+    threads = [threading.Thread(target=lambda: got.append(scaled(11, 7))) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(compiled) == 1 and len(got) == 4 and len({id(k) for k in got}) == 1
+
+
+def test_dumped_stages_trace_back(monkeypatch, tmp_path):
+    """TORCH_TILE_DUMP writes each stage that changed something, as a program of the language."""
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def dumped(x: T.Tensor((m, 8), "float16"), out: T.Tensor((m, 8), "float32"), n: T.int32):
+        with T.Kernel(T.ceildiv(m, 4)) as b:
+            tile = T.alloc_shared((4, 8), "float16")
+            total = T.alloc_fragment((4,), "float32")
+            T.copy(x[b * 4, 0], tile)
+            T.reduce_sum(tile, total, dim=1)
+            for i, j in T.Parallel(4, 8):
+                if j < n:
+                    out[b * 4 + i, j] = tile[i, j] * total[i]
+
+    monkeypatch.setenv("TORCH_TILE_DUMP", str(tmp_path / "stages"))
+    last = lower(dumped.program)
+    files = sorted((tmp_path / "stages").iterdir())
+    assert [f.stem.split("_", 2)[2] for f in files] == [step.__name__ for step, _ in CPU_PASSES]
+    for file in files:
+        assert file.read_text().startswith("# ")
+        source = tmp_path / file.name
+        source.write_text("import torch_tile.language as T\n" + file.read_text())
+        spec = importlib.util.spec_from_file_location(file.stem, source)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert repr(module.dumped.program) in file.read_text()
+    assert alike(module.dumped.program, last)
+
+
+def run_gemm():
+    a = torch.ones(64, 64)
+    epilogue = "v0=add(acc0,x0);v1=gelu(v0);ret v1"
+    gemm_kernels.gemm(a, [a], [torch.ones(64)], "r", epilogue, torch.float32)
+
+
+def run_attention():
+    q = torch.ones(1, 2, 64, 32)
+    attention_kernels.attention(q, q, q, None, True, None, 0, 0)
+
+
+COLD = {"gemm": (gemm_kernels, run_gemm), "attention": (attention_kernels, run_attention)}
+
+
+@pytest.mark.parametrize("name", COLD)
+def test_cold_compile_is_quick_outside_the_host_compiler(name, monkeypatch):
+    """Tracing, passes and text of our largest kernels, with the host compiler and the launch left out: <= 0.3 s."""
+    module, run = COLD[name]
+    run()  # what is imported once
+    seconds = []
+    for _ in range(3):
+        for function in [f for f in vars(module).values() if isinstance(f, jit.JITFunction)]:
+            monkeypatch.setattr(function, "kernels", {})
+            monkeypatch.setattr(function, "by_position", {})
+        inside = []
+        original = jit.compile_shared
+
+        def timed(source, inside=inside, original=original):
+            start = time.perf_counter()
+            found = original(source)
+            inside.append(time.perf_counter() - start)
+            return found
+
+        monkeypatch.setattr(jit, "compile_shared", timed)
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start - sum(inside))
+        assert inside
+        monkeypatch.setattr(jit, "compile_shared", original)
+    print(f"{name}: {min(seconds):.3f} s")
+    assert min(seconds) <= 0.3
+
+
+def test_no_warning_for_the_cpu():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaled(3, 4)

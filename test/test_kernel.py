@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import pytest
+
+import torch_tile
+import torch_tile.language as T
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    @T.prim_func
+    def double(x: T.Tensor((6,), "float32"), out: T.Tensor((6,), "float32")):
+        with T.Kernel(2) as b:
+            for i in T.Parallel(3):
+                out[b * 3 + i] = x[b * 3 + i] * 2.0
+
+    return torch_tile.compile(double, out_idx=-1)
+
+
+def test_inspection(kernel, tmp_path, capsys):
+    source = kernel.get_kernel_source()
+    assert "static int64_t block_0(float* x, float* out" in source and "#pragma omp parallel" in source
+    assert kernel.get_host_source() == source
+    kernel.show_source()
+    assert capsys.readouterr().out.strip() == source.strip()
+    kernel.export_sources(tmp_path / "kernel.cpp")
+    assert (tmp_path / "kernel.cpp").read_text() == source
+    assert "def double(x: T.Tensor((6,), T.float32)" in kernel.script()
+    assert repr(kernel) == "<JITKernel double for cpu>" and kernel.__name__ == "double"
+    assert [p.name for p in kernel.params] == ["x", "out"] and kernel.out_idx == [1]
+    assert isinstance(kernel, torch_tile.JITKernel)
+
+
+def test_source_tells_the_authors_lines(kernel):
+    line = next(x for x in kernel.get_kernel_source().splitlines() if "out[" in x)
+    file, number = line.rsplit("// ", 1)[1].split(":")
+    assert file == "test_kernel.py"
+    assert "out[b * 3 + i]" in Path(__file__).read_text().splitlines()[int(number) - 1]
+
+
+def test_profiler(kernel):
+    profiler = kernel.get_profiler()
+    profiler.assert_allclose(lambda x: x * 2, atol=0, rtol=0)
+    with pytest.raises(AssertionError, match=r"100\.00% of 6 elements differ"):
+        profiler.assert_allclose(lambda x: x * 2 + 1)
+    assert 0 < profiler.do_bench(warmup=1, rep=5) < 1e3
