@@ -222,26 +222,6 @@ for (int64_t i = 0; i < 4; ++i) {
     )
 
 
-def test_integer_reduction():
-    @T.prim_func
-    def kernel(out: T.Tensor((1,), "int32")):
-        with T.Kernel(1) as _:
-            x = T.alloc_fragment((8,), "uint8")
-            T.fill(x, 3)
-            T.reduce_bitor(x, out, dim=0)
-
-    assert_expected_inline(
-        block(kernel),
-        """\
-alignas(64) uint8_t x[8];
-#pragma omp simd
-for (int64_t i = 0; i < 8; ++i) {
-  x[i] = 3;
-}
-out[0] = (int32_t)tile::reduce<tile::BitOr, int64_t>(x, 8);""",
-    )
-
-
 def test_scan():
     @T.prim_func
     def kernel(out: T.Tensor((8,), "float32")):
@@ -459,10 +439,8 @@ def test_two_kernels_share_a_workspace():
         return out
 
     assert_expected_inline(
-        block(kernel, 0) + "\n--\n" + block(kernel, 1),
-        """\
+        block(kernel, 0) + "\n--\n" + block(kernel, 1), """\
 scratch[b * 2 + 1] = x[b];
 --
-out[b] = scratch[m * 2 - b * 2 - 1];""",
-    )
+out[b] = scratch[m * 2 - b * 2 - 1];""")  # fmt: skip
     assert "block_1(float* x, float* out, float* scratch, int64_t m, char* arena, int64_t b)" in source(kernel)
