@@ -214,9 +214,22 @@ class Generator(Expressions):
         body = [Line(f"{tile.name}[{place}] = {tile.name}[{place}] {how}")]
         lines.append(Line(f"for {', '.join(names)} in T.Parallel({', '.join(map(str, tile.shape))}):", body))
 
+    def region(self):
+        """A part of an input, perhaps beyond its edges, as a tile that can be read."""
+        found = [g for g in self.inputs if g.dtype != "bool"]
+        if not found:
+            return None
+        g = self.pick(*found)
+        rank = self.pick(*range(1, min(2, len(g.shape)) + 1))
+        extents = [self.pick(*self.sizes) for _ in range(rank)]
+        place = [self.index(outside=True) for _ in range(len(g.shape) - rank)]
+        for start, n in zip([self.index(outside=True) for _ in extents], extents, strict=True):
+            place.append(f"{start} : {start} + {n}")
+        return Tile(f"{g.name}[{', '.join(place)}]", tuple(extents), g.dtype)
+
     def reduce(self):
         lines = []
-        source = self.choose(lines, lambda t: True)
+        source = self.region() if self.chance(0.25) else self.choose(lines, lambda t: True)
         if source is None:
             return self.copy_in()
         dim = self.pick(*range(len(source.shape)))

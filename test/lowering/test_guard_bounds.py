@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import torch
+
+import torch_tile
 import torch_tile.language as T
 from torch_tile.lowering.guard_bounds import guard_bounds
 
@@ -95,3 +98,18 @@ def test_on_chip_memory_is_not_guarded(keeps):
             tile[p[b]] = tile[p[b] + 1]
 
     keeps(guard_bounds, kernel)
+
+
+def test_reductions_of_global_memory_stop_at_its_edges():
+    m, n = T.dynamic("m, n")
+
+    @T.prim_func
+    def kernel(x: T.Tensor((m, n), "float32"), out: T.Tensor((m,), "float32")):
+        with T.Kernel(T.ceildiv(m, 2)) as b:
+            total = T.alloc_fragment((2,), "float32")
+            T.reduce_sum(x[b * 2 : b * 2 + 2, 0:8], total, dim=1)
+            T.copy(total, out[b * 2])
+
+    x, out = torch.randn(3, 5), torch.empty(3)
+    torch_tile.compile(kernel)(x, out)
+    torch.testing.assert_close(out, x.sum(1))

@@ -81,7 +81,7 @@ class Reduce(RegisteredOp):
         shape = self.src.tile_shape
         outer = (*shape[: self.dim], *shape[self.dim + 1 :])
         target = self.dst.buffer
-        last = self.src.ranges[-1].keep and self.dim == len(shape) - 1 and self.src.buffer.strides is None
+        last = self.src.ranges[-1].keep and self.dim == len(shape) - 1 and self.src.buffer.scope != "global"
 
         def row(point: tuple[Any, ...]) -> Stmt:
             source, result = self._points(point, const(0, dt.int32))
