@@ -110,6 +110,26 @@ def test_empty_tensors(add):
     add(torch.empty(0, 6), torch.empty(0, 6), 1.0, torch.empty(0, 6))
 
 
+def test_dimensions_of_size_zero_are_guarded():
+    """A block that runs although a dimension is empty reads 0 and writes nothing."""
+    m, n = T.dynamic("m, n")
+
+    @T.prim_func
+    def first(x: T.Tensor((m, n), "float32"), y: T.Tensor((n,), "float32"), out: T.Tensor((m,), "float32")):
+        with T.Kernel(m) as b:
+            y[0] = 1.0
+            out[b] = x[b, 0] + 5.0
+            for j in T.serial(n):
+                out[b] += x[b, j]
+
+    kernel = compiled(first)
+    out = torch.zeros(3)
+    kernel(torch.empty(3, 0), torch.empty(0), out)
+    assert (out == 5).all()
+    kernel(torch.ones(3, 2), torch.empty(2), out)
+    assert (out == 8).all()
+
+
 def test_views(add, tensors):
     """Storage offsets, single rows with odd strides, one tensor twice, tensors that require a gradient, cpu:0."""
     x, y, scale, out = tensors

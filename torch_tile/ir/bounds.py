@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known about integer expressions: numeric intervals, and proofs of inequalities with symbolic sizes.
 
-Assumes that int32 and int64 arithmetic does not wrap and that dimensions are at least 1. What is claimed is true;
-what cannot be shown within a small budget is not claimed.
+Assumes that int32 and int64 arithmetic does not wrap and that dimensions are not negative (nor 0 where something is
+divided by them). What is claimed is true; what cannot be shown within a small budget is not claimed.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Ranges:
         if known is not None:
             return known
         if var.role == "dim":
-            return Interval(low=1)
+            return Interval(low=0)
         return range_of(var.type) if var.role == "param" or var.type not in EXACT else Interval()
 
     def _interval(self, expr: Expr) -> Interval:

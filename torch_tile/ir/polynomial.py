@@ -237,7 +237,7 @@ class Atoms:
         return None
 
     def _is_positive(self, p: Polynomial) -> bool:
-        """Whether `p` is a positive number times dimensions, which are at least 1."""
+        """Whether `p` is a positive number times dimensions, which no divisor has 0 of."""
         return len(p.terms) == 1 and all(
             c > 0 and all(self._is_dim(n) for n in m) for m, c in p.terms.items()
         )  # fmt: skip
