@@ -141,7 +141,7 @@ class Expressions:
             return self.bounded() if self.chance(0.85) else self.integer()
         if tile.dtype == "bool":
             return self.condition()
-        if tile.dtype in ("uint8", "uint32") and self.chance(0.5):
+        if tile.dtype in ("uint8", "uint32", "int16") and self.chance(0.5):
             text = self.load(lambda t: t.dtype == tile.dtype)
             if text is not None:
                 return f"({text} {self.pick('+', '-', '*')} T.{tile.dtype}({self.random.randint(0, 200)}))"

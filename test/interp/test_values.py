@@ -27,7 +27,7 @@ def wrapped(number, dtype):
 @pytest.mark.parametrize("op", PYTHON)
 @pytest.mark.parametrize("dtype", [dt.int8, dt.int32, dt.int64, dt.uint8, dt.uint32], ids=str)
 def test_integer_operators(op, dtype, seed):
-    """Lanes and Python numbers give what Python gives; unsigned results wrap, signed ones when cast."""
+    """Lanes and Python numbers give what Python gives; narrow and unsigned results wrap, others when cast."""
     half = 1 << min(dtype.bits - 2, 20)
     a = torch.randint(0 if dtype.kind == "uint" else -half, half, (50,))
     b = torch.randint(1, 6 if op in ("<<", ">>") else half, (50,))

@@ -2,8 +2,8 @@
 """Arithmetic on values of one scalar type, as every expression node of the interpreter does it.
 
 A value that all lanes of a loop nest share is a Python int or bool, or a 0-d tensor for floats; else it is a tensor
-with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: signed ones wrap when cast or
-stored, unsigned ones after every operation (uint64 is held as its two's complement: order and quotients are right
+with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 and int64 wrap
+when cast or stored, narrow and unsigned ones after every operation (uint64 is held as its two's complement: order and quotients are right
 below 2**63). Floats have the type of their node; fp16, bf16 and fp8 are computed in float32 and rounded after every
 operation. x // 0 and x % 0 are undefined.
 """
@@ -48,7 +48,7 @@ def constant(value: bool | int | float, dtype: DType) -> Value:
 def binary(op: str, a: Value, b: Value, dtype: DType) -> Value:
     """`a op b` for two operands of `dtype`."""
     if not dtype.is_float:
-        return wrap_unsigned(shared(_INTEGER[op](a, b)), dtype, op)
+        return wrap_result(shared(_INTEGER[op](a, b)), dtype, op)
     if dtype.bits >= 32:
         return shared(_FLOAT[op](a, b))
     result = _FLOAT[op](a.float(), b.float())
@@ -61,7 +61,7 @@ def unary(op: str, a: Value, dtype: DType) -> Value:
         return ~a if isinstance(a, torch.Tensor) else not a
     if dtype.is_float:
         return -a if dtype.bits >= 32 else (-a.float()).to(dtype.as_torch())
-    return wrap_unsigned(-a if op == "-" else ~a, dtype, op)
+    return wrap_result(-a if op == "-" else ~a, dtype, op)
 
 
 def call(name: str, args: Sequence[Value], operand: DType, result: DType) -> Value:
@@ -70,7 +70,7 @@ def call(name: str, args: Sequence[Value], operand: DType, result: DType) -> Val
     assert meaning is not None
     if not operand.is_float:
         args = [a if isinstance(a, torch.Tensor) else torch.tensor(a) for a in args]
-        return wrap_unsigned(shared(meaning(*args)), result, name)
+        return wrap_result(shared(meaning(*args)), result, name)
     wide = args if operand.bits >= 32 else [a.float() for a in args]
     found = meaning(*wide)
     return found.to(result.as_torch()) if result.is_float else shared(found)
@@ -127,9 +127,10 @@ def wrap(value: Value, dtype: DType) -> Value:
     return ((value + half) & mask) - half
 
 
-def wrap_unsigned(value: Value, dtype: DType, op: str) -> Value:
-    """The result of an integer operation: unsigned types wrap at once."""
-    return wrap(value, dtype) if dtype.kind == "uint" and op not in COMPARISONS else value
+def wrap_result(value: Value, dtype: DType, op: str) -> Value:
+    """The result of an integer operation: narrow and unsigned types wrap at once."""
+    wraps = dtype.kind == "uint" or (dtype.kind == "int" and dtype.bits < 32)
+    return wrap(value, dtype) if wraps and op not in COMPARISONS else value
 
 
 def _nonzero(divisor: Value) -> Value:
