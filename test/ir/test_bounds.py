@@ -129,6 +129,28 @@ def test_what_kernels_need_is_proved(name):
     assert ranges.refute(Unary("not", claim))
 
 
+# Just beyond what holds, so that a bound that is off by one shows.
+FALSE = {
+    "last digit": (TILES, i % 4 < 3),
+    "last digit from below": (TILES, i - i // 4 * 4 > 0),
+    "rounding down": (TILES, i // 4 * 4 > i - 3),
+    "static tile": (TILES, by * 128 + i < 1023),
+    "pipelined tile": (TILES, k * 64 + j < K),
+    "guarded": (TILES.assume(bx * 128 + i < N), bx * 128 + i < N - 1),
+    "flat address": (Ranges().loop(i, 0, M).loop(j, 0, N), i * N + j < M * N - 1),
+    "head of a joint block index": (Ranges().loop(bx, 0, B * H), bx % H < H - 1),
+    "quotient below a size": (Ranges().loop(bx, 0, M * 4 + 1), bx // 4 < M),
+    "strided loop": (Ranges().loop(k, 0, 129, 32), k + 31 < 128),
+    "runs at least once": (Ranges().loop(k, 0, K - 5), K >= 7),
+}
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_what_is_just_too_much_is_not_proved(name):
+    ranges, claim = FALSE[name]
+    assert not ranges.prove(claim) and not ranges.refute(Unary("not", claim))
+
+
 def test_ragged_tile_needs_a_guard():
     assert not TILES.inside(bx * 128 + i, N)
     assert TILES.inside(i, const(128, dt.int32))

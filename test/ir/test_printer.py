@@ -45,6 +45,7 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )  # fmt: skip
+from torch_tile.lowering import CPU_PASSES
 
 M, N = (Var(n, dt.int32, "dim") for n in "MN")
 i, j = (Var(n, dt.int32, "loop") for n in "ij")
@@ -268,3 +269,36 @@ def test_every_tile_op_traces_back():
     assert alike(trace(text), ops.program)
     assert "T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullCol, clear_accum=True)" in text
     assert "T.fill(a[0:3, 0:32], 1.5)" in text and "T.copy(a[3:5, 2], b[1, 4:6])" in text
+
+
+def test_every_stage_of_the_lowering_traces_back():
+    @T.prim_func
+    def kernel(X: T.Tensor((M, N), T.float16), Y: T.StridedTensor((M, N), (N * 2, 2), T.float32), count: T.int32):
+        out = T.empty((M,), T.float32)
+        with T.Kernel(T.ceildiv(M, 16), threads=32) as bx:
+            x, y = T.alloc_shared((16, 32), T.float16), T.alloc_shared((32, 32), T.float16)
+            acc, row = T.alloc_fragment((16, 32), T.float32), T.alloc_fragment((16,), T.float32)
+            steps = T.alloc_var(T.int32, 0)
+            T.clear(acc)
+            T.clear(y)
+            for k in T.Pipelined(T.ceildiv(N, 32), num_stages=2):
+                T.copy(X[bx * 16, k * 32], x)
+                T.gemm(x, y, acc, transpose_B=True)
+                for i, j in T.Parallel(16, 32):
+                    scaled = acc[i, j] * 0.5
+                    acc[i, j] = T.if_then_else(k * 32 + j < N, scaled, -T.infinity(T.float32))
+                steps += 1
+                if steps > count:
+                    break
+            T.reduce_max(acc, row, dim=1)
+            T.copy(row, out[bx * 16 : bx * 16 + 16])
+            T.copy(acc, Y[bx * 16, 0])
+        return out
+
+    program = kernel.program
+    for step, _ in CPU_PASSES:
+        program = step(program)
+        text = to_text(program)
+        back = trace(text)
+        assert alike(back, program), f"after {step.__name__}:\n{text}"
+        assert to_text(back) == text

@@ -138,6 +138,8 @@ KEPT = {
     "negated float comparison": Unary("not", Binary("<", x, h)),
     "through a narrower float": cast(cast(x, dt.float16), dt.float32),
     "through a narrower integer": cast(cast(M, dt.int8), dt.int32),
+    "remainders that do not nest": (M % 6) % 4,
+    "common factor beside too much": (M * 4 + i) // 8,
     "ceiling": (M + 127) // 128,
     "ragged comparison": i < N,
     "remainder of something negative": (i - 1) % 16,

@@ -179,6 +179,30 @@ def test_only_the_else_branch_remains():
     both(before, after)
 
 
+def test_each_branch_knows_its_side_of_the_condition():
+    @T.prim_func
+    def before(A: T.Tensor((64,), T.float32), n: T.int32):
+        with T.Kernel(4, threads=32) as bx:
+            if n < 3:
+                if n <= 2:
+                    A[bx] = 1.0
+            else:
+                if n < 3:
+                    A[bx] = 2.0
+                elif n > 2:
+                    A[bx] = 3.0
+
+    @T.prim_func
+    def after(A: T.Tensor((64,), T.float32), n: T.int32):
+        with T.Kernel(4, threads=32) as bx:
+            if n < 3:
+                A[bx] = 1.0
+            else:
+                A[bx] = 3.0
+
+    both(before, after)
+
+
 def test_names_of_literals_are_replaced():
     v, w, i = Var("v", dt.int32), Var("w", dt.int32), Var("i", dt.int32, "loop")
     index = Store(out, (w + i,), v * 2)
