@@ -100,7 +100,7 @@ FORMS = {  # dtype, D, Dv, mask, causal, windowed
     "float16": (torch.float16, 32, 32, None, True, False),
     "float64": (torch.float64, 8, 5, torch.bool, True, True),
 }
-SMALL = Config(block_q=8, block_kv=16)
+SMALL = Config(block_q=16, block_kv=32)
 
 
 def random_mask(problems, dtype, batch, heads, q_len, kv_len):

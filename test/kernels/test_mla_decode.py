@@ -96,13 +96,13 @@ FORMS = {  # dtype, latent, rotary, paged
     "float16_paged": (torch.float16, 32, 16, True),
     "float64": (torch.float64, 16, 8, False),
 }
-SMALL = Config(block_h=8, block_kv=16)
+SMALL = Config(block_h=16, block_kv=32)
 
 
 def random_cache(problems, form):
     """Caches that hold NaN past each sequence's end, and in pages that no sequence uses."""
     dtype, latent, rotary, paged = FORMS[form]
-    batch, q_len, heads = problems.pick(1, 2, 3), problems.pick(1, 1, 2, 5), problems.pick(1, 3, 8, 20)
+    batch, q_len, heads = problems.pick(1, 2), problems.pick(1, 1, 2, 5), problems.pick(1, 3, 9)
     q, q_pe = (problems.tensor(batch, q_len, heads, n, dtype=dtype) for n in (latent, rotary))
     if not paged:
         length = problems.size(100)
