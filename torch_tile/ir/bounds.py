@@ -226,29 +226,36 @@ class Ranges:
     def _shown(self, p: Polynomial) -> bool:
         key = p.key
         if key not in self._verdicts:
-            self._verdicts[key] = self._non_negative(p, [BUDGET])
+            self._verdicts[key] = self._non_negative(p, {})
         return self._verdicts[key]
 
-    def _non_negative(self, p: Polynomial, fuel: list[int]) -> bool:
+    def _non_negative(self, p: Polynomial, tried: dict[Hashable, bool]) -> bool:
         """Whether `p >= 0`: the innermost atom is replaced by a bound in outer ones until a number is left."""
         p = p.tightened()
         if p.is_constant:
             return p.constant >= 0
-        fuel[0] -= 1
+        key = p.key
+        if key not in tried:
+            tried[key] = False
+            if len(tried) < BUDGET:
+                tried[key] = self._reduced(p, tried)
+        return tried[key]
+
+    def _reduced(self, p: Polynomial, tried: dict[Hashable, bool]) -> bool:
         atom = self._innermost(p)
         parts = p.split(atom)
-        if fuel[0] <= 0 or parts is None:
-            return False
-        sign = self._sign(parts[0], fuel)
-        return any(all(self._non_negative(q, fuel) for q in together) for together in self._bounds(atom, *parts, sign))
+        return parts is not None and any(
+            all(self._non_negative(q, tried) for q in together)
+            for together in self._bounds(atom, *parts, self._sign(parts[0], tried))
+        )
 
-    def _sign(self, p: Polynomial, fuel: list[int]) -> int:
+    def _sign(self, p: Polynomial, tried: dict[Hashable, bool]) -> int:
         """1 if `p >= 0` is known, -1 if `p <= 0` is, else 0."""
         if p.is_constant:
             return 1 if p.constant >= 0 else -1
-        if self._non_negative(p, fuel):
+        if self._non_negative(p, tried):
             return 1
-        return -1 if self._non_negative(p.scaled(-1), fuel) else 0
+        return -1 if self._non_negative(p.scaled(-1), tried) else 0
 
     def _bounds(self, atom: int, a: Polynomial, b: Polynomial, sign: int) -> Iterator[list[Polynomial]]:
         """Lists of polynomials without `atom`; if all of one list are non-negative, so is `a * atom + b`."""
