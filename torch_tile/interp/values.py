@@ -2,10 +2,10 @@
 """Arithmetic on values of one scalar type, as every expression node of the interpreter does it.
 
 A value that all lanes of a loop nest share is a Python int or bool, or a 0-d tensor for floats; else it is a tensor
-with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 and int64 wrap
-when cast or stored, narrow and unsigned ones after every operation (uint64 is held as its two's complement: order and quotients are right
-below 2**63). Floats have the type of their node; fp16, bf16 and fp8 are computed in float32 and rounded after every
-operation. x // 0 and x % 0 are undefined.
+with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 and int64 wrap when cast or
+stored, narrow and unsigned ones after every operation (uint64 is held as its two's complement: order and quotients are
+right below 2**63). Floats have the type of their node; fp16, bf16 and fp8 are computed in float32 and rounded after
+every operation. x // 0 and x % 0 are undefined.
 """
 
 from __future__ import annotations
