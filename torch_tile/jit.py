@@ -100,10 +100,10 @@ class JITFunction:
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         """The kernel for these compile-time arguments (lazy style)."""
         quick = None if kwargs else (args, tuple(map(type, args)))
-        try:
-            return self.by_position[quick]
-        except (KeyError, TypeError):  # not seen yet, called by name, or not hashable
-            kernel = self._compile(*args, **kwargs)
+        with contextlib.suppress(TypeError):  # an argument that cannot be hashed
+            if quick in self.by_position:
+                return self.by_position[quick]
+        kernel = self._compile(*args, **kwargs)
         with contextlib.suppress(TypeError):
             if quick is not None:
                 self.by_position[quick] = kernel

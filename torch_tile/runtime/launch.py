@@ -7,6 +7,7 @@ Errors name the argument, what was given and what is wanted.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 Sizes = dict[int, int]
+MOST_FORMS = 1024  # forms of arguments that a launcher remembers
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Launcher:
         self.scalars = [p for p in program.params if isinstance(p, Var)]
         self.sizes = dimensions(program)
         self.names = [p.name for p in self.given]
+        self.known: dict[Any, Sizes] = {}  # by the dtypes, sizes, strides and devices of the arguments
 
     def __call__(self, *args: Any) -> Any:
         """Run on `args`, in the order of the parameters without those of `out_idx`; returns what the kernel returns."""
@@ -110,7 +113,7 @@ class Launcher:
                 f"{self.program.name} takes {len(self.given)} arguments ({', '.join(self.names)}), got {len(args)}"
             )
         values = {id(p): a for p, a in zip(self.given, args, strict=True)}
-        sizes = self.bind(values)
+        sizes = self.sizes_of(args, values)
         wanted = [self.program.params[i] for i in self.out_idx]
         made = [self.allocate(p, sizes) for p in wanted]
         values |= {id(p): tensor for p, tensor in zip(wanted, made, strict=True)}
@@ -120,6 +123,16 @@ class Launcher:
         self.call([*params, *results, *scratch], sizes, values)
         returned = [*made, *results]
         return None if not returned else returned[0] if len(returned) == 1 else tuple(returned)
+
+    def sizes_of(self, args: Sequence[Any], values: dict[int, Any]) -> Sizes:
+        """The run-time sizes, remembered for arguments that were found fit before."""
+        form = tuple(map(_form, args))
+        found = self.known.get(form)
+        if found is None:
+            if len(self.known) >= MOST_FORMS:
+                self.known.clear()
+            found = self.known[form] = self.bind(values)
+        return found
 
     def bind(self, values: dict[int, Any]) -> Sizes:
         """Check the arguments and learn the run-time sizes."""
@@ -164,6 +177,20 @@ class Launcher:
         if code:
             message, span = self.asserts[code - 1]
             raise TileError(diagnose("device_assert", span, message=message or "condition is false"))
+
+
+def _form(value: Any) -> Any:
+    """All that `Launcher.bind` looks at in an argument; kinds that it refuses need not be told apart."""
+    if getattr(value, "layout", None) is None or value.is_neg() or value.layout != _strided():
+        return type(value)
+    return value.dtype, value.shape, value.stride(), value.device
+
+
+@functools.cache
+def _strided() -> object:
+    import torch
+
+    return torch.strided
 
 
 def scalar_bits(param: Var, value: Any) -> int:
