@@ -32,11 +32,11 @@ CONFIGS = {
 
 @pytest.fixture
 def build():
-    """`build(family)`: a model in evaluation mode whose norms' weights are random too."""
+    """`build(family, **changes)`: a model in evaluation mode whose norms' weights are random too."""
     transformers = pytest.importorskip("transformers")
 
-    def make(family: str):
-        config = getattr(transformers, f"{family}Config")(**CONFIGS[family])
+    def make(family: str, **changes):
+        config = getattr(transformers, f"{family}Config")(**CONFIGS[family] | changes)
         config._experts_implementation = "batched_mm"
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
         for name, parameter in model.named_parameters():

@@ -37,7 +37,9 @@ def test_models_of_transformers(family: str, build, steps, seed: int) -> None:
 
 
 def test_bfloat16_is_as_close_to_float64_as_before(build, steps, seed: int) -> None:
-    model, ids = build("DeepseekV3"), torch.randint(0, 96, (2, 17))
+    # All experts: rounding may tip a choice among them, in stock as in ours, after which errors say nothing.
+    model = build("DeepseekV3", num_experts_per_tok=4, topk_group=2)
+    ids = torch.randint(0, 96, (2, 17))
     exact = steps(copy.deepcopy(model).bfloat16().double(), ids)
     model.bfloat16()
     before = (steps(model, ids).double() - exact).norm()
