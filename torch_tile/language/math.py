@@ -173,6 +173,3 @@ def min_value(dtype: Any) -> Const:
     """The least finite value of `dtype`."""
     to = dtype_of(dtype)
     return const(-_FINITE[to.name] if to.is_float else (False if to == dt.bool_ else lowest_of(to)), to)
-
-
-exp10 = lambda x: intrinsics.call("pow", 10.0, x)  # noqa: E731
