@@ -21,7 +21,8 @@ PACKAGE = "torch_tile"
 LAYERS = [
     {"catalogue"},
     {"diagnostics"},
-    {"target", "options", "ir"},
+    {"target", "options"},
+    {"build", "ir"},
     {"intrinsics"},
     {"tileop"},
     {"language", "lowering", "codegen", "interp", "runtime"},

@@ -3,35 +3,81 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 from .diagnostics import error
 
-CPU_SPELLINGS = ("auto", "cpu", "c", "llvm", "host")
+CPU_SPELLINGS = ("cpu", "c", "llvm", "host")
+# "sm_90" means sm_90a: without the "a" the chip's own instructions are missing.
+ARCHES = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100a", 120: "sm_120a"}
+FALLBACK_ARCH = 90  # what "cuda" means on a machine that has no GPU: kernels can be compiled, not run
 
 
 @dataclass(frozen=True)
 class Target:
-    """A machine to compile for: `kind` is "cpu"."""
+    """A machine to compile for: `kind` is "cpu" or "cuda"; `capability` is 80, 89, 90, 120, ... for CUDA."""
 
     kind: str = "cpu"
+    capability: int = 0
 
     @classmethod
     def of(cls, target: object = "auto") -> Target:
-        """From a name. A CUDA target is compiled for the CPU, with a warning, while there is no CUDA code generator."""
+        """From a name: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:sm_90a", "cuda -arch=sm_80", "sm_120".
+
+        Raises TileError for names of other machines.
+        """
         if isinstance(target, Target):
             return target
-        text = [*str(target).lower().split(), "auto"][0]
-        if text in CPU_SPELLINGS:
+        if isinstance(target, dict):  # TileLang's {"kind": "cuda", "arch": "sm_90"}
+            target = f"{target.get('kind', 'auto')}:{target.get('arch', '')}".rstrip(":")
+        text = str(target).strip().lower()
+        if text in ("", "auto"):
+            found = detected()
+            return cls("cuda", found) if found else cls("cpu")
+        if text.split()[0] in CPU_SPELLINGS:
             return cls("cpu")
         if text.startswith(("cuda", "sm_", "nvidia")):
-            warnings.warn(f"target {text!r}: no CUDA code generator here, compiling for the CPU", stacklevel=3)
-            return cls("cpu")
+            return cls("cuda", _capability(text) or detected() or FALLBACK_ARCH)
         if text.startswith(("hip", "metal", "webgpu", "cutedsl")):
-            fix = "compile for target='cpu'"
+            fix = "compile for target='cuda' or target='cpu'"
             raise error("unsupported_on_target", None, what="code generation", target=text, fix=fix)
-        raise error("bad_argument", None, op="Target", name="target", why=f"is {target!r}", fix="give 'cpu' or 'auto'")
+        fix = "give 'cpu', 'cuda', 'cuda:sm_90a' or 'auto'"
+        raise error("bad_argument", None, op="Target", name="target", why=f"is {target!r}", fix=fix)
+
+    @property
+    def arch(self) -> str:
+        """What the assembler calls it, "sm_90a"; "" for the CPU."""
+        return ARCHES.get(self.capability, f"sm_{self.capability}") if self.kind == "cuda" else ""
+
+    @property
+    def has_stmatrix(self) -> bool:
+        """Whether stmatrix exists."""
+        return self.capability >= 90
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether fp8 conversions and mma.sync on fp8 exist."""
+        return self.capability >= 89
+
+    @property
+    def shared_limit(self) -> int:
+        """Bytes of shared memory that one block may ask for."""
+        return {80: 163, 86: 99, 89: 99, 120: 99}.get(self.capability, 227) * 1024
 
     def __str__(self) -> str:
-        return self.kind
+        return f"cuda:{self.arch}" if self.kind == "cuda" else self.kind
+
+
+def _capability(text: str) -> int:
+    digits = "".join(c for c in text.partition("sm_")[2] if c.isdigit())
+    return int(digits) if digits else 0
+
+
+def detected() -> int:
+    """The compute capability of the current GPU as one number (90 for 9.0); 0 where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor

@@ -9,6 +9,7 @@ from typing import ClassVar, Never
 from ..diagnostics import error
 from .dtype import DType
 from .expr import Const, Expr
+from .layout import Layout
 from .node import Node
 
 # Who sees a buffer: every block; one block; one block's registers, spread over its threads; one thread.
@@ -24,6 +25,8 @@ class Buffer(Node):
 
     `strides` (in elements) is None for row-major contiguous buffers. `origin` is "param" for arguments,
     "empty" for outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers.
+    GPU passes set `layout` (where elements of shared memory and fragments lie; None is row-major) and `offset`, the
+    first byte of a shared buffer in its block's shared memory.
     """
 
     is_symbol: ClassVar[bool] = True
@@ -33,6 +36,8 @@ class Buffer(Node):
     scope: str
     strides: tuple[Expr, ...] | None = None
     origin: str = "tile"
+    layout: Layout | None = None
+    offset: int | None = None
 
     @property
     def rank(self) -> int:

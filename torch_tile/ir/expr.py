@@ -101,13 +101,15 @@ class Expr(Node):
 class Var(Expr):
     """A symbol: loop variable, block index, dimension, or a name bound by `Let`. Compares by identity.
 
-    `role` says which: "loop", "block", "let", "dim" (a dimension bound from shapes), "param" (a scalar argument).
+    `role` says which: "loop", "block", "thread" (the index of the running thread in its block), "let", "dim" (a
+    dimension bound from shapes), "param" (a scalar argument). `multiple` divides every value of a "dim".
     """
 
     is_symbol: ClassVar[bool] = True
     name: str
     type: DType = dt.int32
     role: str = "let"
+    multiple: int = 1
 
     @property
     def dtype(self) -> DType:

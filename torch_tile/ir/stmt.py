@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .buffer import Buffer, Region
 from .dtype import DType
 from .expr import Expr, Var
+from .layout import Layout
 from .node import Node, walk
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class LoopKind(enum.Enum):
 class For(Stmt):
     """A loop nest over a box; more than one variable only for PARALLEL.
 
-    Iterations run from `start` while below `stop`, by `step`. `stages`, `order` and `stage` belong to PIPELINED.
+    Iterations run from `start` while below `stop`, by `step`. `stages`, `order` and `stage` belong to PIPELINED;
+    `layout` to PARALLEL: which thread runs which points of the box, in which of its own steps (axes "t" and "r").
     """
 
     binders: ClassVar[tuple[str, ...]] = ("vars",)
@@ -65,6 +67,7 @@ class For(Stmt):
     stages: int = 0
     order: tuple[int, ...] = ()
     stage: tuple[int, ...] = ()
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,15 +164,19 @@ class TileOp(Stmt):
 class Kernel(Node):
     """One launch: `body` runs once for every point of `grid`, with `threads` threads.
 
-    `blocks` are the block indices, x first. `swizzle` is T.use_swizzle's (panel_size, order) or None.
+    `blocks` are the block indices, x first. `swizzle` is T.use_swizzle's (panel_size, order) or None. On GPUs, from
+    stage THREAD on, the body is what one thread does: `thread` is its index in the block, x fastest; `shared_bytes` is
+    the block's shared memory.
     """
 
-    binders: ClassVar[tuple[str, ...]] = ("blocks",)
+    binders: ClassVar[tuple[str, ...]] = ("blocks", "thread")
     grid: tuple[Expr, ...]
     blocks: tuple[Var, ...]
     threads: tuple[int, ...]
     body: Block
     swizzle: tuple[int, str] | None = None
+    thread: Var | None = None
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -20,17 +20,24 @@ from .stmt import LoopKind
 
 
 class Stage(enum.Enum):
-    """TILE: as written. LOOPS: no tile op is left. FLAT: every buffer has one dimension, every loop one variable."""
+    """TILE: as written. FLAT: every buffer has one dimension, every loop one variable. Between them, for the CPU:
+    LOOPS: no tile op is left. For GPUs: LAID_OUT: shared buffers and fragments have layouts, loops are not pipelined.
+    THREAD: the body is what one thread does, fragments are its registers.
+    """
 
     TILE = 0
     LOOPS = 1
     FLAT = 2
+    LAID_OUT = 3
+    THREAD = 4
 
 
 # What no longer appears, at a stage and all that follow it.
 GONE: dict[Stage, tuple[tuple[type[Node], ...], frozenset[LoopKind]]] = {
     Stage.TILE: ((), frozenset()),
     Stage.LOOPS: ((stmt.TileOp,), frozenset()),
+    Stage.LAID_OUT: ((), frozenset({LoopKind.PIPELINED})),
+    Stage.THREAD: ((stmt.TileOp, Region), frozenset({LoopKind.PARALLEL, LoopKind.PIPELINED})),
     Stage.FLAT: ((stmt.TileOp, Region), frozenset({LoopKind.PARALLEL})),
 }
 
@@ -106,7 +113,7 @@ class _Verifier:
         self.need(len(k.grid) == len(k.blocks), "one block index per grid extent", k)
         for extent in k.grid:
             self(extent)
-        with self.scope(k.blocks, k):
+        with self.scope(k.blocks if k.thread is None else (*k.blocks, k.thread), k):
             self(k.body)
 
     def loop(self, f: stmt.For) -> None:
@@ -134,7 +141,11 @@ class _Verifier:
                     self.alloc(s)
 
     def alloc(self, a: stmt.Alloc) -> None:
-        """Sizes use only what is visible."""
+        """Sizes use only what is visible; layouts and scopes are those of the stage."""
+        scope = a.buffer.scope
+        laid_out = a.buffer.layout is not None or scope not in ("shared", "fragment")
+        self.need(self.stage is not Stage.LAID_OUT or laid_out, f"`{a.buffer.name}` has no layout", a)
+        self.need(self.stage is not Stage.THREAD or scope != "fragment", f"`{a.buffer.name}` is a fragment", a)
         for size in (*a.buffer.shape, *(a.buffer.strides or ())):
             self(size)
         self.bind((a.buffer,), a)
