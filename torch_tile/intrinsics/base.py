@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declaration of an intrinsic and the registry.
 
-An intrinsic is a pure function of scalars (`math.py`) or a target-level helper with effects (`cpu.py`). Its meaning
-stands beside its spelling, so the interpreter, the tests and the generated code cannot drift apart.
+An intrinsic is a pure function of scalars (`math.py`), a helper of lowered CPU kernels (`cpu.py`), or what one GPU
+thread does (`memory.py`, `matrix.py`). Its meaning stands beside its spelling, so the interpreters, the tests and the
+generated code cannot drift apart.
 """
 
 from __future__ import annotations
@@ -20,12 +21,36 @@ Rule = Callable[[Sequence[Expr]], tuple[DType, DType]]
 
 
 @dataclass(frozen=True)
+class Access:
+    """What a call does with the memory behind operand number `operand`, an `Address`.
+
+    `kind` is "r", "w" or "rw"; `elements` of the buffer's type are touched, from the address on, by each thread that
+    runs the call. An asynchronous access happens at any time up to the wait that completes it.
+    """
+
+    operand: int
+    kind: str
+    elements: int
+    asynchronous: bool = False
+
+
+def no_effects(call: Call) -> tuple[Access, ...]:
+    """Of a pure function of its operands."""
+    return ()
+
+
+@dataclass(frozen=True)
 class Intrinsic:
     """One function.
 
     `rule` gives (operand type, result type) from the operands; `cpu` is the C++ function called for it, in namespace
     `tile` unless it names another; `evaluate` computes it on torch tensors (None for helpers that only lowered kernels
     call).
+
+    For GPUs: `cuda` is the C++ function, or gives it from the call; `header` of csrc/ declares it; `arch` is the least
+    compute capability that has it; `effects` tells what a call does to memory; `convergent` says who must call it
+    together ("block", "warp" or ""). `meaning` computes it on NumPy arrays, one entry per thread, for a convergent one
+    whole warps at once (arrays `[warps, 32, ...]`); its last argument is the call's options.
     """
 
     name: str
@@ -34,6 +59,19 @@ class Intrinsic:
     cpu: str
     evaluate: Callable[..., Any] | None = None
     doc: str = ""
+    cuda: str | Callable[[Call], str] = ""
+    header: str = ""
+    arch: int = 0
+    effects: Callable[[Call], tuple[Access, ...]] = no_effects
+    convergent: str = ""
+    meaning: Callable[..., Any] | None = None
+
+    def spelling(self, call: Call) -> str:
+        """The C++ function that a CUDA kernel calls for `call`, options as template arguments."""
+        if not isinstance(self.cuda, str):
+            return self.cuda(call)
+        options = ", ".join(str(o).lower() if isinstance(o, bool) else str(o) for o in call.options)
+        return f"{self.cuda}<{options}>" if options else self.cuda
 
     def build(self, args: Sequence[Any]) -> Expr:
         """A call with the operands converted to the operand type; plain numbers take the type of the other operands."""

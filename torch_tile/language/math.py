@@ -14,7 +14,7 @@ from ..ir.expr import Const, Expr, cast as cast_expr, const, is_number, maximum,
 from ..tileop.base import highest_of, lowest_of
 from .values import dtype_of
 
-FUNCTIONS = tuple(n for n in intrinsics.names() if n not in intrinsics.cpu.CPU_HELPERS)
+FUNCTIONS = tuple(n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None)
 
 
 def function(name: str) -> Callable[..., Expr]:

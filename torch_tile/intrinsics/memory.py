@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one GPU thread does with memory and with its neighbours: copies, barriers, shuffles, atomics.
+
+Each constructor gives the statement or expression; operands that are memory are `Address`es. Matrix loads and stores
+are in `matrix.py`. The C++ is in csrc/memory.h, shuffle.h, sync.h and cuda_atomic.h.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ir import dtype as dt
+from ..ir.expr import Address, Call, Expr, cast, to_expr
+from ..ir.stmt import Do
+from .base import Access, Intrinsic, declare, same
+
+COMBINERS = ("add", "max", "min", "and", "or", "xor", "exchange")
+
+
+def elements(call: Call, operand: int, size: int) -> int:
+    """How many elements of the buffer behind `operand` take `size` bytes (at least 1)."""
+    address = call.args[operand]
+    assert isinstance(address, Address)
+    return max(1, size // address.buffer.dtype.itemsize)
+
+
+def option(call: Call, n: int = 0) -> int:
+    """A numeric option."""
+    value = call.options[n]
+    assert isinstance(value, int)
+    return value
+
+
+def _do(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
+    return Do(Call(name, args, dt.int32, options))
+
+
+# Barriers.
+
+
+def barrier() -> Do:
+    """All threads of the block wait for each other; what they wrote is seen by all."""
+    return _do("barrier")
+
+
+def warp_barrier() -> Do:
+    """The same among the 32 threads of a warp."""
+    return _do("warp_barrier")
+
+
+# Copies.
+
+
+def vector_copy(dst: Address, src: Address, size: int) -> Do:
+    """`size` bytes (1, 2, 4, 8, 16; both ends aligned to it) at once; exactly one of the two is a local array."""
+    return _do("vector_copy", dst, src, options=(size,))
+
+
+def cp_async(dst: Address, src: Address, valid: Any, size: int) -> Do:
+    """Start copying `size` bytes (4, 8, 16) from global to shared memory; bytes from `valid` on become 0.
+
+    With `valid` 0 nothing is read. The copy belongs to the group that the next `cp_async_commit` closes.
+    """
+    return _do("cp_async", dst, src, cast(to_expr(valid), dt.int32), options=(size,))
+
+
+def cp_async_commit() -> Do:
+    """Close this thread's group of asynchronous copies."""
+    return _do("cp_async_commit")
+
+
+def cp_async_wait(pending: int) -> Do:
+    """Wait until at most `pending` of this thread's newest groups are under way."""
+    return _do("cp_async_wait", options=(pending,))
+
+
+# Exchange between the threads of a warp.
+
+
+def shuffle_xor(value: Expr, mask: Any) -> Expr:
+    """`value` of the lane whose number differs in the bits of `mask`."""
+    return Call("shuffle_xor", (value, cast(to_expr(mask), dt.int32)), value.dtype)
+
+
+def shuffle(value: Expr, lane: Any) -> Expr:
+    """`value` of lane `lane`."""
+    return Call("shuffle", (value, cast(to_expr(lane), dt.int32)), value.dtype)
+
+
+def shuffle_up(value: Expr, delta: Any) -> Expr:
+    """`value` of the lane `delta` below; lanes below `delta` keep their own."""
+    return Call("shuffle_up", (value, cast(to_expr(delta), dt.int32)), value.dtype)
+
+
+def shuffle_down(value: Expr, delta: Any) -> Expr:
+    """`value` of the lane `delta` above; the last `delta` lanes keep their own."""
+    return Call("shuffle_down", (value, cast(to_expr(delta), dt.int32)), value.dtype)
+
+
+def ballot(condition: Expr) -> Expr:
+    """A bit per lane of the warp, set where `condition` holds."""
+    return Call("ballot", (condition,), dt.uint32)
+
+
+def vote_any(condition: Expr) -> Expr:
+    """Whether `condition` holds in any lane of the warp."""
+    return Call("vote_any", (condition,), dt.bool_)
+
+
+def vote_all(condition: Expr) -> Expr:
+    """Whether `condition` holds in all lanes of the warp."""
+    return Call("vote_all", (condition,), dt.bool_)
+
+
+# Arithmetic on memory, and on packed bytes.
+
+
+def atomic(address: Address, value: Expr, op: str) -> Expr:
+    """Combine `value` into memory in one step that no thread can divide; gives the previous value. `op`: COMBINERS."""
+    return Call("atomic", (address, value), address.buffer.dtype, (op,))
+
+
+def dp4a(a: Expr, b: Expr, c: Expr) -> Expr:
+    """`c` plus the sum of the products of four signed bytes of `a` with those of `b` (all int32)."""
+    return Call("dp4a", (a, b, c), dt.int32)
+
+
+# Effects.
+
+
+def _vector_copy(call: Call) -> tuple[Access, ...]:
+    size = option(call)
+    return Access(0, "w", elements(call, 0, size)), Access(1, "r", elements(call, 1, size))
+
+
+def _cp_async(call: Call) -> tuple[Access, ...]:
+    size = option(call)
+    return Access(0, "w", elements(call, 0, size), True), Access(1, "r", elements(call, 1, size), True)
+
+
+# Meanings. Shuffles take `[warps, 32]`; an atomic combines the old value with the operand.
+
+
+def _from_lane(value: Any, lane: Any) -> Any:
+    """Each lane's entry of `value` `[warps, 32]` at `lane` (its own where `lane` leaves the warp)."""
+    import numpy as np
+
+    own = np.broadcast_to(np.arange(32), value.shape)
+    return np.take_along_axis(value, np.where((lane >= 0) & (lane < 32), lane, own), axis=1)
+
+
+def _lanes(value: Any) -> Any:
+    import numpy as np
+
+    return np.broadcast_to(np.arange(32), value.shape)
+
+
+def _ballot(condition: Any, options: tuple[object, ...]) -> Any:
+    import numpy as np
+
+    bits = (condition.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=1, keepdims=True)
+    return np.broadcast_to(bits.astype(np.uint32), condition.shape)
+
+
+def _vote(condition: Any, every: bool) -> Any:
+    import numpy as np
+
+    found = condition.all(axis=1, keepdims=True) if every else condition.any(axis=1, keepdims=True)
+    return np.broadcast_to(found, condition.shape)
+
+
+def _combine(old: Any, value: Any, options: tuple[object, ...]) -> Any:
+    import numpy as np
+
+    names: dict[str, Any] = {
+        "add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
+        "xor": np.bitwise_xor, "exchange": lambda a, b: b,
+    }  # fmt: skip
+    return names[str(options[0])](old, value)
+
+
+def _dp4a(a: Any, b: Any, c: Any, options: tuple[object, ...]) -> Any:
+    import numpy as np
+
+    x, y, total = (np.ascontiguousarray(v, dtype=np.int32) for v in (a, b, c))
+    parts = x.view(np.int8).astype(np.int64) * y.view(np.int8).astype(np.int64)
+    return (total + parts.reshape(*x.shape, 4).sum(axis=-1)).astype(np.int32)
+
+
+def _gpu(name: str, arity: int, header: str, **fields: Any) -> None:
+    declare(Intrinsic(name, arity, same, "", cuda=fields.pop("cuda", name), header=header, **fields))
+
+
+_gpu("barrier", 0, "sync.h", convergent="block")
+_gpu("warp_barrier", 0, "sync.h", convergent="warp")
+_gpu("vector_copy", 2, "memory.h", effects=_vector_copy)
+_gpu("cp_async", 3, "memory.h", arch=80, effects=_cp_async)
+_gpu("cp_async_commit", 0, "memory.h", arch=80)
+_gpu("cp_async_wait", 0, "memory.h", arch=80)
+_WARP = {"header": "shuffle.h", "convergent": "warp"}
+_gpu("shuffle_xor", 2, **_WARP, meaning=lambda v, mask, options: _from_lane(v, _lanes(v) ^ mask))
+_gpu("shuffle", 2, **_WARP, meaning=lambda v, lane, options: _from_lane(v, lane % 32 + 0 * _lanes(v)))
+_gpu("shuffle_up", 2, **_WARP, meaning=lambda v, delta, options: _from_lane(v, _lanes(v) - delta))
+_gpu("shuffle_down", 2, **_WARP, meaning=lambda v, delta, options: _from_lane(v, _lanes(v) + delta))
+_gpu("ballot", 1, **_WARP, meaning=_ballot)
+_gpu("vote_any", 1, **_WARP, meaning=lambda c, options: _vote(c, every=False))
+_gpu("vote_all", 1, **_WARP, meaning=lambda c, options: _vote(c, every=True))
+_gpu(
+    "atomic", 2, "cuda_atomic.h", cuda=lambda call: f"atomic_{call.options[0]}", meaning=_combine,
+    effects=lambda call: (Access(0, "rw", 1),),
+)  # fmt: skip
+_gpu("dp4a", 3, "mma.h", meaning=_dp4a)
