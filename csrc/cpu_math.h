@@ -234,6 +234,17 @@ template <class T> inline T max(T a, T b) {
   else return a > b ? a : b;
 }
 
+// A NaN on either side gives NaN.
+template <class T> inline T minimum(T a, T b) {
+  if constexpr (is_small<T>) return narrow<T>(minimum(widen(a), widen(b)));
+  else return (a < b) | (a != a) ? a : b;
+}
+
+template <class T> inline T maximum(T a, T b) {
+  if constexpr (is_small<T>) return narrow<T>(maximum(widen(a), widen(b)));
+  else return (a > b) | (a != a) ? a : b;
+}
+
 // Quotient rounded down, b != 0.
 template <class T> inline T floordiv(T a, T b) {
   if constexpr (is_native_float<T>) return floor(a / b);

@@ -6,7 +6,7 @@
 
 namespace tile {
 
-// Each operation: how the accumulator meets a value, and what an empty row gives. NaN: max and min keep the accumulator.
+// Each operation: how the accumulator meets a value, and what an empty row gives. NaN: whatever meets it becomes NaN.
 struct Sum {
   template <class A> static A start() { return A(0); }
   template <class A> static A apply(A acc, A x) { return A(acc + x); }
@@ -14,12 +14,12 @@ struct Sum {
 };
 struct Max {
   template <class A> static A start() { return lowest<A>(); }
-  template <class A> static A apply(A acc, A x) { return x > acc ? x : acc; }
+  template <class A> static A apply(A acc, A x) { return (x > acc) | (x != x) ? x : acc; }
   template <class A> static A merge(A a, A b) { return apply(a, b); }
 };
 struct Min {
   template <class A> static A start() { return highest<A>(); }
-  template <class A> static A apply(A acc, A x) { return x < acc ? x : acc; }
+  template <class A> static A apply(A acc, A x) { return (x < acc) | (x != x) ? x : acc; }
   template <class A> static A merge(A a, A b) { return apply(a, b); }
 };
 struct AbsMax {

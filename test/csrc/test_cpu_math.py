@@ -18,7 +18,7 @@ LIBM = [
     "log10", "log1p", "expm1", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
     "erfc",
 ]  # fmt: skip
-BINARY = ["pow", "atan2", "fmod", "copysign", "hypot"]
+BINARY = ["maximum", "minimum", "pow", "atan2", "fmod", "copysign", "hypot"]
 EDGES = [
     0.0,
     -0.0,

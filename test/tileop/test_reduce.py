@@ -127,6 +127,20 @@ def test_infinities(clear, launch):
     assert b.tolist() == [-torch.inf, -5.0, -torch.inf]
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("kind", ["sum", "max", "min", "absmax", "abssum"])
+def test_nan_stays(kind, dim, launch, seed):
+    """In whichever place of a row it stands, and in what was there before."""
+    shape = (37, 21)
+    draw = random.Random(seed)
+    a, b = torch.randn(shape), torch.randn(shape[1 - dim]).abs()
+    a[draw.randrange(37), draw.randrange(21)] = torch.nan
+    b[draw.randrange(shape[1 - dim])] = torch.nan
+    expected = merged(kind, b.double(), wanted(kind, a.double(), dim))
+    launch(reduction(kind, shape, dim, "float32", "float32", False, False)[0], a, b)
+    torch.testing.assert_close(b.double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("src", "dst", "dim"), [((4, 8), (8,), 1), ((4, 8), (4, 2), 1), ((4, 8), (4, 8), 0), ((4,), (2,), 0)]
 )

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .. import intrinsics
 from ..diagnostics import Diagnostic, diagnose, error
 from ..ir import dtype as dt
 from ..ir.buffer import Region
-from ..ir.expr import Address, Call, Const, Expr, Load, cast, const, maximum, minimum
+from ..ir.expr import Address, Call, Const, Expr, Load, cast, const
 from ..ir.stmt import Block, Stmt, Store
 from .base import (
     RegisteredOp,
@@ -131,13 +132,13 @@ def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:
 
 
 def combine(kind: str, a: Expr, b: Expr) -> Expr:
-    """One folding step."""
+    """One folding step. NaN stays: max and min are torch.amax and amin."""
     if kind in ("sum", "abssum"):
         return a + (magnitude(b) if kind == "abssum" else b)
     if kind in ("max", "absmax"):
-        return maximum(a, magnitude(b) if kind == "absmax" else b)
+        return intrinsics.call("maximum", a, magnitude(b) if kind == "absmax" else b)
     if kind == "min":
-        return minimum(a, b)
+        return intrinsics.call("minimum", a, b)
     return {"bitand": a & b, "bitor": a | b, "bitxor": a ^ b}[kind]
 
 
