@@ -108,7 +108,6 @@ def test_an_unknown_chip():
         compile_cubin(TEXT, Target("cuda", 33))
 
 
-@pytest.mark.parametrize("suffix", [".cubin", ".log"])
 DAMAGE = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-8]),
     "empty": lambda path: path.write_bytes(b""),
@@ -116,6 +115,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.parametrize("suffix", [".cubin", ".log"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_repaired(damage, suffix):
     first = compile_cubin(CROWDED, HOPPER)
