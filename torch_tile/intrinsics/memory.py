@@ -202,7 +202,7 @@ _gpu("shuffle_xor", 2, **_WARP, meaning=lambda v, mask, options: _from_lane(v, _
 _gpu("shuffle", 2, **_WARP, meaning=lambda v, lane, options: _from_lane(v, lane % 32 + 0 * _lanes(v)))
 _gpu("shuffle_up", 2, **_WARP, meaning=lambda v, delta, options: _from_lane(v, _lanes(v) - delta))
 _gpu("shuffle_down", 2, **_WARP, meaning=lambda v, delta, options: _from_lane(v, _lanes(v) + delta))
-_gpu("ballot", 1, **_WARP, meaning=_ballot)
+_gpu("ballot", 1, cuda="vote_ballot", **_WARP, meaning=_ballot)
 _gpu("vote_any", 1, **_WARP, meaning=lambda c, options: _vote(c, every=False))
 _gpu("vote_all", 1, **_WARP, meaning=lambda c, options: _vote(c, every=True))
 _gpu(

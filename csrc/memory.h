@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// How one thread moves bytes: wide loads and stores, asynchronous copies to shared memory, matrix loads and stores.
+// Registers are local arrays; with constant indices the compiler keeps them in registers.
+#pragma once
+#include "cuda_types.h"
+
+namespace tile {
+
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+template <int bytes> struct Packet {
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16,
+                "one load or store moves 1, 2, 4, 8 or 16 bytes");
+};
+template <> struct Packet<1> { using type = unsigned char; };
+template <> struct Packet<2> { using type = unsigned short; };
+template <> struct Packet<4> { using type = unsigned; };
+template <> struct Packet<8> { using type = uint2; };
+template <> struct Packet<16> { using type = uint4; };
+
+// Both ends are aligned to `bytes`; one of them is a local array.
+template <int bytes, class D, class S> __device__ __forceinline__ void vector_copy(D* dst, const S* src) {
+  using P = typename Packet<bytes>::type;
+  *reinterpret_cast<P*>(dst) = *reinterpret_cast<const P*>(src);
+}
+
+// Starts a copy from global to shared memory; bytes from `valid` on become 0.
+template <int bytes> __device__ __forceinline__ void cp_async(void* dst, const void* src, int valid) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async moves 4, 8 or 16 bytes");
+  if constexpr (bytes == 16)  // past the first-level cache: no thread of this SM will read these bytes again
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(valid) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(dst)), "l"(src), "n"(bytes), "r"(valid) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int pending> __device__ __forceinline__ void cp_async_wait() {
+  static_assert(pending >= 0, "groups under way are counted from 0");
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// Matrices of 8 rows of 16 bytes. `src` is the row that this lane names: row lane % 8 of matrix lane / 8.
+#define TILE_LDMATRIX(suffix, modifier)                                                                             \
+  template <class D> __device__ __forceinline__ void ldmatrix_x1##suffix(D* dst, const void* src) {                 \
+    unsigned* d = reinterpret_cast<unsigned*>(dst);                                                                 \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1" modifier ".shared.b16 {%0}, [%1];"                                 \
+                 : "=r"(d[0]) : "r"(shared_address(src)));                                                          \
+  }                                                                                                                 \
+  template <class D> __device__ __forceinline__ void ldmatrix_x2##suffix(D* dst, const void* src) {                 \
+    unsigned* d = reinterpret_cast<unsigned*>(dst);                                                                 \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2" modifier ".shared.b16 {%0, %1}, [%2];"                             \
+                 : "=r"(d[0]), "=r"(d[1]) : "r"(shared_address(src)));                                              \
+  }                                                                                                                 \
+  template <class D> __device__ __forceinline__ void ldmatrix_x4##suffix(D* dst, const void* src) {                 \
+    unsigned* d = reinterpret_cast<unsigned*>(dst);                                                                 \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" modifier ".shared.b16 {%0, %1, %2, %3}, [%4];"                     \
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(src)));                      \
+  }
+TILE_LDMATRIX(, "")
+TILE_LDMATRIX(_trans, ".trans")
+#undef TILE_LDMATRIX
+
+// The inverse: registers to the rows that the lanes name. From sm_90 on.
+#define TILE_STMATRIX(suffix, modifier)                                                                             \
+  template <class S> __device__ __forceinline__ void stmatrix_x1##suffix(void* dst, const S* src) {                 \
+    const unsigned* s = reinterpret_cast<const unsigned*>(src);                                                     \
+    asm volatile("stmatrix.sync.aligned.m8n8.x1" modifier ".shared.b16 [%0], {%1};"                                 \
+                 ::"r"(shared_address(dst)), "r"(s[0]) : "memory");                                                 \
+  }                                                                                                                 \
+  template <class S> __device__ __forceinline__ void stmatrix_x2##suffix(void* dst, const S* src) {                 \
+    const unsigned* s = reinterpret_cast<const unsigned*>(src);                                                     \
+    asm volatile("stmatrix.sync.aligned.m8n8.x2" modifier ".shared.b16 [%0], {%1, %2};"                             \
+                 ::"r"(shared_address(dst)), "r"(s[0]), "r"(s[1]) : "memory");                                      \
+  }                                                                                                                 \
+  template <class S> __device__ __forceinline__ void stmatrix_x4##suffix(void* dst, const S* src) {                 \
+    const unsigned* s = reinterpret_cast<const unsigned*>(src);                                                     \
+    asm volatile("stmatrix.sync.aligned.m8n8.x4" modifier ".shared.b16 [%0], {%1, %2, %3, %4};"                     \
+                 ::"r"(shared_address(dst)), "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3]) : "memory");                \
+  }
+TILE_STMATRIX(, "")
+TILE_STMATRIX(_trans, ".trans")
+#undef TILE_STMATRIX
+
+}  // namespace tile
