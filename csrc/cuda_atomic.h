@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Atomic read-modify-write on any scalar type, on the whole GPU's scale; each gives the value that stood there before.
+// Order is relaxed. Where the chip has no instruction for a type, compare-and-swap is tried until no other thread was faster.
+#pragma once
+#include "cuda_types.h"
+
+namespace tile {
+
+namespace atomic_detail {
+
+template <bool wide> struct Word { using type = uint32_t; };
+template <> struct Word<true> { using type = uint64_t; };
+
+// Replaces the T at p by update(old), both in `compute<T>`. Types below 4 bytes are changed inside their aligned word.
+template <class T, class Update> TILE_DEVICE T replace(T* p, Update update) {
+  using W = typename Word<(sizeof(T) == 8)>::type;
+  uint64_t address = reinterpret_cast<uint64_t>(p);
+  int shift = 8 * int(address % sizeof(W));
+  W* word = reinterpret_cast<W*>(address - address % sizeof(W));
+  W mask = W(~W(0) >> (8 * (sizeof(W) - sizeof(T)))) << shift;
+  W seen = *reinterpret_cast<volatile W*>(word), expected;
+  T old;
+  do {
+    expected = seen;
+    W part = (expected & mask) >> shift;
+    memcpy(&old, &part, sizeof(T));
+    T next = convert<T>(update(convert<compute<T>>(old)));
+    part = 0;
+    memcpy(&part, &next, sizeof(T));
+    seen = atomicCAS(word, expected, (expected & ~mask) | (part << shift));
+  } while (seen != expected);
+  return old;
+}
+
+template <class T> inline constexpr bool is_word = same<T, int32_t> || same<T, uint32_t> || same<T, uint64_t>;
+
+}  // namespace atomic_detail
+
+template <class T> TILE_DEVICE T atomic_add(T* p, T value) {
+  if constexpr (atomic_detail::is_word<T> || is_native_float<T>) {
+    return atomicAdd(p, value);
+  } else if constexpr (same<T, int64_t>) {
+    return T(atomicAdd(reinterpret_cast<uint64_t*>(p), uint64_t(value)));
+  } else if constexpr (same<T, f16>) {
+    f16 old;
+    asm volatile("atom.add.noftz.f16 %0, [%1], %2;" : "=h"(old.bits) : "l"(p), "h"(value.bits) : "memory");
+    return old;
+#if __CUDA_ARCH__ >= 900
+  } else if constexpr (same<T, bf16>) {
+    bf16 old;
+    asm volatile("atom.add.noftz.bf16 %0, [%1], %2;" : "=h"(old.bits) : "l"(p), "h"(value.bits) : "memory");
+    return old;
+#endif
+  } else {
+    auto x = convert<compute<T>>(value);
+    return atomic_detail::replace(p, [x](compute<T> old) { return compute<T>(old + x); });
+  }
+}
+
+// NaN: the old value stays if either is NaN.
+template <class T> TILE_DEVICE T atomic_max(T* p, T value) {
+  if constexpr (atomic_detail::is_word<T> || same<T, int64_t>) return atomicMax(p, value);
+  auto x = convert<compute<T>>(value);
+  return atomic_detail::replace(p, [x](compute<T> old) { return x > old ? x : old; });
+}
+
+template <class T> TILE_DEVICE T atomic_min(T* p, T value) {
+  if constexpr (atomic_detail::is_word<T> || same<T, int64_t>) return atomicMin(p, value);
+  auto x = convert<compute<T>>(value);
+  return atomic_detail::replace(p, [x](compute<T> old) { return x < old ? x : old; });
+}
+
+// Integers and bool only.
+#define TILE_BITWISE(name, function, op)                                                                        \
+  template <class T> TILE_DEVICE T name(T* p, T value) {                                                        \
+    if constexpr (atomic_detail::is_word<T>) return function(p, value);                                         \
+    else if constexpr (same<T, int64_t>) return T(function(reinterpret_cast<uint64_t*>(p), uint64_t(value)));   \
+    else return atomic_detail::replace(p, [value](T old) { return T(old op value); });                          \
+  }
+TILE_BITWISE(atomic_and, atomicAnd, &)
+TILE_BITWISE(atomic_or, atomicOr, |)
+TILE_BITWISE(atomic_xor, atomicXor, ^)
+#undef TILE_BITWISE
+
+template <class T> TILE_DEVICE T atomic_exchange(T* p, T value) {
+  if constexpr (atomic_detail::is_word<T> || same<T, float>) {
+    return atomicExch(p, value);
+  } else {
+    auto x = convert<compute<T>>(value);
+    return atomic_detail::replace(p, [x](compute<T>) { return x; });
+  }
+}
+
+// Adds the neighbours values[0 .. count) to p[0 .. count), each atomically, in as few instructions as the chip has; p is
+// aligned to all of them (at most 16 bytes). Nothing is given back.
+template <int count, class T> TILE_DEVICE void atomic_add_vector(T* p, const T* values) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (same<T, float> && count == 4) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
+    return;
+  } else if constexpr (same<T, float> && count == 2) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(values[0]), "f"(values[1]) : "memory");
+    return;
+  }
+#endif
+  if constexpr (same<T, f16> && count % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < count; i += 2)
+      asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(p + i), "r"(*reinterpret_cast<const uint32_t*>(values + i)) : "memory");
+    return;
+#if __CUDA_ARCH__ >= 900
+  } else if constexpr (same<T, bf16> && count % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < count; i += 2)
+      asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" ::"l"(p + i), "r"(*reinterpret_cast<const uint32_t*>(values + i)) : "memory");
+    return;
+#endif
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; ++i) atomic_add(p + i, values[i]);
+  }
+}
+
+}  // namespace tile

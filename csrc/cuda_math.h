@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar math of the language on float and double; small floats are held in float. Results are within 2 ulp (erf, pow: see CUDA's
+// tables) with denormals right, unless TILE_FAST_MATH is defined: then exp, exp2, log2, tanh and quotients are the chip's approximations
+// and denormals become 0.
+#pragma once
+#include "cuda_types.h"
+
+namespace tile {
+
+// Signs and roundings.
+TILE_DEVICE float floor(float x) { return ::floorf(x); }
+TILE_DEVICE float ceil(float x) { return ::ceilf(x); }
+TILE_DEVICE float trunc(float x) { return ::truncf(x); }
+TILE_DEVICE float round(float x) { return ::rintf(x); }  // halves to even
+TILE_DEVICE double floor(double x) { return ::floor(x); }
+TILE_DEVICE double ceil(double x) { return ::ceil(x); }
+TILE_DEVICE double trunc(double x) { return ::trunc(x); }
+TILE_DEVICE double round(double x) { return ::rint(x); }
+TILE_DEVICE bool isnan(float x) { return x != x; }
+TILE_DEVICE bool isnan(double x) { return x != x; }
+TILE_DEVICE bool isinf(float x) { return (float_bits(x) & 0x7fffffffu) == 0x7f800000u; }
+TILE_DEVICE bool isinf(double x) { return (__double_as_longlong(x) & 0x7fffffffffffffffll) == 0x7ff0000000000000ll; }
+TILE_DEVICE bool isfinite(float x) { return (float_bits(x) & 0x7f800000u) != 0x7f800000u; }
+TILE_DEVICE bool isfinite(double x) { return (__double_as_longlong(x) & 0x7ff0000000000000ll) != 0x7ff0000000000000ll; }
+
+// 2 to the power x, within 2 ulp.
+TILE_DEVICE float exp2(float x) {
+  float y;
+#ifdef TILE_FAST_MATH
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+#else
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+#endif
+  return y;
+}
+
+TILE_DEVICE float rsqrt(float x) { return ::rsqrtf(x); }
+TILE_DEVICE float sqrt(float x) { return ::sqrtf(x); }
+TILE_DEVICE double rsqrt(double x) { return ::rsqrt(x); }
+TILE_DEVICE double sqrt(double x) { return ::sqrt(x); }
+TILE_DEVICE double exp2(double x) { return ::exp2(x); }
+
+TILE_DEVICE float tanh(float x) {
+#ifdef TILE_FAST_MATH
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return ::tanhf(x);
+#endif
+}
+TILE_DEVICE double tanh(double x) { return ::tanh(x); }
+
+#ifdef TILE_FAST_MATH
+TILE_DEVICE float exp(float x) { return exp2(x * 1.44269504089f); }
+TILE_DEVICE float log2(float x) { return __log2f(x); }
+TILE_DEVICE float log(float x) { return __logf(x); }
+TILE_DEVICE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + exp(-x)); }
+#else
+TILE_DEVICE float exp(float x) { return ::expf(x); }
+TILE_DEVICE float log2(float x) { return ::log2f(x); }
+TILE_DEVICE float log(float x) { return ::logf(x); }
+TILE_DEVICE float sigmoid(float x) {
+  float e = ::expf(-::fabsf(x));
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+#endif
+TILE_DEVICE double exp(double x) { return ::exp(x); }
+TILE_DEVICE double log2(double x) { return ::log2(x); }
+TILE_DEVICE double log(double x) { return ::log(x); }
+TILE_DEVICE double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
+
+// The rest is CUDA's own library, which NVRTC has built in.
+#define TILE_UNARY(name)                                         \
+  TILE_DEVICE float name(float x) { return ::name##f(x); }       \
+  TILE_DEVICE double name(double x) { return ::name(x); }
+#define TILE_BINARY(name)                                                    \
+  TILE_DEVICE float name(float x, float y) { return ::name##f(x, y); }       \
+  TILE_DEVICE double name(double x, double y) { return ::name(x, y); }
+TILE_UNARY(log10) TILE_UNARY(log1p) TILE_UNARY(expm1) TILE_UNARY(sin) TILE_UNARY(cos) TILE_UNARY(tan) TILE_UNARY(asin)
+TILE_UNARY(acos) TILE_UNARY(atan) TILE_UNARY(sinh) TILE_UNARY(cosh) TILE_UNARY(asinh) TILE_UNARY(acosh) TILE_UNARY(atanh)
+TILE_UNARY(erf) TILE_UNARY(erfc)
+TILE_BINARY(pow) TILE_BINARY(atan2) TILE_BINARY(fmod) TILE_BINARY(copysign) TILE_BINARY(hypot)
+#undef TILE_UNARY
+#undef TILE_BINARY
+TILE_DEVICE float fma(float x, float y, float z) { return ::fmaf(x, y, z); }
+TILE_DEVICE double fma(double x, double y, double z) { return ::fma(x, y, z); }
+
+// Any type.
+template <class T> TILE_DEVICE T abs(T x) {
+  if constexpr (same<T, float>) return ::fabsf(x);
+  else if constexpr (same<T, double>) return ::fabs(x);
+  else return x < T(0) ? T(T(0) - x) : x;
+}
+
+// A NaN on either side gives `b`, as C's ternary does.
+template <class T> TILE_DEVICE T min(T a, T b) { return a < b ? a : b; }
+template <class T> TILE_DEVICE T max(T a, T b) { return a > b ? a : b; }
+
+// A NaN on either side gives NaN.
+template <class T> TILE_DEVICE T minimum(T a, T b) {
+  if constexpr (same<T, float>) {
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+  } else {
+    return a < b || a != a ? a : b;
+  }
+}
+template <class T> TILE_DEVICE T maximum(T a, T b) {
+  if constexpr (same<T, float>) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+  } else {
+    return a > b || a != a ? a : b;
+  }
+}
+
+// Quotient rounded down, b != 0, and its remainder, which has the sign of b. Integers only.
+template <class T> TILE_DEVICE T floordiv(T a, T b) {
+  if constexpr (T(-1) < T(0)) return T(a / b - ((a % b != 0) & ((a < 0) != (b < 0))));
+  else return T(a / b);
+}
+template <class T> TILE_DEVICE T floormod(T a, T b) {
+  T r = T(a % b);
+  if constexpr (T(-1) < T(0)) return T(r + (((r != 0) & ((r < 0) != (b < 0))) ? b : T(0)));
+  else return r;
+}
+
+}  // namespace tile

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Storage types of 16 and 8 bits and conversions between every pair of scalar types, by PTX's own instructions.
+// Conversions round to nearest even and keep denormals; NaN stays NaN. Values of small floats are held in float.
+// No CUDA header is needed: NVRTC brings what is used here.
+#pragma once
+#ifdef __CUDACC_RTC__
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned uint32_t;
+typedef unsigned long long uint64_t;
+#define INT64_MIN (-9223372036854775807ll - 1)
+#else
+#include <stdint.h>
+#endif
+#define TILE_DEVICE __device__ __forceinline__
+
+namespace tile {
+
+struct alignas(2) f16 { uint16_t bits; };   // IEEE binary16
+struct alignas(2) bf16 { uint16_t bits; };  // the upper half of a float
+struct e4m3 { uint8_t bits; };              // float8_e4m3fn: no infinities, S.1111.111 is NaN, largest 448
+struct e5m2 { uint8_t bits; };              // float8_e5m2: infinities and NaN as in IEEE formats, largest 57344
+
+template <class A, class B> inline constexpr bool same = false;
+template <class A> inline constexpr bool same<A, A> = true;
+template <class T> inline constexpr bool is_small = same<T, f16> || same<T, bf16> || same<T, e4m3> || same<T, e5m2>;
+template <class T> inline constexpr bool is_native_float = same<T, float> || same<T, double>;
+
+TILE_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
+TILE_DEVICE float bits_float(uint32_t bits) { return __uint_as_float(bits); }
+TILE_DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
+TILE_DEVICE float nan() { return __uint_as_float(0x7fffffffu); }
+
+// ---- widening, which is exact ----------------------------------------------------------------------------------------------
+
+TILE_DEVICE float widen(f16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+TILE_DEVICE float widen(bf16 x) { return bits_float(uint32_t(x.bits) << 16); }
+TILE_DEVICE float widen(e5m2 x) { return widen(f16{uint16_t(x.bits << 8)}); }  // the upper half of a binary16
+TILE_DEVICE float widen(e4m3 x) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(uint16_t(x.bits)));
+  return widen(f16{uint16_t(pair)});
+#else
+  uint32_t a = x.bits & 0x7fu;
+  float y = a < 8u ? float(a) * bits_float(0x3b000000u) : bits_float((a << 20) + (120u << 23));  // denormals: a * 2^-9
+  y = a == 0x7fu ? bits_float(0x7fffffffu) : y;
+  return bits_float(float_bits(y) | uint32_t(x.bits & 0x80u) << 24);
+#endif
+}
+
+// ---- narrowing, to nearest even --------------------------------------------------------------------------------------------
+
+// Chips without fp8 instructions: E exponent and M mantissa bits; `overflow` is the code of what does not fit.
+template <int E, int M, uint32_t overflow, uint32_t nan> TILE_DEVICE uint8_t encode(float x) {
+  constexpr int bias = (1 << (E - 1)) - 1, shift = 23 - M;
+  constexpr uint32_t rebias = uint32_t(127 - bias) << 23;
+  constexpr uint32_t magic = uint32_t(127 + 24 - bias - M) << 23;  // a float whose ulp is our denormal unit
+  uint32_t w = float_bits(x), a = w & 0x7fffffffu;
+  uint32_t normal = (a - rebias + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1u)) >> shift;
+  uint32_t denormal = float_bits(bits_float(a) + bits_float(magic)) - magic;
+  uint32_t code = a < (uint32_t(128 - bias) << 23) ? denormal : normal;
+  code = a >= rebias && normal > overflow ? overflow : code;
+  code = a > 0x7f800000u ? nan : code;
+  return uint8_t(code | ((w >> 24) & 0x80u));
+}
+
+// The code of `low` in the lower byte, of `high` in the upper one; what does not fit becomes the largest number.
+TILE_DEVICE uint16_t encode_e4m3(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return uint16_t(encode<4, 3, 0x7e, 0x7f>(low) | encode<4, 3, 0x7e, 0x7f>(high) << 8);
+#endif
+}
+
+TILE_DEVICE uint16_t encode_e5m2(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  // From halfway between the largest number and the next power of two on, rounding gives infinity, not saturation.
+  uint16_t low_over = fabsf(low) >= 61440.0f ? 0x007c : 0, high_over = fabsf(high) >= 61440.0f ? 0x7c00 : 0;
+  pair = low_over ? uint16_t((pair & 0xff80) | low_over) : pair;
+  return high_over ? uint16_t((pair & 0x80ff) | high_over) : pair;
+#else
+  return uint16_t(encode<5, 2, 0x7c, 0x7e>(low) | encode<5, 2, 0x7c, 0x7e>(high) << 8);
+#endif
+}
+
+template <class To> TILE_DEVICE To narrow(float x);
+template <> TILE_DEVICE f16 narrow<f16>(float x) {
+  f16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+template <> TILE_DEVICE bf16 narrow<bf16>(float x) {
+  bf16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+template <> TILE_DEVICE e4m3 narrow<e4m3>(float x) { return {uint8_t(encode_e4m3(x, 0.0f))}; }
+template <> TILE_DEVICE e5m2 narrow<e5m2>(float x) { return {uint8_t(encode_e5m2(x, 0.0f))}; }
+
+// Two neighbours at once, which costs as much as one: p[0] = a, p[1] = b; p is aligned to both together.
+TILE_DEVICE void narrow_pair(f16* p, float a, float b) {
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(*reinterpret_cast<uint32_t*>(p)) : "f"(b), "f"(a));
+}
+TILE_DEVICE void narrow_pair(bf16* p, float a, float b) {
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(*reinterpret_cast<uint32_t*>(p)) : "f"(b), "f"(a));
+}
+TILE_DEVICE void narrow_pair(e4m3* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e4m3(a, b); }
+TILE_DEVICE void narrow_pair(e5m2* p, float a, float b) { *reinterpret_cast<uint16_t*>(p) = encode_e5m2(a, b); }
+
+// x as a value of the storage type T, still held in a float: what an operation in T gives.
+template <class T> TILE_DEVICE float rounded(float x) { return widen(narrow<T>(x)); }
+
+// x as a To. Floats to integers truncate toward zero (through int32 for 8 and 16 bits, so that they wrap as torch's do).
+// Doubles and integers reach small floats through float, as in torch.
+template <class To, class From> TILE_DEVICE To convert(From x) {
+  if constexpr (same<To, From>) return x;
+  else if constexpr (is_small<From>) return convert<To>(widen(x));
+  else if constexpr (is_small<To>) return narrow<To>(float(x));
+  else if constexpr (same<To, bool>) return x != From(0);
+  else if constexpr (is_native_float<From> && !is_native_float<To> && sizeof(To) < 4) return To(int32_t(x));
+  else if constexpr (is_native_float<From> && same<To, uint32_t>) return To(int64_t(x));
+  else return To(x);
+}
+
+// The type in which arithmetic on T is done: float for small floats, T itself otherwise.
+template <class T, bool small = is_small<T>> struct Compute { using type = T; };
+template <class T> struct Compute<T, true> { using type = float; };
+template <class T> using compute = typename Compute<T>::type;
+
+}  // namespace tile
