@@ -24,7 +24,7 @@ LAYERS = [
     {"target", "options"},
     {"build", "ir"},
     {"intrinsics"},
-    {"tileop"},
+    {"tileop", "binding"},
     {"language", "lowering", "codegen", "interp", "runtime"},
     {"profiler"},
     {"kernel", "testing"},

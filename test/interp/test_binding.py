@@ -103,15 +103,15 @@ A, B, C = torch.zeros(5, 3), torch.zeros(3, 5), torch.zeros(5, dtype=torch.int32
 WRONG = [
     (scale, (A, B, 2.0), "takes 4 arguments (A, B, factor, C), got 3"),
     (scale, ({"A": A, "B": B, "C": C},), "takes the arguments ['A', 'B', 'factor', 'C'], got ['A', 'B', 'C']"),
-    (scale, (A.double(), B, 2.0, C), "argument `A` must have dtype float32, got torch.float64"),
-    (scale, (A, B[0], 2.0, C), "argument `B` must have 2 dimensions, got shape (5,)"),
-    (scale, (A, torch.zeros(3, 6), 2.0, C), "size 1 of argument `B` is 6, but must be 5 (m)"),
+    (scale, (A.double(), B, 2.0, C), "argument `A` must have dtype torch.float32, got torch.float64"),
+    (scale, (A, B[0], 2.0, C), "argument `B` must have 2 dimensions, got shape [5]"),
+    (scale, (A, torch.zeros(3, 6), 2.0, C), "argument `B` must have size 5 (m) in dimension 1, got 6"),
     (scale, (A.T, torch.zeros(5, 3), 2.0, C[:3]), "argument `A` must be contiguous, got strides (1, 3)"),
     (scale, ([1.0], B, 2.0, C), "argument `A` must be a tensor, got list"),
-    (scale, (A, B, "two", C), "argument `factor` must be a number of dtype float32, got 'two'"),
-    (scale, (A.to("meta"), B, 2.0, C), "argument `A` is on meta"),
-    (halves, (torch.zeros(8, 2), C[:4]), "size 0 of argument `A` is 8, from which m of"),
-    (strided, (A.T, B[:, 0].contiguous(), C[:1]), "stride 1 of argument `A` is 3"),
+    (scale, (A, B, "two", C), "argument `factor` must be a number of type float32, got str"),
+    (scale, (A.to("meta"), B, 2.0, C), "argument `A` must be on cpu, got a tensor on meta"),
+    (halves, (torch.zeros(8, 2), C[:4]), "argument `A` has size 8 in dimension 0, from which m of"),
+    (strided, (A.T, B[:, 0].contiguous(), C[:1]), "argument `A` must have stride 1 in dimension 1, got 3"),
     (unknown_dimension, (C[:4],), "dimension `m` does not follow from the shapes"),
 ]
 
@@ -131,5 +131,5 @@ def test_integer_scalars_are_not_floats():
     out = torch.zeros(1, dtype=torch.int32)
     evaluate(count, 7, out)
     assert out.item() == 7
-    with pytest.raises(LaunchError, match="argument `n` must be a number of dtype int32"):
+    with pytest.raises(LaunchError, match="argument `n` must be a number of type int32"):
         evaluate(count, 1.5, out)

@@ -240,15 +240,18 @@ def test_sizes_that_do_not_follow():
         with T.Kernel(m) as b:
             x[b] = 1.0
 
-    with pytest.raises(LaunchError, match="a size of `x`, m, cannot be found"):
-        compiled(grow)(torch.zeros(4))
+    x = torch.zeros(4)
+    compiled(grow)(x)
+    assert x.tolist() == [1, 1, 0, 0]
+    with pytest.raises(LaunchError, match=r"`x` has size 5 in dimension 0, from which m of m \* 2 does not follow"):
+        compiled(grow)(torch.zeros(5))
 
     @T.prim_func
     def fill(x: T.Tensor((4,), "float32"), y: T.Tensor((m + 1,), "float32")):
         with T.Kernel(1) as _:
             T.fill(y, x[0])
 
-    with pytest.raises(LaunchError, match="size `m` is not a plain dimension"):
+    with pytest.raises(LaunchError, match="size `m` does not follow from the shapes and strides of \\['x'\\]"):
         compiled(fill, out_idx=1)(torch.zeros(4))
 
 

@@ -72,7 +72,7 @@ class Tiles(Expressions):
         found = [d for n in walk(program) if isinstance(n, st.TileOp) for d in n.check()]
         if found:
             raise TileError(*found)
-        tensors, self.values = bind(program, args, self._evaluate_size)
+        tensors, self.values = bind(program, args)
         for buffer in (*program.workspaces, *program.outputs):
             tensors[id(buffer)] = poisoned([self.size(s) for s in buffer.shape], buffer.dtype)
         for param in (*program.params, *program.workspaces, *program.outputs):
@@ -84,10 +84,6 @@ class Tiles(Expressions):
                 self.values |= {id(v): n for v, n in zip(reversed(kernel.blocks), point, strict=True)}
                 self.block(kernel.body)
         return tuple(tensors[id(buffer)] for buffer in program.outputs)
-
-    def _evaluate_size(self, expr: Expr, known: dict[int, Value]) -> Value:
-        self.values = known
-        return self.expr(expr)
 
     # Env: what tile ops ask.
 
