@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA driver through ctypes: a cubin becomes functions in a device's primary context, the one that torch uses.
+
+Nothing here waits for a device or allocates on one, so all of it may happen while a CUDA graph is captured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..diagnostics import InternalError, LaunchError
+
+SHARED_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that every function may have
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel that is ready to be launched in `context`; both are the driver's handles."""
+
+    name: str
+    handle: int
+    context: int
+
+
+class Driver:
+    """libcuda. Its methods may be called from any thread, and leave the thread's current context as it was."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self.library = library
+        self.contexts: dict[int, int] = {}
+        self.lock = threading.Lock()
+        self._check("cuInit", 0)
+
+    def address(self, name: str) -> int:
+        """Where one of the driver's functions lies, for callers that are not in Python."""
+        found = ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value
+        if not found:
+            raise InternalError(f"libcuda has no {name}")
+        return found
+
+    def version(self) -> tuple[int, int]:
+        """The newest CUDA version that the driver supports."""
+        number = ctypes.c_int()
+        self._check("cuDriverGetVersion", ctypes.byref(number))
+        return number.value // 1000, number.value % 1000 // 10
+
+    def capability(self, device: int) -> int:
+        """90 for compute capability 9.0."""
+        major, minor = (self._attribute(a, device) for a in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
+        return 10 * major + minor
+
+    def context(self, device: int) -> int:
+        """The primary context of a device, made if torch has not made it; it is kept until the process ends."""
+        with self.lock:
+            if device not in self.contexts:
+                handle, context = ctypes.c_int(), ctypes.c_void_p()
+                self._check("cuDeviceGet", ctypes.byref(handle), device)
+                self._check("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+                self.contexts[device] = context.value or 0
+            return self.contexts[device]
+
+    def load(self, cubin: bytes, device: int, shared: dict[str, int]) -> dict[str, Function]:
+        """The functions named in `shared`, each allowed so many bytes of dynamic shared memory.
+
+        The module stays loaded until the process ends, as launches may be in flight or in captured graphs.
+        """
+        context, module = self.context(device), ctypes.c_void_p()
+        functions: dict[str, Function] = {}
+        with self.current(context), self._capture_allowed():
+            self._check("cuModuleLoadData", ctypes.byref(module), cubin)
+            for name, size in shared.items():
+                function = ctypes.c_void_p()
+                self._check("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+                if size > SHARED_WITHOUT_ASKING:
+                    self._check("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, size)
+                functions[name] = Function(name, function.value or 0, context)
+        return functions
+
+    def launch(
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, slots: Sequence[int]
+    ) -> None:  # fmt: skip
+        """Start a kernel of the current context on `stream`; each slot holds the 8 bytes of one argument."""
+        values = (ctypes.c_uint64 * max(1, len(slots)))(*slots)
+        start = ctypes.addressof(values)
+        places = (ctypes.c_void_p * max(1, len(slots)))(*(start + 8 * n for n in range(len(slots))))
+        kernel, queue = ctypes.c_void_p(function), ctypes.c_void_p(stream)
+        self._check("cuLaunchKernel", kernel, *grid, threads, 1, 1, shared, queue, places, None)
+
+    @contextmanager
+    def current(self, context: int) -> Iterator[None]:
+        """Make a context current in this thread, and afterwards the one that was."""
+        before = ctypes.c_void_p()
+        self._check("cuCtxGetCurrent", ctypes.byref(before))
+        if before.value == context:
+            yield
+            return
+        self._check("cuCtxSetCurrent", ctypes.c_void_p(context))
+        try:
+            yield
+        finally:
+            self._check("cuCtxSetCurrent", before)
+
+    @contextmanager
+    def _capture_allowed(self) -> Iterator[None]:
+        """Let this thread load modules although a stream is being captured."""
+        mode = ctypes.c_int(_RELAXED)
+        self._check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+    def _attribute(self, attribute: int, device: int) -> int:
+        handle, value = ctypes.c_int(), ctypes.c_int()
+        self._check("cuDeviceGet", ctypes.byref(handle), device)
+        self._check("cuDeviceGetAttribute", ctypes.byref(value), attribute, handle)
+        return value.value
+
+    def _check(self, name: str, *args: object) -> None:
+        status = getattr(self.library, name)(*args)
+        if status:
+            raise LaunchError(f"{name}: {self.error(status)}")
+
+    def error(self, status: int) -> str:
+        """The driver's name and words for a status."""
+        texts = []
+        for ask in ("cuGetErrorName", "cuGetErrorString"):
+            text = ctypes.c_char_p()
+            getattr(self.library, ask)(status, ctypes.byref(text))
+            texts.append((text.value or b"unknown").decode())
+        return f"{texts[0]} ({status}): {texts[1]}"
+
+
+def open_library() -> ctypes.CDLL:
+    """libcuda, which comes with NVIDIA's driver. Raises LaunchError where there is none."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as problem:
+        raise LaunchError(f"there is no NVIDIA driver on this machine ({problem})") from problem
+
+
+@functools.cache
+def driver() -> Driver:
+    """The driver of this machine, opened once. Raises LaunchError if there is none or it finds no device."""
+    return Driver(open_library())
