@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Thread-level programs made by hand: a small builder."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from torch_tile.diagnostics import Span
+from torch_tile.interp.threads import run_threads
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Expr, Load, Var, cast, const, to_expr, truth
+from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Store
+from torch_tile.ir.verify import Stage, verify
+
+
+class Builder:
+    """Statements of one kernel; lines are numbered in the order of `at`."""
+
+    def __init__(self, threads=64, grid=(1,)):
+        self.thread = Var("t", dt.int32, "thread")
+        self.blocks = tuple(Var(n, dt.int32, "block") for n in ("bx", "by", "bz")[: len(grid)])
+        self.grid, self.threads = grid, threads
+        self.params, self.tensors, self.allocs, self.offset = [], [], [], 0
+
+    def tensor(self, name, data):
+        """A global buffer holding `data`."""
+        found = Buffer(name, (const(data.numel(), dt.int32),), dt.to_dtype(data.dtype), "global", None, "param")
+        self.params.append(found)
+        self.tensors.append(data)
+        return found
+
+    def shared(self, name, size, dtype="float32", offset=None):
+        offset = self.offset if offset is None else offset
+        return self._alloc(Buffer(name, (const(size, dt.int32),), dt.to_dtype(dtype), "shared", offset=offset))
+
+    def local(self, name, size, dtype="float32"):
+        return self._alloc(Buffer(name, (const(size, dt.int32),), dt.to_dtype(dtype), "local"))
+
+    def var(self, name, dtype="int32", init=0):
+        buffer = Buffer(name, (), dt.to_dtype(dtype), "var")
+        self.allocs.append(Alloc(buffer, const(init, buffer.dtype)))
+        return buffer
+
+    def _alloc(self, buffer):
+        if buffer.scope == "shared":
+            self.offset = max(self.offset, buffer.offset + int(buffer.shape[0].value) * buffer.dtype.itemsize + 127)
+            self.offset = self.offset // 128 * 128
+        self.allocs.append(Alloc(buffer))
+        return buffer
+
+    def program(self, *stmts):
+        kernel = Kernel(
+            tuple(const(n, dt.int32) for n in self.grid), self.blocks, (self.threads,),
+            Block((*self.allocs, *stmts)), None, self.thread, self.offset,
+        )  # fmt: skip
+        made = Program("made", tuple(self.params), (kernel,), (), ())
+        verify(made, Stage.FLAT)
+        return made
+
+    def run(self, *stmts, blocks=None):
+        """Findings of the statements; tensors are changed in place."""
+        program = self.program(*stmts)
+        tensors = {id(p): t for p, t in zip(self.params, self.tensors, strict=True)}
+        return run_threads(program, tensors, {}, blocks)
+
+    # Expressions and statements.
+
+    @staticmethod
+    def load(buffer, at=None):
+        return Load(buffer, () if at is None else (to_expr(at),))
+
+    @staticmethod
+    def store(buffer, at, value, line=0):
+        """`buffer[at] = value`, written on `line` of kernel.py."""
+        value = cast(value, buffer.dtype) if isinstance(value, Expr) else const(value, buffer.dtype)
+        return Store(buffer, () if at is None else (to_expr(at),), value, span=place(line))
+
+    @staticmethod
+    def address(buffer, at):
+        return Address(buffer, (to_expr(at),))
+
+    @staticmethod
+    def when(condition, *then, otherwise=()):
+        return If(truth(condition), Block(tuple(then)), Block(tuple(otherwise)))
+
+    @staticmethod
+    def loop(var, start, stop, *body):
+        return For(LoopKind.SERIAL, (var,), (to_expr(start),), (to_expr(stop),), Block(tuple(body)))
+
+    @staticmethod
+    def at(line, do):
+        """The statement, written on `line`."""
+        return replace(do, span=place(line), call=replace(do.call, span=place(line)))
+
+
+def place(line):
+    return Span("kernel.py", line, line, 0, 1) if line else None
+
+
+@pytest.fixture
+def build():
+    """`build(threads, grid)`: a Builder."""
+    return Builder
+
+
+@pytest.fixture
+def rng(seed):
+    return np.random.default_rng(seed)

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU kernel does, thread by thread, and whether its order is right; needs no GPU.
+
+Runs the flat thread-level IR: all threads of a block at once on NumPy arrays under a mask, blocks one after another,
+x fastest. Each node is compiled once into a function. What goes wrong becomes a finding, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..diagnostics import InternalError
+from ..ir import stmt as st
+from ..ir.buffer import Buffer
+from ..ir.evaluate import evaluate
+from ..ir.expr import Expr, Var
+from ..ir.node import Node, walk
+from .findings import Findings
+from .thread_calls import Calls
+from .thread_expr import Expressions, Fixed
+from .thread_memory import Global, Local, Memory, Threads, Tile, Variable
+from .thread_shared import Shared
+from .thread_values import Value
+
+Step = Callable[[], None]
+MOST_TURNS = 1_000_000  # of a `while`
+
+
+def run_threads(
+    program: st.Program, tensors: Mapping[int, torch.Tensor], values: Mapping[Var, Any],
+    blocks: Iterable[tuple[int, ...]] | None = None,
+) -> Findings:  # fmt: skip
+    """Run a program of stage FLAT: `tensors` by `id(buffer)`, CPU; `values` of dimensions and scalar parameters.
+
+    `blocks` chooses blocks, x first; None runs all. Tensors are written in place. Raises InternalError for IR that is
+    not of the stage.
+    """
+    findings = Findings()
+    with np.errstate(all="ignore"):
+        for kernel in program.kernels:
+            sizes = [int(evaluate(n, values)) for n in kernel.grid]
+            points = blocks if blocks is not None else (p[::-1] for p in itertools.product(*map(range, sizes[::-1])))
+            machine = _Machine(program, kernel, tensors, values, findings)
+            for point in points:
+                machine.run(point)
+    return findings
+
+
+class _Machine:
+    """One kernel, compiled for running its blocks."""
+
+    def __init__(
+        self, program: st.Program, kernel: st.Kernel, tensors: Mapping[int, torch.Tensor], values: Mapping[Var, Any],
+        findings: Findings,
+    ):  # fmt: skip
+        self.kernel, self.findings = kernel, findings
+        self.threads = Threads(math.prod(kernel.threads), findings)
+        self.shared = _shared_memory(kernel, findings)
+        self.calls = Calls(self.threads, self.shared)
+        self.values: dict[int, Value] = {id(v): x for v, x in values.items()}
+        self.memory: dict[int, Memory] = {}
+        for buffer in (*program.params, *program.workspaces, *program.outputs):
+            if isinstance(buffer, Buffer):
+                self.memory[id(buffer)] = Global(buffer, tensors[id(buffer)], self.threads)
+        self.expressions = Expressions(self.threads, self.calls, self.values, self.memory)
+        self.expressions.thread = kernel.thread
+        # Threads that have left the current iteration, and of these the ones that have left the loop.
+        self.gone: Any = None
+        self.broken: Any = None
+        self.body = self.block(kernel.body)
+
+    def run(self, point: tuple[int, ...]) -> None:
+        """One block."""
+        self.findings.block = point
+        self.threads.mask = self.threads.everyone
+        self.shared.reset()
+        self.calls.reset()
+        self.values.update((id(v), n) for v, n in zip(self.kernel.blocks, point, strict=True))
+        self.body()
+
+    # Statements become functions.
+
+    def block(self, block: st.Block) -> Step:
+        """Statements in order."""
+        steps = [(self.stmt(s), _leaves(s)) for s in block.stmts]
+        if any(leaves for _, leaves in steps):
+            return self._leaving_block(steps)
+        plain = [step for step, _ in steps]
+        if len(plain) == 1:
+            return plain[0]
+
+        def run() -> None:
+            for step in plain:
+                step()
+
+        return run
+
+    def _leaving_block(self, steps: list[tuple[Step, bool]]) -> Step:
+        threads = self.threads
+
+        def run() -> None:
+            for step, leaves in steps:
+                step()
+                if leaves and threads.mask is not None and not threads.mask.any():
+                    return
+
+        return run
+
+    def stmt(self, node: st.Stmt) -> Step:
+        """The function that runs one statement."""
+        handler = getattr(self, "_" + type(node).__name__.lower(), None)
+        if handler is None:
+            raise InternalError(f"the thread interpreter met {type(node).__name__}", node.span)
+        self.expressions.span = node.span
+        return handler(node)  # type: ignore[no-any-return]
+
+    def value(self, node: Expr) -> Callable[[], Value]:
+        """The function that computes an expression."""
+        return self.expressions.compile(node)
+
+    _block = block
+
+    def _let(self, node: st.Let) -> Step:
+        run, values, key = self.value(node.value), self.values, id(node.var)
+        if isinstance(run, Fixed):
+            self.expressions.lets[key] = run
+            return lambda: None
+
+        def let() -> None:
+            values[key] = run()
+
+        return let
+
+    def _alloc(self, node: st.Alloc) -> Step:
+        buffer, threads = node.buffer, self.threads
+        if buffer.scope == "var":
+            variable = self.memory[id(buffer)] = Variable(buffer, threads)
+            init = None if node.init is None else self.value(node.init)
+            return variable.reset if init is None else lambda: variable.store(0, init(), node.span)
+        shape = buffer.static_shape
+        if shape is None or buffer.scope not in ("shared", "local"):
+            raise InternalError(f"`{buffer.name}` of scope {buffer.scope} at stage FLAT", node.span)
+        if buffer.scope == "shared":
+            self.memory[id(buffer)] = Tile(buffer, math.prod(shape), threads, self.shared)
+            return lambda: None
+        local = self.memory[id(buffer)] = Local(buffer, math.prod(shape), threads)
+        return local.reset
+
+    def _store(self, node: st.Store) -> Step:
+        memory, span = self.memory[id(node.buffer)], node.span
+        index, value = self.expressions.index(node), self.value(node.value)
+        return lambda: memory.store(index(), value(), span)
+
+    def _do(self, node: st.Do) -> Step:
+        return self.value(node.call)
+
+    def _assert(self, node: st.Assert) -> Step:
+        condition, threads = self.value(node.condition), self.threads
+
+        def check() -> None:
+            ids = threads.active()
+            failed = int((~threads.each(condition(), ids)).sum())
+            if failed:
+                self.findings.add("assertion", node.span, node.message, failed)
+
+        return check
+
+    def _print(self, node: st.Print) -> Step:
+        if not isinstance(node.value, Expr):
+            raise InternalError("a region is printed at stage FLAT", node.span)
+        value = self.value(node.value)
+        return lambda: print(f"{node.message}: {value()}" if node.message else value())
+
+    def _if(self, node: st.If) -> Step:
+        condition, threads = self.value(node.condition), self.threads
+        then, otherwise = self.block(node.then), self.block(node.otherwise) if node.otherwise.stmts else None
+
+        def branch(where: Any, body: Step) -> None:
+            outer = threads.mask
+            some, mask = threads.narrowed(where if self.gone is None else where & ~self.gone)
+            if some:
+                threads.mask = mask
+                body()
+                threads.mask = self.still(outer)
+
+        def run() -> None:
+            c = condition()
+            if not isinstance(c, np.ndarray):
+                if c:
+                    then()
+                elif otherwise is not None:
+                    otherwise()
+                return
+            branch(c, then)
+            if otherwise is not None:
+                branch(~c, otherwise)
+
+        return run
+
+    def still(self, mask: Any) -> Any:
+        """The mask without the threads that have left the iteration."""
+        if self.gone is None:
+            return mask
+        return ~self.gone if mask is None else mask & ~self.gone
+
+    def _break(self, node: st.Break) -> Step:
+        def run() -> None:
+            self.broken = self._added(self.broken)
+            self._leave()
+
+        return run
+
+    def _continue(self, node: st.Continue) -> Step:
+        return self._leave
+
+    def _leave(self) -> None:
+        self.gone = self._added(self.gone)
+        self.threads.mask = np.zeros(self.threads.lanes, bool)
+
+    def _added(self, to: Any) -> Any:
+        here = np.ones(self.threads.lanes, bool) if self.threads.mask is None else self.threads.mask
+        return here if to is None else to | here
+
+    # Loops.
+
+    def _for(self, node: st.For) -> Step:
+        if len(node.vars) != 1:
+            raise InternalError("a loop nest at stage FLAT", node.span)
+        start, stop = self.value(node.starts[0]), self.value(node.stops[0])
+        body, key, values = self.block(node.body), id(node.vars[0]), self.values
+        leaves, step = any(map(_leaves, node.body.stmts)), node.step
+
+        def run() -> None:
+            a, b = start(), stop()
+            if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+                self._iterate((a + trip * step for trip in itertools.count()), lambda n: n < b, key, body)
+            elif leaves:
+                self._iterate(iter(range(a, b, step)), lambda n: True, key, body)
+            else:
+                for n in range(a, b, step):
+                    values[key] = n
+                    body()
+
+        return run
+
+    def _while(self, node: st.While) -> Step:
+        condition, body = self.value(node.condition), self.block(node.body)
+
+        def run() -> None:
+            turns = self._iterate(iter(range(MOST_TURNS)), lambda n: condition(), None, body)
+            if turns == MOST_TURNS:
+                self.findings.add("endless", node.span, f"{MOST_TURNS} turns")
+
+        return run
+
+    def _iterate(self, numbers: Any, goes_on: Callable[[Any], Value], key: int | None, body: Step) -> int:
+        """Iterations that threads may leave at different times; how many there were."""
+        threads, outer = self.threads, (self.threads.mask, self.gone, self.broken)
+        turns = 0
+        for n in numbers:
+            if key is not None:
+                self.values[key] = n
+            wanted = goes_on(n)
+            if isinstance(wanted, np.ndarray):
+                some, threads.mask = threads.narrowed(wanted)
+            else:
+                some = wanted
+            if not some:
+                break
+            alive, self.gone, self.broken = threads.mask, None, None
+            body()
+            threads.mask = alive
+            turns += 1
+            if self.broken is not None:
+                some, threads.mask = threads.narrowed(~self.broken)
+                if not some:
+                    break
+        threads.mask, self.gone, self.broken = outer
+        return turns
+
+
+def _leaves(node: Node) -> bool:
+    """Whether a statement may end the iteration that it is in."""
+    if isinstance(node, st.For | st.While):
+        return False
+    if isinstance(node, st.Break | st.Continue):
+        return True
+    if isinstance(node, st.If):
+        return any(_leaves(s) for s in (*node.then.stmts, *node.otherwise.stmts))
+    return False
+
+
+def _shared_memory(kernel: st.Kernel, findings: Findings) -> Shared:
+    """Shared memory as large as its buffers need, in places of the smallest element."""
+    end, place = kernel.shared_bytes, 16
+    for node in walk(kernel.body):
+        if isinstance(node, st.Alloc) and node.buffer.scope == "shared":
+            shape, offset = node.buffer.static_shape, node.buffer.offset
+            if shape is None or offset is None:
+                raise InternalError(f"`{node.buffer.name}` has no place in shared memory", node.span)
+            place = math.gcd(place, node.buffer.dtype.itemsize, offset)
+            end = max(end, offset + math.prod(shape) * node.buffer.dtype.itemsize)
+    return Shared(-(-end // 16) * 16, place, findings)
