@@ -21,10 +21,12 @@ class Note:
 
 @dataclass(frozen=True)
 class PassOptions:
-    """Switches of `jit`: `strict` makes every note with a `why_not` an error; `fast_math` allows approximate maths."""
+    """Switches of `jit`: `strict` makes every note with a `why_not` an error; `fast_math` allows approximate maths;
+    `tf32` lets products of float32 round their operands to 11 significant bits, for the tensor cores."""
 
     strict: bool = False
     fast_math: bool = False
+    tf32: bool = False
 
 
 @dataclass

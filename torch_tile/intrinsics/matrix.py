@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..ir import dtype as dt
-from ..ir.expr import Address, Call
+from ..ir.expr import Address, Call, Expr
 from ..ir.layout import Digit
 from ..ir.stmt import Do
 from .base import Access, Intrinsic, declare, same
@@ -102,6 +102,11 @@ def stmatrix(dst: Address, src: Address, count: int, trans: bool = False) -> Do:
     return Do(Call("stmatrix", (dst, src), dt.int32, (count, trans)))
 
 
+def round_tf32(value: Expr) -> Expr:
+    """The nearest float32 that a tf32 operand can hold, halves away from 0."""
+    return Call("round_tf32", (value,), dt.float32)
+
+
 # Effects.
 
 
@@ -162,6 +167,15 @@ def _tf32(values: Any) -> Any:
     return bits.view(np.float32).astype(values.dtype)
 
 
+def _round_tf32(values: Any, options: tuple[object, ...]) -> Any:
+    """Add half a unit of the 10th fraction bit to the magnitude and drop what is below; inf and NaN stay."""
+    import numpy as np
+
+    x = np.asarray(values, np.float32)
+    rounded = ((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x)
+
+
 def _ldmatrix(rows: Any, options: tuple[object, ...]) -> Any:
     """From the 16 bytes at each lane's address, `[warps, 32, elements]`, the registers `[warps, 32, count * ...]`."""
     count, trans = options
@@ -212,3 +226,4 @@ declare(
         meaning=_stmatrix, **_WARP,
     )
 )  # fmt: skip
+declare(Intrinsic("round_tf32", 1, same, "", cuda="round_tf32", header="mma.h", arch=80, meaning=_round_tf32))
