@@ -20,13 +20,16 @@ from ..diagnostics import TileError, error
 from ..ir import stmt as st
 from ..ir.buffer import Buffer, Region
 from ..ir.dtype import DType
-from ..ir.expr import Expr
+from ..ir.expr import Call, Expr
 from ..ir.node import walk
 from .binding import bind
 from .expressions import Expressions
 from .memory import Index, Storage, lane_ids, poisoned
 from .nests import Plan, Watch, is_nest, plan, written
 from .values import Value, both, some
+
+# Order the threads of a block, or copies; whole tiles are read and written in order anyway.
+ORDERING = ("barrier", "warp_barrier", "cp_async_commit", "cp_async_wait")
 
 
 def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
@@ -183,7 +186,8 @@ class Tiles(Expressions):
         storage.raw[index] = bits
 
     def _run_Do(self, node: st.Do) -> None:
-        self.expr(node.call)
+        if not (isinstance(node.call, Call) and node.call.name in ORDERING):
+            self.expr(node.call)
 
     def _run_Assert(self, node: st.Assert) -> None:
         holds = self.expr(node.condition)
