@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.Pipelined made explicit: copies run `num_stages - 1` iterations ahead, into versions of their tiles.
+
+A loop over k with S stages keeps S versions of each tile that it loads; iteration k uses version k % S. The copies for
+the first S - 1 iterations start before the loop, those for iteration k + S - 1 in iteration k, right after the wait for
+its own data: what that version held was last read in iteration k - 1, so the barrier that makes the data visible also
+frees it. Every step commits every group, even an empty one, so that waits count groups known here. No PIPELINED loop
+is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import groupby
+
+from ..build import Build
+from ..intrinsics.memory import cp_async_commit, cp_async_wait
+from ..ir.buffer import Buffer, Range, Region
+from ..ir.dtype import int32
+from ..ir.expr import Address, Expr, Load, Var, binary, const
+from ..ir.layout import Digit
+from ..ir.node import Node, Rewriter, field_names, walk
+from ..ir.simplify import simplify
+from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Program, Stmt, Store
+from ..tileop.copy import Copy
+from ..tileop.copy_async import AsyncCopy
+from .instance import Instance
+from .pipeline_plan import Move, Path, Plan, first_access, leaves, plan_copies, reads_of
+
+
+def pipeline_loops(program: Program, build: Build) -> Program:
+    """Replace every T.Pipelined loop; values do not change."""
+    return _Pipeline(build)(program)  # type: ignore[no-any-return]
+
+
+class _Pipeline(Rewriter):
+    def __init__(self, build: Build):
+        self.build = build
+        self.later: list[tuple[Stmt, ...]] = []  # what runs after the current statement, innermost first
+        self.replaced: set[int] = set()
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        new = self.children(kernel)
+        if new is kernel:
+            return kernel
+        used = {id(r.buffer) for r in walk(new) if isinstance(r, Region)}
+        used |= {id(n.buffer) for n in walk(new) if isinstance(n, Load | Store | Address)}
+        return _Drop(self.replaced - used)(new)  # type: ignore[no-any-return]
+
+    def Block(self, block: Block) -> Block:
+        new: list[Stmt] = []
+        for n, one in enumerate(block.stmts):
+            self.later.insert(0, block.stmts[n + 1 :])
+            new.append(self(one))
+            self.later.pop(0)
+        same = all(a is b for a, b in zip(new, block.stmts, strict=True))
+        return block if same else Block(tuple(new), span=block.span)
+
+    def _pipelined(self, loop: For) -> Stmt:
+        """A pipelined loop whose inner loops are plain."""
+        name = f"T.Pipelined(num_stages={loop.stages})"
+        plain = replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
+        if loop.stages < 2:
+            self.build.note(loop.span, name, "a plain loop")
+            return plain
+        if any(isinstance(leaf.node, Break | Continue) for leaf in leaves(loop.body)):
+            self.build.note(loop.span, name, "a plain loop", "`break` or `continue` decides which copies are needed")
+            return plain
+        plan = plan_copies(loop)
+        for copy, why in plan.refused:
+            self.build.note(copy.span, "T.copy", f"a copy within its iteration, no stage of {name}", why)
+        if not plan.moves:
+            why = "" if plan.refused else "no copy from global to shared memory"
+            self.build.note(loop.span, name, "a plain loop", why)
+            return plain
+        made = _Stages(plain, plan, _items(loop.body, plan, loop.stages), loop.stages)
+        self.replaced |= {id(b) for b in plan.staged}
+        self._report(loop, name, plan)
+        escaping = [b for b in plan.staged if self._is_read_later(b)]
+        return Block((*made.allocs(), made.prologue(), made.loop(), *made.last_versions(escaping)), span=loop.span)
+
+    def _is_read_later(self, tile: Buffer) -> bool:
+        """Whether what the loop leaves in a tile may be read after it."""
+        for stmts in self.later:
+            found = first_access(stmts, tile)
+            if found != "none":
+                return found == "read"
+        return False
+
+    def _report(self, loop: For, name: str, plan: Plan) -> None:
+        count, names = len(plan.moves), ", ".join(b.name for b in plan.staged)
+        what = f"{count} {'copy' if count == 1 else 'copies'} {loop.stages - 1} ahead"
+        waits = f"{len(plan.groups)} {'wait' if len(plan.groups) == 1 else 'waits'} a step"
+        self.build.note(loop.span, name, f"{what}, {waits}, {loop.stages} versions of {names}")
+
+    def For(self, loop: For) -> Stmt:
+        self.later.insert(0, loop.body.stmts)  # the next iteration
+        body = self(loop.body)
+        self.later.pop(0)
+        inner = loop if body is loop.body else replace(loop, body=body)
+        return self._pipelined(inner) if loop.kind is LoopKind.PIPELINED else inner
+
+
+class _Drop(Rewriter):
+    """Removes allocations of buffers that nothing uses any more."""
+
+    def __init__(self, dead: set[int]):
+        self.dead = dead
+
+    def Alloc(self, node: Alloc) -> Stmt:
+        return Block(()) if id(node.buffer) in self.dead else node
+
+
+@dataclass(frozen=True)
+class Item:
+    """A part of a step: a group of copies, or a statement (with the names that it needs), `ahead` iterations ahead."""
+
+    ahead: int
+    moves: tuple[Move, ...] = ()
+    group: int | None = None
+
+
+class _Stages:
+    """One loop with parts of its body ahead of others.
+
+    Groups of copies are numbered by their commits: in the step of iteration k, group g of iteration k + a that runs
+    `ahead` is number `(a - ahead) * groups + g`, relative to the step's first commit.
+    """
+
+    def __init__(self, loop: For, plan: Plan, items: Sequence[Item], versions: int):
+        self.source, self.items, self.versions = loop, items, versions
+        self.tiles = {id(b): _versions_of(b, versions) for b in plan.staged}
+        self.depth = max(item.ahead for item in items)
+        self.groups = {item.group: item.ahead for item in items if item.group is not None}
+        self.group_of = {
+            id(m.stmt.dst.buffer): g for g, group in enumerate(plan.groups) for m in group if isinstance(m.stmt, Copy)
+        }
+
+    def allocs(self) -> list[Stmt]:
+        """Memory for all versions."""
+        return [Alloc(tile, span=self.source.span) for tile in self.tiles.values()]
+
+    def prologue(self) -> Stmt:
+        """What must have run of the first iterations when the loop begins."""
+        start = self.source.starts[0]
+        if self.depth == 1:
+            return Block(tuple(self._early(start, const(0, int32))))
+        turn = Var(self.source.vars[0].name, int32, "loop")
+        body = Block(tuple(self._early(start, turn)))
+        bounds = ((const(0, int32),), (const(self.depth, int32),))
+        return For(LoopKind.UNROLLED, (turn,), *bounds, body, span=self.source.span)
+
+    def _early(self, start: Expr, turn: Expr) -> Iterator[Stmt]:
+        """Step number `turn` before the loop: every part that begins by then; what does not still commits."""
+        arrivals = _Arrivals()
+        for item in self.items:
+            if item.ahead:
+                late = self.depth - item.ahead
+                begun = [turn >= late] if late else []
+                yield from self._part(item, simplify(start + turn - late), begun, arrivals)
+
+    def loop(self) -> For:
+        """The steady state."""
+        return replace(self.source, body=Block(tuple(self._step())))
+
+    def _step(self) -> Iterator[Stmt]:
+        k, arrivals = self.source.vars[0], _Arrivals()
+        for n, item in enumerate(self.items):
+            if item.group is not None and not arrivals.committed:
+                # The first wait comes before the first copies: the barrier after it also frees their versions.
+                needs = (need for later in self.items[n:] for need in self._needs(later) if need < 0)
+                yield from arrivals.need(next(needs, None))
+            yield from self._part(item, simplify(k + item.ahead), [], arrivals)
+
+    def _part(self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals) -> Iterator[Stmt]:
+        """One part of a step for `iteration`, if the loop has it."""
+        guards = [*begun, iteration < self.source.stops[0]] if item.ahead else []
+        instance = self._instance(iteration, fresh=item.ahead > 0)
+        if item.group is not None:
+            body = _nested([(m.path, _started(m.stmt)) for m in item.moves])
+        else:
+            body = _nested([(m.path, self._awaited(m.stmt, item.ahead, arrivals)) for m in item.moves])
+        yield from _under(guards, instance(Block(tuple(body))), self.source)
+        if item.group is not None:
+            yield cp_async_commit()
+            arrivals.committed += 1
+
+    def _needs(self, item: Item) -> Iterator[int]:
+        """Numbers of the groups that an item reads, in order."""
+        if item.group is None:
+            for move in item.moves:
+                for leaf in leaves(Block((move.stmt,))):
+                    yield from self._numbers(leaf.node, item.ahead)
+
+    def _numbers(self, node: Node, ahead: int) -> list[int]:
+        """Numbers of the groups that bring what `node` reads when it runs `ahead`."""
+        groups = {self.group_of[t] for t in reads_of(node) if t in self.group_of}
+        return sorted((ahead - self.groups[g]) * len(self.groups) + g for g in groups)
+
+    def _awaited(self, stmt: Stmt, ahead: int, arrivals: _Arrivals) -> Stmt:
+        """`stmt` with waits before what reads groups that may not have arrived."""
+        if not isinstance(stmt, If):
+            return Block((*arrivals.need(max(self._numbers(stmt, ahead), default=None)), stmt))
+        before = arrivals.need(max(self._numbers(stmt.condition, ahead), default=None))
+        ways = arrivals.copy(), arrivals.copy()
+        then, otherwise = (
+            Block(tuple(self._awaited(s, ahead, way) for s in branch.stmts))
+            for branch, way in zip((stmt.then, stmt.otherwise), ways, strict=True)
+        )
+        arrivals.arrived = min(way.arrived for way in ways)
+        return Block((*before, If(stmt.condition, then, otherwise, span=stmt.span)))
+
+    def last_versions(self, tiles: Sequence[Buffer]) -> Iterator[Stmt]:
+        """Tiles that are read after the loop get what its last iteration left in its version."""
+        start, stop = self.source.starts[0], self.source.stops[0]
+        if tiles:
+            moves = []
+            for tile in tiles:
+                whole = Region(tile, tuple(Range(const(0, int32), size) for size in tile.shape))
+                last = self._instance(simplify(stop - 1), fresh=False)(whole)
+                moves.append(Copy(last, whole, span=self.source.span))
+            yield If(start < stop, Block(tuple(moves)), Block(()), span=self.source.span)
+
+    def _instance(self, iteration: Expr, fresh: bool) -> Instance:
+        version = simplify(iteration % self.versions)
+        versions = {i: (tile, version) for i, tile in self.tiles.items()}
+        k = self.source.vars[0]
+        return Instance({} if iteration is k else {id(k): iteration}, versions, fresh)
+
+
+class _Arrivals:
+    """Which groups are there at a point of a step: those numbered below `arrived`; `committed` in this step so far."""
+
+    def __init__(self, committed: int = 0, arrived: int = -(10**9)):
+        self.committed, self.arrived = committed, arrived
+
+    def copy(self) -> _Arrivals:
+        """The same, to go another way."""
+        return _Arrivals(self.committed, self.arrived)
+
+    def need(self, number: int | None) -> list[Stmt]:
+        """The wait for a group, if there must be one."""
+        if number is None or number < self.arrived:
+            return []
+        self.arrived = number + 1
+        return [cp_async_wait(self.committed - number - 1)]
+
+
+def _items(body: Block, plan: Plan, stages: int) -> list[Item]:
+    """The usual schedule: all copies `stages - 1` ahead and first, then the rest in the author's order."""
+    rest = _Without({id(m.stmt) for m in plan.moves})(body)
+    copies = [Item(stages - 1, group, g) for g, group in enumerate(plan.groups)]
+    return [*copies, *(Item(0, (Move(s, ()),)) for s in rest.stmts)]
+
+
+class _Without(Rewriter):
+    """A body without some statements, and without branches that are then empty."""
+
+    def __init__(self, gone: set[int]):
+        self.gone = gone
+
+    def Copy(self, copy: Copy) -> Stmt:
+        return Block(()) if id(copy) in self.gone else copy
+
+    def If(self, node: If) -> Stmt:
+        new = self.children(node)
+        return new if new is node or new.then.stmts or new.otherwise.stmts else Block(())
+
+
+def _nested(parts: Sequence[tuple[Path, Stmt]]) -> list[Stmt]:
+    """Statements under their names and conditions; neighbours share what they have in common."""
+    made: list[Stmt] = []
+    for head, group in groupby(parts, key=lambda part: id(part[0][0]) if part[0] else 0):
+        found = list(group)
+        if not head:
+            made += [stmt for _, stmt in found]
+            continue
+        first, inner = found[0][0][0], _nested([(path[1:], stmt) for path, stmt in found])
+        if isinstance(first, Let):
+            made += [first, *inner]
+        else:
+            made += [If(first.condition, Block(tuple(inner)), Block(()), span=first.node.span)]
+    return made
+
+
+def _under(guards: Sequence[Expr], stmt: Stmt, loop: For) -> list[Stmt]:
+    """`stmt` under conditions; without, its statements."""
+    block = stmt if isinstance(stmt, Block) else Block((stmt,))
+    if not guards or not block.stmts:
+        return list(block.stmts)
+    return [If(reduce(lambda a, b: binary("and", a, b), guards), block, Block(()), span=loop.span)]
+
+
+def _started(copy: Stmt) -> Stmt:
+    """The same copy, not waited for."""
+    assert isinstance(copy, Copy)
+    return AsyncCopy(**{name: getattr(copy, name) for name in field_names(copy)}, span=copy.span)
+
+
+def _versions_of(tile: Buffer, count: int) -> Buffer:
+    """Memory for `count` tiles, the version first."""
+    layout = tile.layout
+    if layout is not None:
+        layout = replace(layout, dims=((Digit(count, layout.extent("m"), "m"),), *layout.dims))
+    return Buffer(tile.name, (const(count, int32), *tile.shape), tile.dtype, tile.scope, layout=layout, span=tile.span)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which copies of a pipelined loop may run ahead of their iteration, and why the others may not.
+
+A copy from global to shared memory may, if it and what its addresses need can be computed before the iterations in
+between have run, and if the tile that it fills holds nothing that an earlier iteration left there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..ir.buffer import Buffer, Region
+from ..ir.expr import Address, Call, Const, Expr, Load, Var, unary
+from ..ir.node import Node, walk
+from ..ir.stmt import Block, For, If, Let, Stmt, Store
+from ..tileop import RegisteredOp
+from ..tileop.base import same_extents
+from ..tileop.copy import Copy
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Inside the then-branch of `node` if `holds`, else inside the other one."""
+
+    node: If
+    holds: bool
+
+    @property
+    def condition(self) -> Expr:
+        """What is true there."""
+        return self.node.condition if self.holds else unary("not", self.node.condition)
+
+
+Path = tuple[Let | Branch, ...]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A statement (or the condition of an `if`) of a loop body outside inner loops, with what it stands under."""
+
+    node: Node
+    path: Path
+
+    def excludes(self, other: Leaf) -> bool:
+        """Whether the two stand in different branches of one `if`."""
+        mine = {id(b.node): b.holds for b in self.path if isinstance(b, Branch)}
+        return any(isinstance(b, Branch) and mine.get(id(b.node), b.holds) != b.holds for b in other.path)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A statement that may run ahead. `path` is what it needs of the names and conditions around it."""
+
+    stmt: Stmt
+    path: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`groups` of copies that are waited for together, in the order of their first use; why others stay behind."""
+
+    groups: tuple[tuple[Move, ...], ...]
+    refused: tuple[tuple[Copy, str], ...]
+
+    @property
+    def moves(self) -> list[Move]:
+        """All copies that run ahead."""
+        return [m for group in self.groups for m in group]
+
+    @property
+    def staged(self) -> list[Buffer]:
+        """The tiles that need a version for each iteration under way, in the order of their copies."""
+        tiles = [m.stmt.dst.buffer for m in self.moves if isinstance(m.stmt, Copy)]
+        return list({id(tile): tile for tile in tiles}.values())
+
+
+def plan_copies(loop: For) -> Plan:
+    """What of `loop`'s body can run ahead."""
+    found = list(leaves(loop.body))
+    facts = _Facts(found)
+    reasons: dict[int, str] = {}  # by destination: tiles are staged as a whole
+    copies = [leaf for leaf in found if _loads_tile(leaf.node)]
+    for leaf in copies:
+        assert isinstance(leaf.node, Copy)
+        why = facts.why_not(leaf, leaf.node) or _why_not_tile(loop.body, found, leaf.node.dst.buffer)
+        if why:
+            reasons.setdefault(id(leaf.node.dst.buffer), why)
+    refused = [(leaf.node, reasons[i]) for leaf in copies if (i := _target(leaf)) in reasons]
+    refused += [(inner, "it is inside an inner loop") for leaf in found for inner in _inner_copies(leaf.node)]
+    good = [leaf for leaf in copies if _target(leaf) not in reasons]
+    groups = tuple(tuple(facts.move(leaf) for leaf in group) for group in _grouped(good, found))
+    return Plan(groups, tuple(refused))  # type: ignore[arg-type]
+
+
+def leaves(block: Block, path: Path = ()) -> Iterator[Leaf]:
+    """Statements of a body in order; those of an `if` after its condition, an inner loop as one."""
+    for one in block.stmts:
+        if isinstance(one, If):
+            yield Leaf(one.condition, path)
+            yield from leaves(one.then, (*path, Branch(one, True)))
+            yield from leaves(one.otherwise, (*path, Branch(one, False)))
+            continue
+        yield Leaf(one, path)
+        if isinstance(one, Let):
+            path = (*path, one)
+
+
+def uses(node: Node) -> tuple[list[Region], list[Buffer]]:
+    """Regions that `node` reads (an element as a region without ranges), and buffers that it writes."""
+    reads: list[Region] = []
+    writes: list[Buffer] = []
+    for n in walk(node):
+        if isinstance(n, RegisteredOp):
+            read, written = n.accesses()
+            reads += read
+            writes += [r.buffer for r in written]
+        elif isinstance(n, Load):
+            reads.append(Region(n.buffer, ()))
+        elif isinstance(n, Store):
+            writes.append(n.buffer)
+        elif isinstance(n, Call):
+            named = [a.buffer for a in n.args if isinstance(a, Address)]
+            reads += [Region(b, ()) for b in named]
+            writes += named
+        elif isinstance(n, Region) and not isinstance(node, RegisteredOp):
+            reads.append(n)  # of T.print; operands of tile ops inside count as read, which is on the safe side
+    return reads, writes
+
+
+def reads_of(node: Node) -> set[int]:
+    """Identities of the buffers that `node` reads."""
+    return {id(r.buffer) for r in uses(node)[0]}
+
+
+def _loads_tile(node: Node) -> bool:
+    """Whether a statement is a plain copy from global to shared memory."""
+    return type(node) is Copy and node.src.buffer.scope == "global" and node.dst.buffer.scope == "shared"
+
+
+def _target(leaf: Leaf) -> int:
+    assert isinstance(leaf.node, Copy)
+    return id(leaf.node.dst.buffer)
+
+
+def _inner_copies(node: Node) -> Iterator[Copy]:
+    if isinstance(node, Stmt) and not isinstance(node, RegisteredOp):
+        yield from (n for n in walk(node) if isinstance(n, Copy) and _loads_tile(n))
+
+
+class _Facts:
+    """What the loop changes, and what names stand for."""
+
+    def __init__(self, found: Sequence[Leaf]):
+        self.written = {id(b): b for leaf in found for b in uses(leaf.node)[1]}
+
+    def why_not(self, leaf: Leaf, copy: Copy) -> str:
+        """Why a copy cannot run before earlier iterations have ended; "" if it can."""
+        src, dst = copy.src.buffer, copy.dst.buffer
+        if src.dtype != dst.dtype:
+            return f"it converts {src.dtype} to {dst.dtype} on its way"
+        if id(src) in self.written:
+            return f"the loop writes `{src.name}`"
+        for item in (*self.needed(leaf, copy), copy):
+            value = item.condition if isinstance(item, Branch) else item.value if isinstance(item, Let) else item
+            for node in walk(value):
+                if isinstance(node, Load) and id(node.buffer) in self.written:
+                    return f"where it reads depends on `{node.buffer.name}`, which the loop writes"
+        return ""
+
+    def needed(self, leaf: Leaf, copy: Copy) -> Path:
+        """The conditions around the copy, and the names that they and its addresses use."""
+        wanted = _names(copy)
+        kept: list[Let | Branch] = []
+        for item in reversed(leaf.path):
+            if isinstance(item, Branch):
+                wanted |= _names(item.condition)
+            elif id(item.var) in wanted:
+                wanted |= _names(item.value)
+            else:
+                continue
+            kept.append(item)
+        return tuple(reversed(kept))
+
+    def move(self, leaf: Leaf) -> Move:
+        """The copy of a leaf that may run ahead."""
+        assert isinstance(leaf.node, Copy)
+        return Move(leaf.node, self.needed(leaf, leaf.node))
+
+
+def _names(node: Node) -> set[int]:
+    return {id(n) for n in walk(node) if isinstance(n, Var)}
+
+
+def _why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
+    """Why a tile cannot have a version for each iteration; "" if it can."""
+    if first_access(body.stmts, tile) == "read":
+        return f"`{tile.name}` holds values of an earlier iteration"
+    earlier: list[Leaf] = []
+    read = False
+    for leaf in found:
+        reads, writes = uses(leaf.node)
+        touched = any(r.buffer is tile for r in reads) or any(b is tile for b in writes)
+        read = read or any(r.buffer is tile for r in reads)
+        if _loads_tile(leaf.node) and any(b is tile for b in writes):
+            if not all(leaf.excludes(other) for other in earlier):
+                return f"`{tile.name}` is filled again after it was used"
+        elif touched:
+            earlier.append(leaf)
+    return "" if read else f"`{tile.name}` is not read in the loop"
+
+
+def first_access(stmts: Iterable[Stmt], tile: Buffer, boxes: list[Region] | None = None) -> str:
+    """What happens first to the content that `tile` has before `stmts`: "read" (perhaps), "written" over, or "none"."""
+    boxes = [] if boxes is None else boxes
+    for one in stmts:
+        if isinstance(one, If):
+            if id(tile) in reads_of(one.condition):
+                return "read"
+            ways = [first_access(branch.stmts, tile, list(boxes)) for branch in (one.then, one.otherwise)]
+            if "read" in ways or all(w == "written" for w in ways):
+                return "read" if "read" in ways else "written"
+        elif isinstance(one, For) and not any(id(tile) in reads_of(b) for b in (*one.starts, *one.stops)):
+            if first_access(one.body.stmts, tile, list(boxes)) == "read":
+                return "read"
+        elif id(tile) in reads_of(one):
+            return "read"
+        elif isinstance(one, RegisteredOp):
+            boxes += [r for r in one.accesses()[1] if r.buffer is tile]
+            if _cover(boxes, tile):
+                return "written"
+    return "none"
+
+
+def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
+    """Whether the boxes, disjoint if there are several, fill the tile."""
+    if any(same_extents(b.extents, tile.shape) for b in boxes):
+        return True
+    shape, volume, seen = tile.static_shape, 0, list[list[tuple[int, int]]]()
+    for box in boxes:
+        sides = [
+            (int(r.start.value), int(r.start.value) + int(r.extent.value))
+            for r in box.ranges
+            if isinstance(r.start, Const) and isinstance(r.extent, Const)
+        ]
+        overlaps = any(all(a < d and c < b for (a, b), (c, d) in zip(sides, other, strict=True)) for other in seen)
+        if len(sides) != tile.rank or overlaps:
+            return False
+        seen.append(sides)
+        size = 1
+        for low, high in sides:
+            size *= high - low
+        volume += size
+    total = 1
+    for extent in shape or (0,):
+        total *= extent
+    return bool(boxes) and volume == total
+
+
+def _grouped(copies: Sequence[Leaf], found: Sequence[Leaf]) -> list[list[Leaf]]:
+    """Copies by the place where their tile is first read; neighbouring places share a group, and so one wait."""
+    moved = {id(leaf.node) for leaf in copies}
+    rest = [leaf.node for leaf in found if id(leaf.node) not in moved and not isinstance(leaf.node, Let)]
+    readers = [reads_of(node) for node in rest]
+    place = {t: next(n for n, r in enumerate(readers) if t in r) for t in {_target(leaf) for leaf in copies}}
+    groups: list[list[Leaf]] = []
+    last = -2
+    for leaf in sorted(copies, key=lambda leaf: place[_target(leaf)]):
+        where = place[_target(leaf)]
+        if where > last + 1:
+            groups.append([])
+        groups[-1].append(leaf)
+        last = where
+    return groups
