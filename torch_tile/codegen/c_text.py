@@ -144,13 +144,15 @@ class Text:
     def converted(self, expr: Expr, to: DType) -> str:
         """C++ text of the element of type `to` that stores this value."""
         if is_small(to):
-            value, rounding = self.value(expr), f"tile::rounded<{storage(to)}>("
-            if value.startswith(rounding):  # the value is that call alone: storing rounds, too
-                return f"tile::narrow<{storage(to)}>({value.removeprefix(rounding)}"
-            return f"tile::narrow<{storage(to)}>({value})"
+            return f"tile::narrow<{storage(to)}>({self.unrounded(expr, to)})"
         if expr.dtype.is_integer and self.is_index(expr):
             return f"({storage(to)}){self.value(expr, above=PREFIX)}"
         return self.value(expr)
+
+    def unrounded(self, expr: Expr, to: DType) -> str:
+        """C++ text of a float that gives `expr` once it is rounded to `to`."""
+        (text, own), rounding = self.term(expr, False), f"tile::rounded<{storage(to)}>("
+        return text.removeprefix(rounding)[:-1] if own == 99 and text.startswith(rounding) else text
 
     # Each method is `term` for one kind of node.
 

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..build import Build
 from ..ir.stmt import Program
 from ..ir.verify import Stage, verify
 from .check_kernel import check_kernel
@@ -30,6 +34,43 @@ CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
     (simplify_program, Stage.LOOPS),  # no constant branch, no empty loop
     (flatten, Stage.FLAT),  # one linear index per access
 )
+
+CUDA_PASSES: tuple[tuple[str, Stage], ...] = (
+    ("check_kernel", Stage.TILE),  # no error that the author can mend is left
+    ("pipeline_loops", Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
+    ("infer_layouts", Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
+    ("bind_threads", Stage.THREAD),  # what one thread does; fragments are its registers
+    ("vectorize", Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers
+    ("guard_bounds", Stage.THREAD),  # global memory is touched only inside its bounds
+    ("simplify_program", Stage.THREAD),  # no constant branch, no empty loop
+    ("place_shared", Stage.THREAD),  # shared buffers have offsets
+    ("insert_sync", Stage.THREAD),  # every hazard is ordered by a barrier
+    ("flatten", Stage.FLAT),  # one linear index per access
+)
+
+
+def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
+    """The passes for a GPU, each bound to `build`. They are imported here, so that the CPU target does not pay."""
+    return tuple((_bound(name, build), stage) for name, stage in CUDA_PASSES if _exists(name))
+
+
+def _exists(name: str) -> bool:
+    return importlib.util.find_spec(f"{__name__}.{name}") is not None
+
+
+def _bound(name: str, build: Build) -> Pass:
+    step = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+    if name in _SHARED:
+        return step  # type: ignore[no-any-return]
+
+    @functools.wraps(step)
+    def run(program: Program) -> Program:
+        return step(program, build)  # type: ignore[no-any-return]
+
+    return run
+
+
+_SHARED = {"check_kernel", "guard_bounds", "simplify_program", "flatten"}  # with the CPU: they take the program alone
 
 
 def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -> Program:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every access gets one linear index into its buffer (stage FLAT)."""
+"""Every access gets one linear index into its buffer (stage FLAT), swizzles of shared memory included."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ class _Flatten(Rewriter):
 
     def one(self, buffer: Buffer) -> Buffer:
         """The one-dimensional form of a buffer."""
-        if buffer.scope == "var" or (buffer.rank == 1 and buffer.strides is None):
+        if buffer.scope == "var" or (buffer.rank == 1 and buffer.strides is None and buffer.layout is None):
             return buffer
         found = self.flat.get(id(buffer))
         if found is None:
             size = simplify(product(buffer.shape))
-            found = Buffer(buffer.name, (size,), buffer.dtype, buffer.scope, None, buffer.origin, span=buffer.span)
+            if buffer.layout is not None:
+                size = const(buffer.layout.extent("m"), dt.int32)
+            found = replace(buffer, shape=(size,), strides=None, layout=None)
             self.flat[id(buffer)] = found
         return found
 
@@ -65,7 +67,14 @@ class _Flatten(Rewriter):
         new, flat = self.children(node), self.one(node.buffer)
         if flat is node.buffer:
             return new
-        return replace(new, buffer=flat, indices=(linear(new.indices, strides_of(node.buffer)),))
+        return replace(new, buffer=flat, indices=(place(node.buffer, new.indices),))
+
+
+def place(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+    """Where the element lies, in elements from the first: by the buffer's layout, else by its strides."""
+    if buffer.layout is not None:
+        return buffer.layout.offset("m", indices)
+    return linear(indices, strides_of(buffer))
 
 
 def linear(indices: Sequence[Expr], strides: Sequence[Expr]) -> Expr:

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A FLAT program as CUDA C++: one `__global__` function per kernel, which says what one thread does.
+
+Names are the author's, statements end with the author's line. Local arrays are indexed by constants once the loops
+around them are unrolled, so that they stay in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..build import Build
+from ..diagnostics import Span
+from ..intrinsics import lookup
+from ..intrinsics.memory import option
+from ..ir.buffer import Buffer
+from ..ir.expr import Address, Call, Expr, Load, Var
+from ..ir.interval import Interval
+from ..ir.node import walk
+from ..ir.stmt import Kernel, Program, Store, dimensions
+from .c_text import Names, is_small, storage
+from .cuda_stmt import CudaStatements
+
+SHARED = "shared_memory"  # the name of the block's shared memory
+LARGEST_SIZE = 2**31 - 2**16  # of a dimension passed as `int`: rounding it up to whole tiles does not overflow
+KINDS = {
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
+    "uint64": "Q", "float32": "f", "float64": "d", "float16": "H", "bfloat16": "H", "float8_e4m3fn": "B",
+    "float8_e5m2": "B",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One function of the text and how it is launched.
+
+    `args` are its parameters: a number is a position among the tensors (buffer parameters, outputs, workspaces), a
+    variable is a dimension or a scalar parameter, in which `grid` is given, too. `kinds` are their C types as the
+    module `struct` writes them ("P" a pointer, "i", "q", "f", ...); small floats are their bits ("H", "B").
+    """
+
+    name: str
+    args: tuple[int | Var, ...]
+    grid: tuple[Expr, ...]
+    threads: int
+    shared_bytes: int
+    span: Span | None = None
+    kinds: str = ""
+
+
+@dataclass(frozen=True)
+class CudaSource:
+    """Generated text, its entries in the order of their launches, and the alignment in bytes each tensor must have."""
+
+    text: str
+    entries: tuple[Entry, ...]
+    alignment: tuple[int, ...]
+
+
+def emit_cuda(program: Program, build: Build, source: Program | None = None) -> CudaSource:
+    """CUDA C++ for a FLAT program. `source` is the program before it was flattened, which still shows all dimensions.
+
+    Dimensions in strides are passed as `int64_t`, others as `int`: the launcher refuses those beyond LARGEST_SIZE.
+    """
+    return _Cuda(program, build, source or program).run()
+
+
+def tensors_of(program: Program) -> list[Buffer]:
+    """Everything passed by pointer: buffer parameters, outputs, workspaces."""
+    params = [p for p in program.params if isinstance(p, Buffer)]
+    return [*params, *program.outputs, *program.workspaces]
+
+
+def long_dimensions(source: Program) -> set[int]:
+    """Ids of the dimensions that may exceed 32 bits: those that appear in strides, and those declared so."""
+    strides = [x for b in tensors_of(source) for s in b.strides or () for x in walk(s)]
+    wide = [v for v in dimensions(source) if v.dtype.bits == 64]
+    return {id(x) for x in (*strides, *wide) if isinstance(x, Var)}
+
+
+def used_symbols(kernel: Kernel) -> dict[int, Buffer | Var]:
+    """The variables and buffers that a kernel's body mentions, by id."""
+    found: dict[int, Buffer | Var] = {}
+    for node in walk(kernel.body):
+        if isinstance(node, Var):
+            found[id(node)] = node
+        elif isinstance(node, Load | Address | Store):
+            found[id(node.buffer)] = node.buffer
+    return found
+
+
+def written_buffers(kernel: Kernel) -> set[int]:
+    """Ids of the buffers that a kernel may write to."""
+    found: set[int] = set()
+    for node in walk(kernel.body):
+        if isinstance(node, Store):
+            found.add(id(node.buffer))
+        elif isinstance(node, Call):
+            for access in lookup(node.name).effects(node):
+                address = node.args[access.operand]
+                if "w" in access.kind and isinstance(address, Address):
+                    found.add(id(address.buffer))
+    return found
+
+
+class _Cuda:
+    def __init__(self, program: Program, build: Build, source: Program):
+        self.program, self.build = program, build
+        self.sizes, self.long = dimensions(source), long_dimensions(source)
+        self.tensors = tensors_of(program)
+        self.scalars = [p for p in program.params if isinstance(p, Var)]
+
+    def run(self) -> CudaSource:
+        functions = [self.function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
+        headers = sorted({h for _, _, used in functions for h in used} - {"cuda_types.h", "cuda_math.h"})
+        lines = [f"// {self.program.name} for {self.build.target}"]
+        if self.build.options.fast_math:
+            lines.append("#define TILE_FAST_MATH")
+        lines += [f'#include "{header}"' for header in ("cuda_types.h", "cuda_math.h", *headers)]
+        text = "\n".join(lines) + "\n" + "".join(f"\n{body}" for _, body, _ in functions)
+        return CudaSource(text, tuple(entry for entry, _, _ in functions), self.alignment())
+
+    def function(self, number: int, kernel: Kernel) -> tuple[Entry, str, set[str]]:
+        """One kernel: its entry, its text, and the headers that it needs."""
+        several = f"_{number}" if len(self.program.kernels) > 1 else ""
+        name = f"{self.program.name}_kernel{several}"
+        used, written = used_symbols(kernel), written_buffers(kernel)
+        names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
+        out = CudaStatements(names, SHARED)
+        args: list[int | Var] = []
+        params, prologue, kinds = [], [], ""
+        for position, buffer in enumerate(self.tensors):
+            if id(buffer) in used:
+                args.append(position)
+                constant = "" if id(buffer) in written else "const "
+                params.append(f"{constant}{storage(buffer.dtype)}* __restrict__ {names.of(buffer)}")
+                kinds += "P"
+        for var in (*self.sizes, *self.scalars):
+            if id(var) in used:
+                args.append(var)
+                declared, unpacked = self.parameter(var, out)
+                params.append(declared)
+                prologue += unpacked
+                kinds += ("q" if id(var) in self.long else "i") if var.role == "dim" else KINDS[var.dtype.name]
+        threads = 1
+        for extent in kernel.threads:
+            threads *= extent
+        out.line(f'extern "C" __global__ void __launch_bounds__({threads})')
+        out.open(f"{name}({', '.join(params)})", kernel.span)
+        for line in prologue:
+            out.line(line)
+        if kernel.shared_bytes:
+            out.line(f"extern __shared__ __align__(1024) unsigned char {SHARED}[];")
+        self.indices(kernel, threads, used, out)
+        out.body(kernel.body)
+        out.close()
+        entry = Entry(name, tuple(args), kernel.grid, threads, kernel.shared_bytes, kernel.span, kinds)
+        return entry, "\n".join(out.lines) + "\n", out.text.headers
+
+    def parameter(self, var: Var, out: CudaStatements) -> tuple[str, list[str]]:
+        """A dimension or scalar: its declaration, and what the function's first lines make of it."""
+        name = out.names.of(var)
+        if var.role == "dim":
+            long = id(var) in self.long
+            out.text.bind(var, Interval(low=0) if long else Interval(0, LARGEST_SIZE))
+            return f"const {'int64_t' if long else 'int'} {name}", []
+        if is_small(var.dtype):
+            return f"const {storage(var.dtype)} {name}_bits", [f"const float {name} = tile::widen({name}_bits);"]
+        return f"const {storage(var.dtype)} {name}", []
+
+    def indices(self, kernel: Kernel, threads: int, used: dict[int, Buffer | Var], out: CudaStatements) -> None:
+        """Names for the thread and the block."""
+        if kernel.thread is not None:
+            out.text.bind(kernel.thread, Interval(0, threads - 1))
+            if id(kernel.thread) in used:
+                out.line(f"const int {out.names.of(kernel.thread)} = threadIdx.x;")
+        for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
+            limit = out.text.interval(extent).high
+            out.text.bind(var, Interval(0, min(limit, 2**31 - 1) - 1))
+        if kernel.swizzle is not None and len(kernel.blocks) >= 2:
+            self.swizzled(kernel, out)
+            return
+        for var, axis in zip(kernel.blocks, "xyz", strict=False):
+            if id(var) in used:
+                out.line(f"const int {out.names.of(var)} = blockIdx.{axis};")
+
+    def swizzled(self, kernel: Kernel, out: CudaStatements) -> None:
+        """T.use_swizzle: blocks that run at the same time share rows and columns."""
+        assert kernel.swizzle is not None
+        panel, order = kernel.swizzle
+        out.text.headers.add("cuda_grid.h")
+        x, y = (out.names.of(v) for v in kernel.blocks[:2])
+        function = "swizzled_columns" if order.startswith("col") else "swizzled_rows"
+        out.line(f"const tile::BlockIndex block_index = tile::{function}<{panel}>();")
+        out.line(f"const int {x} = block_index.x, {y} = block_index.y;")
+        for var in kernel.blocks[2:]:
+            out.line(f"const int {out.names.of(var)} = blockIdx.z;")
+
+    def alignment(self) -> tuple[int, ...]:
+        """For each tensor, the bytes that its widest access takes."""
+        found = {id(b): b.dtype.itemsize for b in self.tensors}
+        for kernel in self.program.kernels:
+            for node in walk(kernel.body):
+                if isinstance(node, Call) and node.name in ("vector_copy", "cp_async"):
+                    for address in node.args:
+                        if isinstance(address, Address) and id(address.buffer) in found:
+                            found[id(address.buffer)] = max(found[id(address.buffer)], option(node))
+        return tuple(found[id(b)] for b in self.tensors)

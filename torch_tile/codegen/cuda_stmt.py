@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statements of a FLAT kernel as CUDA C++: what one thread does, line by line."""
+
+from __future__ import annotations
+
+from ..diagnostics import InternalError, Span
+from ..ir import dtype as dt
+from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
+from ..ir.interval import Interval
+from ..ir.node import Rewriter, walk
+from ..ir.simplify import simplify
+from ..ir.stmt import (
+    Alloc,
+    Assert,
+    Block,
+    Break,
+    Continue,
+    Do,
+    For,
+    If,
+    Let,
+    LoopKind,
+    Print,
+    Store,
+    While,
+)  # fmt: skip
+from .c_text import PREFIX, Names, held, is_small, storage, string
+from .cuda_text import INT, CudaText, int_type
+
+
+class CudaStatements:
+    """Collects the lines of one function."""
+
+    def __init__(self, names: Names, shared: str):
+        self.names, self.shared = names, shared
+        self.text = CudaText(names)
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def line(self, text: str, span: Span | None = None) -> None:
+        """A line of text, with the author's line that it comes from."""
+        where = f"  // {place(span)}" if span else ""
+        self.lines.append("  " * self.depth + text + where)
+
+    def open(self, text: str = "", span: Span | None = None) -> None:
+        """A line that opens a scope."""
+        self.line(f"{text} {{".lstrip(), span)
+        self.depth += 1
+
+    def close(self, text: str = "}") -> None:
+        """The end of a scope."""
+        self.depth -= 1
+        self.line(text)
+
+    def body(self, block: Block) -> None:
+        """All statements of a block."""
+        for stmt in block.stmts:
+            method = getattr(self, f"_{type(stmt).__name__.lower()}", None)
+            if method is None:
+                raise InternalError(f"no CUDA for {type(stmt).__name__}", stmt.span)
+            method(stmt)
+
+    def _block(self, block: Block) -> None:
+        self.open()
+        self.body(block)
+        self.close()
+
+    def _for(self, loop: For) -> None:
+        var, start, stop = loop.vars[0], loop.starts[0], loop.stops[0]
+        low, high = self.text.interval(start).low, self.text.interval(stop).high
+        self.text.bind(var, Interval(low, max(low, high - 1)))
+        paired = paired_store(loop)
+        if loop.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) or _picks_registers(loop):
+            self.line("#pragma unroll")
+        kind = "int" if Interval(low, high).within(INT) and var.dtype == dt.int32 else "int64_t"
+        first, last = self.text.index(start), self.text.index(stop, above=8)
+        step, name = 2 if paired else loop.step, self.names.of(var)
+        advance = f"++{name}" if step == 1 else f"{name} += {step}"
+        self.open(f"for ({kind} {name} = {first}; {name} < {last}; {advance})", loop.span)
+        if paired:
+            self.pair(*paired, loop)
+        else:
+            self.body(loop.body)
+        self.close()
+        self.names.release(var)
+
+    def pair(self, store: Store, second: Expr, loop: For) -> None:
+        """Two neighbours narrowed by one instruction."""
+        where = self.text.element(store.buffer, store.indices)
+        first, other = (self.text.unrounded(value, store.buffer.dtype) for value in (store.value, second))
+        self.line(f"tile::narrow_pair(&{where}, {first}, {other});", store.span)
+
+    def _while(self, loop: While) -> None:
+        self.open(f"while ({self.text.value(loop.condition)})", loop.span)
+        self.body(loop.body)
+        self.close()
+
+    def _if(self, node: If) -> None:
+        self.open(f"if ({self.text.value(node.condition)})", node.span)
+        self.body(node.then)
+        if node.otherwise.stmts:
+            self.close("} else {")
+            self.depth += 1
+            self.body(node.otherwise)
+        self.close()
+
+    def _let(self, let: Let) -> None:
+        value, text = let.value, self.text
+        long = text.is_long(value, False)
+        if text.is_made(value):
+            text.index_names.add(id(let.var))
+        if value.dtype.is_integer:
+            text.bind(let.var, text.interval(value))
+        self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)
+
+    def _alloc(self, node: Alloc) -> None:
+        buffer, name, kind = node.buffer, self.names.of(node.buffer), storage(node.buffer.dtype)
+        if buffer.scope == "var":
+            init = f" = {self.text.assigned(node.init, buffer.dtype)}" if node.init is not None else ""
+            self.line(f"{held(buffer.dtype)} {name}{init};", node.span)
+            return
+        if buffer.scope == "shared":
+            if buffer.offset is None:
+                raise InternalError(f"`{buffer.name}` has no place in shared memory", node.span)
+            self.line(f"{kind}* const {name} = reinterpret_cast<{kind}*>({self.shared} + {buffer.offset});", node.span)
+            return
+        size = buffer.static_shape
+        if size is None:
+            raise InternalError(f"`{buffer.name}` has no static size", node.span)
+        self.line(f"alignas(16) {kind} {name}[{max(1, size[0])}];", node.span)
+
+    def _store(self, store: Store) -> None:
+        place = self.text.element(store.buffer, store.indices)
+        if store.buffer.scope == "var":
+            value = self.text.assigned(store.value, store.buffer.dtype)
+        else:
+            value = self.text.converted(store.value, store.buffer.dtype)
+        self.line(f"{place} = {value};", store.span)
+
+    def _do(self, node: Do) -> None:
+        if not isinstance(node.call, Call):
+            raise InternalError("only calls can be statements", node.span)
+        self.line(f"{self.text.call(node.call)};", node.span)
+
+    def _break(self, node: Break) -> None:
+        self.line("break;", node.span)
+
+    def _continue(self, node: Continue) -> None:
+        self.line("continue;", node.span)
+
+    def _assert(self, node: Assert) -> None:
+        where = f"{place(node.span)}: " if node.span else ""
+        self.open(f"if (!{self.text.value(node.condition, above=PREFIX)})", node.span)
+        self.line(f'printf("%s\\n", {string(f"{where}{node.message}")});')
+        self.line("__trap();")
+        self.close()
+
+    def _print(self, node: Print) -> None:
+        value = node.value
+        if not isinstance(value, Expr):
+            raise InternalError("regions are printed element by element", node.span)
+        form, kind = ("%g", "double") if value.dtype.is_float else ("%lld", "long long")
+        message = node.message.replace("%", "%%")
+        text = string(f"{message}: {form}\n" if message else f"{form}\n")
+        self.line(f"printf({text}, ({kind}){self.text.value(value, above=PREFIX)});", node.span)
+
+
+def place(span: Span) -> str:
+    """The author's file and line."""
+    return f"{span.file.rsplit('/', 1)[-1]}:{span.line}"
+
+
+def _picks_registers(loop: For) -> bool:
+    """Whether a loop with known bounds picks elements of local arrays, which must be known when it is compiled."""
+    if not isinstance(loop.starts[0], Const) or not isinstance(loop.stops[0], Const):
+        return False
+    var = loop.vars[0]
+    return any(
+        node.buffer.scope == "local" and any(x is var for i in node.indices for x in walk(i))
+        for node in walk(loop.body)
+        if isinstance(node, Load | Store | Address)
+    )
+
+
+class _Next(Rewriter):
+    """The loop variable one step further."""
+
+    def __init__(self, var: Var):
+        self.var = var
+
+    def Var(self, var: Var) -> Expr:
+        return Binary("+", var, const(1, var.type)) if var is self.var else var
+
+
+def paired_store(loop: For) -> tuple[Store, Expr] | None:
+    """The store of a loop that only fills neighbours of a small float's local array, and the value one step on.
+
+    Two such values are narrowed by one instruction. The first of each pair has an even place.
+    """
+    stmts = loop.body.stmts
+    if len(stmts) != 1 or not isinstance(stmts[0], Store) or loop.step != 1:
+        return None
+    store, var = stmts[0], loop.vars[0]
+    start, stop = loop.starts[0], loop.stops[0]
+    if not is_small(store.buffer.dtype) or store.buffer.scope != "local":
+        return None
+    if not (isinstance(start, Const) and isinstance(stop, Const)) or start.value % 2 or stop.value % 2:
+        return None
+    index, value = store.indices[0], store.value
+    if any(isinstance(n, Load) and n.buffer is store.buffer for n in walk(value)):
+        return None
+    step = _Next(var)
+    if not _is(Binary("-", step(index), index), 1) or not _is(Binary("%", index, const(2, index.dtype)), 0, var):
+        return None
+    return store, step(value)
+
+
+def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:
+    """Whether an integer expression is a number, `even` being a variable known to be even."""
+    if even is not None:
+        half = Var("half", even.type, "loop")
+
+        class Doubled(Rewriter):
+            def Var(self, var: Var) -> Expr:
+                return Binary("*", half, const(2, var.type)) if var is even else var
+
+        expr = Doubled()(expr)
+    found = simplify(expr)
+    return isinstance(found, Const) and found.value == wanted

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expressions as CUDA C++: index arithmetic in 32 bits wherever its range fits, in 64 bits where it may not.
+
+Dimensions passed as `int` lie below 2^31, block indices below their grid, loop variables inside their bounds; what
+follows from that for an expression decides its width, so row * stride is widened and row is not.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..intrinsics import lookup
+from ..ir import dtype as dt
+from ..ir.dtype import DType
+from ..ir.expr import COMPARISONS, LOGICAL, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
+from ..ir.interval import Interval, of_binary, range_of
+from ..ir.node import children
+from .c_text import PRECEDENCE, PREFIX, SIGNED, SPELLING, Names, Text, held, is_small, literal, storage
+
+INT = range_of(dt.int32)
+
+
+class CudaText(Text):
+    """Prints expressions; `bind` says where variables lie."""
+
+    def __init__(self, names: Names):
+        super().__init__(names)
+        self.known: dict[int, Interval] = {}  # of variables, by id
+        self.intervals: dict[int, Interval] = {}  # of expressions, by id
+        self.made: dict[int, bool] = {}
+        self.keep: list[Expr] = []  # so that ids stay their own
+        self.headers: set[str] = set()
+
+    def bind(self, var: Var, interval: Interval) -> None:
+        """`var` lies in `interval`."""
+        self.known[id(var)] = interval
+
+    def interval(self, expr: Expr) -> Interval:
+        """Where an integer or bool expression lies, in numbers that do not wrap where its type does not."""
+        found = self.intervals.get(id(expr))
+        if found is None:
+            found = self._find(expr)
+            wraps = expr.dtype not in SIGNED and not expr.dtype.is_float
+            if wraps and not found.within(range_of(expr.dtype)):
+                found = range_of(expr.dtype)
+            self.intervals[id(expr)] = found
+            self.keep.append(expr)
+        return found
+
+    def _find(self, expr: Expr) -> Interval:
+        if expr.dtype.is_float:
+            return Interval()
+        if isinstance(expr, Const):
+            return Interval(int(expr.value), int(expr.value))
+        if isinstance(expr, Var):
+            return self.known.get(id(expr), range_of(expr.dtype))
+        if isinstance(expr, Binary) and expr.op not in COMPARISONS and expr.op not in LOGICAL:
+            return of_binary(expr.op, self.interval(expr.a), self.interval(expr.b))
+        if isinstance(expr, Select):
+            return self.interval(expr.a) | self.interval(expr.b)
+        if isinstance(expr, Unary) and expr.op == "-":
+            return -self.interval(expr.a)
+        if isinstance(expr, Cast) and expr.a.dtype.is_integer:
+            inner = self.interval(expr.a)
+            return inner if inner.within(range_of(expr.type)) else range_of(expr.type)
+        return range_of(expr.dtype)
+
+    def is_long(self, expr: Expr, exact: bool) -> bool:
+        """Whether the text of a value has 64 bits; `exact` as for `term`."""
+        if expr.dtype == dt.int32:
+            return (exact or self.is_made(expr)) and not self.interval(expr).within(INT)
+        return expr.dtype.is_integer and expr.dtype.bits == 64 and not isinstance(expr, Const)
+
+    def is_made(self, expr: Expr) -> bool:
+        """Whether a signed integer is made from indices and sizes, so that its arithmetic never wraps."""
+        found = self.made.get(id(expr))
+        if found is None:
+            self.keep.append(expr)
+            found = self.made[id(expr)] = self._is_made(expr)
+        return found
+
+    def _is_made(self, expr: Expr) -> bool:
+        if expr.dtype not in SIGNED or isinstance(expr, Load):
+            return False
+        if isinstance(expr, Var):
+            return expr.role in ("loop", "block", "thread", "dim", "param") or id(expr) in self.index_names
+        return any(isinstance(c, Expr) and self.is_made(c) for c in children(expr))
+
+    def is_index(self, expr: Expr) -> bool:
+        """Whether an int32 is held in 64 bits."""
+        return expr.dtype == dt.int32 and self.is_long(expr, False)
+
+    def is_natural(self, expr: Expr) -> bool:
+        """Whether an integer is never negative."""
+        return self.interval(expr).low >= 0
+
+    def term(self, expr: Expr, wide: bool) -> tuple[str, int]:
+        """C++ text of a value, and how tightly its outermost operator binds.
+
+        With `wide` int32 arithmetic does not wrap: what may leave 32 bits is computed in 64.
+        """
+        return getattr(self, f"_{type(expr).__name__.lower()}")(expr, wide)  # type: ignore[no-any-return]
+
+    def converted(self, expr: Expr, to: DType) -> str:
+        """C++ text of the element of type `to` that stores this value."""
+        if is_small(to):
+            return f"tile::narrow<{storage(to)}>({self.unrounded(expr, to)})"
+        return self.assigned(expr, to)
+
+    def assigned(self, expr: Expr, to: DType) -> str:
+        """C++ text of a value for a variable of type `to`."""
+        if to == dt.int32 and self.is_long(expr, False):
+            return f"(int){self.value(expr, above=PREFIX)}"
+        return self.value(expr)
+
+    def call(self, call: Call) -> str:
+        """C++ text of a call, memory operands as pointers."""
+        intrinsic = lookup(call.name)
+        if intrinsic.header:
+            self.headers.add(intrinsic.header)
+        name = intrinsic.spelling(call) if intrinsic.cuda else intrinsic.cpu
+        into = call.args[0] if call.args else None
+        stored = into.buffer.dtype if call.name == "atomic" and isinstance(into, Address) else None
+        args = [
+            self.value(a) if isinstance(a, Address) or stored is None else self._operand(a, stored) for a in call.args
+        ]
+        return f"tile::{name}({', '.join(args)})"
+
+    def _operand(self, expr: Expr, to: DType) -> str:
+        """An operand whose C++ type must be exactly `to`'s."""
+        text = self.converted(expr, to)
+        return text if is_small(to) or not isinstance(expr, Const) else f"({storage(to)}){text}"
+
+    # Each method is `term` for one kind of node.
+
+    def _var(self, var: Var, wide: bool) -> tuple[str, int]:
+        return self.names.of(var), 99
+
+    def _const(self, node: Const, wide: bool) -> tuple[str, int]:
+        if node.dtype.is_float and not math.isfinite(node.value):
+            value = f"{'-' if node.value < 0 else ''}tile::{'nan' if math.isnan(node.value) else 'infinity'}()"
+            return (f"(double){value}" if node.dtype.bits == 64 else value), PREFIX
+        return literal(node), 99
+
+    def _load(self, load: Load, wide: bool) -> tuple[str, int]:
+        return super()._load(load, False)
+
+    def _unary(self, node: Unary, wide: bool) -> tuple[str, int]:
+        text, own = super()._unary(node, wide)
+        if self.is_long(node, wide) and not self.is_long(node.a, wide):
+            return f"-(int64_t){self.value(node.a, wide, PREFIX)}", PREFIX
+        return text, own
+
+    def _binary(self, node: Binary, wide: bool) -> tuple[str, int]:
+        if node.a.dtype not in SIGNED:
+            return super()._binary(node, False)
+        wide = wide or node.op in COMPARISONS or self.is_made(node)
+        if node.op == "+" and isinstance(node.b, Const) and node.b.value < 0:
+            node = self._negated(node)
+        whole, a, b = (self.is_long(x, wide) for x in (node, node.a, node.b))
+        if node.op in ("min", "max") or (node.op in ("//", "%") and not (self._naturals(node))):
+            kind = "int64_t" if whole or a or b else "int"
+            name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
+            return f"tile::{name}<{kind}>({self.value(node.a, wide)}, {self.value(node.b, wide)})", 99
+        own = PRECEDENCE[node.op]
+        left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
+        if whole and not (a or b):
+            left = f"(int64_t){left}"
+        return f"{left} {SPELLING.get(node.op, node.op)} {self.value(node.b, wide, own + 1)}", own
+
+    def _negated(self, node: Binary) -> Binary:
+        assert isinstance(node.b, Const)
+        new = Binary("-", node.a, const(-node.b.value, node.b.type))
+        return new if new.b.value > 0 else node  # type: ignore[attr-defined]
+
+    def _naturals(self, node: Binary) -> bool:
+        return self.is_natural(node.a) and self.is_natural(node.b)
+
+    def _cast(self, node: Cast, wide: bool) -> tuple[str, int]:
+        if node.type in SIGNED and node.a.dtype in SIGNED:
+            if node.type == dt.int64:
+                if self.is_long(node.a, True):
+                    return self.term(node.a, True)
+                return f"(int64_t){self.value(node.a, True, PREFIX)}", PREFIX
+            return f"(int){self.value(node.a, wide, PREFIX)}", PREFIX
+        return super()._cast(node, False)
+
+    def _select(self, node: Select, wide: bool) -> tuple[str, int]:
+        return super()._select(node, wide)
+
+    def _call(self, node: Call, wide: bool) -> tuple[str, int]:
+        if node.name == "atomic":
+            text = self.call(node)
+            return (f"tile::widen({text})" if is_small(node.dtype) else text), 99
+        return self._fit(node, self.call(node), 99)
+
+
+def int_type(dtype: DType, is_long: bool) -> str:
+    """The C++ type of a named value."""
+    if dtype == dt.int32:
+        return "int64_t" if is_long else "int"
+    return held(dtype)
