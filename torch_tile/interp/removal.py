@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels with one ordering statement less, each of which the thread interpreter must report.
+
+If it does not, the statement is superfluous or the interpreter misses what it orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..diagnostics import Span
+from ..ir.expr import Call
+from ..ir.node import Rewriter, walk
+from ..ir.stmt import Block, Do, Program, Stmt
+
+ORDERING = ("barrier", "warp_barrier", "cp_async_wait")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """`program` is the kernel without the statement number `number`, in the order of the text, of those that order."""
+
+    number: int
+    name: str
+    span: Span | None
+    program: Program
+
+
+def removals(program: Program, names: tuple[str, ...] = ORDERING) -> Iterator[Removal]:
+    """The program without its first wait or barrier, without its second, and so on; then with each wait one laxer.
+
+    A laxer wait lets one more group be under way, which must be as wrong as no wait.
+    """
+    for number, call in enumerate(ordering(program, names)):
+        yield Removal(number, call.name, call.span, _Change(number, names, None)(program))
+        if call.name == "cp_async_wait":
+            laxer = replace(call, options=(int(str(call.options[0])) + 1,))
+            yield Removal(number, f"{call.name}, one laxer", call.span, _Change(number, names, laxer)(program))
+
+
+def ordering(program: Program, names: tuple[str, ...] = ORDERING) -> list[Call]:
+    """The calls that only order, in the order of the text."""
+    return [n.call for n in walk(program) if isinstance(n, Do) and isinstance(n.call, Call) and n.call.name in names]
+
+
+class _Change(Rewriter):
+    """Replaces the n-th ordering call, or drops it."""
+
+    def __init__(self, number: int, names: tuple[str, ...], by: Call | None):
+        self.left, self.names, self.by = number, names, by
+
+    def Do(self, node: Do) -> Stmt:
+        if not isinstance(node.call, Call) or node.call.name not in self.names:
+            return node
+        self.left -= 1
+        if self.left != -1:
+            return node
+        return Block(()) if self.by is None else replace(node, call=self.by)
