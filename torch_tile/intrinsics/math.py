@@ -23,7 +23,11 @@ def _torch(name: str) -> Callable[..., Any]:
 
 
 def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu: str | None = None) -> None:
-    declare(Intrinsic(name, 1, rule, cpu or name, _torch(torch_name or name)))
+    _declare(name, 1, rule, _torch(torch_name or name), cpu)
+
+
+def _declare(name: str, arity: int, rule: Rule, evaluate: Callable[..., Any], cpu: str | None = None) -> None:
+    declare(Intrinsic(name, arity, rule, cpu or name, evaluate, cuda=name, header="cuda_math.h"))
 
 
 _FLOATING = """
@@ -38,11 +42,11 @@ _unary("isnan", rule=predicate)
 _unary("isinf", rule=predicate)
 _unary("isfinite", rule=predicate)
 # NaN if either operand is NaN, as IEEE 754-2019 has it; the operators min and max give their second operand.
-declare(Intrinsic("maximum", 2, same, "maximum", _torch("maximum")))
-declare(Intrinsic("minimum", 2, same, "minimum", _torch("minimum")))
-declare(Intrinsic("pow", 2, floating, "pow", _torch("pow")))
-declare(Intrinsic("atan2", 2, floating, "atan2", _torch("atan2")))
-declare(Intrinsic("fmod", 2, floating, "fmod", _torch("fmod")))
-declare(Intrinsic("copysign", 2, floating, "copysign", _torch("copysign")))
-declare(Intrinsic("hypot", 2, floating, "hypot", _torch("hypot")))
-declare(Intrinsic("fma", 3, floating, "fma", lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype)))
+_declare("maximum", 2, same, _torch("maximum"))
+_declare("minimum", 2, same, _torch("minimum"))
+_declare("pow", 2, floating, _torch("pow"))
+_declare("atan2", 2, floating, _torch("atan2"))
+_declare("fmod", 2, floating, _torch("fmod"))
+_declare("copysign", 2, floating, _torch("copysign"))
+_declare("hypot", 2, floating, _torch("hypot"))
+_declare("fma", 3, floating, lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype))
