@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..diagnostics import Diagnostic, error
 from ..ir import dtype as dt
@@ -20,6 +20,9 @@ from ..ir.buffer import Buffer, Range, Region
 from ..ir.expr import Const, Expr, Load, Var, const, to_expr
 from ..ir.node import equal
 from ..ir.stmt import Block, For, LoopKind, Stmt, TileOp
+
+if TYPE_CHECKING:
+    from .threads import Demand, Layouts, ThreadContext
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,6 +46,14 @@ class RegisteredOp(TileOp):
 
     def lower_cpu(self) -> Stmt:
         """The op as loops, stores and calls of CPU helpers, for one thread that runs the whole block."""
+        raise NotImplementedError
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """What the op asks of its buffers, as far as that follows from `known`; asked again as more becomes known."""
+        raise NotImplementedError
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """What each thread of the group does: statements that may hold T.Parallel loops over fragments and memory."""
         raise NotImplementedError
 
 

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tile op knows and is given while it is laid out and lowered for the threads of a block.
+
+`Demand` is what an op asks of a buffer, `Layouts` what has been decided so far, `ThreadContext` the group of threads
+that runs the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..build import Build
+from ..diagnostics import Span
+from ..ir import dtype as dt
+from ..ir.bounds import Ranges
+from ..ir.buffer import Buffer
+from ..ir.dtype import DType
+from ..ir.expr import Expr, const
+from ..ir.layout import Layout
+from ..target import Target
+
+
+@dataclass(frozen=True)
+class Demand:
+    """An op's wish that `buffer` lie in `layout`; `required` if it cannot work otherwise. `why` names the reason."""
+
+    buffer: Buffer
+    layout: Layout
+    required: bool
+    why: str
+    span: Span | None = None
+
+
+class Layouts:
+    """The layouts decided so far, each with the demand that decided it. Buffers are looked up by identity."""
+
+    def __init__(self) -> None:
+        self._decided: dict[int, Demand] = {}
+
+    def get(self, buffer: Buffer) -> Layout | None:
+        """The layout of `buffer`, or None if it is still open."""
+        decided = self._decided.get(id(buffer))
+        return buffer.layout if decided is None else decided.layout
+
+    def reason(self, buffer: Buffer) -> Demand | None:
+        """The demand that decided the layout of `buffer`."""
+        return self._decided.get(id(buffer))
+
+    def decide(self, demand: Demand) -> None:
+        """Fix a layout; a later demand for the same buffer replaces an earlier one."""
+        self._decided[id(demand.buffer)] = demand
+
+    def __iter__(self) -> Iterator[Demand]:
+        """All decisions, in the order in which they were first made."""
+        return iter(self._decided.values())
+
+
+@dataclass
+class ThreadContext:
+    """The group of `count` threads that runs an op: `thread` is the running thread's index in it.
+
+    `ranges` is what is known of variables where the op stands.
+    """
+
+    build: Build
+    thread: Expr
+    count: int
+    ranges: Ranges
+    _registers: dict[int, tuple[Buffer, Buffer]] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Target:
+        """The machine that is compiled for."""
+        return self.build.target
+
+    def registers(self, fragment: Buffer) -> Buffer:
+        """This thread's part of `fragment`, a 1-D local array indexed by the layout's "r" offset."""
+        found = self._registers.get(id(fragment))
+        if found is None:
+            assert fragment.layout is not None, f"`{fragment.name}` has no layout"
+            found = fragment, self.local(fragment.name, fragment.layout.extent("r"), fragment.dtype)
+            self._registers[id(fragment)] = found
+        return found[1]
+
+    def at(self, ranges: Ranges) -> ThreadContext:
+        """The same threads at another point of the kernel."""
+        return ThreadContext(self.build, self.thread, self.count, ranges, self._registers)
+
+    def local(self, name: str, size: int, dtype: DType) -> Buffer:
+        """A fresh array of each thread; who asks for it puts its Alloc into the statements it returns."""
+        return Buffer(name, (const(size, dt.int32),), dtype, "local")
+
+    def shared(self, name: str, shape: tuple[int, ...], dtype: DType) -> Buffer:
+        """A fresh row-major tile in shared memory; who asks for it puts its Alloc into the statements it returns."""
+        return Buffer(name, tuple(const(size, dt.int32) for size in shape), dtype, "shared")
