@@ -111,6 +111,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {dim} of `{buffer}` is {index}, always outside [0, {size})",
         "indices of on-chip buffers must stay inside {shape}",
     ),
+    "bad_layout": ("{what} is not a layout: {why}", "{fix}"),
     "unsupported_on_target": ("{what} is not supported on target {target}", "{fix}"),
     "device_assert": ("device assertion failed: {message}", "see the condition at this line"),
 }

@@ -2,12 +2,24 @@
 """Where the elements of a tile lie: in which thread and register, or at which place of memory.
 
 Each dimension of the tile is split into digits, major to minor; each digit has a size and a stride along one axis:
-"t" thread, "r" register, "m" memory element.
+"t" thread, "r" register (of a loop: step), "m" memory element. Layouts that place elements alike are equal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..diagnostics import InternalError
+
+if TYPE_CHECKING:
+    from .bounds import Ranges
+    from .expr import Expr
+
+AXES = ("t", "r", "m")
 
 
 @dataclass(frozen=True)
@@ -27,11 +39,279 @@ class Swizzle:
     base: int
     shift: int
 
+    def __call__(self, x: int) -> int:
+        """Where element offset `x` goes."""
+        return x ^ ((x >> self.shift) & (((1 << self.bits) - 1) << self.base))
 
-@dataclass(frozen=True)
+    @property
+    def span(self) -> int:
+        """Elements after which the pattern repeats."""
+        return 1 << (self.bits + self.base + self.shift)
+
+
+Dims = tuple[tuple[Digit, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """Digits of each dimension, major to minor; `replicas` are thread digits along which elements are repeated."""
+    """Digits of each dimension, major to minor; `replicas` are thread digits along which elements are repeated.
 
-    dims: tuple[tuple[Digit, ...], ...]
+    A layout with threads covers all threads of its group: those that hold nothing new hold replicas.
+    """
+
+    dims: Dims
     replicas: tuple[Digit, ...] = ()
     swizzle: Swizzle | None = None
+
+    # Facts.
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.dims)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Size of each dimension; it may exceed the tile's own where that did not divide evenly."""
+        return tuple(math.prod(d.size for d in digits) for digits in self.dims)
+
+    def digits(self, axis: str) -> list[Digit]:
+        """All digits along `axis`, replicas included, largest stride first."""
+        found = [d for digits in (*self.dims, self.replicas) for d in digits if d.axis == axis and d.size > 1]
+        return sorted(found, key=lambda d: -d.stride)
+
+    def extent(self, axis: str) -> int:
+        """Number of threads, registers or memory elements, holes included."""
+        size = 1 + sum((d.size - 1) * d.stride for d in self.digits(axis))
+        if axis == "m" and self.swizzle is not None:
+            span = 1 << (self.swizzle.bits + self.swizzle.base)
+            size = -(-size // span) * span
+        return size
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether elements lie in memory, not in registers."""
+        return not self.digits("t") and not self.digits("r")
+
+    def vector_width(self, dim: int = -1) -> int:
+        """How many neighbours along `dim` are contiguous in registers or memory, in aligned runs of that length."""
+        digits = self.canonical.dims[dim] if self.rank else ()
+        if not digits or digits[-1].axis == "t" or digits[-1].stride != 1:
+            return 1
+        size = digits[-1].size
+        return size if self.swizzle is None else math.gcd(size, 1 << self.swizzle.base)
+
+    # Equality up to the form.
+
+    @functools.cached_property
+    def canonical(self) -> Layout:
+        """The one form of all equal layouts: digits of size 1 left out, neighbours that continue each other joined."""
+        replicas = _joined(sorted(self.replicas, key=lambda d: -d.stride))
+        swizzle = None if self.swizzle is None or self.swizzle.bits == 0 else self.swizzle
+        return Layout(tuple(_joined(digits) for digits in self.dims), replicas, swizzle)
+
+    def _parts(self) -> tuple[object, ...]:
+        form = self.canonical
+        return form.dims, form.replicas, form.swizzle
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    # Both ways between indices and places.
+
+    def apply(self, indices: Sequence[int]) -> dict[str, int]:
+        """Offsets along "t", "r" and "m" of one element (of its first replica)."""
+        found = dict.fromkeys(AXES, 0)
+        for index, digits in zip(indices, self.dims, strict=True):
+            for digit in reversed(digits):
+                index, value = divmod(index, digit.size)
+                found[digit.axis] += value * digit.stride
+        if self.swizzle is not None:
+            found["m"] = self.swizzle(found["m"])
+        return found
+
+    def offset(self, axis: str, indices: Sequence[Expr], ranges: Ranges | None = None) -> Expr:
+        """Offset along `axis` of the element at `indices`, which lies in the layout's shape; "m" is swizzled.
+
+        `ranges` says what is known about the variables: it only makes the expression smaller.
+        """
+        from .layout_index import offset
+
+        return offset(self, axis, indices, ranges)
+
+    def invert(self, thread: Expr, register: Expr, ranges: Ranges | None = None) -> tuple[Expr, ...]:
+        """The element that `register` of `thread` holds."""
+        from .layout_index import invert
+
+        return invert(self, thread, register, ranges)
+
+    def owner(self, thread: Expr) -> Expr | None:
+        """The condition that `thread` holds first replicas; None if there are no others."""
+        from .layout_index import owner
+
+        return owner(self, thread)
+
+    # Layouts from layouts.
+
+    def __mul__(self, inner: Layout) -> Layout:
+        """Tiles laid out like `inner`, which are laid out like `self`."""
+        if self.rank != inner.rank or self.swizzle is not None:
+            raise InternalError(f"layouts {self} and {inner} do not compose")
+        if inner.swizzle is not None and self.digits("m") and inner.extent("m") % inner.swizzle.span:
+            raise InternalError(f"tiles of {inner} are smaller than its swizzle pattern")
+        scale = {axis: inner.extent(axis) for axis in AXES}
+
+        def scaled(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+            return tuple(replace(d, stride=d.stride * scale[d.axis]) for d in digits)
+
+        dims = tuple((*scaled(outer), *digits) for outer, digits in zip(self.dims, inner.dims, strict=True))
+        return Layout(dims, (*scaled(self.replicas), *inner.replicas), inner.swizzle).canonical
+
+    def drop(self, dim: int) -> Layout:
+        """Without dimension `dim`, as a reduction leaves it: its threads hold replicas, its registers are gone."""
+        dim %= self.rank
+        gone = self.dims[dim]
+        kept = (*self.dims[:dim], *self.dims[dim + 1 :])
+        replicas = (*self.replicas, *(d for d in gone if d.axis == "t"))
+        return Layout(_compact(_compact(kept, "r"), "m"), replicas).canonical
+
+    def permute(self, order: Sequence[int]) -> Layout:
+        """The layout of the transposed tile: its dimension `k` is dimension `order[k]` of this one."""
+        return replace(self, dims=tuple(self.dims[k] for k in order))
+
+    def __str__(self) -> str:
+        from .layout_text import to_text
+
+        return to_text(self)
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """The layout that prints as `text`."""
+        from .layout_text import parse
+
+        return parse(text)
+
+
+def _joined(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+    found: list[Digit] = []
+    for d in digits:
+        last = found[-1] if found else None
+        if last is not None and d.size > 1 and last.axis == d.axis and last.stride == d.size * d.stride:
+            found[-1] = Digit(last.size * d.size, d.stride, d.axis)
+        elif d.size > 1:
+            found.append(d)
+    return tuple(found)
+
+
+def _compact(dims: Dims, axis: str) -> Dims:
+    """The same order along `axis` without holes."""
+    strides: dict[int, int] = {}
+    total = 1
+    for d in sorted((d for digits in dims for d in digits if d.axis == axis), key=lambda d: d.stride):
+        strides[d.stride] = total
+        total *= d.size
+    return tuple(
+        tuple(replace(d, stride=strides[d.stride]) if d.axis == axis and d.size > 1 else d for d in digits)
+        for digits in dims
+    )
+
+
+# Layouts by name.
+
+
+def _nested(shape: Sequence[int], axis: str) -> Layout:
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    return Layout(tuple((Digit(n, s, axis),) for n, s in zip(shape, strides, strict=True))).canonical
+
+
+def row_major(shape: Sequence[int]) -> Layout:
+    """Memory with the last dimension contiguous."""
+    return _nested(shape, "m")
+
+
+def local(*shape: int) -> Layout:
+    """A tile in the registers of one thread, row-major."""
+    return _nested(shape, "r")
+
+
+def spatial(*shape: int) -> Layout:
+    """A tile of one element per thread, row-major."""
+    return _nested(shape, "t")
+
+
+def replicated(shape: Sequence[int], threads: int) -> Layout:
+    """The whole tile in the registers of every thread."""
+    return replace(_nested(shape, "r"), replicas=(Digit(threads, 1, "t"),)).canonical
+
+
+def shared_tile(shape: Sequence[int], bits: int) -> Layout:
+    """Operand tile in shared memory, free of bank conflicts, as TMA and wgmma want it too.
+
+    The last dimension is cut into panels of 128 bytes (64 or 32 if it is narrower), which lie one after another; in a
+    panel, 16-byte chunk `c` of row `r` lies at `c ^ (r % 8)` (`c ^ (r // 2 % 4)`, `c ^ (r // 4 % 2)`). Rows are padded
+    to a multiple of 8. Dimensions before the last two are outer. Row-major where no panel fits.
+    """
+    row = shape[-1] * bits if len(shape) > 1 else 0
+    log = next((k for k in (3, 2, 1) if row and row % (128 << k) == 0), 0)
+    if not log or 128 % bits or math.prod(shape[:-1]) == 0:
+        return row_major(shape)
+    rows, panel = -(-shape[-2] // 8) * 8, (128 << log) // bits
+    panels = shape[-1] // panel
+    outer = row_major(shape[:-2])
+    size = rows * shape[-1]
+    dims = tuple(tuple(replace(d, stride=d.stride * size) for d in digits) for digits in outer.dims)
+    tile = ((Digit(shape[-2], panel, "m"),), (Digit(panels, rows * panel, "m"), Digit(panel, 1, "m")))
+    return Layout((*dims, *tile), (), Swizzle(log, (128 // bits).bit_length() - 1, 3)).canonical
+
+
+def spread(shape: Sequence[int], threads: int, vector: int) -> Layout:
+    """The default of loops and copies: neighbouring threads take neighbouring elements of the last dimension.
+
+    `vector` consecutive elements of it are one thread's. Padded where it does not divide evenly; threads for which
+    nothing is left hold replicas.
+    """
+    if not shape:
+        return Layout((), (Digit(threads, 1, "t"),)).canonical
+    counts = (*shape[:-1], -(-shape[-1] // vector))
+    lanes = _partition(counts, threads, True)[1]
+    steps = [-(-n // t) for n, t in zip(counts, lanes, strict=True)]
+    step, lane = vector, 1
+    dims: list[tuple[Digit, ...]] = []
+    for n, t in zip(reversed(steps), reversed(lanes), strict=True):
+        dims.append((Digit(n, step, "r"), Digit(t, lane, "t")))
+        step, lane = step * n, lane * t
+    dims[0] = (*dims[0], Digit(vector, 1, "r"))
+    return Layout(tuple(reversed(dims)), (Digit(threads // lane, lane, "t"),)).canonical
+
+
+@functools.lru_cache(maxsize=4096)
+def _partition(counts: tuple[int, ...], threads: int, last: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(steps, elements with padding), and threads per dimension: fewest steps, then least padding, then wide rows."""
+    *outer, n = counts
+    divisors = [t for t in range(1, threads + 1) if threads % t == 0]
+    widest = max(t for t in divisors if t <= max(n, 1))
+    if not outer:
+        options = [(t, (-(-n // t), -(-n // t) * t), (t,)) for t in divisors]
+    else:
+        options = []
+        for t in divisors:
+            (steps, padded), lanes = _partition(tuple(outer), threads // t, False)
+            mine = -(-n // t)
+            options.append((t, (steps * mine, padded * mine * t), (*lanes, t)))
+    allowed = [o for o in options if not last or o[0] >= min(widest, 8)]  # eight vectors of 16 bytes are a cache line
+    best = min(allowed, key=lambda o: (o[1], -o[0]))
+    return best[1], best[2]
+
+
+def points(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All indices of a box, the last fastest."""
+    total = math.prod(shape)
+    for k in range(total):
+        index = []
+        for n in reversed(shape):
+            k, value = divmod(k, n)
+            index.append(value)
+        yield tuple(reversed(index))

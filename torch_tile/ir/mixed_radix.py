@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Integer expressions as sums of digits, `factor * ((atom // divisor) % modulus)`, taken apart and put together again.
+
+Layouts ask for a digit of an index (`quotient`); what the index is built from decides what is left of it: a digit of
+a thread, a loop variable, a constant. Assumes, as bounds.py does, that index arithmetic does not wrap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from . import dtype as dt
+from .expr import Binary, Cast, Const, Expr, Unary, Var, cast, const
+from .interval import Interval
+from .polynomial import EXACT, structure, widens
+
+if TYPE_CHECKING:
+    from .bounds import Ranges
+
+NATURAL = {"thread", "block", "dim"}  # roles of variables that are never negative
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """`factor * ((atom // divisor) % modulus)`; no modulus is None. The digit is known to be in `[0, limit)`."""
+
+    factor: int
+    atom: Expr
+    divisor: int = 1
+    modulus: int | None = None
+    limit: int | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for terms of the same digit."""
+        return structure(self.atom), self.divisor, self.modulus
+
+
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """A sum of terms and a constant."""
+
+    terms: tuple[Term, ...] = ()
+    constant: int = 0
+
+    def __add__(self, other: Digits) -> Digits:
+        return Digits(_collected((*self.terms, *other.terms)), self.constant + other.constant)
+
+    def scaled(self, factor: int) -> Digits:
+        """This sum times an integer."""
+        if factor == 0:
+            return Digits()
+        return Digits(tuple(replace(t, factor=t.factor * factor) for t in self.terms), self.constant * factor)
+
+    def expr(self) -> Expr:
+        """The sum as an int32 expression, the constant last."""
+        total: Expr | None = None
+        for term in sorted(self.terms, key=lambda t: t.factor < 0):
+            digit = _digit(term)
+            size = abs(term.factor)
+            product = digit if size == 1 else Binary("*", digit, const(size, dt.int32))
+            if total is None:
+                total = product if term.factor > 0 else Unary("-", product)
+            else:
+                total = Binary("+" if term.factor > 0 else "-", total, product)
+        if total is None:
+            return const(self.constant, dt.int32)
+        return total if self.constant == 0 else Binary("+", total, const(self.constant, dt.int32))
+
+
+class MixedRadix:
+    """Reads expressions as `Digits` and takes digits of them, given what is known about variables."""
+
+    def __init__(self, ranges: Ranges | None = None):
+        self.ranges = ranges
+
+    def of(self, e: Expr) -> Digits:
+        """The expression as a sum of digits."""
+        if isinstance(e, Const) and not e.dtype.is_float:
+            return Digits((), int(e.value))
+        if isinstance(e, Cast) and widens(e.a.dtype, e.type):
+            return self.of(e.a)
+        if isinstance(e, Unary) and e.op == "-" and e.dtype in EXACT:
+            return self.of(e.a).scaled(-1)
+        if isinstance(e, Binary) and e.dtype in EXACT and (found := self._binary(e)) is not None:
+            return found
+        return Digits((Term(1, e),))
+
+    def _binary(self, e: Binary) -> Digits | None:
+        if e.op in ("+", "-"):
+            return self.of(e.a) + self.of(e.b).scaled(1 if e.op == "+" else -1)
+        a, b = (e.b, e.a) if e.op == "*" and isinstance(e.a, Const) else (e.a, e.b)
+        if not isinstance(b, Const) or (n := int(b.value)) < 0:
+            return None
+        if e.op == "*":
+            return self.of(a).scaled(n)
+        if e.op == "<<" and n < 31:
+            return self.of(a).scaled(1 << n)
+        if e.op in ("//", ">>") and (n := n if e.op == "//" else 1 << n) > 0:
+            return self.quotient(self.of(a), n)
+        if e.op == "%" and n > 0:
+            return self.quotient(self.of(a), 1, n)
+        if e.op == "&" and n & (n + 1) == 0:
+            return self.quotient(self.of(a), 1, n + 1)
+        return None
+
+    def interval(self, sum_: Digits) -> Interval:
+        """Numbers between which the sum lies."""
+        total = Interval(sum_.constant, sum_.constant)
+        for term in sum_.terms:
+            total += Interval(term.factor, term.factor) * self._of_digit(term)
+        return total
+
+    def _of_digit(self, term: Term) -> Interval:
+        atom = term.atom
+        found = self.ranges.interval(atom) if self.ranges is not None else Interval()
+        if isinstance(atom, Var) and atom.role in NATURAL:
+            found &= Interval(low=0)
+        low, high = (x if math.isinf(x) else x // term.divisor for x in (found.low, found.high))
+        found = Interval(low, high)
+        if term.modulus is not None and not found.within(Interval(0, term.modulus - 1)):
+            found = Interval(0, term.modulus - 1)
+        return found if term.limit is None else found & Interval(0, term.limit - 1)
+
+    def below(self, sum_: Digits, size: int) -> Digits:
+        """The sum, told that `0 <= sum < size`: each of its digits that are never negative has its limit."""
+        alone = len(sum_.terms) == 1 and sum_.constant == 0
+        natural = all(t.factor > 0 and (alone or self._of_digit(t).low >= 0) for t in sum_.terms)
+        if not natural or sum_.constant < 0:
+            return sum_
+        room = size - 1 - sum_.constant
+        terms = tuple(replace(t, limit=_least(t.limit, room // t.factor + 1)) for t in sum_.terms)
+        return Digits(terms, sum_.constant)
+
+    def quotient(self, sum_: Digits, divisor: int, modulus: int | None = None) -> Digits:
+        """`(sum // divisor) % modulus`."""
+        if modulus == 1:
+            return Digits()
+        if modulus is not None:
+            whole = divisor * modulus
+            terms = tuple(t for t in sum_.terms if t.factor % whole)
+            sum_ = Digits(terms, sum_.constant % whole)
+        found = self._divided(sum_, divisor)
+        return found if modulus is None else self._remainder(found, modulus)
+
+    def _divided(self, sum_: Digits, d: int) -> Digits:
+        if d == 1:
+            return sum_
+        terms = [part for term in sum_.terms for part in self._split(term, d)]
+        high = tuple(replace(t, factor=t.factor // d) for t in terms if t.factor % d == 0)
+        low = Digits(_collected(t for t in terms if t.factor % d), sum_.constant % d)
+        result = Digits(_collected(high), sum_.constant // d)
+        if self.interval(low).within(Interval(0, d - 1)):
+            return result
+        if not high:  # undo the splits
+            low = Digits(sum_.terms, low.constant)
+        if len(low.terms) == 1 and low.constant == 0 and low.terms[0].factor == 1:
+            (t,) = low.terms
+            if t.modulus is None or t.modulus % d == 0:
+                modulus = None if t.modulus is None else t.modulus // d
+                return result + Digits((Term(1, t.atom, t.divisor * d, modulus, _ceil(t.limit, d)),))
+        return result + Digits((Term(1, low.expr(), d, None),))
+
+    def _remainder(self, sum_: Digits, m: int) -> Digits:
+        terms = [t for t in sum_.terms if t.factor % m]
+        terms = [part for term in terms for part in self._split(term, m) if part.factor % m]
+        sum_ = Digits(_collected(terms), sum_.constant % m)
+        if self.interval(sum_).within(Interval(0, m - 1)):
+            return sum_
+        for g in sorted({math.gcd(t.factor, m) for t in terms} - {1}, reverse=True):
+            low = Digits(tuple(t for t in sum_.terms if t.factor % g), sum_.constant % g)
+            if self.interval(low).within(Interval(0, g - 1)):
+                high = tuple(replace(t, factor=t.factor // g) for t in sum_.terms if t.factor % g == 0)
+                return self._remainder(Digits(high, sum_.constant // g), m // g).scaled(g) + low
+        return Digits((Term(1, sum_.expr(), 1, m),))
+
+    def _split(self, t: Term, boundary: int) -> tuple[Term, ...]:
+        """The digit as two, so that one is a multiple of `boundary` and the other stays below it; or as it is."""
+        if t.factor <= 0 or boundary % t.factor or t.factor == boundary:
+            return (t,)
+        radix = boundary // t.factor
+        uneven = t.modulus is not None and t.modulus % radix != 0
+        if uneven or self._of_digit(t).within(Interval(0, radix - 1)):
+            return (t,)
+        modulus = None if t.modulus is None else t.modulus // radix
+        high = Term(boundary, t.atom, t.divisor * radix, modulus, _ceil(t.limit, radix))
+        return high, Term(t.factor, t.atom, t.divisor, radix)
+
+
+def _digit(t: Term) -> Expr:
+    """The digit itself as an int32 expression."""
+    e, dtype = t.atom, t.atom.dtype
+    if isinstance(e, Const):
+        value = int(e.value) // t.divisor
+        return const(value if t.modulus is None else value % t.modulus, dt.int32)
+    if dtype not in EXACT:
+        e, dtype = cast(e, dt.int32), dt.int32
+    if t.divisor > 1:
+        e = Binary("//", e, const(t.divisor, dtype))
+    if t.modulus is not None:
+        e = Binary("%", e, const(t.modulus, dtype))
+    return cast(e, dt.int32)
+
+
+def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:
+    """The same sum with fewer terms: equal digits added up, neighbouring digits of one atom joined."""
+    found: dict[Hashable, Term] = {}
+    for t in terms:
+        known = found.get(t.key)
+        found[t.key] = t if known is None else replace(
+            known, factor=known.factor + t.factor, limit=_least(known.limit, t.limit)
+        )  # fmt: skip
+    kept = [t for t in found.values() if t.factor]
+    while (pair := _neighbours(kept)) is not None:
+        low, high = pair
+        size = high.divisor // low.divisor
+        modulus = None if high.modulus is None else size * high.modulus
+        limit = None if high.limit is None else size * high.limit
+        kept[kept.index(low)] = Term(low.factor, low.atom, low.divisor, modulus, limit)
+        kept.remove(high)
+    return tuple(kept)
+
+
+def _neighbours(terms: list[Term]) -> tuple[Term, Term] | None:
+    """Two digits of one atom of which the second continues the first."""
+    for low in terms:
+        if low.modulus is None:
+            continue
+        for high in terms:
+            if (
+                high.divisor == low.divisor * low.modulus
+                and high.factor == low.factor * low.modulus
+                and structure(high.atom) == structure(low.atom)
+            ):
+                return low, high
+    return None
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _ceil(limit: int | None, radix: int) -> int | None:
+    return None if limit is None else -(-limit // radix)
