@@ -113,5 +113,9 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "bad_layout": ("{what} is not a layout: {why}", "{fix}"),
     "unsupported_on_target": ("{what} is not supported on target {target}", "{fix}"),
+    "shared_memory": (
+        "a block needs {need} bytes of shared memory; {target} has {limit}",
+        "use smaller tiles, fewer stages, or tiles that are not needed at the same time",
+    ),
     "device_assert": ("device assertion failed: {message}", "see the condition at this line"),
 }

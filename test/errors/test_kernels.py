@@ -6,8 +6,11 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
+from torch_tile.build import Build
 from torch_tile.diagnostics import TileError
 from torch_tile.interp.tiles import evaluate
+from torch_tile.lowering.place_shared import place_shared
+from torch_tile.target import Target
 
 
 def non_affine_region():
@@ -100,12 +103,26 @@ def device_assert_in_interpreter():
     evaluate(kernel, torch.zeros(64))
 
 
+def shared_memory():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1) as _:
+            small = T.alloc_shared((64,), "float32")
+            large = T.alloc_shared((512, 128), "float32")  # here
+            small[0] = A[0]
+            large[0, 0] = small[0]
+            A[0] = large[0, 0] + small[0]
+
+    place_shared(kernel.program, Build(Target.of("cuda:sm_90a")))
+
+
 CASES = {
     non_affine_region: ("non_affine_region", "T.copy(A[i * i : i * i + 4], tile)"),
     dynamic_tile: ("dynamic_tile", "T.alloc_shared((n,), \"float32\")"),
     empty_tile: ("bad_shape", "T.alloc_shared((4, 0), \"float32\")"),
     out_of_bounds: ("out_of_bounds", "tile[i + 8]"),
     out_of_bounds_region: ("out_of_bounds", "T.copy(A[0:6], tile[4:10])"),
+    shared_memory: ("shared_memory", "T.alloc_shared((512, 128), \"float32\")"),
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
     unsupported_on_target: ("unsupported_on_target", "T.copy(A[i * 8], tile)"),
     device_assert: ("device_assert", "T.device_assert(A[0] > 0.0, \"A must be positive\")"),

@@ -267,9 +267,8 @@ def test_what_cannot_run_ahead_is_reported(what):
                 if what == "again":
                     T.copy(tile, out[step * 4, 0])
                     T.copy(x[step * 2, 0], tile)
-                if what == "leaves":
-                    if step > 3:
-                        break
+                if what == "leaves" and step > 3:
+                    break
                 if what == "writes":
                     T.copy(tile, x[step * 4 + 4, 0])
                 if what != "unread":

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offsets of shared buffers: never two live buffers in one byte, memory of dead ones used again."""
+
+import itertools
+import random
+
+import torch_tile.language as T
+from torch_tile.build import Build
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Load, Var, const
+from torch_tile.ir.layout import Digit, Layout, Swizzle
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Alloc, Block, For, Kernel, LoopKind, Program, Store
+from torch_tile.lowering.place_shared import lives_of, place_shared, shared_size
+from torch_tile.target import Target
+
+
+def place(program):
+    """Offsets by name, and the bytes of the first kernel."""
+    build = Build(Target.of("cuda:sm_90a"))
+    placed = place_shared(program, build)
+    assert place_shared(placed, build) is placed
+    found = {n.buffer.name: n.buffer.offset for n in walk(placed) if isinstance(n, Alloc)}
+    used = {id(n.buffer) for n in walk(placed) if isinstance(n, Load | Store) and n.buffer.scope == "shared"}
+    assert used <= {id(n.buffer) for n in walk(placed) if isinstance(n, Alloc)}
+    return found, placed.kernels[0].shared_bytes
+
+
+def test_memory_is_used_again():
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            a = T.alloc_shared((64,), "float32")
+            b = T.alloc_shared((40,), "float32")
+            c = T.alloc_shared((32, 2), "float16")
+            T.alloc_shared((1000,), "float32")
+            a[0] = x[0]
+            b[0] = a[0]
+            c[0, 0] = T.cast(b[0], "float16")
+            x[1] = T.cast(c[0, 0], "float32")
+
+    found, size = place(kernel.program)
+    assert found == {"a": 0, "b": 256, "c": 0}
+    assert size == 256 + 160
+
+
+def test_what_outlives_an_iteration_lives_through_the_loop():
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            carried = T.alloc_shared((32,), "float32")
+            late = T.alloc_shared((32,), "float32")
+            for i in T.serial(4):
+                one = T.alloc_shared((32,), "float32")
+                two = T.alloc_shared((32,), "float32")
+                one[0] = x[i]
+                x[i] = one[0]
+                two[0] = carried[0]
+                x[i] = two[0]
+                carried[0] = x[i]
+            late[0] = 1.0
+
+    found, size = place(kernel.program)
+    assert found["one"] == found["two"] != found["carried"]  # inner allocations hold nothing from before
+    assert found["late"] == 0
+    assert size == 256
+
+
+def test_a_swizzled_tile_starts_where_its_pattern_does():
+    layout = Layout(((Digit(8, 64, "m"),), (Digit(64, 1, "m"),)), swizzle=Swizzle(3, 3, 3))
+    plain = Buffer("plain", (const(400, dt.int32),), dt.float32, "shared")
+    tile = Buffer("tile", (const(8, dt.int32), const(64, dt.int32)), dt.float16, "shared", layout=layout)
+    zero = const(0, dt.int32)
+    body = Block((
+        Alloc(plain), Alloc(tile),
+        Store(plain, (zero,), const(0.0, dt.float32)), Store(tile, (zero, zero), const(0.0, dt.float16)),
+        Store(plain, (zero,), const(0.0, dt.float32)),
+    ))  # fmt: skip
+    kernel = Kernel((const(1, dt.int32),), (Var("b", role="block"),), (32,), body)
+    found, size = place(Program("made", (), (kernel,), (), ()))
+    assert found == {"plain": 0, "tile": 2048} and size == 2048 + 1024
+
+
+def test_random_lives(seed):
+    """No byte is given to two buffers alive at once, and lives cover every access that a run could make."""
+    rng = random.Random(seed)
+    zero = const(0, dt.int32)
+    for _ in range(30):
+        buffers = [
+            Buffer(f"b{n}", (const(rng.choice((1, 3, 64, 200, 1000)), dt.int32),), dt.float32, "shared")
+            for n in range(rng.randint(1, 9))
+        ]
+
+        def body(depth, buffers=buffers):
+            stmts = []
+            for _ in range(rng.randint(1, 5)):
+                if depth and rng.random() < 0.4:
+                    var = Var("i", role="loop")
+                    stmts.append(For(LoopKind.SERIAL, (var,), (zero,), (const(2, dt.int32),), body(depth - 1)))
+                else:
+                    stmts.append(Store(rng.choice(buffers), (zero,), const(0.0, dt.float32)))
+            return Block(tuple(stmts))
+
+        whole = Block((*(Alloc(b) for b in buffers), body(3)))
+        kernel = Kernel((const(1, dt.int32),), (Var("b", role="block"),), (32,), whole)
+        offsets, size = place(Program("made", (), (kernel,), (), ()))
+        lives = lives_of(kernel)
+        trace = _trace(whole)
+        for n, a in enumerate(lives):
+            start = offsets[a.buffer.name]
+            assert start % 128 == 0 and start + shared_size(a.buffer) <= size
+            for b in lives[n + 1 :]:
+                apart = start + shared_size(a.buffer) <= offsets[b.buffer.name] or (
+                    offsets[b.buffer.name] + shared_size(b.buffer) <= start
+                )
+                mixed = _interleave(trace, a.buffer, b.buffer)
+                assert apart or not mixed
+
+
+def _trace(block):
+    """Buffers in the order in which a run touches them."""
+    found = []
+    for s in block.stmts:
+        if isinstance(s, For):
+            found += _trace(s.body) * int(s.stops[0].value)
+        elif isinstance(s, Store):
+            found.append(s.buffer)
+    return found
+
+
+def _interleave(trace, a, b):
+    """Whether a run comes back to one of the two after the other."""
+    seen = [x for x in trace if x is a or x is b]
+    return sum(x is not y for x, y in itertools.pairwise(seen)) > 1

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared buffers get their offsets in the block's shared memory; those that are never alive together share bytes.
+
+A buffer is alive from its first access to its last; where it outlives an iteration of a loop, through the whole loop.
+Each buffer takes the tightest gap that it fits, larger ones first. What it costs in barriers is left to insert_sync.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..build import Build
+from ..diagnostics import Span, error
+from ..ir.buffer import Buffer
+from ..ir.expr import Address, Load
+from ..ir.node import Node, Rewriter, children, walk
+from ..ir.stmt import Alloc, Block, For, Kernel, Program, Stmt, Store, While
+
+ALIGNMENT = 128  # bytes: a row of all banks
+SWIZZLED_ALIGNMENT = 1024  # eight such rows, after which every swizzle repeats
+
+
+def place_shared(program: Program, build: Build) -> Program:
+    """Give every shared buffer its offset and every kernel its `shared_bytes`.
+
+    Raises TileError (`shared_memory`) if a block needs more than the target has.
+    """
+    kernels = tuple(_placed(kernel, build) for kernel in program.kernels)
+    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
+    return program if same else replace(program, kernels=kernels)
+
+
+@dataclass
+class Life:
+    """A buffer from its `first` to its `last` access, as positions in the kernel's text."""
+
+    buffer: Buffer
+    span: Span | None
+    loops: tuple[int, ...]  # around its allocation
+    first: int = -1
+    last: int = -1
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return shared_size(self.buffer)
+
+    def meets(self, other: Life) -> bool:
+        """Whether both are alive at some point."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def shared_size(buffer: Buffer) -> int:
+    """Bytes that a shared buffer takes, holes of its layout included."""
+    shape = buffer.static_shape
+    assert shape is not None, f"`{buffer.name}` has a dynamic size"
+    elements = math.prod(shape) if buffer.layout is None else buffer.layout.extent("m")
+    return elements * buffer.dtype.itemsize
+
+
+def _placed(kernel: Kernel, build: Build) -> Kernel:
+    lives = lives_of(kernel)
+    if all(n.buffer.offset is not None for n in walk(kernel) if isinstance(n, Alloc) and n.buffer.scope == "shared"):
+        return kernel
+    offsets = _offsets(lives)
+    total = max((offsets[id(life.buffer)] + life.size for life in lives), default=0)
+    if total > build.target.shared_limit:
+        worst = max(lives, key=lambda life: life.size)
+        table = "\n".join(_row(life, offsets[id(life.buffer)]) for life in sorted(lives, key=lambda x: -x.size))
+        notes = [(None, table)]
+        limit = build.target.shared_limit
+        raise error("shared_memory", worst.span, notes, need=total, target=str(build.target), limit=limit)
+    new: Kernel = _Place(offsets)(kernel)
+    return replace(new, shared_bytes=total)
+
+
+def _row(life: Life, offset: int) -> str:
+    shape = "x".join(str(n) for n in life.buffer.static_shape or ())
+    return f"{life.size:8} bytes at {offset:6}: {life.buffer.name} ({shape} {life.buffer.dtype})"
+
+
+def lives_of(kernel: Kernel) -> list[Life]:
+    """The shared buffers of a kernel that are used, in the order of their allocation."""
+    found: dict[int, Life] = {}
+    starts, ends = list[int](), list[int]()  # of the loops, by number
+    inside: list[tuple[Life, tuple[int, ...]]] = []
+    clock = 0
+
+    def visit(node: Node, loops: tuple[int, ...]) -> None:
+        nonlocal clock
+        clock += 1
+        if isinstance(node, For | While):
+            loops = (*loops, len(ends))
+            starts.append(clock)
+            ends.append(0)
+        if isinstance(node, Alloc) and node.buffer.scope == "shared":
+            found[id(node.buffer)] = Life(node.buffer, node.span, loops)
+        if isinstance(node, Load | Store | Address) and (life := found.get(id(node.buffer))):
+            life.first = clock if life.first < 0 else life.first
+            life.last = clock
+            inside.append((life, loops))
+        for child in children(node):
+            visit(child, loops)
+        if isinstance(node, For | While):
+            ends[loops[-1]] = clock
+
+    visit(kernel.body, ())
+    for life, loops in inside:
+        for loop in loops[len(life.loops) :]:
+            life.first, life.last = min(life.first, starts[loop]), max(life.last, ends[loop])
+    return [life for life in found.values() if life.first >= 0]
+
+
+def _offsets(lives: Sequence[Life]) -> dict[int, int]:
+    """Offsets by buffer: of the gaps between what is alive at the same time, the smallest that fits."""
+    placed: list[tuple[Life, int]] = []
+    for life in sorted(lives, key=lambda x: -x.size):
+        swizzled = life.buffer.layout is not None and life.buffer.layout.swizzle is not None
+        unit = SWIZZLED_ALIGNMENT if swizzled else ALIGNMENT
+        taken = sorted((offset, offset + other.size) for other, offset in placed if other.meets(life))
+        fitting = [(end - at, at) for at, end in _gaps(taken, unit) if end - at >= life.size]
+        placed.append((life, min(fitting)[1]))
+    return {id(life.buffer): offset for life, offset in placed}
+
+
+def _gaps(taken: Sequence[tuple[int, int]], unit: int) -> Iterator[tuple[int, float]]:
+    """Free stretches from a multiple of `unit` on; the last has no end."""
+    at = 0
+    for start, end in taken:
+        if start > at:
+            yield at, start
+        at = max(at, -(-end // unit) * unit)
+    yield at, math.inf
+
+
+class _Place(Rewriter):
+    """Replaces buffers by the same with an offset."""
+
+    def __init__(self, offsets: dict[int, int]):
+        self.offsets = offsets
+        self.made: dict[int, Buffer] = {}
+
+    def Alloc(self, node: Alloc) -> Stmt:
+        new = self.made_for(node.buffer)
+        if new.scope == "shared" and new.offset is None:
+            return Block(())  # never used
+        return node if new is node.buffer else replace(node, buffer=new)
+
+    def made_for(self, buffer: Buffer) -> Buffer:
+        """`buffer` where it lies."""
+        if id(buffer) not in self.offsets:
+            return buffer
+        if id(buffer) not in self.made:
+            self.made[id(buffer)] = replace(buffer, offset=self.offsets[id(buffer)])
+        return self.made[id(buffer)]
+
+    def Buffer(self, buffer: Buffer) -> Buffer:
+        return self.made_for(buffer)
