@@ -18,6 +18,7 @@ from ..ir.divisor import divides
 from ..ir.expr import Address, Const, Expr, Load, Var, cast, const
 from ..ir.layout import Digit
 from ..ir.stmt import Alloc, Block, For, If, LoopKind, Stmt, Store
+from .alignment import aligned_run
 from .base import is_one, spread
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ def refuses(op: Copy, ctx: ThreadContext) -> str | None:
     if isinstance(blocks, str):
         return blocks
     chunk = 16 // shared.buffer.dtype.itemsize
-    layout, width = shared.buffer.layout, shared.buffer.shape[-1]
-    held = layout.vector_width() if layout is not None else int(width.value) if isinstance(width, Const) else 1
+    held = aligned_run(shared.buffer)
     if is_one(shared.extents[-1]) or held % chunk or not divides(chunk, shared.starts[-1], ctx.ranges):
         return f"the rows of `{shared.buffer.name}` are not runs of 16 bytes"
     return None
@@ -66,6 +66,7 @@ def blocks_of(fragment: Region, dtype: dt.DType) -> Blocks | str:
     """The blocks of a fragment whose elements are stored as `dtype`, or why it has none."""
     buffer, layout = fragment.buffer, fragment.buffer.layout
     sizes = buffer.static_shape
+    layout = layout.canonical if layout is not None else None
     whole = sizes is not None and all(
         isinstance(e, Const) and e.value == size for e, size in zip(fragment.extents, sizes, strict=True)
     )
@@ -77,12 +78,28 @@ def blocks_of(fragment: Region, dtype: dt.DType) -> Blocks | str:
     run = 4 // dtype.itemsize
     along = (Digit(4, 1, "t"), Digit(run, 1, "r")) if run > 1 else (Digit(4, 1, "t"),)
     for trans in (False, True) if run == 2 else (False,):
+        if len(dims) != 2:
+            break
         ends = (along, ACROSS) if trans else (ACROSS, along)
-        if len(dims) == 2 and all(d[-len(end) :] == end for d, end in zip(dims, ends, strict=True)):
-            rows, columns = (d[: -len(end)] for d, end in zip(dims, ends, strict=True))
-            if all(d.stride % (WARP if d.axis == "t" else run) == 0 for d in (*rows, *columns)):
-                return Blocks((rows, columns), trans, run)
+        rows, columns = (_without(digits, end) for digits, end in zip(dims, ends, strict=True))
+        if rows is None or columns is None:
+            continue
+        if all(d.stride % (WARP if d.axis == "t" else run) == 0 for d in (*rows, *columns)):
+            return Blocks((rows, columns), trans, run)
     return f"the elements of `{buffer.name}` do not lie as in 8 x 8 matrices"
+
+
+def _without(digits: Digits, end: Digits) -> Digits | None:
+    """`digits` without `end`, which may be the lower part of a longer digit; None if they do not end so."""
+    for wanted in reversed(end):
+        if not digits or (digits[-1].axis, digits[-1].stride) != (wanted.axis, wanted.stride):
+            return None
+        *rest, last = digits
+        size, uneven = divmod(last.size, wanted.size)
+        if uneven:
+            return None
+        digits = (*rest, Digit(size, last.stride * wanted.size, last.axis)) if size > 1 else tuple(rest)
+    return digits
 
 
 def lower(op: Copy, ctx: ThreadContext) -> Stmt:

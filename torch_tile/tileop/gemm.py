@@ -5,18 +5,36 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..diagnostics import Diagnostic, diagnose
+from ..diagnostics import Diagnostic, InternalError, diagnose
 from ..ir import dtype as dt
 from ..ir.buffer import Region
 from ..ir.expr import Address, Call, Expr, const
 from ..ir.stmt import Block, Do, Stmt
+from . import gemm_mma, gemm_scalar
 from .base import RegisteredOp, describe, is_one, need_region, same_extents, tile_op
 from .fill import Fill
+from .threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
     from ..interp.env import Env
+
+
+class Carrier(Protocol):
+    """A module that puts products on threads: why it does not take one, what it wants, what it makes of it."""
+
+    def refuses(self, op: Gemm, ctx: ThreadContext) -> str | None:
+        """Why it does not take this product; None if it does."""
+
+    def infer_layout(self, op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """The layouts that it wants, as far as they follow from what is known."""
+
+    def lower(self, op: Gemm, ctx: ThreadContext) -> Stmt:
+        """What one thread does."""
+
+
+CARRIERS: tuple[Carrier, ...] = gemm_mma, gemm_scalar  # the first that does not refuse takes the product
 
 
 class GemmWarpPolicy(enum.Enum):
@@ -92,6 +110,29 @@ class Gemm(RegisteredOp):
         if not self.clear_accum:
             return product
         return Block((Fill(self.C, const(0, self.C.buffer.dtype)).lower_cpu(), product))
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """What the carrier of this product wants."""
+        return self._carrier(ctx)[0].infer_layout(self, known, ctx)
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """By the first carrier that does not refuse; the report says why the ones before it did."""
+        carrier, reasons = self._carrier(ctx)
+        if carrier is gemm_scalar:
+            exact = gemm_mma.has_product(self, ctx)
+            became = "multiply-adds of single elements" + ("" if exact else f" ({'; '.join(reasons)})")
+            ctx.build.note(self.span, "T.gemm", became, "; ".join(reasons) if exact else "")
+        return carrier.lower(self, ctx)
+
+    def _carrier(self, ctx: ThreadContext) -> tuple[Carrier, list[str]]:
+        """The carrier, and why each one before it refused."""
+        reasons: list[str] = []
+        for carrier in CARRIERS:
+            why_not = carrier.refuses(self, ctx)
+            if why_not is None:
+                return carrier, reasons
+            reasons.append(why_not)
+        raise InternalError("no carrier takes this product", self.span)
 
     def evaluate(self, env: Env) -> None:
         """Multiply in float64 (int64 for integers) and add in the accumulator's type."""

@@ -81,6 +81,11 @@ def partition_of(op: Gemm, ctx: ThreadContext) -> Partition:
     raise InternalError(f"`{op.C.buffer.name}` has the layout {op.C.buffer.layout}, not an accumulator's", op.span)
 
 
+def has_product(op: Gemm, ctx: ThreadContext) -> bool:
+    """Whether the tensor cores multiply these types, whatever the sizes."""
+    return shape_for(*operand_types(op, ctx), ctx.target) is not None
+
+
 def operand_types(op: Gemm, ctx: ThreadContext) -> tuple[str, str, str]:
     """The types of A, B, C as `intrinsics.matrix` names them: float32 counts as tf32 where the author allows it."""
     a, b, c = (region.buffer.dtype.name for region in (op.A, op.B, op.C))

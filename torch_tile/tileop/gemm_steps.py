@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from ..intrinsics.matrix import Digits, ldmatrix, mma, round_tf32
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer, Region
+from ..ir.divisor import divides
 from ..ir.expr import Address, Const, Expr, Load, Var, const
 from ..ir.stmt import Alloc, Block, For, LoopKind, Stmt, Store
+from .alignment import aligned_run
 from .gemm_partition import Partition
 
 if TYPE_CHECKING:
@@ -185,10 +187,9 @@ def _no_ldmatrix(s: Source, ctx: ThreadContext) -> str:
     if s.across and buffer.dtype.bits != 16:
         return f"`{buffer.name}` runs across k, and ldmatrix turns only 16-bit elements"
     chunk = 16 // buffer.dtype.itemsize
-    width = _number(buffer.shape[-1]) if buffer.layout is None else buffer.layout.vector_width()
-    if width % chunk:
+    if aligned_run(buffer) % chunk:
         return f"the rows of `{buffer.name}` are not runs of 16 bytes"
-    if not ctx.ranges.prove(s.region.starts[-1] % chunk == 0):
+    if not divides(chunk, s.region.starts[-1], ctx.ranges):
         return f"the slice of `{buffer.name}` may not start at a multiple of 16 bytes"
     return ""
 
