@@ -74,6 +74,8 @@ def test_what_never_runs_is_outside_of_nothing(keeps):
                 tile[b] = 0.0
             else:
                 tile[b] = 0.0
+            if b << 3 == 7:
+                tile[b % 1] = 0.0
             for i in T.serial(8):
                 if i < 4:
                     tile[i] = T.if_then_else(i >= 1, tile[T.max(i - 1, 0)], 0.0)

@@ -118,7 +118,7 @@ class _Check(Rewriter):
                 return
             size = region.buffer.shape[dim]
             if region.buffer.scope != "global" and (
-                self.ranges.prove(r.start < 0) or self.ranges.prove(r.start + r.extent > size)
+                self._always(r.start < 0) or self._always(r.start + r.extent > size)
             ):
                 text = f"{r.start!r}:{r.start + r.extent!r}"
                 self._outside(region.buffer, dim, text, op)
@@ -127,8 +127,12 @@ class _Check(Rewriter):
         if buffer.scope == "global":
             return
         for dim, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
-            if self.ranges.prove(index < 0) or self.ranges.prove(index >= size):
+            if self._always(index < 0) or self._always(index >= size):
                 self._outside(buffer, dim, repr(index), node)
+
+    def _always(self, condition: Expr) -> bool:
+        """Whether a condition certainly holds; where its contrary does too, nothing ever runs."""
+        return self.ranges.prove(condition) and not self.ranges.refute(condition)
 
     def _outside(self, buffer: Buffer, dim: int, index: str, node: Node) -> None:
         if not self.runs:
