@@ -4,44 +4,14 @@
 import contextlib
 import random
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_expressions import INTS, Expressions, Tile
-
-
-@dataclass
-class Line:
-    """A statement, its body if it has one, and the branch after it."""
-
-    text: str
-    body: list["Line"] | None = None
-    otherwise: list["Line"] | None = None
-
-    def render(self, depth):
-        lines = ["    " * depth + part for part in self.text.split("\n")]
-        for head, body in ((None, self.body), ("else:", self.otherwise)):
-            if body is not None:
-                lines += ["    " * depth + head] if head else []
-                lines += [x for line in body for x in line.render(depth + 1)] or ["    " * (depth + 1) + "pass"]
-        return lines
-
-
-@dataclass
-class Source:
-    """A generated program. `tensors` are (name, shape, dtype, is it an input)."""
-
-    name: str
-    family: str
-    header: list
-    body: list
-    tensors: list = field(default_factory=list)
-
-    def text(self):
-        return "\n".join([*self.header, *[x for line in self.body for x in line.render(2)]]) + "\n"
+from fuzz_lines import Line, Source
+from fuzz_threads import ThreadGenerator
 
 
 class Generator(Expressions):
@@ -393,3 +363,9 @@ class Generator(Expressions):
 def generate():
     """`generate(seed, name)`: a random program."""
     return lambda seed, name: Generator(seed, name).generate()
+
+
+@pytest.fixture
+def generate_threads():
+    """`generate_threads(seed, name)`: a random program for GPUs."""
+    return lambda seed, name: ThreadGenerator(seed, name).generate()
