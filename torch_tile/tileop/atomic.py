@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """T.atomic_add, atomic_max, atomic_min: updates of memory that several blocks may make at once.
 
-A region takes a region or a scalar; on the CPU each element is one atomic update.
+A region takes a region or a scalar; each element is one atomic update.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..diagnostics import Diagnostic, diagnose, error
+from ..intrinsics.memory import atomic
 from ..ir import dtype as dt
 from ..ir.buffer import Region
 from ..ir.expr import Address, Call, Expr, Load, cast, is_number
 from ..ir.stmt import Do, Stmt
 from .base import RegisteredOp, describe, parallel, region_of, same_extents, scalar, spread, squeezed, tile_op
 from .copy import _extend
+from .threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
     from ..interp.env import Env
@@ -55,17 +58,28 @@ class Atomic(RegisteredOp):
 
     def lower_cpu(self) -> Stmt:
         """One atomic helper call per element."""
+        return self._each(lambda where, value: Call("cpu_atomic", (where, value), dt.int32, (self.kind,)))
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """A value fragment stays where it is: each thread updates memory with what it holds."""
+        return []
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """One atomic operation per element."""
+        return self._each(lambda where, value: atomic(where, value, self.kind))
+
+    def _each(self, update: Callable[[Address, Expr], Expr]) -> Stmt:
+        """`update` for every element, side by side."""
         target = self.dst.buffer
 
-        def update(point: tuple[Any, ...]) -> Stmt:
+        def one(point: tuple[Any, ...]) -> Stmt:
             value = self.value
             if not isinstance(value, Expr):
                 value = cast(Load(value.buffer, spread(value, point)), target.dtype)
-            where = Address(target, spread(self.dst, point))
-            return Do(Call("cpu_atomic", (where, value), dt.int32, (self.kind,)))
+            return Do(update(Address(target, spread(self.dst, point)), value))
 
         extents = squeezed(self.dst)
-        return parallel(extents, update) if extents else update(())
+        return parallel(extents, one) if extents else one(())
 
     def evaluate(self, env: Env) -> None:
         """Blocks run one after another here, so a plain update is atomic; computed in float64 or int64."""

@@ -24,6 +24,8 @@ from .base import (
     tile_op,
 )  # fmt: skip
 from .fill import Fill
+from .reduce_threads import ThreadReduce, folded_dims, result_layout, source_layout, whole
+from .threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
     from ..interp.env import Env
@@ -103,6 +105,22 @@ class Reduce(RegisteredOp):
         if not self.clear:
             return folding
         return Block((Fill(self.dst, identity_of(self.kind, target.dtype)).lower_cpu(), folding))
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """A result fragment would lie where the source's rows lie, so that nothing moves."""
+        target, source = self.dst.buffer, self.src.buffer
+        if target.scope != "fragment" or not whole(self.dst):
+            return []
+        layout = source_layout(self, known.get(source), ctx.count)
+        if layout is None:
+            return []
+        folded = folded_dims(self) if source.scope == "fragment" else {self.dim}
+        why = f"holds the rows of `{source.name}` reduced over dim {self.dim}"
+        return [Demand(target, result_layout(self, layout, folded), False, why, self.span)]
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """In each thread, then over the lanes of a warp, then across warps: reduce_threads.py."""
+        return ThreadReduce(self, ctx, combine).statements()
 
     def evaluate(self, env: Env) -> None:
         """Fold in float64 (int64 for integers)."""

@@ -13,6 +13,8 @@ from ..ir.expr import Expr, Load, cast, const, select
 from ..ir.stmt import Stmt, Store
 from .base import RegisteredOp, describe, need_region, parallel, same_extents, serial, tile_op
 from .reduce import combine
+from .scan_threads import scan_on_threads
+from .threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
     from ..interp.env import Env
@@ -68,6 +70,18 @@ class Scan(RegisteredOp):
             return Store(target, at(self.dst, point, here), select(k == const(0, dt.int32), value, total))
 
         return serial(extent, lambda k: parallel(outer, lambda p: step(p, k)) if outer else step((), k))
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """Fragments pass through shared memory, so that any layout will do; that of the other side if there is one."""
+        source, target = self.src.buffer, self.dst.buffer
+        layout = known.get(source) if "fragment" == source.scope == target.scope else None
+        if layout is None or source is target or not same_extents(source.shape, target.shape):
+            return []
+        return [Demand(target, layout, False, f"holds the running values of `{source.name}`", self.span)]
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """Rows by a few lanes of a warp each: scan_threads.py."""
+        return scan_on_threads(self, ctx, combine)
 
     def evaluate(self, env: Env) -> None:
         """torch's scan in float64 (int64 for integers)."""
