@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..diagnostics import InternalError, LaunchError
+from ..diagnostics import LaunchError
 
 SHARED_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that every function may have
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -41,10 +41,7 @@ class Driver:
 
     def address(self, name: str) -> int:
         """Where one of the driver's functions lies, for callers that are not in Python."""
-        found = ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value
-        if not found:
-            raise InternalError(f"libcuda has no {name}")
-        return found
+        return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0
 
     def version(self) -> tuple[int, int]:
         """The newest CUDA version that the driver supports."""

@@ -36,6 +36,7 @@ class BaseLauncher:
         self.binding = Binding(program, self.out_idx)
         self.given, self.sizes = self.binding.given, self.binding.sizes
         self.scalars = [p for p in program.params if isinstance(p, Var)]
+        self.begin: Callable[..., Any] = self.__call__  # the shortest way to a call
         self.known: dict[Any, Sizes] = {}  # by the dtypes, sizes, strides and devices of the arguments
 
     def __call__(self, *args: Any) -> Any:

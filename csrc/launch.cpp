@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// The way from a Python call to cuLaunchKernel for arguments whose form was seen before: no torch headers (tensors are
+// read through DLPack's exchange table, which torch offers on its type), stable Python ABI, no allocation.
+//
+// Everything that needs judgement is in torch_tile/runtime/cuda_launch.py: it is called for each new form of arguments
+// (dtypes, devices, sizes, strides) and for everything unusual, and leaves a plan to be followed next time.
+
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+namespace {
+
+// DLPack 1.x, the part that is used.
+struct Tensor {
+  void* data;
+  int32_t device_type, device_index;
+  int32_t rank;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+enum : uint8_t { kFloat = 2, kBfloat = 4 };
+struct Exchange {
+  uint32_t major, minor;
+  void *previous, *allocate, *managed_from_object, *object_from_managed;
+  int (*tensor_from_object)(PyObject*, Tensor*);
+  int (*current_stream)(int device_type, int32_t device_index, void** stream);
+};
+
+using LaunchKernel = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+using GetContext = int (*)(void**);
+using SetContext = int (*)(void*);
+
+constexpr int kMostArguments = 64, kMostWords = 512, kMostForms = 1024, kSlots = 2 * kMostForms;
+constexpr const char* kName = "torch_tile.kernel";
+
+// A form of arguments, `words` long, and behind it the plan for it, `plan_words` long: context, number of launches, and
+// for each: function, grid x y z, threads, shared bytes, number of arguments, and (kind, value) for each of these, where
+// kind 0 is the tensor `value`, 1 the scalar `value`, 2 the number `value` itself.
+struct Form {
+  uint64_t hash;
+  int words, plan_words;
+  int64_t data[1];
+};
+
+// What a kernel holds of Python's.
+enum { kSlow, kFailed, kIsNegative, kTensor, kParameter, kHeld };
+
+struct Kernel {
+  Exchange* exchange;
+  LaunchKernel launch_kernel;
+  GetContext get_context;
+  SetContext set_context;
+  PyObject* held[kHeld];
+  int count;
+  bool scalars_matter;  // launch grids depend on scalar arguments, so they are part of the form
+  char kinds[kMostArguments];  // 't' for tensors, else the struct module's letter of a number
+  uint64_t masks[kMostArguments];  // bits of an address that must be 0
+  Form* last;
+  Form* forms[kSlots];
+  int known;
+};
+
+struct Arguments {
+  uint64_t pointers[kMostArguments], scalars[kMostArguments];
+  int tensors, numbers, words;
+  int32_t device_type, device_index;
+  int64_t form[kMostWords];
+};
+
+// Each reader returns false for what it leaves to Python.
+bool read_tensor(Kernel* kernel, PyObject* object, uint64_t mask, Arguments* into) {
+  PyObject* type = (PyObject*)Py_TYPE(object);
+  if (type != kernel->held[kTensor] && type != kernel->held[kParameter]) return false;
+  Tensor tensor;
+  if (kernel->exchange->tensor_from_object(object, &tensor) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  if (into->words + 1 + 2 * tensor.rank > kMostWords) return false;
+  int64_t* form = into->form + into->words;
+  *form++ = tensor.code | (int64_t)tensor.bits << 8 | (int64_t)tensor.lanes << 16 | (int64_t)tensor.device_type << 32 |
+            (int64_t)tensor.device_index << 40 | (int64_t)tensor.rank << 56;
+  bool empty = false;
+  for (int d = 0; d < tensor.rank; ++d) {
+    *form++ = tensor.shape[d];
+    *form++ = tensor.strides[d];
+    empty |= tensor.shape[d] == 0;
+  }
+  into->words = (int)(form - into->form);
+  uint64_t address = (uint64_t)tensor.data + tensor.byte_offset;
+  if ((address & mask) || (address == 0 && !empty)) return false;
+  if (tensor.code == kFloat || tensor.code == kBfloat) {  // a view whose sign is yet to be turned
+    PyObject* negative = PyObject_CallFunctionObjArgs(kernel->held[kIsNegative], object, NULL);
+    if (negative == NULL) PyErr_Clear();
+    Py_XDECREF(negative);
+    if (negative != Py_False) return false;
+  }
+  if (into->tensors == 0) {
+    into->device_type = tensor.device_type;
+    into->device_index = tensor.device_index;
+  }
+  into->pointers[into->tensors++] = address;
+  return true;
+}
+
+bool fits(int64_t value, char kind) {
+  switch (kind) {
+    case '?': return value == 0 || value == 1;
+    case 'b': return value == (int8_t)value;
+    case 'h': return value == (int16_t)value;
+    case 'i': return value == (int32_t)value;
+    case 'q': return true;
+    case 'B': return value == (uint8_t)value;
+    case 'H': return value == (uint16_t)value;
+    case 'I': return value == (uint32_t)value;
+    case 'Q': return value >= 0;
+    default: return false;
+  }
+}
+
+bool read_number(PyObject* object, char kind, uint64_t* into) {
+  if (kind == 'f' || kind == 'd') {
+    if (!PyFloat_Check(object) && !PyLong_Check(object)) return false;
+    double value = PyFloat_AsDouble(object);
+    if (value == -1.0 && PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
+    float narrow = (float)value;
+    *into = 0;
+    memcpy(into, kind == 'f' ? (void*)&narrow : (void*)&value, kind == 'f' ? 4 : 8);
+    return true;
+  }
+  if (!PyLong_Check(object)) return false;
+  int overflow = 0;
+  int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
+  *into = (uint64_t)value;
+  return !overflow && fits(value, kind);
+}
+
+bool read(Kernel* kernel, PyObject* const* objects, Py_ssize_t count, Arguments* into) {
+  into->tensors = into->numbers = into->words = 0;
+  if (count != kernel->count) return false;
+  for (int i = 0; i < kernel->count; ++i) {
+    if (kernel->kinds[i] == 't') {
+      if (!read_tensor(kernel, objects[i], kernel->masks[i], into)) return false;
+    } else {
+      uint64_t* number = into->scalars + into->numbers++;
+      if (!read_number(objects[i], kernel->kinds[i], number)) return false;
+      if (kernel->scalars_matter) {
+        if (into->words == kMostWords) return false;
+        into->form[into->words++] = (int64_t)*number;
+      }
+    }
+  }
+  return into->tensors > 0;
+}
+
+uint64_t hash_of(const Arguments& arguments) {
+  uint64_t hash = (uint64_t)arguments.words;
+  for (int i = 0; i < arguments.words; ++i) {
+    hash = (hash ^ (uint64_t)arguments.form[i]) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+bool is_form(const Form* form, const Arguments& arguments) {
+  return form->words == arguments.words && memcmp(form->data, arguments.form, 8 * arguments.words) == 0;
+}
+
+// The place of a form in the table: where it is, or the free place where it belongs.
+Form** place(Kernel* kernel, const Arguments& arguments, uint64_t hash) {
+  for (uint64_t at = hash % kSlots;; at = (at + 1) % kSlots) {
+    Form* form = kernel->forms[at];
+    if (form == NULL || (form->hash == hash && is_form(form, arguments))) return &kernel->forms[at];
+  }
+}
+
+void forget(Kernel* kernel) {
+  for (Form*& form : kernel->forms) {
+    free(form);
+    form = NULL;
+  }
+  kernel->last = NULL;
+  kernel->known = 0;
+}
+
+// Follow a plan. It is copied first: while the driver is at work, other Python threads may change the table.
+int follow(Kernel* kernel, const Form* form, Arguments* arguments, void* stream) {
+  int64_t plan[kMostWords];
+  memcpy(plan, form->data + form->words, 8 * form->plan_words);
+  PyThreadState* thread = PyEval_SaveThread();
+  void *context = (void*)plan[0], *before = NULL;
+  int status = kernel->get_context(&before);
+  if (status == 0 && before != context) status = kernel->set_context(context);
+  int64_t* at = plan + 2;
+  for (int64_t left = plan[1]; left > 0 && status == 0; --left) {
+    void* places[kMostWords / 2];
+    int64_t* argument = at + 7;
+    for (int64_t i = 0; i < at[6]; ++i, argument += 2) {
+      places[i] = argument[0] == 0   ? (void*)&arguments->pointers[argument[1]]
+                  : argument[0] == 1 ? (void*)&arguments->scalars[argument[1]]
+                                     : (void*)&argument[1];
+    }
+    status = kernel->launch_kernel((void*)at[0], (unsigned)at[1], (unsigned)at[2], (unsigned)at[3], (unsigned)at[4], 1, 1,
+                                   (unsigned)at[5], stream, places, NULL);
+    at = argument;
+  }
+  if (before != context) kernel->set_context(before);
+  PyEval_RestoreThread(thread);
+  return status;
+}
+
+PyObject* in_python(PyObject* function, PyObject* const* objects, Py_ssize_t count) {
+  PyObject* tuple = PyTuple_New(count);
+  if (tuple == NULL) return NULL;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    Py_INCREF(objects[i]);
+    PyTuple_SetItem(tuple, i, objects[i]);
+  }
+  PyObject* result = PyObject_Call(function, tuple, NULL);
+  Py_DECREF(tuple);
+  return result;
+}
+
+PyObject* launch(PyObject* self, PyObject* const* objects, Py_ssize_t count) {
+  Kernel* kernel = (Kernel*)PyCapsule_GetPointer(self, kName);
+  if (kernel == NULL) return NULL;
+  Arguments arguments;
+  if (!read(kernel, objects, count, &arguments)) return in_python(kernel->held[kSlow], objects, count);
+  Form* form = kernel->last;
+  if (form == NULL || !is_form(form, arguments)) {
+    form = *place(kernel, arguments, hash_of(arguments));
+    if (form == NULL) return in_python(kernel->held[kSlow], objects, count);
+    kernel->last = form;
+  }
+  void* stream = NULL;
+  if (kernel->exchange->current_stream(arguments.device_type, arguments.device_index, &stream) != 0) return NULL;
+  int status = follow(kernel, form, &arguments, stream);
+  if (status != 0) return PyObject_CallFunction(kernel->held[kFailed], "i", status);
+  Py_RETURN_NONE;
+}
+
+// remember(kernel, arguments, plan): follow `plan`, 64-bit numbers, from now on for arguments of this form.
+PyObject* remember(PyObject*, PyObject* args) {
+  PyObject *capsule, *given;
+  const char* plan;
+  Py_ssize_t bytes;
+  if (!PyArg_ParseTuple(args, "OO!y#", &capsule, &PyTuple_Type, &given, &plan, &bytes)) return NULL;
+  Kernel* kernel = (Kernel*)PyCapsule_GetPointer(capsule, kName);
+  if (kernel == NULL) return NULL;
+  PyObject* objects[kMostArguments];
+  Py_ssize_t count = PyTuple_Size(given);
+  for (Py_ssize_t i = 0; i < count && i < kMostArguments; ++i) objects[i] = PyTuple_GetItem(given, i);
+  Arguments arguments;
+  if (bytes > 8 * kMostWords || !read(kernel, objects, count, &arguments)) Py_RETURN_FALSE;
+  if (kernel->known == kMostForms) forget(kernel);
+  uint64_t hash = hash_of(arguments);
+  Form** into = place(kernel, arguments, hash);
+  size_t size = sizeof(Form) + 8 * (size_t)arguments.words + (size_t)bytes;
+  Form* form = *into != NULL ? NULL : (Form*)malloc(size);
+  if (form == NULL) Py_RETURN_FALSE;
+  form->hash = hash;
+  form->words = arguments.words;
+  form->plan_words = (int)(bytes / 8);
+  memcpy(form->data, arguments.form, 8 * (size_t)arguments.words);
+  memcpy(form->data + arguments.words, plan, (size_t)bytes);
+  *into = form;
+  ++kernel->known;
+  Py_RETURN_TRUE;
+}
+
+void destroy(PyObject* capsule) {
+  Kernel* kernel = (Kernel*)PyCapsule_GetPointer(capsule, kName);
+  forget(kernel);
+  for (PyObject* each : kernel->held) Py_DECREF(each);
+  free(kernel);
+}
+
+PyMethodDef launch_method = {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "Launch on these arguments."};
+
+// make(exchange, (slow, failed, is_negative, Tensor, Parameter), (cuLaunchKernel, cuCtxGetCurrent, cuCtxSetCurrent),
+//      kinds, masks, scalars_matter)
+// -> (launch function, kernel for `remember`), or None if torch's table is of a kind that is not known here.
+PyObject* make(PyObject*, PyObject* args) {
+  PyObject *exchange, *held[kHeld];
+  unsigned long long launch_kernel, get_context, set_context;
+  const char *kinds, *masks;
+  Py_ssize_t count, mask_bytes;
+  int scalars_matter;
+  if (!PyArg_ParseTuple(args, "O(OOOOO)(KKK)y#y#p", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
+                        &held[kTensor], &held[kParameter], &launch_kernel, &get_context, &set_context, &kinds, &count,
+                        &masks, &mask_bytes, &scalars_matter))
+    return NULL;
+  Exchange* table = (Exchange*)PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
+  if (table == NULL) return NULL;
+  if (table->major != 1 || table->tensor_from_object == NULL || count > kMostArguments || mask_bytes != 8 * count)
+    Py_RETURN_NONE;
+  Kernel* kernel = (Kernel*)calloc(1, sizeof(Kernel));
+  if (kernel == NULL) return PyErr_NoMemory();
+  kernel->exchange = table;
+  kernel->launch_kernel = (LaunchKernel)launch_kernel;
+  kernel->get_context = (GetContext)get_context;
+  kernel->set_context = (SetContext)set_context;
+  kernel->count = (int)count;
+  kernel->scalars_matter = scalars_matter;
+  memcpy(kernel->kinds, kinds, (size_t)count);
+  memcpy(kernel->masks, masks, (size_t)mask_bytes);
+  for (int i = 0; i < kHeld; ++i) {
+    Py_INCREF(held[i]);
+    kernel->held[i] = held[i];
+  }
+  PyObject* capsule = PyCapsule_New(kernel, kName, destroy);
+  PyObject* function = capsule == NULL ? NULL : PyCFunction_NewEx(&launch_method, capsule, NULL);
+  return function == NULL ? NULL : Py_BuildValue("NN", function, capsule);
+}
+
+PyMethodDef methods[] = {
+    {"make", make, METH_VARARGS, "A launch function and its kernel."},
+    {"remember", remember, METH_VARARGS, "Follow a plan for arguments of this form."},
+    {NULL, NULL, 0, NULL},
+};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "torch_tile_launch", "Launches CUDA kernels.", -1, methods, NULL, NULL, NULL, NULL};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_torch_tile_launch(void) { return PyModule_Create(&module); }

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A driver that keeps a diary instead of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torch_tile.runtime import cuda_launch, driver as driver_module
+from torch_tile.runtime.driver import Driver
+from torch_tile.runtime.host_compiler import compile_shared
+
+FAKE = Path(__file__).with_name("fake_cuda.cpp")
+CONTEXT = 0x1000  # of device 0; each further device's is one more
+
+
+class Record(ctypes.Structure):
+    """One launch, as the driver was asked for it."""
+
+    _fields_ = [
+        ("function", ctypes.c_uint64), ("context", ctypes.c_uint64), ("stream", ctypes.c_uint64),
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("slots", ctypes.c_uint64 * 16),
+    ]  # fmt: skip
+
+
+class FakeCuda:
+    """The stand-in for libcuda, its memory of what was asked for, and its settings."""
+
+    def __init__(self, path: Path):
+        self.library = ctypes.CDLL(str(path))
+        self.driver = Driver(self.library)
+
+    def number(self, name: str) -> ctypes.c_int:
+        """A variable of the library: slots (arguments that a launch reads), refuse (the status of launches), ..."""
+        return ctypes.c_int.in_dll(self.library, name)
+
+    def reset(self) -> None:
+        self.library.fake_reset()
+
+    def launches(self) -> list[Record]:
+        """All since the last time."""
+        records = (Record * 64).in_dll(self.library, "records")
+        found = [Record.from_buffer_copy(records[n]) for n in range(self.number("count").value)]
+        self.number("count").value = 0
+        return found
+
+    def modules(self) -> list[int]:
+        """The contexts that modules were loaded into."""
+        count = self.number("modules").value
+        return list((ctypes.c_uint64 * 64).in_dll(self.library, "module_contexts")[:count])
+
+    def shared_allowed(self) -> list[int]:
+        """What functions were allowed, in bytes."""
+        return list((ctypes.c_int * 64).in_dll(self.library, "allowed")[: self.number("allowances").value])
+
+    def current(self) -> int:
+        """The current context."""
+        context = ctypes.c_void_p()
+        self.library.cuCtxGetCurrent(ctypes.byref(context))
+        return context.value or 0
+
+
+@pytest.fixture(scope="session")
+def fake_library() -> FakeCuda:
+    return FakeCuda(compile_shared(FAKE.read_text()))
+
+
+@pytest.fixture
+def fake_cuda(fake_library: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    fake_library.reset()
+    fake_library.driver.contexts.clear()
+    monkeypatch.setattr(driver_module, "driver", lambda: fake_library.driver)
+    monkeypatch.setattr(cuda_launch, "driver", lambda: fake_library.driver)
+    monkeypatch.setattr(cuda_launch, "current_stream", lambda device: 0)
+    yield fake_library

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls a program compiled for NVIDIA GPUs on tensors: on the current stream of their device, without waiting for it.
+
+A form of arguments (dtypes, devices, sizes, strides) is checked once and becomes a `Plan`; from then on only addresses
+and scalars change. The plan is followed here or, where it could be built, by csrc/launch.cpp, to the same effect.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..binding import Binding, Sizes, scalar, size_of
+from ..diagnostics import LaunchError
+from ..ir.buffer import Buffer
+from ..ir.expr import Scalar, Var
+from ..ir.node import walk
+from ..ir.stmt import Program
+from ..target import Target
+from .driver import Driver, Function, driver
+from .launch import MOST_FORMS, BaseLauncher, form_of
+from .native_launch import native
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..codegen.cuda import CudaSource, Entry
+
+LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
+GRID_LIMITS = (2**31 - 1, 65535, 65535)
+TENSOR, SCALAR, NUMBER = 0, 1, 2  # kinds of a kernel's arguments in a plan
+# Scalars that csrc/launch.cpp converts itself, by the letters of the struct module.
+LETTERS = {
+    "bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",
+    "uint64": "Q", "float32": "f", "float64": "d",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a plan. Each argument is (TENSOR or SCALAR, its position among those) or (NUMBER, 64 bits)."""
+
+    function: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    arguments: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is launched, and on which device, for arguments of one form."""
+
+    context: int
+    device: int
+    launches: tuple[Launch, ...]
+
+    def packed(self) -> bytes:
+        """The plan as csrc/launch.cpp reads it."""
+        words = [self.context, len(self.launches)]
+        for each in self.launches:
+            words += [each.function, *each.grid, each.threads, each.shared, len(each.arguments)]
+            words += [word for argument in each.arguments for word in argument]
+        return struct.pack(f"{len(words)}q", *(word if word < 2**63 else word - 2**64 for word in words))
+
+
+class CudaLauncher(BaseLauncher):
+    """Calls the entries of a cubin. Modules are loaded once for each device that arguments come from."""
+
+    kind = "cuda"
+
+    def __init__(
+        self, program: Program, source: CudaSource, cubin: bytes, target: Target, out_idx: Sequence[int] = ()
+    ):  # fmt: skip
+        super().__init__(program, out_idx)
+        self.source, self.cubin, self.target = source, cubin, target
+        self.everything = [*program.params, *program.outputs, *program.workspaces]
+        self.whole = Binding(program)
+        self.alignments = dict(
+            zip((id(b) for b in self.everything if isinstance(b, Buffer)), source.alignment, strict=True)
+        )
+        used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
+        self.scalars_matter = any(n is p for n in used for p in self.scalars)
+        self.functions: dict[int, dict[str, Function]] = {}
+        self.plans: dict[Any, Plan] = {}
+        self.remember: Callable[[tuple[Any, ...], bytes], bool] | None = None
+        self.go: Callable[..., None] = self.start
+        self.allocates = bool(self.out_idx or program.outputs or program.workspaces)
+        self.begin = self.__call__ if self.allocates else self.go
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on `args`; returns what the kernel returns, as soon as it is in the stream's queue."""
+        if not self.allocates:
+            return self.go(*args)
+        self.require_gpu()
+        return super().__call__(*args)
+
+    def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
+        """Start the kernels."""
+        left = iter(tensors)
+        self.go(*(next(left) if isinstance(p, Buffer) else scalars[p] for p in self.everything))
+
+    def device_of(self, args: Sequence[Any]) -> torch.device | str:
+        """The device of the first tensor; the current one if there is none."""
+        return next((a.device for a in args if hasattr(a, "device") and hasattr(a, "data_ptr")), self.kind)
+
+    def start(self, *args: Any) -> None:
+        """Launch on all parameters, outputs and workspaces: the whole way in Python, and the first time for a form."""
+        if len(args) != len(self.everything):
+            self.whole.in_order(args)
+        scalars = {p: scalar(p, a) for p, a in zip(self.everything, args, strict=False) if isinstance(p, Var)}
+        form: tuple[Any, ...] = tuple(map(form_of, args))
+        if self.scalars_matter:
+            form += tuple(scalars.values())
+        plan = self.plans.get(form)
+        if plan is None:
+            plan = self.plan(args, scalars)
+            if len(self.plans) >= MOST_FORMS:
+                self.plans.clear()
+            self.plans[form] = plan
+        pointers = [self.address(p, a) for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)]
+        if self.remember is not None:
+            self.remember(args, plan.packed())
+        values = (pointers, [slot_of(p, number) for p, number in scalars.items()])
+        machine, stream = driver(), current_stream(plan.device)
+        with machine.current(plan.context):
+            for each in plan.launches:
+                slots = [n if kind == NUMBER else values[kind][n] for kind, n in each.arguments]
+                machine.launch(each.function, each.grid, each.threads, each.shared, stream, slots)
+
+    def address(self, param: Buffer, tensor: torch.Tensor) -> int:
+        """Where a tensor begins, if that is where the kernel's accesses can begin."""
+        found = tensor.data_ptr()
+        alignment = self.alignments[id(param)]
+        if found % alignment:
+            raise LaunchError(
+                f"argument `{param.name}` must begin at a multiple of {alignment} bytes, and {found:#x} is none; "
+                "pass .clone(), or a view that begins elsewhere"
+            )
+        if not found and tensor.numel():
+            raise LaunchError(f"argument `{param.name}` has no memory, as fake and functional tensors have none")
+        return found
+
+    # -- plans ---------------------------------------------------------------------------------------------------------
+    def plan(self, args: Sequence[Any], scalars: Mapping[Var, Scalar]) -> Plan:
+        """Check the arguments and work out the launches."""
+        machine = self.require_gpu()
+        sizes = self.whole.sizes_of(args[: len(self.program.params)], self.kind)
+        device = self.index_of(args)
+        functions = self.load(machine, device)
+        launches = [self.launch(entry, functions[entry.name], sizes, scalars) for entry in self.source.entries]
+        self.use_native(machine)
+        return Plan(machine.context(device), device, tuple(each for each in launches if each is not None))
+
+    def launch(
+        self, entry: Entry, function: Function, sizes: Sizes, scalars: Mapping[Var, Scalar]
+    ) -> Launch | None:  # fmt: skip
+        """One kernel; None if its grid is empty."""
+        extents = [size_of(size, {**sizes, **scalars}, f"{entry.name}'s grid") for size in entry.grid]
+        x, y, z = (*extents, 1, 1, 1)[:3]
+        grid = (x, y, z)
+        if min(grid) <= 0:
+            return None
+        for axis, extent, limit in zip("xyz", grid, GRID_LIMITS, strict=True):
+            if extent > limit:
+                raise LaunchError(f"{entry.name} has {extent} blocks in {axis}; the GPU allows {limit}")
+        arguments: list[tuple[int, int]] = []
+        for argument, kind in zip(entry.args, entry.kinds, strict=True):
+            if isinstance(argument, int):
+                arguments.append((TENSOR, argument))
+            elif argument in sizes:
+                if kind == "i" and sizes[argument] > LARGEST_INT:
+                    found = f"size `{argument.name}` = {sizes[argument]}"
+                    raise LaunchError(f"{found} is too large for a 32-bit index (at most {LARGEST_INT})")
+                arguments.append((NUMBER, sizes[argument]))
+            else:
+                arguments.append((SCALAR, next(n for n, p in enumerate(self.scalars) if p is argument)))
+        return Launch(function.handle, grid, entry.threads, entry.shared_bytes, tuple(arguments))
+
+    def index_of(self, args: Sequence[Any]) -> int:
+        """The number of the device that the tensors are on."""
+        import torch
+
+        first = next((a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)), None)
+        return torch.cuda.current_device() if first is None else int(first.device.index)
+
+    def load(self, machine: Driver, device: int) -> dict[str, Function]:
+        """The entries on a device."""
+        if device not in self.functions:
+            found = machine.capability(device)
+            if not runs_on(self.target.capability, found):
+                raise LaunchError(
+                    f"{self.program.name} is compiled for {self.target.arch}, and device {device} is an sm_{found}; "
+                    f"compile with target='cuda:sm_{found}'"
+                )
+            wanted = {entry.name: entry.shared_bytes for entry in self.source.entries}
+            self.functions[device] = machine.load(self.cubin, device, wanted)
+        return self.functions[device]
+
+    def require_gpu(self) -> Driver:
+        """The driver. Raises LaunchError, saying what can be done without one."""
+        try:
+            return driver()
+        except LaunchError as problem:
+            raise LaunchError(
+                f"{self.program.name} is compiled for {self.target} and cannot run here: {problem}. "
+                "Compile it with target='cpu', or run kernel.interpret(...)"
+            ) from problem
+
+    def use_native(self, machine: Driver) -> None:
+        """From the next call on, go through csrc/launch.cpp if there is one and it knows all kinds of arguments."""
+        module = native() if self.remember is None else None
+        kinds = ["t" if isinstance(p, Buffer) else LETTERS.get(p.dtype.name, "") for p in self.everything]
+        if module is None or not all(kinds):
+            return
+        import torch
+
+        exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        if exchange is None:
+            return
+        masks = [self.alignments[id(p)] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
+        held = (self.start, failed, torch.Tensor.is_neg, torch.Tensor, torch.nn.Parameter)
+        addresses = tuple(map(machine.address, ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent")))
+        made = module.make(
+            exchange,
+            held,
+            addresses,
+            "".join(kinds).encode(),
+            struct.pack(f"{len(masks)}Q", *masks),
+            self.scalars_matter,
+        )
+        if made is not None:
+            self.go, kernel = made
+            self.remember = functools.partial(module.remember, kernel)
+            if not self.allocates:
+                self.begin = self.go
+
+
+def failed(status: int) -> None:
+    """Raise what the driver says of a launch that it refused."""
+    raise LaunchError(f"cuLaunchKernel: {driver().error(status)}")
+
+
+def runs_on(compiled: int, found: int) -> bool:
+    """Whether a cubin for one compute capability runs on another; those with an "a" run on their own only."""
+    return compiled == found or (compiled < 90 and compiled // 10 == found // 10 and compiled < found)
+
+
+def slot_of(param: Var, value: Scalar) -> int:
+    """A scalar argument as the 8 bytes whose first hold it in the parameter's type."""
+    dtype = param.dtype
+    if not dtype.is_float:
+        return int(value) % 2**64
+    if dtype.bits == 64:
+        return int.from_bytes(struct.pack("d", value), "little")
+    if dtype.bits == 32:
+        return int.from_bytes(bytes(ctypes.c_float(value)), "little")
+    import torch
+
+    narrow = torch.tensor([value], dtype=torch.float64).to(dtype.as_torch())
+    return int.from_bytes(bytes(narrow.view(torch.uint8).tolist()), "little")
+
+
+def current_stream(device: int) -> int:
+    """The handle of torch's current stream on a device."""
+    import torch
+
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(raw(device)) if raw is not None else int(torch.cuda.current_stream(device).cuda_stream)
