@@ -2,6 +2,7 @@
 """The schedule report that a compilation carries along."""
 
 from torch_tile.build import Build, Note
+from torch_tile.diagnostics import Span
 from torch_tile.target import Target
 
 
@@ -14,3 +15,18 @@ def test_notes_keep_their_order():
         Note(None, "T.copy", "scalar loads", "rows are not a multiple of 4 bytes"),
     ]
     assert Build(Target()).notes == []
+
+
+def test_the_report_prints_as_a_table():
+    build = Build(Target("cuda", 90))
+    build.note(Span("/home/me/kernel.py", 12, 12, 4, 20), "T.copy", "cp.async, 16 bytes")
+    build.note(None, "assembler", "slower code", "something was serialised")
+    found = build.schedule("matmul")
+    assert found.slow == found.notes[1:]
+    assert str(found).splitlines() == [
+        "matmul for cuda:sm_90a: 2 notes, 1 of what could be faster",
+        "  kernel.py:12  T.copy     cp.async, 16 bytes",
+        "  -             assembler  slower code",
+        "                           why not faster: something was serialised",
+    ]
+    assert str(Build(Target()).schedule("f")) == "f for cpu: 0 notes, 0 of what could be faster"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from torch_tile.options import PassConfigKey
+from torch_tile.build import PassOptions
+from torch_tile.diagnostics import TileError
+from torch_tile.options import PassConfigKey, pass_options
 
 
 def test_keys_are_tilelangs_names():
@@ -13,3 +15,28 @@ def test_keys_are_tilelangs_names():
 def test_dunder_names_are_not_keys():
     with pytest.raises(AttributeError):
         PassConfigKey.__wrapped__
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, PassOptions()),
+        ({"strict": True}, PassOptions(strict=True)),
+        ({"pass_configs": {PassConfigKey.TL_ENABLE_FAST_MATH: True}}, PassOptions(fast_math=True)),
+        ({"pass_configs": {"tl.enable_fast_math": False, "tl.unheard_of": 3}}, PassOptions()),
+        ({"pass_configs": {PassConfigKey.TL_DISABLE_FAST_MATH: False}}, PassOptions(fast_math=True)),
+        ({"pass_configs": {PassConfigKey.TL_ENABLE_TF32: True, "tl.strict": 1}}, PassOptions(strict=True, tf32=True)),
+        ({"compile_flags": ["-O3", "--use_fast_math"]}, PassOptions(fast_math=True)),
+        ({"compile_flags": "-O3 -DX"}, PassOptions()),
+        ({"verbose": True, "execution_backend": "nvrtc", "target_host": None, "debug_root_path": "."}, PassOptions()),
+    ],
+)
+def test_switches(options, wanted):
+    assert pass_options("jit", **options) == wanted
+
+
+def test_misspelt_options_are_refused():
+    with pytest.raises(TileError, match=r"jit: argument `pass_config` is not an option[\s\S]*mean pass_configs\?"):
+        pass_options("jit", pass_config={})
+    with pytest.raises(TileError, match="give one of out_idx, target"):
+        pass_options("jit", zzz=1)

@@ -21,9 +21,9 @@ PACKAGE = "torch_tile"
 LAYERS = [
     {"catalogue"},
     {"diagnostics"},
-    {"target", "options"},
+    {"target"},
     {"build", "ir"},
-    {"intrinsics"},
+    {"intrinsics", "options"},
     {"tileop", "binding"},
     {"language", "lowering", "codegen", "interp", "runtime"},
     {"profiler"},

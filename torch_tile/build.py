@@ -40,3 +40,32 @@ class Build:
     def note(self, span: Span | None, op: str, became: str, why_not: str = "") -> None:
         """Add a line to the schedule report."""
         self.notes.append(Note(span, op, became, why_not))
+
+    def schedule(self, name: str) -> Schedule:
+        """The report so far, of the kernel `name`."""
+        return Schedule(name, self.target, tuple(self.notes))
+
+
+@dataclass(frozen=True, repr=False)
+class Schedule:
+    """A kernel's schedule report: what each operation became, and why nothing faster. Prints as a table."""
+
+    name: str
+    target: Target
+    notes: tuple[Note, ...]
+
+    @property
+    def slow(self) -> tuple[Note, ...]:
+        """The notes on what could be faster."""
+        return tuple(note for note in self.notes if note.why_not)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name} for {self.target}: {len(self.notes)} notes, {len(self.slow)} of what could be faster"]
+        places = [f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else "-" for note in self.notes]
+        place_width = max(map(len, places), default=0)
+        op_width = max((len(note.op) for note in self.notes), default=0)
+        for place, note in zip(places, self.notes, strict=True):
+            lines.append(f"  {place:{place_width}}  {note.op:{op_width}}  {note.became}")
+            if note.why_not:
+                lines.append(f"  {'':{place_width}}  {'':{op_width}}  why not faster: {note.why_not}")
+        return "\n".join(lines)

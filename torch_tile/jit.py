@@ -10,38 +10,75 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .build import Build, PassOptions
 from .codegen.cpu import ENTRY, emit_cpu
 from .diagnostics import error
 from .ir.buffer import Buffer
 from .ir.stmt import Program, dimensions
 from .kernel import JITKernel
-from .language.eager import Specialisation, specialise, trace_eager
+from .language.eager import EagerCall, Specialisation, specialise, trace_eager
 from .language.program import PrimFunc
 from .language.rewrite import source_tree
-from .lowering import CPU_PASSES, lower
+from .lowering import CPU_PASSES, cuda_passes, lower
+from .options import pass_options
 from .runtime.host_compiler import compile_shared
 from .runtime.launch import Launcher
 from .runtime.library import load_entry
 from .target import Target
 
+if TYPE_CHECKING:
+    from .codegen.cuda import Entry
+    from .runtime.nvrtc import Cubin
 
-def compile_program(program: Program, out_idx: Sequence[int] = (), target: object = "auto") -> JITKernel:
+
+def compile_program(
+    program: Program, out_idx: Sequence[int] = (), target: object = "auto", options: PassOptions | None = None
+) -> JITKernel:
     """From a traced program to a kernel that can be called."""
-    machine = Target.of(target)
+    build = Build(Target.of(target), options or PassOptions())
+    return (compile_cuda if build.target.kind == "cuda" else compile_cpu)(program, out_idx, build)
+
+
+def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
+    """The steps for the CPU."""
     lowered = lower(program, CPU_PASSES)  # passes: lowering/__init__.py
     source = emit_cpu(lowered, dimensions(program))  # C++: codegen/cpu.py
     library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
-    launcher = Launcher(
-        program, load_entry(library, ENTRY), source.asserts, out_idx
-    )  # checks and calls: runtime/launch.py
-    return JITKernel(program, lowered, source.text, launcher, machine)
+    entry = load_entry(library, ENTRY)
+    launcher = Launcher(program, entry, source.asserts, out_idx)  # checks and calls: runtime/launch.py
+    return JITKernel(program, lowered, source.text, launcher, build)
+
+
+def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
+    """The steps for NVIDIA GPUs, none of which needs one."""
+    from .codegen.cuda import emit_cuda
+    from .runtime.cuda_launch import CudaLauncher
+    from .runtime.nvrtc import compile_cubin
+
+    lowered = lower(program, cuda_passes(build))  # passes: lowering/__init__.py
+    source = emit_cuda(lowered, build, program)  # CUDA C++: codegen/cuda.py
+    cubin = compile_cubin(source.text, build.target, build.options)  # machine code, cached: runtime/nvrtc.py
+    note_costs(source.entries, cubin, build)
+    launcher = CudaLauncher(program, source, cubin.data, build.target, out_idx)  # runtime/cuda_launch.py
+    return JITKernel(program, lowered, source.text, launcher, build, cubin)
+
+
+def note_costs(entries: Sequence[Entry], cubin: Cubin, build: Build) -> None:
+    """Put what the assembler says of speed into the schedule report."""
+    for entry in entries:
+        found = cubin.resources[entry.name]
+        spilt = f"{found.spills} bytes of registers spilt to memory" if found.spills else ""
+        build.note(entry.span, "T.Kernel", f"{entry.name}: {found.registers} registers", spilt)
+    for line in cubin.warnings:
+        build.note(entries[0].span, "assembler", "slower code", line)
 
 
 def compile(
@@ -50,13 +87,19 @@ def compile(
     """Compile a @T.prim_func. `out_idx` names parameters that the kernel allocates and returns (negative counts from
     the end).
 
-    `options` are TileLang's (execution_backend, verbose, pass_configs, compile_flags, ...); those that only concern a
-    GPU are accepted. Raises TileError for mistakes in the kernel and NoCompilerError where no C++ compiler is found.
+    `target` is a GPU where there is one, else the CPU; it need not be in this machine. `strict=True` makes an error of
+    everything that became slower than it could be. Other `options` are TileLang's (pass_configs, compile_flags,
+    execution_backend, verbose, ...). Raises TileError for mistakes in the kernel or the options, NoCompilerError and
+    NoNvrtcError where the target's compiler is missing.
     """
+    return _compile(func, out_idx, target, pass_options("compile", **options))
+
+
+def _compile(func: PrimFunc, out_idx: int | Sequence[int] | None, target: object, options: PassOptions) -> JITKernel:
     if not isinstance(func, PrimFunc):
         fix = "decorate the kernel with @T.prim_func"
         raise error("bad_argument", None, op="compile", name="func", why=f"is {type(func).__name__}", fix=fix)
-    return compile_program(func.program, _positions(out_idx, func.program), target)
+    return compile_program(func.program, _positions(out_idx, func.program), target, options)
 
 
 def jit(
@@ -64,38 +107,65 @@ def jit(
     **options: Any,
 ) -> Any:  # fmt: skip
     """Decorator for kernels of either style; see `compile` for the options."""
+    switches = pass_options("jit", **options)
     if func is None:
-        return lambda f: JITFunction(f, out_idx, target)
-    return JITFunction(func, out_idx, target)
+        return lambda f: JITFunction(f, out_idx, target, switches)
+    return JITFunction(func, out_idx, target, switches)
 
 
 class JITFunction:
     """A function decorated with @jit. Compiled kernels are kept per arguments."""
 
-    def __init__(self, function: Any, out_idx: int | Sequence[int] | None, target: object):
+    def __init__(
+        self, function: Any, out_idx: int | Sequence[int] | None = None, target: object = "auto",
+        options: PassOptions | None = None,
+    ):  # fmt: skip
         self.function: FunctionType = function
-        self.out_idx, self.target = out_idx, target
+        self.out_idx, self.target, self.options = out_idx, target, options or PassOptions()
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.signature = _signature(function)
         self.is_lazy = _returns_prim_func(function)
+        self.elsewhere: dict[Target, JITFunction] = {}  # the same function for other targets
+        self._start_empty()
+
+    def _start_empty(self) -> None:
         self.kernels: dict[Any, JITKernel] = {}
         self.by_position: dict[Any, JITKernel] = {}  # the same, found without binding arguments to names
         self.specialisations: dict[Any, Specialisation] = {}
         self.lock = threading.RLock()
+
+    def on(self, target: object) -> JITFunction:
+        """The same kernel function for another target; always the same one for the same target."""
+        machine = Target.of(target)
+        with self.lock:
+            if machine not in self.elsewhere:
+                made = self.elsewhere[machine] = copy.copy(self)
+                made.target = machine
+                made._start_empty()
+            return self.elsewhere[machine]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lazy style: the kernel for these arguments. Eager style: run on these tensors."""
         if self.is_lazy:
             return self.compile(*args, **kwargs)
         call = specialise(self.function, self.signature, args, kwargs)
+        target = self._target_of(call)
         with self.lock:
             found = self.specialisations.get(call.key)
-            kernel = None if found is None else self.kernels.get((call.key, found.values(call)))
+            kernel = None if found is None else self.kernels.get((target, call.key, found.values(call)))
             if kernel is None:
                 program, found = trace_eager(call)
                 self.specialisations[call.key] = found
-                kernel = self.kernels[call.key, found.values(call)] = compile_program(program, (), self.target)
+                kernel = compile_program(program, (), target, self.options)
+                self.kernels[target, call.key, found.values(call)] = kernel
         return kernel(*call.tensors)
+
+    def _target_of(self, call: EagerCall) -> object:
+        """Where an eager kernel runs: on the device of its first tensor, unless its author says otherwise."""
+        if self.target != "auto":
+            return self.target
+        device = next((t.device for t in call.tensors if hasattr(t, "device")), None)
+        return "auto" if device is None else Target.of_device(device)
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         """The kernel for these compile-time arguments (lazy style)."""
@@ -116,7 +186,7 @@ class JITFunction:
         with self.lock:
             if key not in self.kernels:
                 made = self.function(*args, **kwargs)
-                self.kernels[key] = compile(made, self.out_idx, self.target)
+                self.kernels[key] = _compile(made, self.out_idx, self.target, self.options)
             return self.kernels[key]
 
 

@@ -4,28 +4,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .binding import Binding, size_of
+from .build import Build, Schedule
+from .diagnostics import LaunchError
+from .ir.buffer import Buffer
 from .ir.stmt import Program
 from .profiler import Profiler, TensorSupplyType
-from .runtime.launch import Launcher
+from .runtime.launch import BaseLauncher
 from .target import Target
+
+if TYPE_CHECKING:
+    from .interp.findings import Findings
+    from .runtime.nvrtc import Cubin, Resources
 
 
 class JITKernel:
     """Call it with the tensors and scalars of the kernel's signature (without those of out_idx)."""
 
-    def __init__(self, program: Program, lowered: Program, source: str, launcher: Launcher, target: Target):
+    def __init__(
+        self, program: Program, lowered: Program, source: str, launcher: BaseLauncher, build: Build,
+        cubin: Cubin | None = None,
+    ):  # fmt: skip
         self.program, self.lowered, self.source = program, lowered, source
-        self.launcher, self.target = launcher, target
+        self.launcher, self.build, self.cubin = launcher, build, cubin
         self.__name__ = program.name
 
     def __call__(self, *args: Any) -> Any:
-        """Run the kernel; raises LaunchError for arguments that it cannot take."""
-        return self.launcher(*args)
+        """Run the kernel; raises LaunchError for arguments that it cannot take, or where its target is missing."""
+        return self.launcher.begin(*args)
 
     def __repr__(self) -> str:
         return f"<JITKernel {self.__name__} for {self.target}>"
+
+    @property
+    def target(self) -> Target:
+        """What it was compiled for."""
+        return self.build.target
 
     @property
     def params(self) -> tuple[Any, ...]:
@@ -37,16 +53,26 @@ class JITKernel:
         """Positions of the parameters that the kernel allocates."""
         return self.launcher.out_idx
 
+    @property
+    def schedule(self) -> Schedule:
+        """What each operation became, and why nothing faster; prints as a table."""
+        return self.build.schedule(self.__name__)
+
+    @property
+    def resources(self) -> dict[str, Resources]:
+        """Registers, spilt bytes, stack and shared memory of each entry of a CUDA kernel; empty on the CPU."""
+        return {} if self.cubin is None else self.cubin.resources
+
     def script(self) -> str:
         """The kernel in the language, as traced."""
         return repr(self.program)
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
-        """The generated C++."""
+        """The generated C++ or CUDA C++."""
         return self.source
 
     def get_host_source(self) -> str:
-        """The generated C++; on the CPU, host and kernel are one file."""
+        """The generated C++; there is no other host code than torch_tile's own."""
         return self.source
 
     def show_source(self, which: str = "kernel") -> None:
@@ -57,6 +83,41 @@ class JITKernel:
         """Write the generated C++ to a file."""
         Path(kernel_path).write_text(self.source)
 
+    def export_cubin(self, path: str | Path) -> None:
+        """Write the machine code of a CUDA kernel to a file, for the tools of the CUDA toolkit."""
+        if self.cubin is None:
+            raise LaunchError(f"{self!r} has no cubin; compile it with target='cuda'")
+        Path(path).write_bytes(self.cubin.data)
+
+    def interpret(self, *args: Any, blocks: Any = None) -> Findings:
+        """Run what the kernel's threads do on CPU tensors, without a GPU, and report what they do wrong.
+
+        `args` are those of a call, those of out_idx included; tensors are written in place, and what the kernel
+        returns is in `outputs` of the result. `blocks` chooses blocks, as (x, y, z); None runs all. CUDA kernels only:
+        for the others torch_tile.interp.tiles.evaluate says what they compute.
+        """
+        if self.target.kind != "cuda":
+            raise LaunchError(f"{self!r} has no threads to interpret; compile it with target='cuda'")
+        from .interp.memory import poisoned
+        from .interp.threads import run_threads
+
+        binding = Binding(self.program)
+        given = binding.in_order(args)
+        sizes, scalars = binding.sizes_of(given), binding.scalars_of(given)
+        tensors = {id(p): a for p, a in zip(self.lowered.params, given, strict=True) if isinstance(p, Buffer)}
+        made = []
+        for buffer, as_written in zip(_allocated(self.lowered), _allocated(self.program), strict=True):
+            shape = [size_of(s, {**sizes, **scalars}, buffer.name) for s in as_written.shape]
+            made.append(poisoned(shape, buffer.dtype))
+            tensors[id(buffer)] = made[-1]
+        findings = run_threads(self.lowered, tensors, {**sizes, **scalars}, blocks)
+        findings.outputs = tuple(made[: len(self.program.outputs)])
+        return findings
+
     def get_profiler(self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto) -> Profiler:
         """Timing and comparison on made-up inputs; needs a kernel whose sizes are all known at compile time."""
         return Profiler(self, tensor_supply_type)
+
+
+def _allocated(program: Program) -> tuple[Buffer, ...]:
+    return (*program.outputs, *program.workspaces)

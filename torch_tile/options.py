@@ -1,7 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TileLang's pass options by name, so that kernels written for it run unchanged. On the CPU none changes a result."""
+"""Options of `jit` and `compile` by TileLang's names, so that kernels written for it run unchanged.
+
+Those that change nothing here are accepted; a name that nobody knows is an error. Keys of pass_configs are free.
+"""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from .build import PassOptions
+from .diagnostics import error
+
+# TileLang's options that change nothing here: there is one way to build for each target, and it is quick.
+ACCEPTED = ("target_host", "execution_backend", "verbose", "debug_root_path")
+KNOWN = ("out_idx", "target", "pass_configs", "compile_flags", "strict", *ACCEPTED)
+FAST_MATH_FLAGS = ("--use_fast_math", "-use_fast_math")
 
 
 class _Keys(type):
@@ -14,4 +29,27 @@ class _Keys(type):
 
 
 class PassConfigKey(metaclass=_Keys):
-    """`PassConfigKey.TL_ENABLE_FAST_MATH` and the like, for `jit(pass_configs={...})`."""
+    """`PassConfigKey.TL_ENABLE_FAST_MATH` and the like, for `jit(pass_configs={...})`.
+
+    Those that matter here: TL_ENABLE_FAST_MATH, TL_ENABLE_TF32 (products of float32 on tensor cores), TL_STRICT.
+    """
+
+
+def pass_options(
+    op: str, strict: bool = False, pass_configs: Mapping[str, Any] | None = None,
+    compile_flags: str | list[str] | tuple[str, ...] | None = None, **others: Any,
+) -> PassOptions:  # fmt: skip
+    """The compiler's switches from the keyword arguments of `op`; TileError for one that is none of TileLang's."""
+    for name in others:
+        if name not in ACCEPTED:
+            near = difflib.get_close_matches(name, KNOWN, 1)
+            fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(KNOWN)}"
+            raise error("bad_argument", None, op=op, name=name, why="is not an option", fix=fix)
+    configs = {str(key).lower(): value for key, value in (pass_configs or {}).items()}
+    flags = compile_flags.split() if isinstance(compile_flags, str) else list(compile_flags or ())
+    fast = configs.get("tl.enable_fast_math", not configs.get("tl.disable_fast_math", True))
+    return PassOptions(
+        strict=bool(strict or configs.get("tl.strict")),
+        fast_math=bool(fast or any(flag in FAST_MATH_FLAGS for flag in flags)),
+        tf32=bool(configs.get("tl.enable_tf32")),
+    )

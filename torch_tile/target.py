@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .diagnostics import error
+
+if TYPE_CHECKING:
+    import torch
 
 CPU_SPELLINGS = ("cpu", "c", "llvm", "host")
 # "sm_90" means sm_90a: without the "a" the chip's own instructions are missing.
@@ -44,6 +49,11 @@ class Target:
         fix = "give 'cpu', 'cuda', 'cuda:sm_90a' or 'auto'"
         raise error("bad_argument", None, op="Target", name="target", why=f"is {target!r}", fix=fix)
 
+    @classmethod
+    def of_device(cls, device: torch.device) -> Target:
+        """The target whose kernels run on a device of torch: its own chip's for a GPU, else the CPU's."""
+        return cls("cuda", _capability_of(device.index)) if device.type == "cuda" else cls("cpu")
+
     @property
     def arch(self) -> str:
         """What the assembler calls it, "sm_90a"; "" for the CPU."""
@@ -73,11 +83,19 @@ def _capability(text: str) -> int:
     return int(digits) if digits else 0
 
 
+@functools.cache
+def _capability_of(index: int | None) -> int:
+    """The compute capability of a GPU of this machine."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(index)
+    return 10 * major + minor
+
+
 def detected() -> int:
     """The compute capability of the current GPU as one number (90 for 9.0); 0 where there is none."""
     import torch
 
     if not torch.cuda.is_available():
         return 0
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
+    return _capability_of(torch.cuda.current_device())
