@@ -69,7 +69,7 @@ class CudaStatements:
         var, start, stop = loop.vars[0], loop.starts[0], loop.stops[0]
         low, high = self.text.interval(start).low, self.text.interval(stop).high
         self.text.bind(var, Interval(low, max(low, high - 1)))
-        paired = paired_store(loop)
+        paired = paired_store(loop, self.text)
         if loop.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) or _picks_registers(loop):
             self.line("#pragma unroll")
         kind = "int" if Interval(low, high).within(INT) and var.dtype == dt.int32 else "int64_t"
@@ -192,7 +192,7 @@ class _Next(Rewriter):
         return Binary("+", var, const(1, var.type)) if var is self.var else var
 
 
-def paired_store(loop: For) -> tuple[Store, Expr] | None:
+def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
     """The store of a loop that only fills neighbours of a small float's local array, and the value one step on.
 
     Two such values are narrowed by one instruction. The first of each pair has an even place.
@@ -207,7 +207,7 @@ def paired_store(loop: For) -> tuple[Store, Expr] | None:
     if not (isinstance(start, Const) and isinstance(stop, Const)) or start.value % 2 or stop.value % 2:
         return None
     index, value = store.indices[0], store.value
-    if any(isinstance(n, Load) and n.buffer is store.buffer for n in walk(value)):
+    if any(isinstance(n, Load) and n.buffer is store.buffer for n in walk(value)) or text.unchanged(value) is not None:
         return None
     step = _Next(var)
     if not _is(Binary("-", step(index), index), 1) or not _is(Binary("%", index, const(2, index.dtype)), 0, var):

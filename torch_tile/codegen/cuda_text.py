@@ -103,9 +103,22 @@ class CudaText(Text):
 
     def converted(self, expr: Expr, to: DType) -> str:
         """C++ text of the element of type `to` that stores this value."""
-        if is_small(to):
-            return f"tile::narrow<{storage(to)}>({self.unrounded(expr, to)})"
-        return self.assigned(expr, to)
+        if not is_small(to):
+            return self.assigned(expr, to)
+        kept = self.unchanged(expr)
+        return f"tile::narrow<{storage(to)}>({self.unrounded(expr, to)})" if kept is None else kept
+
+    def unchanged(self, expr: Expr) -> str | None:
+        """C++ text of a small float as it lies in memory, if it comes from there bit by bit."""
+        if isinstance(expr, Load) and expr.buffer.scope != "var":
+            return self.element(expr.buffer, expr.indices)
+        if isinstance(expr, Const) and expr.value == 0 and math.copysign(1, expr.value) > 0:
+            return f"{storage(expr.dtype)}{{}}"
+        if isinstance(expr, Select):
+            a, b = self.unchanged(expr.a), self.unchanged(expr.b)
+            if a is not None and b is not None:
+                return f"{self.value(expr.condition, above=1)} ? {a} : {b}"
+        return None
 
     def assigned(self, expr: Expr, to: DType) -> str:
         """C++ text of a value for a variable of type `to`."""

@@ -2,20 +2,25 @@
 """Global memory is touched only inside its bounds: reads outside give 0, writes outside are dropped.
 
 A guard is added only where the bounds cannot be proved from the ranges of the loop variables and the conditions around
-the access.
+the access. A wide copy has one guard where it lies inside or outside as a whole, else it falls back to its elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 
-from ..ir import dtype as dt
-from ..ir.bounds import Ranges
+from ..intrinsics.memory import cp_async, elements, option
+from ..ir import dtype as dt, expr, stmt
 from ..ir.buffer import Buffer
-from ..ir.expr import Address, Expr, Load, Select, binary, const, unary
-from ..ir.node import N, Rewriter, walk
-from ..ir.stmt import Block, Do, For, If, Kernel, Let, Program, Stmt, Store
+from ..ir.expr import Address, Call, Expr, Load, Select, Var, binary, const, minimum, select
+from ..ir.node import walk
+from ..ir.simplify import simplify
+from ..ir.stmt import Block, Do, For, If, LoopKind, Program, Stmt, Store
+from .known import Known
+
+NOTHING = Block(())
 
 
 def guard_bounds(program: Program) -> Program:
@@ -23,92 +28,130 @@ def guard_bounds(program: Program) -> Program:
     return _Guard()(program)  # type: ignore[no-any-return]
 
 
-class _Guard(Rewriter):
-    def __init__(self) -> None:
-        self.ranges = Ranges()
-
-    def Kernel(self, kernel: Kernel) -> Kernel:
-        return self._within(self.ranges.kernel(kernel), kernel)
-
-    def For(self, loop: For) -> Stmt:
-        ranges = self.ranges
-        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
-            ranges = ranges.loop(var, start, stop, loop.step)
-        return self._within(ranges, loop)
-
-    def If(self, node: If) -> Stmt:
-        condition = self(node.condition)
-        outer = self.ranges
-        self.ranges = outer.assume(node.condition)
-        then = self(node.then)
-        self.ranges = outer.assume(unary("not", node.condition))
-        otherwise = self(node.otherwise)
-        self.ranges = outer
-        if condition is node.condition and then is node.then and otherwise is node.otherwise:
-            return node
-        return If(condition, then, otherwise, span=node.span)
-
-    def Block(self, block: Block) -> Block:
-        outer = self.ranges
-        new = []
-        for stmt in block.stmts:
-            new.append(self(stmt))
-            if isinstance(stmt, Let):
-                self.ranges = self.ranges.define(stmt.var, stmt.value)
-        self.ranges = outer
-        unchanged = all(a is b for a, b in zip(new, block.stmts, strict=True))
-        return block if unchanged else Block(tuple(new), span=block.span)
-
-    def Select(self, node: Select) -> Expr:
-        condition = self(node.condition)
-        a = self._within_expr(self.ranges.assume(node.condition), node.a)
-        b = self._within_expr(self.ranges.assume(unary("not", node.condition)), node.b)
-        if condition is node.condition and a is node.a and b is node.b:
-            return node
-        return Select(condition, a, b, span=node.span)
-
+class _Guard(Known):
     def Load(self, load: Load) -> Expr:
-        new = self.children(load)
-        outside = self.missing(load.buffer, load.indices)
-        return Select(conjunction(outside), new, const(0, load.dtype), span=load.span) if outside else new
+        return self.read(self.children(load), self.missing(load.buffer, load.indices))
+
+    def Call(self, call: Call) -> Expr:
+        """A call that gives a value, as an atomic does."""
+        return self.read(self.children(call), self.missing_in(call))
+
+    def read(self, value: Expr, outside: Sequence[Expr]) -> Expr:
+        """A value of memory, 0 where a condition fails."""
+        return Select(conjunction(outside), value, const(0, value.dtype), span=value.span) if outside else value
 
     def Store(self, store: Store) -> Stmt:
         new = self.children(store)
-        return self._only_if(self.missing(store.buffer, store.indices), new)
+        return self.only_if(self.missing(store.buffer, store.indices), new)
 
     def Do(self, node: Do) -> Stmt:
-        conditions = [
-            c for used in walk(node.call) if isinstance(used, Address) for c in self.missing(used.buffer, used.indices)
-        ]
-        return self._only_if(conditions, self.children(node))
+        call = node.call
+        if isinstance(call, Call) and call.name == "vector_copy":
+            return self.vector_copy(node, call)
+        if isinstance(call, Call) and call.name == "cp_async":
+            return self.cp_async(node, call)
+        inner = self.children(call)
+        return self.only_if(self.missing_in(call), node if inner is call else replace(node, call=inner))
 
-    def _only_if(self, conditions: Sequence[Expr], stmt: Stmt) -> Stmt:
-        if not conditions:
-            return stmt
-        return If(conjunction(conditions), Block((stmt,)), Block(()), span=stmt.span)
+    def only_if(self, conditions: Sequence[Expr], one: Stmt) -> Stmt:
+        """A statement that runs where all conditions hold."""
+        return If(conjunction(conditions), Block((one,)), NOTHING, span=one.span) if conditions else one
 
-    def missing(self, buffer: Buffer, indices: Sequence[Expr]) -> list[Expr]:
-        """Conditions that keep the access inside a global buffer and cannot be proved."""
+    def vector_copy(self, node: stmt.Do, call: expr.Call) -> Stmt:
+        """Whole where the vector lies inside; else zeros or nothing, or element by element."""
+        place = _global(call)
+        if place is None:
+            return node
+        count = elements(call, 0, option(call))
+        whole, partial = self.vector(place, count)
+        if not whole:
+            return node
+        is_read = place is call.args[1]
+        if not partial and not is_read:
+            return self.only_if(whole, node)
+        rest = self.scattered(call, count) if partial else _cleared(call, count)
+        return If(conjunction(whole), Block((node,)), Block((rest,)), span=node.span)
+
+    def cp_async(self, node: stmt.Do, call: expr.Call) -> Stmt:
+        """Bytes outside are not valid."""
+        dst, src, valid = call.args
+        place = _global(call)
+        if place is None or not isinstance(dst, Address) or not isinstance(src, Address):
+            return node
+        size, item = option(call), place.buffer.dtype.itemsize
+        whole, partial = self.vector(place, size // item)
+        if not whole:
+            return node
+        if partial:
+            start, extent = place.indices[-1], place.buffer.shape[-1]
+            whole = self.missing(place.buffer, place.indices)
+            valid = minimum(valid, binary("*", binary("-", extent, start), const(item, dt.int32)))
+        if whole:
+            valid = select(conjunction(whole), valid, const(0, dt.int32))
+        return replace(cp_async(dst, src, valid, size), span=node.span)
+
+    def vector(self, place: Address, count: int) -> tuple[list[Expr], bool]:
+        """Unproved conditions under which `count` elements are inside, and whether a part of them may be."""
+        buffer, last = place.buffer, place.indices[-1]
+        if self.divides(count, last) and self.divides(count, buffer.shape[-1]):
+            return self.missing(buffer, place.indices), False
+        end = simplify(binary("+", last, const(count - 1, dt.int32)))
+        conditions = self.missing(buffer, place.indices)
+        past = binary("<", end, buffer.shape[-1])
+        if self.ranges.prove(past):
+            return conditions, not self.divides(count, last)
+        return [*self.missing(buffer, place.indices, upper=False), past], True
+
+    def scattered(self, call: expr.Call, count: int) -> Stmt:
+        """A wide copy element by element, each with its guard."""
+        step = Var("element", dt.int32, "loop")
+        dst, src = (_at(a, step) for a in call.args)
+        body = Store(dst.buffer, dst.indices, Load(src.buffer, src.indices))
+        return self(_each(step, count, body, call))  # type: ignore[no-any-return]
+
+    def missing_in(self, call: Expr) -> list[Expr]:
+        """Conditions that keep the operands of a call inside global buffers and cannot be proved."""
+        used = [a for a in walk(call) if isinstance(a, Address)]
+        return [c for a in used for c in self.missing(a.buffer, a.indices)]
+
+    def missing(self, buffer: Buffer, indices: Sequence[Expr], upper: bool = True) -> list[Expr]:
+        """Conditions that keep the access inside a global buffer and cannot be proved.
+
+        Without `upper` the last index may be too large.
+        """
         if buffer.scope != "global":
             return []
         wanted = []
-        for index, size in zip(indices, buffer.shape, strict=True):
-            wanted += [binary(">=", index, const(0, dt.int32)), binary("<", index, size)]
+        for n, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
+            wanted.append(binary(">=", index, const(0, dt.int32)))
+            if upper or n + 1 < len(indices):
+                wanted.append(binary("<", index, size))
         return [c for c in wanted if not self.ranges.prove(c)]
-
-    def _within(self, ranges: Ranges, node: N) -> N:
-        outer, self.ranges = self.ranges, ranges
-        new = self.children(node)
-        self.ranges = outer
-        return new
-
-    def _within_expr(self, ranges: Ranges, expr: Expr) -> Expr:
-        outer, self.ranges = self.ranges, ranges
-        new = self(expr)
-        self.ranges = outer
-        return new  # type: ignore[no-any-return]
 
 
 def conjunction(conditions: Sequence[Expr]) -> Expr:
     """All of them."""
     return reduce(lambda a, b: binary("and", a, b), conditions)
+
+
+def _global(call: Call) -> Address | None:
+    """The operand in global memory."""
+    return next((a for a in call.args if isinstance(a, Address) and a.buffer.scope == "global"), None)
+
+
+def _at(address: Expr, step: Var) -> Address:
+    assert isinstance(address, Address)
+    return replace(address, indices=(*address.indices[:-1], binary("+", address.indices[-1], step)))
+
+
+def _cleared(call: Call, count: int) -> Stmt:
+    """Zeros in the local array that a wide read would fill."""
+    step = Var("element", dt.int32, "loop")
+    dst = _at(call.args[0], step)
+    return _each(step, count, Store(dst.buffer, dst.indices, const(0, dst.buffer.dtype)), call)
+
+
+def _each(step: Var, count: int, body: Stmt, call: Call) -> For:
+    span = call.span
+    bounds = (const(0, dt.int32),), (const(count, dt.int32),)
+    return For(LoopKind.UNROLLED, (step,), *bounds, Block((replace(body, span=span),)), span=span)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rewriter that knows, wherever it is, what holds there: ranges of variables, conditions passed, values of names."""
+
+from __future__ import annotations
+
+import math
+
+from ..ir import stmt
+from ..ir.bounds import Ranges
+from ..ir.divisor import divides, divisor_of
+from ..ir.expr import Expr, Select, Var, unary
+from ..ir.node import N, Rewriter
+from ..ir.stmt import Block, For, If, Kernel, Let, Stmt
+
+
+class Known(Rewriter):
+    """Carries `ranges` through kernels, loops, branches and names; unchanged nodes stay the same objects."""
+
+    def __init__(self) -> None:
+        self.ranges = Ranges()
+        self.values = Inline()
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        """Block indices are below the grid, the thread below the number of threads."""
+        ranges = self.ranges.kernel(kernel)
+        if kernel.thread is not None:
+            ranges = ranges.loop(kernel.thread, 0, math.prod(kernel.threads))
+        return self.within(ranges, kernel)
+
+    def For(self, loop: For) -> Stmt:
+        """Loop variables are inside their bounds."""
+        return self.within(self.entered(loop), loop)
+
+    def entered(self, loop: stmt.For) -> Ranges:
+        """What is known inside a loop."""
+        ranges = self.ranges
+        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
+            ranges = ranges.loop(var, start, stop, loop.step)
+            if loop.step > 1:
+                multiple = math.gcd(loop.step, divisor_of(self.values(start), self.ranges))
+                self.values.known[id(var)] = Var(var.name, var.type, var.role, multiple)
+        return ranges
+
+    def If(self, node: If) -> Stmt:
+        """Each branch knows which one it is."""
+        condition = self(node.condition)
+        then = self.under(node.condition, node.then)
+        otherwise = self.under(unary("not", node.condition), node.otherwise)
+        if condition is node.condition and then is node.then and otherwise is node.otherwise:
+            return node
+        return If(condition, then, otherwise, span=node.span)
+
+    def Block(self, block: Block) -> Block:
+        """Names are known to the end of their block."""
+        outer = self.ranges
+        new = []
+        for one in block.stmts:
+            new.append(self(one))
+            if isinstance(one, Let):
+                self.ranges = self.ranges.define(one.var, one.value)
+                if one.var.dtype.is_integer:
+                    self.values.known[id(one.var)] = self.values(one.value)
+        self.ranges = outer
+        unchanged = all(a is b for a, b in zip(new, block.stmts, strict=True))
+        return block if unchanged else Block(tuple(new), span=block.span)
+
+    def Select(self, node: Select) -> Expr:
+        """Each value is computed only where it is chosen."""
+        condition = self(node.condition)
+        a = self.under(node.condition, node.a)
+        b = self.under(unary("not", node.condition), node.b)
+        if condition is node.condition and a is node.a and b is node.b:
+            return node
+        return Select(condition, a, b, span=node.span)
+
+    def divides(self, by: int, expr: Expr) -> bool:
+        """Whether `by` certainly divides `expr`, whose names may stand for products."""
+        return divides(by, self.values(expr), self.ranges)
+
+    def under(self, condition: Expr, node: N) -> N:
+        """`node` rewritten where `condition` holds."""
+        outer, self.ranges = self.ranges, self.ranges.assume(condition)
+        new = self(node)
+        self.ranges = outer
+        return new  # type: ignore[no-any-return]
+
+    def within(self, ranges: Ranges, node: N) -> N:
+        """`node` with its children rewritten under `ranges`."""
+        outer, self.ranges = self.ranges, ranges
+        new = self.children(node)
+        self.ranges = outer
+        return new
+
+
+class Inline(Rewriter):
+    """Replaces variables by what is known of them."""
+
+    def __init__(self, known: dict[int, Expr] | None = None) -> None:
+        self.known: dict[int, Expr] = known or {}
+
+    def Var(self, var: Var) -> Expr:
+        """Its value, or itself."""
+        return self.known.get(id(var), var)
