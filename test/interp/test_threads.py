@@ -107,6 +107,26 @@ def test_two_writers(build):
     one(b.run(b.store(y, 1, cast(b.thread, dt.float32), line=5)), "race", 5)
 
 
+def test_global_memory_has_an_order_too(build):
+    for between, kinds in (([tm.barrier()], set()), ([], {"race"})):
+        b = build(64)
+        y, z = b.tensor("y", torch.zeros(64)), b.tensor("z", torch.zeros(64))
+        first, last = b.store(y, b.thread, 1.0), b.store(z, b.thread, b.load(y, 63 - b.thread), line=3)
+        assert b.run(first, *between, last).kinds == kinds
+
+
+def test_blocks_are_not_ordered(build):
+    for at, wrong in ((0, True), (64, False)):
+        b = build(64, grid=(2,))
+        y = b.tensor("y", torch.zeros(128))
+        value = cast(b.thread + b.blocks[0] * 64, dt.float32)
+        findings = b.run(b.store(y, b.thread + b.blocks[0] * at, value, line=3))
+        if wrong:
+            assert "another block" in one(findings, "race", 3).message
+        else:
+            assert not findings
+
+
 def test_unwritten_shared_memory(build):
     b = build(32)
     s, y = b.shared("s", 64), b.tensor("y", torch.zeros(32))

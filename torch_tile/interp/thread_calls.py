@@ -7,7 +7,7 @@ An asynchronous copy reads when it starts and lands when its thread waits for it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -16,13 +16,13 @@ from ..intrinsics import lookup
 from ..ir.expr import Address, Call
 from . import thread_values as va
 from .thread_memory import Local, Memory, Threads, Tile
+from .thread_order import Array
 from .thread_shared import Shared
 from .thread_values import Value
 
 if TYPE_CHECKING:
     from .thread_expr import Expressions
 
-Array = Any
 Run = Callable[[], Value]
 
 
@@ -67,7 +67,7 @@ class Calls:
                 "deadlock", span, f"`barrier` is for the whole block; {here} of {threads.count} threads"
             )
         threads.findings.barriers += 1
-        self.shared.barrier()
+        self.shared.clock.barrier()
 
     def commit(self) -> None:
         """Close the running threads' group."""
@@ -141,7 +141,7 @@ def _barrier(p: _Place) -> Run:
 
 
 def _warp_barrier(p: _Place) -> Run:
-    return lambda: p.calls.shared.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
+    return lambda: p.calls.shared.clock.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
 
 
 def _vector_copy(p: _Place) -> Run:

@@ -9,7 +9,6 @@ and write nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +17,9 @@ from ..diagnostics import Span
 from ..ir.buffer import Buffer
 from .findings import Banks, Findings
 from .memory import poisoned
+from .thread_order import Array, Trace
 from .thread_shared import Shared, count_banks
 from .thread_values import Value, carrier, decode, encode, number, stored
-
-Array = Any
 
 
 class Threads:
@@ -127,6 +125,7 @@ class Global(Memory):
         super().__init__(buffer, span, threads)
         bits = torch.as_strided(tensor, (span,), (1,)).view(torch.uint8 if span else tensor.dtype)
         self.raw = bits.numpy().view(self.raw_type) if span else np.zeros(0, self.raw_type)
+        self.trace: Trace | None = None  # of tensors that the kernel writes
         self.own: Array | None = None
         if span != tensor.numel():
             self.own = np.zeros(span, bool)
@@ -138,21 +137,27 @@ class Global(Memory):
         ok = self.inside(index, count, span)
         if ok is not None:
             found = np.zeros((len(index), count), self.raw_type)
-            found[ok] = self.raw[index[ok][:, None] + np.arange(count)]
+            found[ok] = self.rows(index[ok], count, ids[ok], span)
             return found
-        return self.raw[index[:, None] + np.arange(count)]
+        places = index[:, None] + np.arange(count)
+        if self.trace is not None:
+            self.trace.read(places, ids, self.name, span)
+        return self.raw[places]
 
     def put_rows(self, index: Array, raw: Array, ids: Array, span: Span | None) -> None:
         """Overwrite elements from each index on."""
         ok = self.inside(index, raw.shape[1], span)
         if ok is not None:
-            index, raw = index[ok], raw[ok]
+            index, raw, ids = index[ok], raw[ok], ids[ok]
         places = index[:, None] + np.arange(raw.shape[1])
-        self.raw[places] = raw
         bits = f"u{raw.itemsize}"
-        if (self.raw[places].view(bits) != np.ascontiguousarray(raw).view(bits)).any():
-            text = f"`{self.name}` is written by several threads at once, with different values"
-            self.threads.findings.add("race", span, text)
+        new = np.ascontiguousarray(raw).view(bits)
+        if self.trace is not None:  # threads that write the same value do no harm
+            self.trace.before_write(places, ids, self.name, span, self.raw[places].view(bits) == new)
+            self.trace.wrote(places, ids)
+        self.raw[places] = raw
+        if (self.raw[places].view(bits) != new).any():
+            self.threads.findings.add("race", span, f"`{self.name}` is written by several threads at once")
 
     def peek(self, index: Array) -> Array:
         """Elements as they lie in memory."""
@@ -162,6 +167,12 @@ class Global(Memory):
         """Overwrite elements."""
         self.raw[index] = raw
 
+    def touch(self, index: Array, ids: Array, span: Span | None) -> None:
+        """Leave the trace of atomic updates."""
+        if self.trace is not None and len(index):
+            self.trace.before_write(index[:, None], ids, self.name, span, atomic=True)
+            self.trace.wrote(index[:, None], ids, atomic=True)
+
     def inside(self, index: Array, count: int, span: Span | None) -> Array | None:
         """Gaps between the rows of a strided tensor count as outside."""
         ok = super().inside(index, count, span)
@@ -170,9 +181,10 @@ class Global(Memory):
         places = np.clip(index[:, None] + np.arange(count), 0, self.size - 1)
         mine = self.own[places].all(axis=1)
         mine = mine if ok is None else mine & ok
-        if not mine.all():
-            gaps = int((~mine).sum())
-            self.threads.findings.add("out_of_bounds", span, f"`{self.name}`; between its rows", gaps)
+        if mine.all():
+            return None
+        gaps = int((~mine).sum())
+        self.threads.findings.add("out_of_bounds", span, f"`{self.name}`; between its rows", gaps)
         return np.asarray(mine)
 
 

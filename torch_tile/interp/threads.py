@@ -16,15 +16,17 @@ import numpy as np
 import torch
 
 from ..diagnostics import InternalError
+from ..intrinsics import lookup
 from ..ir import stmt as st
 from ..ir.buffer import Buffer
 from ..ir.evaluate import evaluate
-from ..ir.expr import Expr, Var
+from ..ir.expr import Address, Call, Expr, Var
 from ..ir.node import Node, walk
 from .findings import Findings
 from .thread_calls import Calls
 from .thread_expr import Expressions, Fixed
 from .thread_memory import Global, Local, Memory, Threads, Tile, Variable
+from .thread_order import Clock, Trace
 from .thread_shared import Shared
 from .thread_values import Value
 
@@ -61,13 +63,14 @@ class _Machine:
     ):  # fmt: skip
         self.kernel, self.findings = kernel, findings
         self.threads = Threads(math.prod(kernel.threads), findings)
-        self.shared = _shared_memory(kernel, findings)
+        self.clock = Clock()
+        self.shared = _shared_memory(kernel, self.clock, findings)
         self.calls = Calls(self.threads, self.shared)
         self.values: dict[int, Value] = {id(v): x for v, x in values.items()}
         self.memory: dict[int, Memory] = {}
         for buffer in (*program.params, *program.workspaces, *program.outputs):
             if isinstance(buffer, Buffer):
-                self.memory[id(buffer)] = Global(buffer, tensors[id(buffer)], self.threads)
+                self.memory[id(buffer)] = self.tensor(buffer, tensors[id(buffer)])
         self.expressions = Expressions(self.threads, self.calls, self.values, self.memory)
         self.expressions.thread = kernel.thread
         # Threads that have left the current iteration, and of these the ones that have left the loop.
@@ -75,10 +78,18 @@ class _Machine:
         self.broken: Any = None
         self.body = self.block(kernel.body)
 
+    def tensor(self, buffer: Buffer, data: torch.Tensor) -> Global:
+        """A parameter; what the kernel writes leaves a trace."""
+        found = Global(buffer, data, self.threads)
+        if any(_writes(node, buffer) for node in walk(self.kernel.body)):
+            found.trace = Trace(found.size, self.clock, self.findings)
+        return found
+
     def run(self, point: tuple[int, ...]) -> None:
         """One block."""
         self.findings.block = point
         self.threads.mask = self.threads.everyone
+        self.clock.start_block()
         self.shared.reset()
         self.calls.reset()
         self.values.update((id(v), n) for v, n in zip(self.kernel.blocks, point, strict=True))
@@ -296,7 +307,17 @@ def _leaves(node: Node) -> bool:
     return False
 
 
-def _shared_memory(kernel: st.Kernel, findings: Findings) -> Shared:
+def _writes(node: Node, buffer: Buffer) -> bool:
+    """Whether a statement writes to a buffer."""
+    if isinstance(node, st.Store):
+        return node.buffer is buffer
+    if not isinstance(node, Call):
+        return False
+    written = [a.operand for a in lookup(node.name).effects(node) if "w" in a.kind]
+    return any(isinstance(a := node.args[n], Address) and a.buffer is buffer for n in written)
+
+
+def _shared_memory(kernel: st.Kernel, clock: Clock, findings: Findings) -> Shared:
     """Shared memory as large as its buffers need, in places of the smallest element."""
     end, place = kernel.shared_bytes, 16
     for node in walk(kernel.body):
@@ -306,4 +327,4 @@ def _shared_memory(kernel: st.Kernel, findings: Findings) -> Shared:
                 raise InternalError(f"`{node.buffer.name}` has no place in shared memory", node.span)
             place = math.gcd(place, node.buffer.dtype.itemsize, offset)
             end = max(end, offset + math.prod(shape) * node.buffer.dtype.itemsize)
-    return Shared(-(-end // 16) * 16, place, findings)
+    return Shared(-(-end // 16) * 16, place, clock, findings)
