@@ -18,6 +18,15 @@ def test_do_bench_counts_milliseconds():
     assert len(calls) == 2
     with pytest.raises(ValueError, match="one of median, mean, min, max, got 'best'"):
         do_bench(lambda: None, rep=0, return_mode="best")
+    with pytest.raises(ValueError, match="one of auto, event, wall, .* got 'sundial'"):
+        do_bench(lambda: None, rep=0, backend="sundial")
+
+
+@pytest.mark.cuda
+def test_do_bench_by_events():
+    x = torch.randn(1 << 24, device="cuda")
+    for flush in (True, False):
+        assert 0.01 < do_bench(lambda: x.mul_(1.0), warmup=1, rep=5, fast_flush=flush) < 10
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing of kernels and comparison with a reference, on made-up inputs."""
+"""Timing of kernels and comparison with a reference, on made-up inputs that lie where the kernel runs."""
 
 from __future__ import annotations
 
 import enum
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     import torch
 
     from .kernel import JITKernel
+
+
+FLUSHED = 256 * 2**20  # bytes written to push everything else out of a GPU's L2 cache
+PICK: dict[str, Callable[[list[float]], float]] = {
+    "median": statistics.median, "mean": statistics.mean, "min": min, "max": max,
+}  # fmt: skip
+# TileLang's names of timers, and which of ours each is.
+BACKENDS = {"auto": "auto", "event": "event", "wall": "wall", "cupti": "event", "cudagraph": "event"}
 
 
 class TensorSupplyType(enum.Enum):
@@ -30,14 +39,29 @@ class TensorSupplyType(enum.Enum):
 
 
 def do_bench(
-    fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", **hints: Any
-) -> float:
-    """Milliseconds of one call of `fn` on the CPU: calls for `warmup` ms, then samples for `rep` ms.
+    fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", backend: str = "auto",
+    fast_flush: bool = True, **hints: Any,
+) -> float:  # fmt: skip
+    """Milliseconds of one call of `fn`: calls for `warmup` ms, then samples for `rep` ms.
 
-    `return_mode` is one of median, mean, min, max.
+    `return_mode` is one of median, mean, min, max. `backend` is "event" (the GPU's own time, with its L2 cache flushed
+    before each sample unless `fast_flush` is False), "wall" (until `fn` returns), or "auto": "event" once the process
+    uses a GPU.
     """
-    import statistics
+    if return_mode not in PICK:
+        raise ValueError(f"return_mode is one of {', '.join(PICK)}, got {return_mode!r}")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is one of {', '.join(BACKENDS)}, got {backend!r}")
+    backend = BACKENDS[backend]
+    if backend == "auto":
+        import torch
 
+        backend = "event" if torch.cuda.is_initialized() else "wall"
+    samples = _by_events(fn, warmup, rep, fast_flush) if backend == "event" else _by_clock(fn, warmup, rep)
+    return float(PICK[return_mode](samples))
+
+
+def _by_clock(fn: Callable[[], Any], warmup: float, rep: float) -> list[float]:
     end = time.perf_counter() + warmup / 1e3
     fn()
     while time.perf_counter() < end:
@@ -48,15 +72,34 @@ def do_bench(
         start = time.perf_counter()
         fn()
         samples.append((time.perf_counter() - start) * 1e3)
-    pick: dict[str, Callable[[list[float]], float]] = {
-        "median": statistics.median,
-        "mean": statistics.mean,
-        "min": min,
-        "max": max,
-    }
-    if return_mode not in pick:
-        raise ValueError(f"return_mode is one of {', '.join(pick)}, got {return_mode!r}")
-    return float(pick[return_mode](samples))
+    return samples
+
+
+def _by_events(fn: Callable[[], Any], warmup: float, rep: float, flush: bool) -> list[float]:
+    import torch
+
+    cache = torch.empty(FLUSHED if flush else 0, dtype=torch.int8, device="cuda")
+    fn()
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(5):
+        cache.zero_()
+        fn()
+    stop.record()
+    torch.cuda.synchronize()
+    once = max(start.elapsed_time(stop) / 5, 1e-3)
+    for _ in range(int(warmup / once)):
+        fn()
+    pairs = []
+    for _ in range(max(1, int(rep / once))):
+        cache.zero_()
+        pairs.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+        pairs[-1][0].record()
+        fn()
+        pairs[-1][1].record()
+    torch.cuda.synchronize()
+    return [first.elapsed_time(second) for first, second in pairs]
 
 
 class Profiler:
@@ -76,17 +119,17 @@ class Profiler:
         if shape is None:
             what = "has no compile-time shape" if isinstance(param, Buffer) else "is a scalar"
             raise LaunchError(f"`{param.name}` {what}: give the profiler its inputs (input_tensors=...)")
-        to = param.dtype.as_torch()
+        to, device = param.dtype.as_torch(), self.kernel.launcher.kind
         if self.supply is TensorSupplyType.Zero:
-            return torch.zeros(shape, dtype=to)
+            return torch.zeros(shape, dtype=to, device=device)
         if self.supply is TensorSupplyType.One:
-            return torch.ones(shape, dtype=to)
+            return torch.ones(shape, dtype=to, device=device)
         if not param.dtype.is_float or self.supply is TensorSupplyType.Integer:
             low = 0 if param.dtype.kind in ("uint", "bool") else -2
-            return torch.randint(low, 2, shape).to(to)
+            return torch.randint(low, 2, shape, device=device).to(to)
         if self.supply is TensorSupplyType.Uniform:
-            return torch.rand(shape).mul(2).sub(1).to(to)
-        return torch.randn(shape).to(to)
+            return torch.rand(shape, device=device).mul(2).sub(1).to(to)
+        return torch.randn(shape, device=device).to(to)
 
     def do_bench(
         self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100,
@@ -95,7 +138,8 @@ class Profiler:
         """Milliseconds of one run of the kernel, or of `func` on the same inputs."""
         args = list(input_tensors) if input_tensors is not None else self.inputs()
         run = func or self.kernel
-        return do_bench(lambda: run(*args), warmup, rep, return_mode)
+        backend = hints.pop("backend", "event" if self.kernel.launcher.kind == "cuda" else "wall")
+        return do_bench(lambda: run(*args), warmup, rep, return_mode, backend, **hints)
 
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
         """One run on fresh inputs."""
