@@ -6,10 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .binding import Binding, size_of
 from .build import Build, Schedule
 from .diagnostics import LaunchError
-from .ir.buffer import Buffer
 from .ir.stmt import Program
 from .profiler import Profiler, TensorSupplyType
 from .runtime.launch import BaseLauncher
@@ -92,32 +90,16 @@ class JITKernel:
     def interpret(self, *args: Any, blocks: Any = None) -> Findings:
         """Run what the kernel's threads do on CPU tensors, without a GPU, and report what they do wrong.
 
-        `args` are those of a call, those of out_idx included; tensors are written in place, and what the kernel
-        returns is in `outputs` of the result. `blocks` chooses blocks, as (x, y, z); None runs all. CUDA kernels only:
-        for the others torch_tile.interp.tiles.evaluate says what they compute.
+        `args` are those of a call, tensors are written in place; what the kernel allocates is in `outputs` of
+        the result. `blocks` chooses blocks, as (x, y, z); None runs all. CUDA kernels only: for the others
+        torch_tile.interp.tiles.evaluate says what they compute.
         """
         if self.target.kind != "cuda":
             raise LaunchError(f"{self!r} has no threads to interpret; compile it with target='cuda'")
-        from .interp.memory import poisoned
-        from .interp.threads import run_threads
+        from .interp.interpret import interpret
 
-        binding = Binding(self.program)
-        given = binding.in_order(args)
-        sizes, scalars = binding.sizes_of(given), binding.scalars_of(given)
-        tensors = {id(p): a for p, a in zip(self.lowered.params, given, strict=True) if isinstance(p, Buffer)}
-        made = []
-        for buffer, as_written in zip(_allocated(self.lowered), _allocated(self.program), strict=True):
-            shape = [size_of(s, {**sizes, **scalars}, buffer.name) for s in as_written.shape]
-            made.append(poisoned(shape, buffer.dtype))
-            tensors[id(buffer)] = made[-1]
-        findings = run_threads(self.lowered, tensors, {**sizes, **scalars}, blocks)
-        findings.outputs = tuple(made[: len(self.program.outputs)])
-        return findings
+        return interpret(self.lowered, self.program, args, self.out_idx, blocks)
 
     def get_profiler(self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto) -> Profiler:
         """Timing and comparison on made-up inputs; needs a kernel whose sizes are all known at compile time."""
         return Profiler(self, tensor_supply_type)
-
-
-def _allocated(program: Program) -> tuple[Buffer, ...]:
-    return (*program.outputs, *program.workspaces)
