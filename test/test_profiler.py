@@ -18,7 +18,7 @@ def test_do_bench_counts_milliseconds():
     assert len(calls) == 2
     with pytest.raises(ValueError, match="one of median, mean, min, max, got 'best'"):
         do_bench(lambda: None, rep=0, return_mode="best")
-    with pytest.raises(ValueError, match="one of auto, event, wall, .* got 'sundial'"):
+    with pytest.raises(ValueError, match=r"one of auto, event, wall, .* got 'sundial'"):
         do_bench(lambda: None, rep=0, backend="sundial")
 
 
