@@ -17,7 +17,7 @@ from ..ir.expr import Address, Call
 from . import thread_values as va
 from .thread_memory import Local, Memory, Threads, Tile
 from .thread_order import Array
-from .thread_shared import Shared
+from .thread_shared import Owner, Shared
 from .thread_values import Value
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Calls:
     def reset(self) -> None:
         """The state in which a block begins."""
         self.closed = np.zeros(self.threads.lanes, np.int64)  # groups of copies that each thread closed
-        self.copies: list[tuple[Array, Array, Array, Array]] = []  # address, bytes, thread, its group
+        self.copies: list[tuple[Array, Array, Array, Array, Owner]] = []  # address, bytes, thread, its group, tile
 
     def compile(self, call: Call, expressions: Expressions) -> Run:
         """The function that runs `call`."""
@@ -78,13 +78,13 @@ class Calls:
         running = np.zeros(self.threads.lanes, bool)
         running[self.threads.active()] = True
         kept = []
-        for first, data, who, group in self.copies:
+        for first, data, who, group, owner in self.copies:
             done = running[who] & (group < self.closed[who] - pending)
             if done.any():
-                self.shared.land(first[done], data[done], who[done])
+                self.shared.land(first[done], data[done], who[done], owner)
             if not done.all():
                 left = ~done
-                kept.append((first[left], data[left], who[left], group[left]))
+                kept.append((first[left], data[left], who[left], group[left], owner))
         self.copies = kept
         self.shared.flights = len(kept)
 
@@ -125,7 +125,10 @@ class _Place:
     def addresses(self, operand: int, ids: Array) -> Array:
         """The address of each of the threads `ids`, checked for alignment."""
         index = self.threads.each(self.operands[operand](), ids)
-        self.behind(operand).aligned(index, self.counts[operand], self.span)
+        memory, count = self.behind(operand), self.counts[operand]
+        if isinstance(memory, Local) and self.intrinsic.convergent:  # a matrix arrives in registers of 4 bytes
+            count = max(1, 4 // memory.dtype.itemsize)
+        memory.aligned(index, count, self.span)
         return index
 
     def meaning(self, *args: Array) -> Array:
@@ -172,9 +175,9 @@ def _cp_async(p: _Place) -> Run:
             ids, where, data = ids[ok], where[ok], data[ok]
         if len(ids):
             first = tile.address(where)
-            p.calls.shared.take_off(first, size, ids, tile.name, p.span)
+            p.calls.shared.take_off(first, size, ids, tile.owner, p.span)
             tile.note(first, size, ids, "write", p.span)
-            p.calls.copies.append((first, data.view(np.uint8), ids, p.calls.closed[ids]))
+            p.calls.copies.append((first, data.view(np.uint8), ids, p.calls.closed[ids], tile.owner))
 
     return run
 

@@ -177,7 +177,9 @@ def cast(source: DType, to: DType) -> Function:
 
 def mathematics(name: str, operand: DType, result: DType) -> Function:
     """A scalar intrinsic, computed by its declared meaning."""
-    meaning = lookup(name).evaluate
+    meaning, on_arrays = lookup(name).evaluate, lookup(name).meaning
+    if on_arrays is not None:
+        return lambda *args: rounded(on_arrays(*args, ()), result)
     if meaning is None:
         raise KeyError(name)
 
