@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """T.async_copy: start moving a tile from global to shared memory; it has arrived after the wait for its group.
 
-A thread moves runs of 16, 8 or 4 bytes by cp.async, the widest that both sides are proved to be aligned to; elements
-outside the tensor become 0. A copy that cannot be made so is an ordinary one, and the schedule report says why.
+A thread moves runs of 16, 8 or 4 bytes by cp.async, the widest that both sides are proved to be aligned to. A copy
+that cannot be made so is an ordinary one, and the schedule report says why. What of a run lies outside the tensor is
+left to guard_bounds, which makes it 0.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..ir import dtype as dt
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.divisor import divides
-from ..ir.expr import Address, Const, Expr, Var, binary, cast, const, maximum, minimum, select
+from ..ir.expr import Address, Const, Expr, Var, const
 from ..ir.stmt import Block, For, If, LoopKind, Stmt
 from .alignment import aligned_run
 from .base import is_one, spread, squeezed, tile_op
@@ -85,34 +86,13 @@ def _copies(op: Copy, width: int, ctx: ThreadContext) -> Stmt:
     row, column = _split(turn if turns > 1 else ZERO, ctx.thread, ctx.count, per_row)
     point = (*_digits(row, outer), column * run)
     source, target = spread(op.src, point), spread(op.dst, point)
-    ranges = ctx.ranges.loop(turn, 0, turns)
-    if isinstance(ctx.thread, Var):
-        ranges = ranges.within(ctx.thread, 0, ctx.count - 1)
-    valid = valid_bytes(op.src.buffer, source, run, ranges)
-    body: Stmt = cp_async(Address(op.dst.buffer, target), Address(op.src.buffer, source), valid, width)
+    body: Stmt = cp_async(Address(op.dst.buffer, target), Address(op.src.buffer, source), width, width)
     if total % ctx.count:
         body = If(turn * ctx.count + ctx.thread < total, Block((body,)), Block(()))
         body = body if turns > 1 else If(ctx.thread < total, body.then, Block(()))
     if turns == 1:
         return body
     return For(LoopKind.UNROLLED, (turn,), (ZERO,), (const(turns, dt.int32),), Block((body,)))
-
-
-def valid_bytes(buffer: Buffer, first: Sequence[Expr], run: int, ranges: Ranges) -> Expr:
-    """How many bytes of a run of `run` elements lie in a tensor: the run starts at `first` and goes along the last
-    dimension. Tests that are proved to hold are left out."""
-    itemsize = buffer.dtype.itemsize
-    inside: Expr = const(True, dt.bool_)
-    for index, size in zip(first, buffer.shape, strict=True):
-        for test in (index >= 0, index < size):
-            if not ranges.prove(test):
-                inside = binary("and", inside, test)
-    column, size = first[-1], buffer.shape[-1]
-    whole: Expr = const(run * itemsize, dt.int32)
-    aligned = divides(run, size, ranges) and divides(run, column, ranges)
-    if not aligned and not ranges.prove(column + run <= size):
-        whole = cast(maximum(minimum((size - column) * itemsize, run * itemsize), 0), dt.int32)
-    return select(inside, whole, ZERO)
 
 
 def _split(turn: Expr, thread: Expr, count: int, per_row: int) -> tuple[Expr, Expr]:
