@@ -148,6 +148,13 @@ def test_buffers_may_share_a_place(build):
     one(run()[0], "race", 3)
 
 
+def test_what_another_buffer_left(build):
+    b = build(32)
+    p, q, y = b.shared("p", 32, "float32", 0), b.shared("q", 32, "float32", 0), b.tensor("y", torch.zeros(32))
+    findings = b.run(b.store(p, b.thread, 1.0), tm.barrier(), b.store(y, b.thread, b.load(q, b.thread), line=2))
+    assert "left there" in one(findings, "unwritten", 2).message
+
+
 def async_copy(b, steps):
     """Statements of `steps` of: copy, commit, wait, barrier, read."""
     s = b.shared("s", b.threads * 4, "float16")

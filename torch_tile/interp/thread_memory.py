@@ -18,7 +18,7 @@ from ..ir.buffer import Buffer
 from .findings import Banks, Findings
 from .memory import poisoned
 from .thread_order import Array, Trace
-from .thread_shared import Shared, count_banks
+from .thread_shared import Owner, Shared, count_banks
 from .thread_values import Value, carrier, decode, encode, number, stored
 
 
@@ -194,6 +194,7 @@ class Tile(Memory):
     def __init__(self, buffer: Buffer, size: int, threads: Threads, shared: Shared):
         super().__init__(buffer, size, threads)
         self.shared, self.offset = shared, buffer.offset or 0
+        self.owner = Owner(buffer.name, shared.next_number())
 
     def rows(self, index: Array, count: int, ids: Array, span: Span | None, who: Array | None = None) -> Array:
         """`count` elements from each index on, raw, fetched by the threads `ids` for `who`."""
@@ -206,7 +207,7 @@ class Tile(Memory):
             return found
         first, size = self.address(index), count * self.dtype.itemsize
         self.note(first, size, ids, "read", span)
-        return self.shared.read(first, size, who, self.name, span).view(self.raw_type)
+        return self.shared.read(first, size, who, self.owner, span).view(self.raw_type)
 
     def put_rows(
         self, index: Array, raw: Array, ids: Array, span: Span | None, who: Array | None = None, atomic: bool = False
@@ -219,7 +220,7 @@ class Tile(Memory):
         if len(index):
             first, data = self.address(index), np.ascontiguousarray(raw).view(np.uint8)
             self.note(first, data.shape[1], ids, "write", span)
-            self.shared.write(first, data, who, self.name, span, atomic)
+            self.shared.write(first, data, who, self.owner, span, atomic)
 
     def peek(self, index: Array) -> Array:
         """Elements as they lie in memory."""

@@ -7,6 +7,8 @@ are as large as the smallest access of the kernel.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..diagnostics import Span
@@ -14,12 +16,26 @@ from .findings import Banks, Findings
 from .thread_order import Array, Clock, Trace
 
 
+@dataclass(frozen=True)
+class Owner:
+    """A buffer in shared memory, which may share its place with others."""
+
+    name: str
+    number: int
+
+
 class Shared:
     """Shared memory of one block. Addresses are in bytes; `who` names the accessor of each row of an access."""
 
     def __init__(self, size: int, place: int, clock: Clock, findings: Findings):
         self.size, self.place, self.clock, self.findings = size, place, clock, findings
+        self.buffers = 0
         self.reset()
+
+    def next_number(self) -> int:
+        """A number for one more buffer; 0 is nobody's."""
+        self.buffers += 1
+        return self.buffers
 
     def reset(self) -> None:
         """The state in which a block finds it."""
@@ -28,42 +44,47 @@ class Shared:
         self.trace = Trace(count, self.clock, self.findings)
         self.flying = np.zeros(count, np.int16)  # asynchronous copies under way to here
         self.flights = 0
+        self.owners = np.zeros(count, np.int32)  # the buffer that each place was last written for
 
-    def read(self, first: Array, size: int, who: Array, what: str, span: Span | None) -> Array:
+    def read(self, first: Array, size: int, who: Array, owner: Owner, span: Span | None) -> Array:
         """`size` bytes from each of the addresses `first` on."""
         places = self._places(first, size)
-        self._check_flying(places, f"`{what}` is read", span)
-        self._check_written(self.trace.read(places, who, what, span), what, span)
+        self._check_flying(places, f"`{owner.name}` is read", span)
+        self._check_written(self.trace.read(places, who, owner.name, span), places, owner, span)
         return self.bytes_at(first, size)
 
-    def write(self, first: Array, data: Array, who: Array, what: str, span: Span | None, atomic: bool = False) -> None:
+    def write(
+        self, first: Array, data: Array, who: Array, owner: Owner, span: Span | None, atomic: bool = False
+    ) -> None:
         """Write rows of bytes at the addresses `first`."""
         size = data.shape[1]
         places = self._places(first, size)
-        self._check_flying(places, f"`{what}` is written", span)
+        self._check_flying(places, f"`{owner.name}` is written", span)
         # Threads that write the same value do no harm.
         same = (self.bytes_at(first, size) == data).reshape(*places.shape, self.place).all(axis=2)
-        before = self.trace.before_write(places, who, what, span, same, atomic)
+        before = self.trace.before_write(places, who, owner.name, span, same, atomic)
         if atomic:
-            self._check_written(before, what, span)
+            self._check_written(before, places, owner, span)
         self._store(first, data)
+        self.owners[places] = owner.number
         self.trace.wrote(places, who, atomic)
         if not atomic and (self.bytes_at(first, size) != data).any():
-            self.findings.add("race", span, f"`{what}` is written by several threads at once")
+            self.findings.add("race", span, f"`{owner.name}` is written by several threads at once")
 
-    def take_off(self, first: Array, size: int, who: Array, what: str, span: Span | None) -> None:
+    def take_off(self, first: Array, size: int, who: Array, owner: Owner, span: Span | None) -> None:
         """An asynchronous copy begins: it may write from now on."""
         places = self._places(first, size)
-        self._check_flying(places, f"`{what}` is written", span)
-        self.trace.before_write(places, who, what, span)
+        self._check_flying(places, f"`{owner.name}` is written", span)
+        self.trace.before_write(places, who, owner.name, span)
         self.flying[places] += 1
         self.flights += 1
 
-    def land(self, first: Array, data: Array, who: Array) -> None:
+    def land(self, first: Array, data: Array, who: Array, owner: Owner) -> None:
         """What these threads waited for is there, for themselves at once, for others after the next barrier."""
         places = self._places(first, data.shape[1])
         self._store(first, data)
         self.flying[places] = 0
+        self.owners[places] = owner.number
         self.trace.wrote(places, who)
 
     def bytes_at(self, first: Array, size: int) -> Array:
@@ -76,9 +97,12 @@ class Shared:
     def _places(self, first: Array, size: int) -> Array:
         return (first // self.place)[:, None] + np.arange(size // self.place)
 
-    def _check_written(self, written: Array, what: str, span: Span | None) -> None:
-        if written.min() < 0:
-            self.findings.add("unwritten", span, f"`{what}`", int((written < 0).any(axis=1).sum()))
+    def _check_written(self, written: Array, places: Array, owner: Owner, span: Span | None) -> None:
+        strange = self.owners[places] != owner.number
+        if strange.any():
+            never = bool((written < 0).any())
+            text = f"`{owner.name}`" if never else f"`{owner.name}` finds what another buffer left there"
+            self.findings.add("unwritten", span, text, int(strange.any(axis=1).sum()))
 
     def _check_flying(self, places: Array, what: str, span: Span | None) -> None:
         if self.flights and (flying := self.flying[places]).any():
