@@ -46,6 +46,7 @@ NOT_MIRRORED = {
     "test_readme.py": "runs the examples of README.md",
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
     "csrc": "tests the headers of csrc/, name for name",
+    "cubins": "compiles every kernel of the library for every chip",
     "fuzz": "random programs through the interpreter and the CPU target",
     "errors": "one kernel that must fail for each entry of catalogue.py",
     "golden": "printed kernels at every stage",

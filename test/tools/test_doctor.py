@@ -44,3 +44,9 @@ def test_unregistered_backend(monkeypatch) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
     with pytest.raises(RuntimeError, match="install the package"):
         doctor.check_backend()
+
+
+def test_gpu_parts_that_need_no_gpu() -> None:
+    """CI installs NVRTC and has a compiler, so both must be found there."""
+    assert "compiled" in doctor.check_nvrtc() and "sm_" in doctor.check_nvrtc()
+    assert doctor.check_launcher().endswith(".so")

@@ -67,8 +67,9 @@ def check_cache() -> str:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=folder):
         pass
-    libraries = [path.stat().st_size for path in folder.rglob("*.so")]
-    return f"{folder}: {len(libraries)} kernels, {sum(libraries) / 2**20:.1f} MiB"
+    sizes = {suffix: [path.stat().st_size for path in folder.rglob(f"*{suffix}")] for suffix in (".so", ".cubin")}
+    counts = f"{len(sizes['.so'])} libraries, {len(sizes['.cubin'])} cubins"
+    return f"{folder}: {counts}, {sum(map(sum, sizes.values())) / 2**20:.1f} MiB"
 
 
 def check_kernel() -> str:
@@ -99,19 +100,62 @@ def check_transformers() -> str:
     return importlib.metadata.version("transformers")
 
 
+def check_nvrtc() -> str:
+    """NVRTC, with which CUDA kernels are compiled; it needs no GPU."""
+    from torch_tile.runtime.find_nvrtc import find_nvrtc
+    from torch_tile.runtime.nvrtc import compile_cubin, nvrtc_version
+    from torch_tile.target import Target
+
+    cubin = compile_cubin('extern "C" __global__ void doctor() {}\n', Target.of("cuda"))
+    version = "{}.{}".format(*nvrtc_version())
+    return f"{version} at {find_nvrtc().path}; compiled {len(cubin.data)} bytes for {Target.of('cuda').arch}"
+
+
+def check_launcher() -> str:
+    """The native module through which launches take a microsecond; without it they go through Python."""
+    from torch_tile.runtime.native_launch import native
+
+    module = native()
+    if module is None:
+        raise RuntimeError("not built, so launches take some 10 us more: it needs Python.h and the C++ compiler")
+    return str(module.__file__)
+
+
+def check_driver() -> str:
+    """NVIDIA's driver."""
+    from torch_tile.runtime.driver import driver
+
+    return "CUDA {}.{}".format(*driver().version())
+
+
 def check_gpu() -> str:
     """Name and compute capability."""
     import torch
 
     if not torch.cuda.is_available():
-        raise RuntimeError("no CUDA device; kernels run on the CPU")
+        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
+        raise RuntimeError(f"{why}; kernels run on the CPU")
+    names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     major, minor = torch.cuda.get_device_capability()
-    return f"{torch.cuda.get_device_name()}, sm_{major}{minor}"
+    return f"{', '.join(names)}, sm_{major}{minor}"
+
+
+def check_cuda_kernel() -> str:
+    """A kernel compiled and run on the GPU, compared with torch."""
+    import torch
+
+    import torch_tile.ops
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("there is no GPU to run one on")
+    x = torch.randn(7, 33, device="cuda")
+    torch.testing.assert_close(torch_tile.ops.softmax(x), x.softmax(-1))
+    return "a softmax was compiled, ran, and agrees with torch"
 
 
 def check_variables() -> str:
     """Environment variables that matter."""
-    names = ("CXX", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
+    names = ("CXX", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
     found = [
         f"{name}={value}"
         for name, value in sorted(os.environ.items())
@@ -132,6 +176,10 @@ CHECKS: list[tuple[str, Check, bool]] = [
     ("kernel", check_kernel, True),
     ("backend", check_backend, True),
     ("transformers", check_transformers, False),
+    ("NVRTC", check_nvrtc, False),
+    ("launcher", check_launcher, False),
+    ("CUDA driver", check_driver, False),
     ("GPU", check_gpu, False),
+    ("CUDA kernel", check_cuda_kernel, False),
     ("variables", check_variables, False),
 ]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's kernels as they are compiled for a target, with no such machine at hand.
+
+The families' entry functions are called on tensors without memory, so that their own dispatch chooses forms and
+configurations; what they would launch is compiled and handed over instead.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from unittest.mock import patch
+
+import torch
+
+from torch_tile.kernel import JITKernel
+from torch_tile.kernels import attention, common, gemm, mla_decode, norm, softmax
+from torch_tile.target import Target
+
+UNITS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}  # SMs of a chip of each kind
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+FLOATS = HALVES | {"fp32": torch.float32}
+ALL = FLOATS | {"fp64": torch.float64}
+Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of an entry function: `call(make)` makes its tensors by `make(shape, dtype)`."""
+
+    name: str
+    call: Callable[[Make], object]
+
+
+def catalogue() -> list[Case]:
+    """Representative calls of every family, for each dtype that it has kernels for."""
+    return [*_gemms(), *_attentions(), *_decodings(), *_rows()]
+
+
+def compiled(case: Case, target: Target) -> list[JITKernel]:
+    """The kernels that a case launches on a machine of `target`, in their order; none is run."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    found: list[JITKernel] = []
+    device = "cuda:0" if target.kind == "cuda" else "cpu"
+    with FakeTensorMode(), _no_launch(found), _machine(target), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accessing the data pointer")  # which is 0, and as aligned as can be
+        case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device))
+    return found
+
+
+@contextmanager
+def _no_launch(found: list[JITKernel]) -> Iterator[None]:
+    with patch.object(JITKernel, "__call__", lambda kernel, *args: found.append(kernel)):
+        yield
+
+
+@contextmanager
+def _machine(target: Target) -> Iterator[None]:
+    with patch.object(common, "_gpu", lambda index: common.Machine(target, UNITS.get(target.capability, 128))):
+        yield
+
+
+def _gemms() -> Iterator[Case]:
+    bias_gelu, swiglu = "v=add(acc0,x0);w=gelu(v);ret w", "g=silu(acc0);y=mul(g,acc1);ret y"
+    for name, dtype in ALL.items():
+        for shape in ((2048, 2048, 2048), (512, 512, 512), (777, 555, 999), (64, 4096, 4096), (16, 64, 65536)):
+            yield Case(f"gemm {name} {'x'.join(map(str, shape))}", _gemm(dtype, *shape))
+        yield Case(f"gemm {name} linear", _gemm(dtype, 512, 1024, 768, turned=True))
+        yield Case(f"gemm {name} row", _gemm(dtype, 1, 2048, 2048, turned=True))
+        yield Case(f"gemm {name} bias gelu", _gemm(dtype, 512, 1024, 768, bias_gelu, "r", turned=True))
+        yield Case(f"gemm {name} swiglu", _gemm(dtype, 512, 1024, 768, swiglu, products=2, turned=True))
+
+
+def _gemm(
+    dtype: torch.dtype, m: int, n: int, k: int, epilogue: str = "", kinds: str = "", products: int = 1,
+    turned: bool = False,
+) -> Callable[[Make], object]:  # fmt: skip
+    def call(make: Make) -> object:
+        bs = [make((n, k), dtype).T if turned else make((k, n), dtype) for _ in range(products)]
+        return gemm.gemm(make((m, k), dtype), bs, [make((n,), dtype) for _ in kinds], kinds, epilogue, dtype)
+
+    return call
+
+
+def _attentions() -> Iterator[Case]:
+    for name, dtype in FLOATS.items():
+        for size in (64, 128):
+            yield Case(f"attention {name} d{size}", _attention(dtype, size))
+            yield Case(f"attention {name} d{size} causal", _attention(dtype, size, causal=True))
+        yield Case(f"attention {name} d80 ragged", _attention(dtype, 80, lengths=(333, 777)))
+        yield Case(f"attention {name} grouped", _attention(dtype, 128, groups=4, causal=True))
+        yield Case(f"attention {name} window", _attention(dtype, 128, causal=True, window=256))
+        yield Case(f"attention {name} mask", _attention(dtype, 64, mask=torch.bool))
+        yield Case(f"attention {name} bias", _attention(dtype, 64, mask=dtype))
+        yield Case(f"attention {name} decode", _attention(dtype, 128, lengths=(1, 8192), groups=8))
+    yield Case("attention fp64 d64", _attention(torch.float64, 64, causal=True))
+
+
+def _attention(
+    dtype: torch.dtype, size: int, lengths: tuple[int, int] = (1024, 1024), groups: int = 1, causal: bool = False,
+    window: int = 0, mask: torch.dtype | None = None,
+) -> Callable[[Make], object]:  # fmt: skip
+    def call(make: Make) -> object:
+        queries, keys = lengths
+        q, k, v = (make((2, h, s, size), dtype) for h, s in ((8 * groups, queries), (8, keys), (8, keys)))
+        bias = None if mask is None else make((1, 1, queries, keys), mask)
+        return attention.attention(q, k, v, bias, causal, None, window, keys - queries)
+
+    return call
+
+
+def _decodings() -> Iterator[Case]:
+    for name, dtype in FLOATS.items():
+        yield Case(f"mla {name}", _decoding(dtype, 128, 64, 0))
+        yield Case(f"mla {name} paged", _decoding(dtype, 128, 64, 64))
+        yield Case(f"mla {name} small pages", _decoding(dtype, 16, 4, 16))
+        yield Case(f"mla {name} split", _decoding(dtype, 16, 1, 0))
+
+
+def _decoding(dtype: torch.dtype, heads: int, batch: int, page: int) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        q, q_pe = make((batch, 1, heads, 512), dtype), make((batch, 1, heads, 64), dtype)
+        cache = (batch * 64, page) if page else (batch, 4096)
+        table = make((batch, 64), torch.int32) if page else None
+        kv, k_pe = make((*cache, 512), dtype), make((*cache, 64), dtype)
+        return mla_decode.mla_decode(q, q_pe, kv, k_pe, table, make((batch,), torch.int32))
+
+    return call
+
+
+def _rows() -> Iterator[Case]:
+    """Norms and softmax."""
+    for name, dtype in ALL.items():
+        for n in (128, 4096, 16384, 1000):
+            yield Case(f"rms_norm {name} {n}", partial(_rms_norm, dtype, n))
+            yield Case(f"layer_norm {name} {n}", partial(_layer_norm, dtype, n))
+            yield Case(f"softmax {name} {n}", partial(_softmax, dtype, n, -1))
+        yield Case(f"rms_norm {name} residual silu", partial(_add_rms_norm, dtype, 4096))
+        yield Case(f"softmax {name} columns", partial(_softmax, dtype, 1000, 0))
+
+
+def _rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    return norm.rms_norm(make((512, n), dtype), make((n,), dtype))
+
+
+def _add_rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    return norm.rms_norm(make((512, n), dtype), make((n,), dtype), make((512, n), dtype), activation="silu")
+
+
+def _layer_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    return norm.layer_norm(make((512, n), dtype), make((n,), dtype), make((n,), dtype))
+
+
+def _softmax(dtype: torch.dtype, n: int, dim: int, make: Make) -> object:
+    return softmax.softmax(make((512, n), dtype), dim)
