@@ -142,7 +142,7 @@ class CudaText(Text):
     def _operand(self, expr: Expr, to: DType) -> str:
         """An operand whose C++ type must be exactly `to`'s."""
         text = self.converted(expr, to)
-        return text if is_small(to) or not isinstance(expr, Const) else f"({storage(to)}){text}"
+        return f"({storage(to)}){text}" if isinstance(expr, Const) and to.is_integer else text
 
     # Each method is `term` for one kind of node.
 

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA C++ of whole kernels: signatures, indices, several kernels; all of it compiles for every chip without spills.
+
+EXPECTTEST_ACCEPT=1 writes the text of a test anew. Run one test at a time then.
+"""
+
+import math
+
+from expecttest import assert_expected_inline
+from flat_kernels import (
+    SERIAL,
+    at,
+    body,
+    bx,
+    by,
+    compiles,
+    emitted,
+    kernel,
+    load,
+    loop,
+    number,
+    program,
+    put,
+    t,
+    tensor,
+)
+
+from torch_tile.codegen.cuda import LARGEST_SIZE
+from torch_tile.diagnostics import Span
+from torch_tile.intrinsics import memory
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Call, Var, cast
+from torch_tile.ir.interval import Interval
+from torch_tile.ir.stmt import Alloc, Block, If, Let, Store
+
+SPAN = Span("kernels/attention.py", 41, 41, 1, 2)
+
+
+def test_vectors_guard_and_signature():
+    n = Var("n", dt.int32, "dim", 8)
+    x, y = tensor("x", (n,), "float16"), tensor("y", (n,), "float16")
+    r = tensor("r", (8,), "float16", "local")
+    start = bx * 1024 + t * 8
+    inside = If(start < n, Block((memory.vector_copy(at(r, 0), at(x, start), 16),)), Block(()))
+    source = program(
+        [x, y],
+        kernel(
+            Alloc(r),
+            inside,
+            memory.vector_copy(
+                at(y, start),
+                at(r, 0),
+                16,
+            ),
+            grid=((n + 1023) // 1024,),
+        ),
+    )
+    made = emitted(source)
+    assert_expected_inline(made.text, """\
+// demo for cuda:sm_90a
+#include "cuda_types.h"
+#include "cuda_math.h"
+#include "memory.h"
+
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(const tile::f16* __restrict__ x, tile::f16* __restrict__ y, const int n) {
+  const int t = threadIdx.x;
+  const int bx = blockIdx.x;
+  alignas(16) tile::f16 r[8];
+  if (bx * 1024 + t * 8 < n) {
+    tile::vector_copy<16>(r, x + bx * 1024 + t * 8);
+  }
+  tile::vector_copy<16>(y + bx * 1024 + t * 8, r);
+}
+""")  # fmt: skip
+    (entry,) = made.entries
+    assert (entry.name, entry.args, entry.kinds, entry.threads) == ("demo_kernel", (0, 1, n), "PPi", 128)
+    assert made.alignment == (16, 16)
+    compiles(source)
+
+
+def test_small_floats_and_scalars():
+    x, scale = tensor("x", (128,), "float16"), Var("scale", dt.float16, "param")
+    flag, eps = Var("flag", dt.bool_, "param"), Var("eps", dt.float64, "param")
+    v = tensor("v", (), "float16", "var")
+    source = program([x, scale, flag, eps], kernel(
+        Alloc(v, load(x, t) * scale),
+        If(flag, Block((put(v, load(v) + number(0.1, dt.float16)),)), Block(())),
+        put(x, t, load(v) * load(v) + load(x, t)),
+        put(x, 0, cast(eps, "float16")),
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(tile::f16* __restrict__ x, const tile::f16 scale_bits, const bool flag, const double eps) {
+  const float scale = tile::widen(scale_bits);
+  const int t = threadIdx.x;
+  float v = tile::rounded<tile::f16>(tile::widen(x[t]) * scale);
+  if (flag) {
+    v = tile::rounded<tile::f16>(v + 0.0999755859375f);
+  }
+  x[t] = tile::narrow<tile::f16>(tile::rounded<tile::f16>(v * v) + tile::widen(x[t]));
+  x[0] = tile::narrow<tile::f16>(eps);
+}
+""")  # fmt: skip
+    assert emitted(source).entries[0].kinds == "PH?d"
+    compiles(source)
+
+
+def test_large_tensors_and_strides():
+    m, n, s = (Var(name, dt.int32, "dim") for name in "mns")
+    x = tensor("x", (m, n), "float32", strides=(s, number(1)))
+    y, z = tensor("y", (m, n), "float32"), tensor("z", (70000, 40000), "float32")
+    row = bx * 128 + t
+
+    def add(k):
+        return put(y, row, k, load(x, row, k) + load(z, row, k))
+
+    source = program([x, y, z], kernel(
+        If(row < m, Block((loop(n, add, SERIAL, "k"),)), Block(())),
+        grid=((m + 127) // 128,),
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(const float* __restrict__ x, float* __restrict__ y, const float* __restrict__ z, const int m, const int n, const int64_t s) {
+  const int t = threadIdx.x;
+  const int bx = blockIdx.x;
+  if (bx * 128 + t < m) {
+    for (int k = 0; k < n; ++k) {
+      y[(int64_t)(bx * 128 + t) * n + k] = x[(bx * 128 + t) * s + k] + z[(int64_t)bx * 5120000 + t * 40000 + k];
+    }
+  }
+}
+""")  # fmt: skip
+    (entry,) = emitted(source).entries
+    assert entry.kinds == "PPPiiq"
+    compiles(source)
+
+
+def test_several_kernels():
+    x, w, out = tensor("x", (128,), "float32"), tensor("w", (128,), "float32"), tensor("out", (128,), "float32")
+    u = Var("t", dt.int32, "thread")
+    first = kernel(put(w, t, load(x, t)), blocks=(by,))
+    second = kernel(put(out, u, load(w, u) + load(x, u)), thread=u)
+    source = program([x], first, second, workspaces=[w], outputs=[out])
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel_0(const float* __restrict__ x, float* __restrict__ w) {
+  const int t = threadIdx.x;
+  w[t] = x[t];
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel_1(const float* __restrict__ x, float* __restrict__ out, const float* __restrict__ w) {
+  const int t = threadIdx.x;
+  out[t] = w[t] + x[t];
+}
+""")  # fmt: skip
+    assert [e.args for e in emitted(source).entries] == [(0, 2), (0, 1, 2)]
+    compiles(source)
+
+
+def test_swizzled_blocks():
+    x, bz = tensor("x", (4, 8, 16), "int32"), Var("bz", dt.int32, "block")
+    blocks = {"grid": (16, 8, 4), "blocks": (bx, by, bz)}
+    rows = program([x], kernel(put(x, bz, by, bx, t), swizzle=(10, "row"), **blocks))
+    assert_expected_inline(body(rows), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(int32_t* __restrict__ x) {
+  const int t = threadIdx.x;
+  const tile::BlockIndex block_index = tile::swizzled_rows<10>();
+  const int bx = block_index.x, by = block_index.y;
+  const int bz = blockIdx.z;
+  x[bz * 128 + by * 16 + bx] = t;
+}
+""")  # fmt: skip
+    columns = program([x], kernel(put(x, bz, by, bx, t), swizzle=(3, "column"), **blocks))
+    assert "tile::swizzled_columns<3>()" in body(columns)
+    compiles(rows)
+    compiles(columns)
+
+
+def test_math():
+    x, y = tensor("x", (128,), "float32"), Var("y", dt.float32)
+    source = program([x], kernel(
+        Let(y, Call("exp2", (load(x, t),), dt.float32)),
+        put(x, t, Call("maximum", (Call("tanh", (y,), dt.float32), number(-math.inf, dt.float32)), dt.float32)),
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(float* __restrict__ x) {
+  const int t = threadIdx.x;
+  const float y = tile::exp2(x[t]);
+  x[t] = tile::maximum(tile::tanh(y), -tile::infinity());
+}
+""")  # fmt: skip
+    fast = emitted(source, fast_math=True).text
+    assert "#define TILE_FAST_MATH\n#include" in fast and "TILE_FAST_MATH" not in emitted(source).text
+    compiles(source)
+    compiles(source, fast_math=True)
+
+
+def test_lines_of_the_author():
+    x = tensor("x", (128,), "float32")
+    source = program([x], kernel(Store(x, (t,), number(1.0, dt.float32), span=SPAN), span=SPAN))
+    assert "demo_kernel(float* __restrict__ x) {  // attention.py:41\n" in body(source)
+    assert "  x[t] = 1.0f;  // attention.py:41\n" in body(source)
+
+
+def test_largest_size_leaves_room_for_whole_tiles():
+    assert Interval(0, LARGEST_SIZE + 2**16 - 1).within(Interval(0, 2**31 - 1))

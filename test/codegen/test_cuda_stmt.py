@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statements of small kernels as CUDA C++, one feature each; all of it compiles for every chip without spills.
+
+EXPECTTEST_ACCEPT=1 writes the text of a test anew. Run one test at a time then.
+"""
+
+from expecttest import assert_expected_inline
+from flat_kernels import SERIAL, at, body, compiles, emitted, kernel, load, loop, number, program, put, t, tensor
+
+from torch_tile.diagnostics import Span
+from torch_tile.intrinsics import matrix, memory
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Var, binary, cast, select
+from torch_tile.ir.layout import shared_tile
+from torch_tile.ir.stmt import Alloc, Assert, Block, Break, Continue, Do, If, Let, Print, While
+
+SPAN = Span("kernels/attention.py", 41, 41, 1, 2)
+
+
+def test_control_flow():
+    x, k = tensor("x", (64,), "int32"), Var("k", dt.int32, "param")
+    v, name = tensor("v", (), "int32", "var"), Var("name", dt.int32)
+    source = program([x, k], kernel(
+        Alloc(v, number(3)),
+        While(load(v) < k, Block((
+            put(v, load(v) + 1),
+            If(load(x, t % 64) == 0, Block((Continue(),)), Block((If(load(v) > 9, Block((Break(),)), Block(())),))),
+        ))),
+        loop(k, lambda i: (Let(name, i * 2 + t), put(x, t % 64, name)), SERIAL, start=4, step=3),
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(int32_t* __restrict__ x, const int32_t k) {
+  const int t = threadIdx.x;
+  int32_t v = 3;
+  while (v < k) {
+    v = v + 1;
+    if (x[t % 64] == 0) {
+      continue;
+    } else {
+      if (v > 9) {
+        break;
+      }
+    }
+  }
+  for (int i = 4; i < k; i += 3) {
+    const int64_t name = (int64_t)i * 2 + t;
+    x[t % 64] = (int)name;
+  }
+}
+""")  # fmt: skip
+    compiles(source)
+
+
+def test_shared_memory_swizzled():
+    tile = tensor("tile", (16, 64), "float16", "shared", layout=shared_tile((16, 64), 16), offset=2048)
+    x, r = tensor("x", (16, 64), "float16"), tensor("r", (8,), "float16", "local")
+    source = program([x], kernel(
+        Alloc(tile), Alloc(r),
+        memory.vector_copy(at(r, 0), at(x, t // 8, t % 8 * 8), 16),
+        memory.vector_copy(at(tile, t // 8, t % 8 * 8), at(r, 0), 16),
+        memory.barrier(),
+        put(x, t // 8, t % 8, load(tile, t % 8, t // 8)),
+        shared_bytes=4096,
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(tile::f16* __restrict__ x) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const int t = threadIdx.x;
+  tile::f16* const tile_1 = reinterpret_cast<tile::f16*>(shared_memory + 2048);
+  alignas(16) tile::f16 r[8];
+  tile::vector_copy<16>(r, x + t / 8 * 64 + t % 8 * 8);
+  tile::vector_copy<16>(tile_1 + (t % 8 ^ t / 8 % 8) * 8 + t / 8 * 64, r);
+  tile::barrier();
+  x[t / 8 * 64 + t % 8] = tile_1[(t / 64 ^ t % 8) * 8 + t / 8 % 8 + t % 8 * 64];
+}
+""")  # fmt: skip
+    assert emitted(source).entries[0].shared_bytes == 4096
+    compiles(source)
+
+
+def test_asynchronous_copies():
+    m = Var("m", dt.int32, "dim")
+    tile, x = tensor("tile", (2, 16, 64), "float16", "shared", offset=0), tensor("x", (m, 64), "float16")
+    y = tensor("y", (16, 64), "float16")
+
+    def step(k):
+        valid = select(k * 16 + t // 8 < m, 16, 0)
+        return (
+            memory.cp_async(at(tile, k % 2, t // 8, t % 8 * 8), at(x, k * 16 + t // 8, t % 8 * 8), valid, 16),
+            memory.cp_async_commit(), memory.cp_async_wait(1), memory.barrier(),
+            put(y, t // 8, t % 8, load(tile, (k + 1) % 2, t // 8, t % 8)),
+        )  # fmt: skip
+
+    source = program([x, y], kernel(Alloc(tile), loop((m + 15) // 16, step, SERIAL, "k"), shared_bytes=4096))
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(const tile::f16* __restrict__ x, tile::f16* __restrict__ y, const int m) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const int t = threadIdx.x;
+  tile::f16* const tile_1 = reinterpret_cast<tile::f16*>(shared_memory + 0);
+  for (int k = 0; k < (m + 15) / 16; ++k) {
+    tile::cp_async<16>(tile_1 + k % 2 * 1024 + t / 8 * 64 + t % 8 * 8, x + (int64_t)k * 1024 + t / 8 * 64 + t % 8 * 8, k * 16 + t / 8 < m ? 16 : 0);
+    tile::cp_async_commit();
+    tile::cp_async_wait<1>();
+    tile::barrier();
+    y[t / 8 * 64 + t % 8] = tile_1[(k + 1) % 2 * 1024 + t / 8 * 64 + t % 8];
+  }
+}
+""")  # fmt: skip
+    compiles(source)
+
+
+def test_tensor_cores():
+    shared, out = tensor("shared", (16, 16), "bfloat16", "shared", offset=0), tensor("out", (16, 8), "float32")
+    a, b = tensor("a", (8,), "bfloat16", "local"), tensor("b", (4,), "bfloat16", "local")
+    d = tensor("d", (4,), "float32", "local")
+    source = program([out], kernel(
+        Alloc(shared), Alloc(a), Alloc(b), Alloc(d),
+        loop(4, lambda i: put(d, i, 0.0)),
+        matrix.ldmatrix(at(a, 0), at(shared, t % 16, t // 16 * 8), 4),
+        matrix.ldmatrix(at(b, 0), at(shared, t % 16, 0), 2, True),
+        matrix.mma(at(d, 0), at(a, 0), at(b, 0), "m16n8k16", ("bfloat16", "bfloat16", "float32")),
+        loop(4, lambda i: put(out, t // 4 + i // 2 * 8, t % 4 * 2 + i % 2, load(d, i))),
+        threads=32, shared_bytes=512,
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(32)
+demo_kernel(float* __restrict__ out) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const int t = threadIdx.x;
+  tile::bf16* const shared = reinterpret_cast<tile::bf16*>(shared_memory + 0);
+  alignas(16) tile::bf16 a[8];
+  alignas(16) tile::bf16 b[4];
+  alignas(16) float d[4];
+  #pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    d[i] = 0.0f;
+  }
+  tile::ldmatrix_x4(a, shared + t % 16 * 16 + t / 16 * 8);
+  tile::ldmatrix_x2_trans(b, shared + t % 16 * 16);
+  tile::mma_m16n8k16(d, a, b);
+  #pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    out[t / 4 * 8 + i / 2 * 64 + (t % 4 * 2 + i % 2)] = d[i];
+  }
+}
+""")  # fmt: skip
+    compiles(source)
+
+
+def test_neighbours_are_narrowed_together():
+    x, y = tensor("x", (128, 8), "float32"), tensor("y", (128, 8), "float8_e4m3fn")
+    r, h, e = (
+        tensor("r", (8,), "float32", "local"),
+        tensor("h", (8,), "bfloat16", "local"),
+        tensor("e", (8,), "float8_e4m3fn", "local"),
+    )
+    source = program([x, y], kernel(
+        Alloc(r), Alloc(h), Alloc(e),
+        loop(2, lambda i: memory.vector_copy(at(r, i * 4), at(x, t, i * 4), 16)),
+        loop(8, lambda i: put(h, i, cast(load(r, i) * 2, "bfloat16"))),
+        loop(2, lambda j: loop(4, lambda i: put(e, j * 4 + i, cast(load(h, j * 4 + i), "float8_e4m3fn"))), name="j"),
+        loop(7, lambda i: put(h, i, cast(load(r, i), "bfloat16"))),  # an odd number
+        loop(4, lambda i: put(h, i * 2, cast(load(r, i), "bfloat16"))),  # not neighbours
+        memory.vector_copy(at(y, t, 0), at(e, 0), 8),
+        put(y, t, 1, cast(load(h, 3), "float8_e4m3fn")),
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(const float* __restrict__ x, tile::e4m3* __restrict__ y) {
+  const int t = threadIdx.x;
+  alignas(16) float r[8];
+  alignas(16) tile::bf16 h[8];
+  alignas(16) tile::e4m3 e[8];
+  #pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    tile::vector_copy<16>(r + i * 4, x + t * 8 + i * 4);
+  }
+  #pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    tile::narrow_pair(&h[i], r[i] * 2.0f, r[i + 1] * 2.0f);
+  }
+  #pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    #pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      tile::narrow_pair(&e[j * 4 + i], tile::widen(h[j * 4 + i]), tile::widen(h[j * 4 + (i + 1)]));
+    }
+  }
+  #pragma unroll
+  for (int i = 0; i < 7; ++i) {
+    h[i] = tile::narrow<tile::bf16>(r[i]);
+  }
+  #pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    h[i * 2] = tile::narrow<tile::bf16>(r[i]);
+  }
+  tile::vector_copy<8>(y + t * 8, e);
+  y[t * 8 + 1] = tile::narrow<tile::e4m3>(tile::widen(h[3]));
+}
+""")  # fmt: skip
+    compiles(source)
+
+
+def test_messages():
+    x = tensor("x", (128,), "float32")
+    source = program([x], kernel(
+        Assert(load(x, t) >= 0, "x >= 0, 100% \"sure\"", span=SPAN),
+        Print("x at 50%", load(x, t), span=SPAN),
+        Print("", t * 2, span=SPAN),
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(const float* __restrict__ x) {
+  const int t = threadIdx.x;
+  if (!(x[t] >= 0.0f)) {  // attention.py:41
+    printf("%s\\n", "attention.py:41: x >= 0, 100% \\"sure\\"");
+    __trap();
+  }
+  printf("x at 50%%: %g\\n", (double)x[t]);  // attention.py:41
+  printf("%lld\\n", (long long)(t * 2));  // attention.py:41
+}
+""")  # fmt: skip
+    compiles(source, stack=8)  # the arguments of printf
+
+
+def test_atomics():
+    x, h, k = tensor("x", (128,), "float32"), tensor("h", (128,), "bfloat16"), tensor("k", (4,), "int32")
+    old = Var("old", dt.int32)
+    source = program([x, h, k], kernel(
+        Do(memory.atomic(at(x, t), number(1.0, dt.float32), "add")),
+        Do(memory.atomic(at(h, t), cast(load(x, t), "bfloat16"), "max")),
+        Let(old, memory.atomic(at(k, 0), number(1), "add")),
+        put(k, 1, old),
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(float* __restrict__ x, tile::bf16* __restrict__ h, int32_t* __restrict__ k) {
+  const int t = threadIdx.x;
+  tile::atomic_add(x + t, 1.0f);
+  tile::atomic_max(h + t, tile::narrow<tile::bf16>(x[t]));
+  const int old = tile::atomic_add(k, (int32_t)1);
+  k[1] = old;
+}
+""")  # fmt: skip
+    compiles(source)
+
+
+def test_warps():
+    x, v, b = tensor("x", (128,), "float32"), tensor("v", (), "float32", "var"), tensor("b", (4,), "uint32")
+    source = program([x, b], kernel(
+        Alloc(v, load(x, t)),
+        loop(5, lambda i: put(v, load(v) + memory.shuffle_xor(load(v), binary(">>", number(16), i)))),
+        put(b, t // 32, memory.ballot(load(v) > 0)),
+        memory.warp_barrier(),
+        put(x, t, memory.shuffle(load(v), 0)),
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(float* __restrict__ x, uint32_t* __restrict__ b) {
+  const int t = threadIdx.x;
+  float v = x[t];
+  #pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    v = v + tile::shuffle_xor(v, 16 >> i);
+  }
+  b[t / 32] = tile::vote_ballot(v > 0.0f);
+  tile::warp_barrier();
+  x[t] = tile::shuffle(v, 0);
+}
+""")  # fmt: skip
+    compiles(source)
+
+
+def test_registers_are_indexed_by_constants():
+    """A serial loop over a local array is unrolled; one with bounds known only at run time is not."""
+    x, r, n = tensor("x", (128, 16), "float32"), tensor("r", (16,), "float32", "local"), Var("n", dt.int32, "param")
+    source = program([x, n], kernel(
+        Alloc(r),
+        loop(16, lambda i: put(r, i, load(x, t, i)), SERIAL),
+        loop(n, lambda k: loop(16, lambda i: put(r, i, load(r, i) * 2)), SERIAL, "k"),
+        loop(16, lambda i: put(x, t, i, load(r, i)), SERIAL),
+    ))  # fmt: skip
+    assert_expected_inline(body(source), """\
+extern "C" __global__ void __launch_bounds__(128)
+demo_kernel(float* __restrict__ x, const int32_t n) {
+  const int t = threadIdx.x;
+  alignas(16) float r[16];
+  #pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    r[i] = x[t * 16 + i];
+  }
+  for (int k = 0; k < n; ++k) {
+    #pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      r[i] = r[i] * 2.0f;
+    }
+  }
+  #pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    x[t * 16 + i] = r[i];
+  }
+}
+""")  # fmt: skip
+    compiles(source)
