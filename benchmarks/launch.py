@@ -34,9 +34,7 @@ int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
 int cuModuleLoadData(uint64_t* module, const void*) { return *module = 1, 0; }
 int cuModuleGetFunction(uint64_t* function, uint64_t, const char*) { return *function = 1, 0; }
 int cuFuncSetAttribute(uint64_t, int, int) { return 0; }
-int cuLaunchKernel(uint64_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, uint64_t, void**, void**) {
-  return 0;
-}
+int cuLaunchKernel(uint64_t, int, int, int, int, int, int, int, uint64_t, void**, void**) { return 0; }
 }
 """
 m, n = T.dynamic("m, n")
