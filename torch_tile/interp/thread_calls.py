@@ -15,8 +15,9 @@ from ..diagnostics import InternalError, Span
 from ..intrinsics import lookup
 from ..ir.expr import Address, Call
 from . import thread_values as va
-from .thread_memory import Local, Memory, Threads, Tile
+from .thread_memory import Memory, Threads, Tile
 from .thread_order import Array
+from .thread_registers import Local
 from .thread_shared import Owner, Shared
 from .thread_values import Value
 

@@ -25,8 +25,9 @@ from ..ir.node import Node, walk
 from .findings import Findings
 from .thread_calls import Calls
 from .thread_expr import Expressions, Fixed
-from .thread_memory import Global, Local, Memory, Threads, Tile, Variable
+from .thread_memory import Global, Memory, Threads, Tile
 from .thread_order import Clock, Trace
+from .thread_registers import Local, Variable
 from .thread_shared import Shared
 from .thread_values import Value
 
