@@ -117,5 +117,9 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "a block needs {need} bytes of shared memory; {target} has {limit}",
         "use smaller tiles, fewer stages, or tiles that are not needed at the same time",
     ),
+    "divergent_hazard": (
+        "threads exchange values through `{buffer}` where not all threads of the block pass, so no barrier can stand",
+        "end the `if` before the values are read, or let every thread take part",
+    ),
     "device_assert": ("device assertion failed: {message}", "see the condition at this line"),
 }

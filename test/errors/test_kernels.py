@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One kernel for each mistake that only the whole kernel shows, or only its run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,9 @@ import torch_tile.language as T
 from torch_tile.build import Build
 from torch_tile.diagnostics import TileError
 from torch_tile.interp.tiles import evaluate
+from torch_tile.ir.expr import Var
+from torch_tile.lowering.hazards import Swap
+from torch_tile.lowering.insert_sync import insert_sync
 from torch_tile.lowering.place_shared import place_shared
 from torch_tile.target import Target
 
@@ -116,6 +121,22 @@ def shared_memory():
     place_shared(kernel.program, Build(Target.of("cuda:sm_90a")))
 
 
+def divergent_hazard():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), thread: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_shared((32,), "float32")
+            if thread < 16:
+                tile[thread] = A[thread]
+                A[thread] = tile[thread ^ 1]  # here
+
+    program = kernel.program
+    index = Var("thread", role="thread")
+    (block,) = Swap({id(program.params[1]): index})(program).kernels
+    made = replace(program, params=program.params[:1], kernels=(replace(block, thread=index),))
+    insert_sync(made, Build(Target.of("cuda:sm_90a")))
+
+
 CASES = {
     non_affine_region: ("non_affine_region", "T.copy(A[i * i : i * i + 4], tile)"),
     dynamic_tile: ("dynamic_tile", "T.alloc_shared((n,), \"float32\")"),
@@ -123,6 +144,7 @@ CASES = {
     out_of_bounds: ("out_of_bounds", "tile[i + 8]"),
     out_of_bounds_region: ("out_of_bounds", "T.copy(A[0:6], tile[4:10])"),
     shared_memory: ("shared_memory", "T.alloc_shared((512, 128), \"float32\")"),
+    divergent_hazard: ("divergent_hazard", "A[thread]"),
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
     unsupported_on_target: ("unsupported_on_target", "T.copy(A[i * 8], tile)"),
     device_assert: ("device_assert", "T.device_assert(A[0] > 0.0, \"A must be positive\")"),

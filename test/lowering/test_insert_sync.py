@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Barriers: enough of them, shown by running all threads between two barriers in any order, and none too many."""
+
+import itertools
+import random
+
+import pytest
+
+from torch_tile.build import Build
+from torch_tile.diagnostics import TileError
+from torch_tile.intrinsics.memory import barrier, cp_async, cp_async_commit, cp_async_wait
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.expr import Address, Binary, Load, Var, const
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Store
+from torch_tile.lowering.insert_sync import insert_sync
+from torch_tile.target import Target
+
+THREADS = 4
+TX = Var("tx", role="thread")
+ZERO = const(0.0, dt.float32)
+
+
+def shared(name, *shape, offset=None):
+    return Buffer(name, tuple(const(n, dt.int32) for n in shape), dt.float32, "shared", offset=offset)
+
+
+def number(value):
+    return value if not isinstance(value, int) else const(value, dt.int32)
+
+
+def put(buffer, *indices):
+    return Store(buffer, tuple(map(number, indices)), ZERO)
+
+
+REGISTER = Buffer("x", (const(1, dt.int32),), dt.float32, "local")
+GLOBAL = Buffer("g", (const(4096, dt.int32),), dt.float32, "global")
+
+
+def get(buffer, *indices):
+    return Store(REGISTER, (const(0, dt.int32),), Load(buffer, tuple(map(number, indices))))
+
+
+def fly(buffer, *indices):
+    """Start an asynchronous copy of one element for each thread."""
+    source = Address(GLOBAL, (TX,))
+    return cp_async(Address(buffer, tuple(map(number, indices))), source, 4, 4)
+
+
+def loop(trips, body, name="k", kind=LoopKind.SERIAL):
+    var = Var(name, role="loop")
+    stmts = body(var)
+    return For(kind, (var,), (number(0),), (number(trips),), Block(tuple(stmts)))
+
+
+def when(condition, then, otherwise=()):
+    return If(condition, Block(tuple(then)), Block(tuple(otherwise)))
+
+
+def program(*stmts, threads=THREADS):
+    buffers = {id(n.buffer): n.buffer for s in stmts for n in walk(s) if hasattr(n, "buffer")}
+    body = Block((*(Alloc(b) for b in buffers.values() if b.scope != "global"), *stmts))
+    kernel = Kernel((number(1),), (Var("b", role="block"),), (threads,), body, thread=TX)
+    return Program("made", (GLOBAL,), (kernel,), (), ())
+
+
+def is_barrier(stmt):
+    return isinstance(stmt, Do) and stmt.call.name == "barrier"
+
+
+def synchronised(made):
+    """The program with barriers, checked to be enough, and not to change when looked at again."""
+    done = insert_sync(made, Build(Target.of("cuda:sm_80")))
+    assert not races(done), done
+    assert insert_sync(done, Build(Target.of("cuda:sm_80"))) is done
+    return done
+
+
+def barriers(done):
+    return sum(map(is_barrier, walk(done)))
+
+
+# The oracle: run all threads together, and look at what lies between two barriers.
+
+
+def races(made, without=None):
+    """Whether in some interval between barriers one thread touches what another one writes."""
+    run = Run(without)
+    kernel = made.kernels[0]
+    run.block(kernel.body, range(kernel.threads[0]), {})
+    return run.found
+
+
+class Run:
+    def __init__(self, without):
+        self.without, self.found, self.names = without, False, {}
+        self.touched = {}  # byte -> {(thread, writes)}
+        self.groups = {}  # thread -> list of groups of bytes; the last one is open
+
+    def touch(self, thread, buffer, indices, env, writes):
+        if buffer.scope != "shared":
+            return
+        place = 0
+        for index, size in zip(indices, buffer.shape, strict=True):
+            place = place * size.value + evaluate(index, env)
+        key = (id(buffer), place) if buffer.offset is None else buffer.offset + 4 * place
+        seen = self.touched.setdefault(key, set())
+        self.found |= any(t != thread and (w or writes) for t, w in seen)
+        seen.add((thread, writes))
+
+    def block(self, block, active, env):
+        for s in block.stmts:
+            self.statement(s, active, env)
+
+    def statement(self, s, active, env):
+        if s is self.without:
+            return
+        if is_barrier(s):
+            assert len(active) == THREADS, "a barrier where not all threads come by"
+            self.touched.clear()
+        elif isinstance(s, Let):
+            self.names[s.var] = s.value
+        elif isinstance(s, For):
+            for turn in range(int(s.stops[0].value)):
+                self.block(s.body, active, {**env, s.vars[0]: turn})
+        elif isinstance(s, If):
+            true = [t for t in active if evaluate(s.condition, self.env(t, env))]
+            for way, who in ((s.then, true), (s.otherwise, [t for t in active if t not in true])):
+                if who:
+                    self.block(way, who, env)
+        elif isinstance(s, Do):
+            for t in active:
+                self.call(s.call, t, env)
+        elif isinstance(s, Store):
+            for t in active:
+                for n in walk(s.value):
+                    if isinstance(n, Load):
+                        self.touch(t, n.buffer, n.indices, self.env(t, env), False)
+                self.touch(t, s.buffer, s.indices, self.env(t, env), True)
+
+    def env(self, thread, env):
+        full = {**env, TX: thread}
+        for name, value in self.names.items():
+            full[name] = evaluate(value, full)
+        return full
+
+    def call(self, call, thread, env):
+        groups = self.groups.setdefault(thread, [[]])
+        if call.name == "cp_async":
+            to = call.args[0]
+            now = self.env(thread, env)
+            self.touch(thread, to.buffer, to.indices, now, True)
+            groups[-1].append((to.buffer, to.indices, now))
+        elif call.name == "cp_async_commit":
+            groups.append([])
+        elif call.name == "cp_async_wait":
+            closed = groups[:-1]
+            done = len(closed) - call.options[0]
+            for group in closed[: max(done, 0)]:
+                for buffer, indices, now in group:
+                    self.touch(thread, buffer, indices, now, True)  # it may land as late as here
+                group.clear()
+
+
+def neighbour(n=1):
+    return (TX + n) % THREADS
+
+
+# Straight code.
+
+
+def test_what_a_neighbour_wrote():
+    s = shared("s", THREADS)
+    done = synchronised(program(put(s, TX), get(s, neighbour())))
+    assert barriers(done) == 1
+
+
+def test_own_elements_need_no_barrier():
+    s = shared("s", 2 * THREADS, 8)
+    own = [put(s, TX * 2 + 1, 3), get(s, TX * 2 + 1, 3), put(s, TX * 2, 5)]
+    assert barriers(synchronised(program(*own))) == 0
+
+
+def test_one_barrier_orders_many():
+    a, b, c = (shared(n, THREADS) for n in "abc")
+    stmts = [put(a, TX), put(b, TX), put(c, TX), get(c, neighbour()), get(a, neighbour()), get(b, neighbour(2))]
+    assert barriers(synchronised(program(*stmts))) == 1
+
+
+def test_a_barrier_of_the_author_counts():
+    s = shared("s", THREADS)
+    made = program(put(s, TX), barrier(), get(s, neighbour()))
+    assert insert_sync(made, Build(Target.of("cuda:sm_80"))) is made
+
+
+def test_reads_then_writes_and_writes_then_writes():
+    s = shared("s", THREADS)
+    assert barriers(synchronised(program(get(s, neighbour()), put(s, TX)))) == 1
+    assert barriers(synchronised(program(put(s, neighbour()), put(s, TX)))) == 1
+    assert barriers(synchronised(program(get(s, neighbour()), get(s, TX)))) == 0
+
+
+def test_buffers_that_share_bytes():
+    a, b, c = shared("a", 4, offset=0), shared("b", 4, offset=8), shared("c", 4, offset=16)
+    assert barriers(synchronised(program(put(a, TX), put(b, TX)))) == 1
+    assert barriers(synchronised(program(put(a, TX), put(c, TX)))) == 0
+    assert barriers(synchronised(program(get(c, TX), put(a, TX), put(b, TX)))) == 1
+
+
+def test_names_are_looked_through():
+    s = shared("s", THREADS)
+    mine, other = Var("mine"), Var("other")
+    own = [Let(mine, TX + 0), put(s, mine), Let(other, mine + 0), get(s, other)]
+    assert barriers(synchronised(program(*own))) == 0
+    name = Var("next")
+    assert barriers(synchronised(program(put(s, TX), Let(name, neighbour()), get(s, name)))) == 1
+
+
+def test_one_thread_writes_all_read():
+    s, t = shared("s", 2), shared("t", 2)
+    made = program(when(TX == 0, [put(s, 0)]), when(TX == 0, [put(s, 0), put(t, 1)]), get(s, 0), get(t, 1))
+    done = synchronised(made)
+    assert barriers(done) == 1
+
+
+# Loops.
+
+
+def test_across_iterations():
+    s = shared("s", THREADS)
+    done = synchronised(program(loop(5, lambda k: [put(s, TX), get(s, neighbour())])))
+    assert barriers(done) == 2
+    double = shared("s", 2, THREADS)
+    done = synchronised(program(loop(5, lambda k: [put(double, k % 2, TX), get(double, k % 2, neighbour())])))
+    assert barriers(done) == 1, "versions let one barrier do"
+
+
+def test_a_hazard_with_what_was_before_the_loop_is_ordered_in_front_of_it():
+    s = shared("s", THREADS)
+    done = synchronised(program(put(s, TX), loop(5, lambda k: [get(s, neighbour())])))
+    assert barriers(done) == 1 and any(map(is_barrier, done.kernels[0].body.stmts))
+
+
+def test_a_barrier_in_the_loop_serves_what_was_before_it_too():
+    s, q = shared("s", 2, THREADS), shared("q", THREADS)
+    done = synchronised(
+        program(put(q, TX), loop(5, lambda k: [put(s, k % 2, TX), get(s, k % 2, neighbour()), get(q, neighbour())]))
+    )
+    assert barriers(done) == 1
+
+
+def test_loops_of_one_tile_stay_whole():
+    s = shared("s", 8, THREADS)
+    done = synchronised(
+        program(
+            loop(8, lambda r: [put(s, r, TX)], "r", LoopKind.UNROLLED),
+            loop(8, lambda r: [get(s, r, TX), put(s, r, TX)], "r", LoopKind.UNROLLED),
+            loop(8, lambda r: [get(s, 7 - r, neighbour())], "r", LoopKind.UNROLLED),
+        )
+    )
+    assert barriers(done) == 1 and any(map(is_barrier, done.kernels[0].body.stmts))
+
+
+def test_the_start_of_a_loop_is_not_the_best_place_to_count_from():
+    a, b = shared("a", THREADS), shared("b", THREADS)
+    done = synchronised(program(loop(4, lambda k: [put(a, TX), get(b, neighbour()), get(a, neighbour()), put(b, TX)])))
+    assert barriers(done) == 2
+
+
+# Branches.
+
+
+def test_a_guard_is_not_entered_by_a_barrier():
+    s = shared("s", 2, THREADS)
+    done = synchronised(
+        program(loop(5, lambda k: [when(k + 1 < 5, [put(s, (k + 1) % 2, TX)]), get(s, k % 2, neighbour())]))
+    )
+    assert barriers(done) == 1 and not any(is_barrier(n) for f in walk(done) if isinstance(f, If) for n in walk(f))
+
+
+def test_uniform_branches_may_have_barriers_of_their_own():
+    s = shared("s", THREADS)
+    done = synchronised(program(loop(4, lambda k: [when(k < 2, [put(s, TX), get(s, neighbour())])])))
+    assert barriers(done) == 2
+
+
+def test_no_barrier_where_threads_part():
+    s = shared("s", THREADS)
+    with pytest.raises(TileError, match="divergent_hazard"):
+        synchronised(program(when(TX < 2, [put(s, TX), get(s, neighbour())])))
+    fine = program(put(s, TX), when(TX < 2, [get(s, neighbour())]))
+    assert barriers(synchronised(fine)) == 1
+    fine = program(when(TX < 2, [put(s, TX), get(s, TX)]))
+    assert barriers(synchronised(fine)) == 0
+
+
+# Asynchronous copies.
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_one_barrier_a_step_of_a_pipeline(stages):
+    s = shared("s", stages, THREADS)
+    start = loop(stages - 1, lambda p: [fly(s, p, TX), cp_async_commit()], "p", LoopKind.UNROLLED)
+
+    def step(k):
+        ahead = k + stages - 1
+        more = when(ahead < 9, [fly(s, ahead % stages, TX)])
+        return [cp_async_wait(stages - 2), more, cp_async_commit(), get(s, k % stages, neighbour())]
+
+    done = synchronised(program(start, loop(9, step)))
+    assert barriers(done) == 1
+    body = next(n for n in walk(done) if isinstance(n, For) and n.kind is LoopKind.SERIAL).body
+    assert is_barrier(body.stmts[1]), "between the wait and the next copies"
+
+
+def test_two_waits_two_barriers():
+    k_tile, v_tile = shared("k", 2, THREADS), shared("v", 2, THREADS)
+    start = [fly(k_tile, 0, TX), cp_async_commit(), fly(v_tile, 0, TX), cp_async_commit()]
+
+    def step(k):
+        ahead = (k + 1) % 2
+        more = [
+            when(k + 1 < 6, [fly(k_tile, ahead, TX)]), cp_async_commit(),
+            when(k + 1 < 6, [fly(v_tile, ahead, TX)]), cp_async_commit(),
+        ]  # fmt: skip
+        use = [get(k_tile, k % 2, neighbour()), cp_async_wait(2), get(v_tile, k % 2, neighbour())]
+        return [cp_async_wait(1), *more, *use]
+
+    done = synchronised(program(*start, loop(6, step)))
+    assert barriers(done) == 2
+
+
+def test_a_barrier_before_the_wait_does_not_count():
+    s = shared("s", THREADS)
+    made = program(fly(s, TX), cp_async_commit(), barrier(), cp_async_wait(0), get(s, neighbour()))
+    assert barriers(synchronised(made)) == 2
+
+
+# Everything at once.
+
+
+def random_program(rng):
+    buffers = [shared("a", THREADS), shared("b", 2, THREADS), shared("c", THREADS)]
+
+    def access(k):
+        buffer = rng.choice(buffers)
+        place = rng.choice([TX, TX, neighbour(), Binary("^", TX, number(1))])
+        version = [number(0) if k is None else (k + rng.randint(0, 1)) % 2] if len(buffer.shape) == 2 else []
+        return rng.choice([put, get])(buffer, *version, place)
+
+    def block(depth, k, count):
+        made = []
+        for _ in range(count):
+            what = rng.random()
+            if depth and what < 0.25:
+                made.append(loop(3, lambda v: block(depth - 1, v, rng.randint(1, 4)), f"k{depth}"))
+            elif depth and what < 0.35 and k is not None:
+                made.append(when(k < 2, block(0, k, 1)))
+            else:
+                made.append(access(k))
+        return made
+
+    return program(*block(2, None, rng.randint(2, 4)))
+
+
+def test_random_programs_are_ordered_with_no_barrier_to_spare(seed):
+    """Without any of them there is a race."""
+    rng = random.Random(seed)
+    spare = total = 0
+    for _ in range(150):
+        made = random_program(rng)
+        done = synchronised(made)
+        for n in walk(done):
+            if is_barrier(n):
+                total += 1
+                spare += not races(done, without=n)
+    print(spare, total)
+    assert spare <= total // 8  # runs of three iterations do not show every hazard that is there
+
+
+def test_straight_code_and_single_loops_have_the_least_that_is_enough(seed):
+    """Every choice of fewer barriers leaves a race."""
+    rng = random.Random(seed)
+    buffers = [shared("a", THREADS), shared("b", THREADS), shared("c", THREADS)]
+    for _ in range(40):
+        picks = [(rng.choice([put, get]), rng.choice(buffers), rng.choice([TX, neighbour()])) for _ in range(5)]
+        body = [what(buffer, place) for what, buffer, place in picks[: rng.randint(2, 5)]]
+        looped = rng.random() < 0.6
+
+        def made(stmts, looped=looped):
+            return program(loop(4, lambda k: stmts)) if looped else program(*stmts)
+
+        count = barriers(synchronised(made(body)))
+        for few in range(count):
+            for places in itertools.combinations(range(len(body)), few):
+                tried = [x for n, s in enumerate(body) for x in ([barrier(), s] if n in places else [s])]
+                assert races(made(tried)), (body, few, places)

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses of a block's threads to memory that they share, and whether two of them must be ordered.
+
+Where indices are functions of the thread and of loops with known bounds they are computed for all threads; the rest is
+compared symbolically. What is not shown to be harmless is a hazard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..intrinsics.base import lookup
+from ..ir.buffer import Buffer
+from ..ir.dtype import int32
+from ..ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
+from ..ir.node import Node, Rewriter, children, walk
+from ..ir.polynomial import structure
+from ..ir.simplify import simplify
+from ..ir.stmt import For, If, Store
+from .place_shared import shared_size
+
+LARGEST = 1 << 20  # elements that are looked at one by one
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """`count` elements from `indices` on, for every thread and every turn of `loops` where all `conditions` hold.
+
+    A `collective` access is made by a warp together, so that no thread of it can be singled out. `origin` is the node
+    that makes it, `age` how many iterations ago, if in a loop around.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    kind: str
+    origin: Node
+    count: int = 1
+    asynchronous: bool = False
+    atomic: bool = False
+    collective: bool = False
+    loops: tuple[For, ...] = ()
+    conditions: tuple[Expr, ...] = ()
+    age: int = 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes memory."""
+        return "w" in self.kind
+
+    @property
+    def key(self) -> Hashable:
+        """The same for accesses of one node to the same places."""
+        return id(self.origin), self.kind, structure(self.indices), tuple(id(loop) for loop in self.loops)
+
+    def earlier(self, values: Mapping[int, Expr], forgotten: Mapping[int, Expr], limit: int) -> Access:
+        """The access as a later iteration sees it: with `values` of variables, after `limit` iterations `forgotten`."""
+        own = {id(v) for loop in self.loops for v in loop.vars}
+        known = values if self.age < limit else forgotten
+        swap = Swap({i: value for i, value in known.items() if i not in own})
+        indices, conditions = tuple(map(swap, self.indices)), tuple(map(swap, self.conditions))
+        age = 0 if values is forgotten else self.age + 1
+        return replace(self, indices=tuple(map(simplify, indices)), conditions=conditions, age=age)
+
+
+class Swap(Rewriter):
+    """Replaces variables by expressions."""
+
+    def __init__(self, values: Mapping[int, Expr]):
+        self.values = values
+
+    def Var(self, var: Var) -> Expr:
+        """What stands for it."""
+        return self.values.get(id(var), var)
+
+
+class Collector:
+    """Finds accesses. `names` holds what names stand for; those of loaded values stay names."""
+
+    def __init__(self, names: Mapping[int, Expr], relevant: set[int]):
+        self.expand = Swap(names)
+        self.relevant = relevant  # buffers that matter, by identity
+
+    def of(self, node: Node, loops: tuple[For, ...] = (), conditions: tuple[Expr, ...] = ()) -> Iterator[Access]:
+        """Accesses of a statement or expression and all below it."""
+        if isinstance(node, For):
+            for bound in (*node.starts, *node.stops):
+                yield from self.of(bound, loops, conditions)
+            yield from self.of(node.body, (*loops, node), conditions)
+        elif isinstance(node, If):
+            yield from self.of(node.condition, loops, conditions)
+            condition = self.expand(node.condition)
+            yield from self.of(node.then, loops, (*conditions, condition))
+            yield from self.of(node.otherwise, loops, (*conditions, Unary("not", condition)))
+        else:
+            for child in children(node):
+                yield from self.of(child, loops, conditions)
+            if isinstance(node, Load):
+                yield from self._made(node, node, "r", loops, conditions)
+            elif isinstance(node, Store):
+                yield from self._made(node, node, "w", loops, conditions)
+            elif isinstance(node, Call):
+                yield from self._called(node, loops, conditions)
+
+    def _called(self, call: Call, loops: tuple[For, ...], conditions: tuple[Expr, ...]) -> Iterator[Access]:
+        intrinsic = lookup(call.name)
+        warp = intrinsic.convergent == "warp"
+        for effect in intrinsic.effects(call):
+            place = call.args[effect.operand]
+            if isinstance(place, Address):
+                for found in self._made(place, call, effect.kind, loops, conditions):
+                    moving = effect.asynchronous and "w" in effect.kind
+                    extra = {"asynchronous": moving, "atomic": call.name == "atomic", "collective": warp}
+                    yield replace(found, count=effect.elements, **extra)  # type: ignore[arg-type]
+
+    def _made(
+        self, place: Load | Store | Address, origin: Node, kind: str, loops: tuple[For, ...],
+        conditions: tuple[Expr, ...],
+    ) -> Iterator[Access]:  # fmt: skip
+        if id(place.buffer) in self.relevant:
+            indices = tuple(self.expand(i) for i in place.indices)
+            yield Access(place.buffer, indices, kind, origin, loops=loops, conditions=conditions)
+
+
+class Hazards:
+    """Which accesses of the `threads` threads of a block need a barrier between them; answers are remembered."""
+
+    def __init__(self, threads: int):
+        self.threads = threads
+        self.known: dict[Hashable, bool] = {}
+        self.tables: dict[Hashable, _Table | None] = {}
+
+    def between(self, a: Access, b: Access) -> bool:
+        """Whether `b` by one thread may touch what `a` by another touched, and one of the two writes."""
+        if not (a.writes or b.writes) or (a.atomic and b.atomic):
+            return False
+        if a.buffer is not b.buffer:
+            return _overlap(a.buffer, b.buffer)
+        key = a.key, b.key
+        if key not in self.known:
+            self.known[key] = self._meet(a, b)
+        return self.known[key]
+
+    def _meet(self, a: Access, b: Access) -> bool:
+        x, y = self._table(a), self._table(b)
+        if x is None or y is None:
+            fixed = [[e if _is_fixed(e, side.loops) else None for e in side.indices] for side in (a, b)]
+            return not any(p is not None and q is not None and _differ(p, q) for p, q in zip(*fixed, strict=True))
+        shifts: list[int | None] = []
+        for p, q in zip(x.sides, y.sides, strict=True):
+            if p is None or q is None:
+                shifts.append(None)
+                continue
+            apart = simplify(p.rest - q.rest)
+            if isinstance(apart, Const):
+                shifts.append(int(apart.value))
+            elif p.alone and q.alone and _differ(p.rest, q.rest):
+                return False
+            else:
+                shifts.append(None)
+        return x.meets(y, shifts, a.collective or b.collective)
+
+    def _table(self, access: Access) -> _Table | None:
+        if access.key not in self.tables:
+            self.tables[access.key] = _table(access, self.threads)
+        return self.tables[access.key]
+
+
+def _overlap(a: Buffer, b: Buffer) -> bool:
+    """Whether two different buffers share bytes."""
+    if a.scope != "shared" or b.scope != "shared" or a.offset is None or b.offset is None:
+        return False
+    return a.offset < b.offset + shared_size(b) and b.offset < a.offset + shared_size(a)
+
+
+def _differ(p: Expr, q: Expr) -> bool:
+    """Whether two values, each the same for all threads, certainly differ."""
+    p, q = simplify(p), simplify(q)
+    apart = simplify(p - q)
+    if isinstance(apart, Const):
+        return bool(apart.value != 0)
+    if not (isinstance(p, Binary) and isinstance(q, Binary) and p.op == q.op == "%"):
+        return False
+    m, n, apart = p.b, q.b, simplify(p.a - q.a)
+    if not (isinstance(m, Const) and isinstance(n, Const) and isinstance(apart, Const)):
+        return False
+    return bool(m.value == n.value and apart.value % m.value)
+
+
+def _is_fixed(e: Expr, loops: Sequence[For]) -> bool:
+    """Whether `e` is the same for all threads and all turns of `loops`."""
+    turning = {id(v) for loop in loops for v in loop.vars}
+    return not any(_is_unsure(n) or id(n) in turning for n in walk(e))
+
+
+def _is_unsure(node: Node) -> bool:
+    """What may differ between threads: their index, memory, names of loaded values."""
+    return isinstance(node, Load | Call) or (isinstance(node, Var) and node.role in ("thread", "let"))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """An index as `rest` (the same for all threads) plus `values` (one per thread and turn); `alone`: without these."""
+
+    rest: Expr
+    values: Any
+    alone: bool
+
+
+@dataclass(frozen=True)
+class _Table:
+    """All places of an access: a side per dimension (None: unknown), and the thread at each."""
+
+    sides: tuple[_Side | None, ...]
+    thread: Any
+    count: int
+
+    def meets(self, other: _Table, shifts: Sequence[int | None], collective: bool) -> bool:
+        """Whether different threads (any, if `collective`) touch an element of both."""
+        import numpy as np
+
+        mine, theirs = self._keys(shifts, True), other._keys([0 if s is not None else None for s in shifts], False)
+        low = [min(int(a.min()), int(b.min())) for a, b in zip(mine, theirs, strict=True) if a.size and b.size]
+        size = [max(int(a.max()), int(b.max())) + 1 for a, b in zip(mine, theirs, strict=True) if a.size and b.size]
+        if not self.thread.size or not other.thread.size:
+            return False
+        spans = [s - at for s, at in zip(size, low, strict=True)]
+        if math.prod(spans) > 4 * LARGEST:
+            return True
+        keys = []
+        for table, sides in ((self, mine), (other, theirs)):
+            key = np.zeros_like(sides[0]) if sides else np.zeros(table.thread.size * 1, np.int64)
+            for side, span, at in zip(sides, spans, low, strict=True):
+                key = key * span + (side - at)
+            keys.append((key, np.repeat(table.thread, key.size // table.thread.size)))
+        total = math.prod(spans)
+        first, last = (np.full((2, total), n, np.int64) for n in (1 << 40, -1))
+        for n, (key, thread) in enumerate(keys):
+            np.minimum.at(first[n], key, thread)
+            np.maximum.at(last[n], key, thread)
+        both = (last[0] >= 0) & (last[1] >= 0)
+        if collective:
+            return bool(both.any())
+        return bool((both & (np.minimum(first[0], first[1]) != np.maximum(last[0], last[1]))).any())
+
+    def _keys(self, shifts: Sequence[int | None], moved: bool) -> list[Any]:
+        """The indices of the known dimensions, every element of a run on its own."""
+        import numpy as np
+
+        run = self.count if shifts and shifts[-1] is not None else 1
+        found = []
+        for dim, (side, shift) in enumerate(zip(self.sides, shifts, strict=True)):
+            if side is None or shift is None:
+                continue
+            values = (side.values + (shift if moved else 0))[:, None]
+            steps = np.arange(run) if dim == len(shifts) - 1 else np.zeros(run, np.int64)
+            found.append((values + steps).reshape(-1))
+        return found
+
+
+def _table(access: Access, threads: int) -> _Table | None:
+    """The places of an access; None if there are too many."""
+    import numpy as np
+
+    extents = [_extent(loop) for loop in access.loops]
+    if None in extents or threads * math.prod(e for e in extents if e) * access.count > LARGEST:
+        return None
+    shape = (threads, *(e or 0 for e in extents))
+    grid = np.indices(shape).reshape(len(shape), -1)
+    values: dict[int, Any] = {}
+    for loop, turn in zip(access.loops, grid[1:], strict=True):
+        values[id(loop.vars[0])] = int(loop.starts[0].value) + turn * loop.step  # type: ignore[attr-defined]
+    numbers = Numbers(values, grid[0])
+    active = np.ones(grid.shape[1], bool)
+    for condition in access.conditions:
+        for part in _conjuncts(condition):
+            if numbers.knows(part):
+                active &= numbers(part)
+    sides = tuple(_side(simplify(index), numbers, active) for index in access.indices)
+    return _Table(sides, grid[0][active], access.count)
+
+
+def _extent(loop: For) -> int | None:
+    start, stop = loop.starts[0], loop.stops[0]
+    if len(loop.vars) != 1 or not isinstance(start, Const) or not isinstance(stop, Const):
+        return None
+    return len(range(int(start.value), int(stop.value), loop.step))
+
+
+def _conjuncts(condition: Expr) -> Iterator[Expr]:
+    if isinstance(condition, Binary) and condition.op == "and":
+        yield from (*_conjuncts(condition.a), *_conjuncts(condition.b))
+    else:
+        yield condition
+
+
+def _side(index: Expr, numbers: Numbers, active: Any) -> _Side | None:
+    parts = _split(index, numbers)
+    if parts is None:
+        return None
+    rest, own = parts
+    return _Side(rest, numbers(own)[active], isinstance(own, Const) and own.value == 0)
+
+
+def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr] | None:
+    """`e` as a sum of what is the same for all threads and what can be computed for each; None if it is neither."""
+    zero = const(0, int32)
+    if numbers.knows(e):
+        return zero, e
+    if not numbers.touches(e):
+        return e, zero
+    if isinstance(e, Binary) and e.op in ("+", "-"):
+        a, b = _split(e.a, numbers), _split(e.b, numbers)
+        if a is None or b is None:
+            return None
+        return (a[0] + b[0], a[1] + b[1]) if e.op == "+" else (a[0] - b[0], a[1] - b[1])
+    if isinstance(e, Binary) and e.op == "*" and isinstance(e.b, Const):
+        a = _split(e.a, numbers)
+        return None if a is None else (a[0] * e.b, a[1] * e.b)
+    return None
+
+
+class Numbers:
+    """Integer expressions of the thread and of some loop variables, computed for all of them at once."""
+
+    def __init__(self, values: Mapping[int, Any], thread: Any):
+        self.values, self.thread = values, thread
+
+    def knows(self, e: Expr) -> bool:
+        """Whether `e` can be computed."""
+        if isinstance(e, Var):
+            return e.role == "thread" or id(e) in self.values
+        known = isinstance(e, Const | Unary | Select) or (isinstance(e, Binary) and e.op in _operators())
+        known = known or (isinstance(e, Cast) and e.type.is_integer)
+        return known and not e.dtype.is_float and all(self.knows(c) for c in children(e) if isinstance(c, Expr))
+
+    def touches(self, e: Expr) -> bool:
+        """Whether `e` depends on the thread or on a loop, or may do so through memory."""
+        return any(_is_unsure(n) or id(n) in self.values for n in walk(e))
+
+    def __call__(self, e: Expr) -> Any:
+        """The values of `e`."""
+        import numpy as np
+
+        if isinstance(e, Var):
+            return self.thread if e.role == "thread" else self.values[id(e)]
+        if isinstance(e, Const):
+            return np.full(self.thread.shape, e.value)
+        if isinstance(e, Cast):
+            return self(e.a)
+        if isinstance(e, Unary):
+            a = self(e.a)
+            return ~a if e.op in ("not", "~") else -a
+        if isinstance(e, Select):
+            return np.where(self(e.condition), self(e.a), self(e.b))
+        assert isinstance(e, Binary)
+        b = self(e.b)
+        if e.op in ("//", "%"):
+            b = np.where(b == 0, 1, b)
+        return _operators()[e.op](self(e.a), b)
+
+
+def _operators() -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.mod, "<<": np.left_shift,
+        ">>": np.right_shift, "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor, "min": np.minimum,
+        "max": np.maximum, "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater,
+        ">=": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
+    }  # fmt: skip

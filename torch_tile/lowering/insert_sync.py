@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fewest barriers that order every hazard between the threads of a block.
+
+Walks the statements in order with the accesses since the last barrier; a barrier comes right before the first statement
+that meets one of them, which in straight code is the best that can be done. Loops are walked until what one iteration
+leaves for the next no longer changes, and from several starting points. Asynchronous copies count as writes from the
+wait that completes them on. A barrier never stands where only some threads come by. Afterwards every hazard is ordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..build import Build
+from ..diagnostics import error
+from ..intrinsics.memory import barrier
+from ..ir import stmt as st
+from ..ir.expr import Address, Call, Expr, Load, Var, unary
+from ..ir.node import Node, Rewriter, children, walk
+from ..ir.simplify import is_literal, simplify
+from ..ir.stmt import Block, Do, For, If, Let, Program, Stmt, Store, While
+from .hazards import Access, Collector, Hazards, Swap
+
+PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
+ITERATIONS = 8  # after so many, an access may be of any earlier iteration
+STARTS = 16  # points of a loop body from which placing is tried
+ORDERED = ("barrier", "cp_async_commit", "cp_async_wait")
+
+Place = tuple[int, int]  # a block by identity, and before which of its statements
+
+
+def insert_sync(program: Program, build: Build) -> Program:
+    """Add the barriers that the program lacks. Raises TileError (`divergent_hazard`) where none can stand."""
+    kernels = tuple(_synchronised(kernel) for kernel in program.kernels)
+    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
+    return program if same else replace(program, kernels=kernels)
+
+
+def _synchronised(kernel: st.Kernel) -> st.Kernel:
+    threads = 1
+    for extent in kernel.threads:
+        threads *= extent
+    walker = Walk(kernel, threads)
+    places = walker.block(kernel.body, State())
+    return _Insert(set(places))(kernel) if places else kernel
+
+
+@dataclass
+class State:
+    """What may still be in conflict at a point: accesses `since` the last barrier, and copies `flying`.
+
+    With each copy goes how many groups were committed after its own; -1 if its own is still open.
+    """
+
+    since: dict[Hashable, Access] = field(default_factory=dict)
+    flying: dict[Hashable, tuple[Access, int]] = field(default_factory=dict)
+
+    def copy(self) -> State:
+        """The same, to go another way."""
+        return State(dict(self.since), dict(self.flying))
+
+    def join(self, other: State) -> State:
+        """Where either may hold."""
+        flying = dict(self.flying)
+        for key, (access, younger) in other.flying.items():
+            flying[key] = access, min(younger, flying.get(key, (access, younger))[1])
+        return State({**self.since, **other.since}, flying)
+
+    def same(self, other: State) -> bool:
+        """Whether both say the same."""
+        mine, theirs = ({k: n for k, (_, n) in s.flying.items()} for s in (self, other))
+        return self.since.keys() == other.since.keys() and mine == theirs
+
+    def earlier(self, values: Mapping[int, Expr], forgotten: Mapping[int, Expr]) -> State:
+        """As the next iteration sees it: `values` tells its variables, `forgotten` only that they were others."""
+        new = State()
+        for access in self.since.values():
+            old = access.earlier(values, forgotten, ITERATIONS)
+            new.since[old.key] = old
+        for access, younger in self.flying.values():
+            old = access.earlier(values, forgotten, ITERATIONS)
+            new.flying[old.key] = old, min(younger, new.flying.get(old.key, (old, younger))[1])
+        return new
+
+    def add(self, access: Access) -> None:
+        """An access happens."""
+        if access.asynchronous:
+            self.flying[access.key] = access, -1
+        else:
+            self.since[access.key] = access
+
+    def commit(self) -> None:
+        """A group of copies is closed."""
+        self.flying = {k: (a, n + 1) for k, (a, n) in self.flying.items()}
+
+    def wait(self, pending: int) -> None:
+        """Copies of all but the `pending` youngest groups have landed, for the thread that started them."""
+        landed = {k: replace(a, asynchronous=False) for k, (a, n) in self.flying.items() if n >= pending}
+        self.flying = {k: v for k, v in self.flying.items() if k not in landed}
+        self.since |= landed
+
+
+class Walk:
+    """Finds the places of barriers in one kernel. Blocks and statements are known by identity."""
+
+    def __init__(self, kernel: st.Kernel, threads: int):
+        self.facts = Facts(kernel)
+        self.hazards = Hazards(threads)
+        self.collected: dict[int, list[Access]] = {}
+        self.forced: set[Place] = set()
+        self.depth = 0  # of loops
+        self.divergent = False
+        self.conditions: tuple[Expr, ...] = ()  # of the branches around
+        self.trying = False
+        self.last = 0  # how many barriers the loop walked last has inside
+        self.leaves: dict[int, bool] = {}
+
+    def block(self, block: Block, state: State) -> dict[Place, int]:
+        """Places with the depth of the loops around them; `state` becomes what holds after the block."""
+        places: dict[Place, int] = {}
+        for n, one in enumerate(block.stmts):
+            place = id(block), n
+            if place in self.forced:
+                self._barrier(place, state, places)
+            self._statement(one, place, state, places)
+        return places
+
+    def _barrier(self, place: Place, state: State, places: dict[Place, int]) -> None:
+        places[place] = self.depth
+        state.since.clear()
+
+    def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, int]) -> None:
+        call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
+        if call is not None and call.name == "barrier":
+            state.since.clear()
+        elif call is not None and call.name == "cp_async_commit":
+            state.commit()
+        elif call is not None and call.name == "cp_async_wait":
+            pending = call.options[0]
+            assert isinstance(pending, int)
+            state.wait(pending)
+        elif isinstance(one, Block):
+            places |= self.block(one, state)
+        elif not self._accesses(one) and not self.facts.orders(one):
+            return
+        elif isinstance(one, If):
+            self._if(one, place, state, places)
+        elif isinstance(one, For | While) and not self._is_leaf(one):
+            self._loop(one, place, state, places)
+        else:
+            self._meet(self._accesses(one), one, place, state, places)
+            for access in self._accesses(one):
+                state.add(access)
+
+    def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, int]) -> None:
+        """A barrier before `one` if what it does meets what was done."""
+        clash = self._clash(new, state)
+        if clash is None:
+            return
+        if not self.divergent:
+            self._barrier(place, state, places)
+        elif clash.buffer.scope == "shared":
+            raise error("divergent_hazard", one.span or clash.origin.span, buffer=clash.buffer.name)
+
+    def _clash(self, new: list[Access], state: State) -> Access | None:
+        found = (a for a in new if any(self.hazards.between(old, a) for old in state.since.values()))
+        return next(found, None)
+
+    def _accesses(self, one: Stmt) -> list[Access]:
+        if id(one) not in self.collected:
+            self.collected[id(one)] = list(self.facts.collector.of(one, (), self.conditions))
+        return self.collected[id(one)]
+
+    def _is_leaf(self, loop: For | While) -> bool:
+        """Whether a loop needs nothing inside: its turns do not meet each other, and it waits for nothing."""
+        if isinstance(loop, While) or self.facts.orders(loop):
+            return False
+        if id(loop) not in self.leaves:
+            found = self._accesses(loop)
+            # Threads that repeat one store write the same.
+            pairs = ((a, b) for n, a in enumerate(found) for b in found[n + 1 :] if a.origin is not b.origin)
+            self.leaves[id(loop)] = not any(self.hazards.between(a, b) for a, b in pairs)
+        return self.leaves[id(loop)]
+
+    def _if(self, one: If, place: Place, state: State, places: dict[Place, int]) -> None:
+        """What the branches meet of what was before is ordered in front of them, so that it counts on both ways."""
+        self._meet(self._accesses(one), one, place, state, places)
+        for access in self.facts.collector.of(one.condition):
+            state.add(access)
+        outer = self.divergent, self.conditions
+        self.divergent = self.divergent or self.facts.is_divergent(one.condition)
+        condition = self.facts.collector.expand(one.condition)
+        other = state.copy()
+        for way, branch, known in ((state, one.then, condition), (other, one.otherwise, unary("not", condition))):
+            self.conditions = (*outer[1], known)
+            places |= self.block(branch, way)
+        self.divergent, self.conditions = outer
+        joined = state.join(other)
+        state.since, state.flying = joined.since, joined.flying
+
+    # Loops.
+
+    def _loop(self, loop: For | While, place: Place, state: State, places: dict[Place, int]) -> None:
+        """The cheapest of: a barrier in front or none, and a first barrier at some point of the body or none."""
+        bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
+        outer, self.divergent = self.divergent, self.divergent or any(map(self.facts.is_divergent, bounds))
+        runs = isinstance(loop, For) and is_literal(simplify(loop.starts[0] < loop.stops[0]), True)
+        fronts = [False]
+        if not outer and self._clash(self._accesses(loop), state) is not None:
+            fronts.append(True)
+        best: tuple[int, dict[Place, int], State] | None = None
+        for front in fronts:
+            entry = State({}, dict(state.flying)) if front else state.copy()
+            for start in self._starts(loop, best):
+                found, leaves = self._steady(loop, entry, start)
+                cost = sum(100**depth for depth in found.values()) + front * 100**self.depth
+                if best is None or cost < best[0]:
+                    after = leaves if runs else entry.join(leaves)
+                    best = cost, found | ({place: self.depth} if front else {}), after
+        assert best is not None
+        self.divergent = outer
+        places |= best[1]
+        state.since, state.flying = best[2].since, best[2].flying
+
+    def _starts(self, loop: For | While, best: tuple[int, dict[Place, int], State] | None) -> Iterator[Place | None]:
+        """Where a first barrier may be put: nowhere, or before a statement of the body if several are needed."""
+        yield None
+        if self.divergent or self.trying or self.last < 2:
+            return
+        busy = [n for n, s in enumerate(loop.body.stmts) if self._accesses(s) or self.facts.orders(s)]
+        self.trying = True
+        for n in busy[:STARTS]:
+            yield id(loop.body), n
+        self.trying = False
+
+    def _steady(self, loop: For | While, entry: State, start: Place | None) -> tuple[dict[Place, int], State]:
+        """Places inside a loop, and what holds at the end of an iteration, seen from after the loop."""
+        forced = self.forced
+        self.forced = forced | {start} if start else forced
+        self.depth += 1
+        back = State()
+        for turn in range(2 * PASSES):
+            if turn == PASSES:
+                self.forced = self.forced | {(id(loop.body), 0)}
+            state = entry.join(back)
+            for access in self._head(loop):
+                state.add(access)
+            places = self.block(loop.body, state)
+            before, back = back, self._next(loop, state)
+            if back.same(before):
+                break
+        self.depth -= 1
+        self.forced = forced
+        self.last = len(places)
+        forgotten = self.facts.forgotten(loop)
+        return places, state.earlier(forgotten, forgotten)
+
+    def _head(self, loop: For | While) -> list[Access]:
+        return list(self.facts.collector.of(loop.condition)) if isinstance(loop, While) else []
+
+    def _next(self, loop: For | While, state: State) -> State:
+        """What an iteration leaves, as the next one sees it."""
+        forgotten = self.facts.forgotten(loop)
+        if isinstance(loop, While):
+            return state.earlier(forgotten, forgotten)
+        k = loop.vars[0]
+        return state.earlier({**forgotten, id(k): k - loop.step}, forgotten)
+
+
+class Facts:
+    """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
+
+    def __init__(self, kernel: st.Kernel):
+        nodes = list(walk(kernel))
+        written = {id(n.buffer) for n in nodes if isinstance(n, Store | Address)}
+        touched = (n.buffer for n in nodes if isinstance(n, Store | Address | Load))
+        relevant = {id(b) for b in touched if b.scope == "shared" or (b.scope == "global" and id(b) in written)}
+        self.lets = [n for n in nodes if isinstance(n, Let)]
+        names: dict[int, Expr] = {}
+        for let in self.lets:
+            value = Swap(names)(let.value)
+            if not any(isinstance(n, Load | Call) for n in walk(value)):
+                names[id(let.var)] = value
+        self.collector = Collector(names, relevant)
+        self.mixed: set[int] = set()  # names and variables whose value differs between threads
+        size = -1
+        while size != len(self.mixed):
+            size = len(self.mixed)
+            self._spread(kernel.body, False)
+        self.memory: dict[int, tuple[st.Stmt, bool]] = {}
+        self.unknown: dict[int, Var] = {}
+
+    def _spread(self, node: Node, divergent: bool) -> None:
+        if isinstance(node, Let) and self.is_divergent(node.value):
+            self.mixed.add(id(node.var))
+        elif isinstance(node, Store) and node.buffer.scope == "var" and (divergent or self.is_divergent(node.value)):
+            self.mixed.add(id(node.buffer))
+        elif isinstance(node, If):
+            divergent = divergent or self.is_divergent(node.condition)
+        elif isinstance(node, For):
+            divergent = divergent or any(map(self.is_divergent, (*node.starts, *node.stops)))
+        elif isinstance(node, While):
+            divergent = divergent or self.is_divergent(node.condition)
+        for child in children(node):
+            if isinstance(child, Stmt):
+                self._spread(child, divergent)
+
+    def is_divergent(self, e: Expr) -> bool:
+        """Whether threads of the block may see different values; registers are read alike where they decide."""
+        return any(
+            (isinstance(n, Var) and (n.role == "thread" or id(n) in self.mixed))
+            or (isinstance(n, Load) and id(n.buffer) in self.mixed)
+            for n in walk(e)
+        )
+
+    def orders(self, one: Stmt) -> bool:
+        """Whether a statement holds a barrier, or a commit of or wait for copies."""
+        if id(one) not in self.memory:
+            calls = (n.name for n in walk(one) if isinstance(n, Call))
+            self.memory[id(one)] = one, any(name in ORDERED for name in calls)
+        return self.memory[id(one)][1]
+
+    def forgotten(self, loop: For | While) -> Mapping[int, Expr]:
+        """Stand-ins for the variables of a loop, of which nothing is known."""
+        inner = (
+            v for n in walk(loop) for v in (n.vars if isinstance(n, For) else (n.var,) if isinstance(n, Let) else ())
+        )
+        return {id(v): self.unknown.setdefault(id(v), Var(f"earlier_{v.name}", v.type, "let")) for v in inner}
+
+
+class _Insert(Rewriter):
+    """Puts barriers into blocks."""
+
+    def __init__(self, places: set[Place]):
+        self.places = places
+
+    def Block(self, block: Block) -> Block:
+        new: list[Stmt] = []
+        for n, one in enumerate(block.stmts):
+            if (id(block), n) in self.places:
+                new.append(replace(barrier(), span=one.span))
+            new.append(self(one))
+        same = len(new) == len(block.stmts) and all(a is b for a, b in zip(new, block.stmts, strict=True))
+        return block if same else Block(tuple(new), span=block.span)
