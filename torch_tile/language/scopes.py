@@ -137,9 +137,12 @@ def alloc_global(shape: Any, dtype: Any = "float32") -> Handle:
     return handle
 
 
-def dynamic(names: str, dtype: Any = "int32") -> Any:
-    """Dimensions known only at run time: `m = T.dynamic("m")`, `m, n = T.dynamic("m, n")`."""
-    found = tuple(Var(n.strip(), dtype_of(dtype), "dim") for n in names.split(","))
+def dynamic(names: str, dtype: Any = "int32", multiple_of: int = 1) -> Any:
+    """Dimensions known only at run time: `m = T.dynamic("m")`, `m, n = T.dynamic("m, n")`.
+
+    `multiple_of` divides all their values: launches check it, and GPU kernels access memory in wider pieces for it.
+    """
+    found = tuple(Var(n.strip(), dtype_of(dtype), "dim", multiple_of) for n in names.split(","))
     return found if len(found) > 1 else found[0]
 
 
