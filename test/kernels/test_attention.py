@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile.kernels.attention import Config, attention, config_for, reference
+from torch_tile.kernels.attention import attention, reference
+from torch_tile.kernels.attention_form import Config
 
 
 def by_hand(q, k, v, mask, causal, scale, window, q_offset):
@@ -101,6 +103,11 @@ FORMS = {  # dtype, D, Dv, mask, causal, windowed
     "float64": (torch.float64, 8, 5, torch.bool, True, True),
 }
 SMALL = Config(block_q=16, block_kv=32)
+CONFIGS = (
+    SMALL,
+    replace(SMALL, split=True),
+    replace(SMALL, heavy_first=True, resident=True, shared_weights=True),
+)
 
 
 def random_mask(problems, dtype, batch, heads, q_len, kv_len):
@@ -132,8 +139,8 @@ def test_random_problems(form, engine, problems, check):
         mask = random_mask(problems, mask_dtype, batch, kv_heads * groups, q_len, kv_len) if mask_dtype else None
         window = problems.random.randint(1, 30) if windowed else 0
         options = (causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
-        config = SMALL if number % 5 else None
-        got = attention(q, k, v, mask, *options, config)
+        config = problems.pick(*CONFIGS) if number % 5 else None
+        got = attention(q, k, v, mask, *options, config, splits=problems.pick(1, 2, 5))
         want = reference(*(x.double() for x in (q, k, v)), mask, *options)
         assert got[0].dtype == dtype
         for name, a, b in zip(("out", "lse"), got, want, strict=True):
@@ -169,7 +176,3 @@ def test_large_scores_do_not_overflow(engine):
         attention(q, k, v, scale=1.0), reference(q.double(), k.double(), v.double(), scale=1.0), strict=True
     ):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
-
-
-def test_short_queries_get_short_tiles():
-    assert config_for(1, 1000).block_q < config_for(16, 1000).block_q < config_for(1000, 1000).block_q

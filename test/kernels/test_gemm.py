@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from torch_tile.kernels import epilogue as epilogue_language
-from torch_tile.kernels.gemm import Config, Form, config_for, gemm, reference
+from torch_tile.kernels.gemm import gemm, reference
+from torch_tile.kernels.gemm_config import Config
 
 
 def rand(*shape):
@@ -145,12 +146,3 @@ def test_one_row(form, engine, problems, check):
         check(
             got, reference(a.double(), *wide, kinds, epilogue, torch.float64), f"{form} {batch}x1x{n}x{k}", small(dtype)
         )
-
-
-def test_config_follows_the_problem():
-    form = Form(torch.float32, torch.float32, False, (False,), (), "")
-    for m, n, k in ((1, 64, 4096), (8, 8, 100_000), (1024, 1024, 1024), (1, 1, 1)):
-        config = config_for(form, 1, m, n, k)
-        assert config.splits == 1 or config.splits * config.block_k <= k
-        assert config.block_m < max(2 * m, 16)
-    assert config_for(replace(form, b_turned=(True,)), 1, 1, 1000, 1000).block_m == 1

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from torch_tile.kernels.mla_decode import Config, mla_decode, reference, splits_for
+from torch_tile.kernels.mla_decode import mla_decode, reference
+from torch_tile.kernels.mla_form import Config
 
 
 def by_hand(q, q_pe, kv, k_pe, block_table, seq_lens, scale):
@@ -97,6 +99,7 @@ FORMS = {  # dtype, latent, rotary, paged
     "float64": (torch.float64, 16, 8, False),
 }
 SMALL = Config(block_h=16, block_kv=32)
+CONFIGS = (SMALL, replace(SMALL, split=True), replace(SMALL, block_kv=16))
 
 
 def random_cache(problems, form):
@@ -132,8 +135,10 @@ def test_random_problems(form, engine, problems, check):
         q, q_pe, kv, k_pe, table, seq_lens = random_cache(problems, form)
         if table is None and problems.pick(True, False):
             seq_lens, kv, k_pe = None, kv.nan_to_num(), k_pe.nan_to_num()
-        scale, splits = problems.pick(None, 0.2), problems.pick(0, 1, 2, 5)
-        got = mla_decode(q, q_pe, kv, k_pe, table, seq_lens, scale, splits, SMALL if number % 5 else None)
+        scale, splits = problems.pick(None, 0.2, -0.2), problems.pick(0, 1, 2, 5)
+        got = mla_decode(
+            q, q_pe, kv, k_pe, table, seq_lens, scale, splits, problems.pick(*CONFIGS) if number % 5 else None
+        )
         want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), table, seq_lens, scale)
         assert got[0].dtype == dtype
         for name, a, b in zip(("out", "lse"), got, want, strict=True):
@@ -157,9 +162,3 @@ def test_no_queries(shape, engine):
     )
     out, lse = mla_decode(q, q_pe, kv, k_pe)
     assert out.shape == (*shape, 16) and lse.shape == shape
-
-
-def test_long_caches_are_shared_out():
-    assert splits_for(1, 1, 100) == 1
-    assert splits_for(1, 1, 100_000) >= torch.get_num_threads()
-    assert splits_for(1000, 4, 100_000) == 1

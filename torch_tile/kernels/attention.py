@@ -6,15 +6,27 @@ Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import LOG2_E, compute_dtype, dense_last, has_kernels, is_unit, round_up, strided
+from torch_tile.kernels.attention_form import Config, Form, Problem, config_for, splits_for
+from torch_tile.kernels.combine import combine_parts
+from torch_tile.kernels.common import (
+    LOG2_E,
+    compute_dtype,
+    dense_last,
+    dynamic,
+    has_kernels,
+    is_unit,
+    machine_of,
+    round_up,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.online_softmax import exponentiate
 
 
 def visible(
@@ -97,67 +109,14 @@ def reference(
     return out.to(q.dtype).contiguous(), lse.contiguous()
 
 
-@dataclass(frozen=True)
-class Config:
-    """How attention is cut: a block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys."""
-
-    block_q: int = 64
-    block_kv: int = 64
-    threads: int = 128
-    stages: int = 2
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a kernel is compiled for, besides its `Config`.
-
-    Tiles are `tile_d` and `tile_dv` wide; heads of exactly that size have `exact`, others end in zeros. `mask` is the
-    mask's dtype, or None, and `mask_unit` says whether its last dimension is dense.
-    """
-
-    dtype: torch.dtype
-    tile_d: int
-    tile_dv: int
-    exact: bool
-    causal: bool
-    windowed: bool
-    mask: torch.dtype | None
-    mask_unit: bool
-
-    def mask_types(self, shape: Sequence[Any]) -> list[Any]:
-        """The type of the mask, if there is one: bytes for bool, as compilers vectorise their comparison with 0."""
-        if self.mask is None:
-            return []
-        return [strided("mask", shape, torch.uint8 if self.mask == torch.bool else self.mask, self.mask_unit)]
-
-    def key_blocks(
-        self, config: Config, first_query: Any, last_query: Any, q_offset: Any, window: Any, kv_len: Any
-    ) -> Any:
-        """The first block of keys that some of the queries may see, and the end of them."""
-        first: Any = 0
-        end = T.ceildiv(kv_len, config.block_kv)
-        if self.causal:
-            end = T.min(end, (last_query + q_offset) // config.block_kv + 1)
-        if self.windowed:
-            first = T.max(0, (first_query + q_offset - window + 1) // config.block_kv)
-        return first, end
-
-    def sees(self, query: Any, key: Any, q_offset: Any, window: Any, kv_len: Any) -> Any:
-        """Whether a query may see a key, masks aside."""
-        seen = key < kv_len
-        if self.causal:
-            seen = T.logical_and(seen, key <= query + q_offset)
-        if self.windowed:
-            seen = T.logical_and(seen, key > query + q_offset - window)
-        return seen
-
-    def score(self, product: Any, seen: Any, mask: Any = None) -> Any:
-        """The scaled product of a query and a key under the mask; -inf where the query may not see the key."""
-        if self.mask == torch.bool:
-            seen = T.logical_and(seen, mask != 0)
-        elif self.mask is not None:
-            product = product + T.cast(mask, product.dtype)
-        return T.if_then_else(seen, product, -T.infinity(product.dtype))
+@T.macro
+def load_queries(form: Form, q: Any, q_tile: Any, sequence: Any, head: Any, first: Any, groups: Any) -> None:
+    """Rows `first..` of the queries that share a key head."""
+    if form.grouped:
+        for i, c in T.Parallel(*q_tile.shape):
+            q_tile[i, c] = q[sequence, head, (first + i) % groups, (first + i) // groups, c]
+    else:
+        T.copy(q[sequence, head, 0, first, 0], q_tile)
 
 
 @jit
@@ -165,94 +124,102 @@ def flash_attention(config: Config, form: Form) -> Any:
     """Softmax over blocks of keys with running maxima and sums (FlashAttention-2, arXiv:2307.08691), in powers of two.
 
     The rows of a block are the `groups` query heads that share a key head, query by query, so that a short query fills
-    a tile as well as it can: row r is query `r // groups` of head `r % groups`.
+    a tile as well as it can: row r is query `r // groups` of head `r % groups`. With `config.split` a block takes one
+    of `splits` shares of the keys, and `combine` joins the shares.
     """
     rows, keys = config.block_q, config.block_kv
     accum = compute_dtype(form.dtype)
     infinity = T.infinity(accum)
-    batch, kv_heads, groups, q_len, kv_len = T.dynamic("batch, kv_heads, groups, q_len, kv_len")
-    d, dv = (form.tile_d, form.tile_dv) if form.exact else T.dynamic("d, dv")
+    batch, kv_heads, q_len, kv_len, splits = T.dynamic("batch, kv_heads, q_len, kv_len, splits")
+    groups = T.dynamic("groups") if form.grouped else 1
+    d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
     q_shape = (batch, kv_heads, groups, q_len)
-    mask_types = form.mask_types((*q_shape, kv_len))
+    part = (splits,) if config.split else ()
+    out_dtype = accum if config.split else form.dtype
 
     @T.prim_func
     def attention(
-        q: strided("q", (*q_shape, d), form.dtype),
-        k: strided("k", (batch, kv_heads, kv_len, d), form.dtype),
-        v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype),
-        *mask: mask_types,
-        out: T.Tensor((*q_shape, dv), form.dtype),
-        lse: T.Tensor(q_shape, accum),
+        q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
+        v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
+        *mask: form.mask_types((*q_shape, kv_len)),
+        out: T.Tensor((*part, *q_shape, dv), out_dtype),
+        lse: T.Tensor((*part, *q_shape), accum),
         scale: accum,
         q_offset: T.int32,
         window: T.int32,
     ):
-        with T.Kernel(T.ceildiv(q_len * groups, rows), kv_heads, batch, threads=config.threads) as (bx, head, bz):
+        blocks = T.ceildiv(q_len * groups, rows)
+        with T.Kernel(*config.grid(blocks, kv_heads, batch, splits), threads=config.threads) as (bx, by, bz):
+            block, head, sequence, share = config.place(bx, by, bz, blocks, splits)
+            own = (share,) if config.split else ()
             q_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
             k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
             v_tile = T.alloc_shared((keys, form.tile_dv), form.dtype)
             scores = T.alloc_fragment((rows, keys), accum)
-            weights = T.alloc_fragment((rows, keys), form.dtype)
+            alloc_weights = T.alloc_shared if config.shared_weights else T.alloc_fragment
+            weights = alloc_weights((rows, keys), form.dtype)
             sums = T.alloc_fragment((rows, form.tile_dv), accum)
             peak = T.alloc_fragment((rows,), accum)
-            old_peak = T.alloc_fragment((rows,), accum)
-            base = T.alloc_fragment((rows,), accum)
-            fade = T.alloc_fragment((rows,), accum)
             total = T.alloc_fragment((rows,), accum)
-            block_total = T.alloc_fragment((rows,), accum)
+            fade = T.alloc_fragment((rows,), accum)
 
-            for i, c in T.Parallel(rows, form.tile_d):
-                row = bx * rows + i
-                q_tile[i, c] = q[bz, head, row % groups, row // groups, c]
+            load_queries(form, q, q_tile, sequence, head, block * rows, groups)
+            queries = q_tile
+            if config.resident:
+                q_registers = T.alloc_fragment((rows, form.tile_d), form.dtype)
+                T.copy(q_tile, q_registers)
+                queries = q_registers
             T.clear(sums)
             T.clear(total)
             T.fill(peak, -infinity)
 
-            first_query = (bx * rows) // groups
-            last_query = T.min((bx * rows + rows - 1) // groups, q_len - 1)
-            first, end = form.key_blocks(config, first_query, last_query, q_offset, window, kv_len)
+            first_query = (block * rows) // groups
+            last_query = T.min((block * rows + rows - 1) // groups, q_len - 1)
+            first, end = form.key_blocks(config, first_query, last_query, q_offset, window, kv_len, splits, share)
+            factor = scale * LOG2_E if form.folded else LOG2_E
             for step in T.Pipelined(first, end, num_stages=config.stages):
-                T.copy(k[bz, head, step * keys, 0], k_tile)
-                T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                for i, j in T.Parallel(rows, keys):
-                    group = (bx * rows + i) % groups
-                    query = T.min((bx * rows + i) // groups, q_len - 1)
-                    bias = [x[bz, head, group, query, step * keys + j] for x in mask]
-                    scores[i, j] = form.score(
-                        scores[i, j] * scale, form.sees(query, step * keys + j, q_offset, window, kv_len), *bias
-                    )
+                T.copy(k[sequence, head, step * keys, 0], k_tile)
+                T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                if not form.folded:
+                    for i, j in T.Parallel(rows, keys):
+                        group = (block * rows + i) % groups
+                        query = T.min((block * rows + i) // groups, q_len - 1)
+                        bias = [x[sequence, head, group, query, step * keys + j] for x in mask]
+                        seen = form.sees(query, step * keys + j, q_offset, window, kv_len)
+                        scores[i, j] = form.score(scores[i, j] * scale, seen, *bias)
+                elif form.cut(config, step, first_query, last_query, q_offset, window, kv_len):
+                    for i, j in T.Parallel(rows, keys):
+                        query = T.min((block * rows + i) // groups, q_len - 1)
+                        seen = form.sees(query, step * keys + j, q_offset, window, kv_len)
+                        scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
 
-                T.copy(peak, old_peak)
-                T.reduce_max(scores, peak, dim=1, clear=False)
-                for i in T.Parallel(rows):
-                    base[i] = T.if_then_else(peak[i] == -infinity, 0.0, peak[i])  # a row that has seen no key yet
-                    fade[i] = T.exp2((old_peak[i] - base[i]) * LOG2_E)
-                for i, j in T.Parallel(rows, keys):
-                    scores[i, j] = T.exp2((scores[i, j] - base[i]) * LOG2_E)
-                T.reduce_sum(scores, block_total, dim=1)
-                for i in T.Parallel(rows):
-                    total[i] = total[i] * fade[i] + block_total[i]
+                exponentiate(scores, peak, total, fade, factor)
                 for i, c in T.Parallel(rows, form.tile_dv):
                     sums[i, c] *= fade[i]
                 T.copy(scores, weights)
-                T.copy(v[bz, head, step * keys, 0], v_tile)
+                T.copy(v[sequence, head, step * keys, 0], v_tile)
                 T.gemm(weights, v_tile, sums, policy=T.GemmWarpPolicy.FullRow)
 
-            for i, c in T.Parallel(rows, form.tile_dv):
-                row = bx * rows + i
-                mean = T.if_then_else(total[i] == 0.0, 0.0, sums[i, c] / total[i])
-                out[bz, head, row % groups, row // groups, c] = T.cast(mean, form.dtype)
             for i in T.Parallel(rows):
-                row = bx * rows + i
-                lse[bz, head, row % groups, row // groups] = peak[i] + T.log(total[i])
+                row = block * rows + i
+                log_sum = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
+                lse[(*own, sequence, head, row % groups, row // groups)] = log_sum
+                fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
+            if config.staged:
+                result = T.alloc_fragment((rows, form.tile_dv), out_dtype)
+                staged = T.alloc_shared((rows, form.tile_dv), out_dtype)
+                for i, c in T.Parallel(rows, form.tile_dv):
+                    result[i, c] = T.cast(sums[i, c] * fade[i], out_dtype)
+                T.copy(result, staged)
+                T.copy(staged, out[(*own, sequence, head, 0, block * rows, 0)])
+            else:
+                for i, c in T.Parallel(rows, form.tile_dv):
+                    row = block * rows + i
+                    mean = T.cast(sums[i, c] * fade[i], out_dtype)
+                    out[(*own, sequence, head, row % groups, row // groups, c)] = mean
 
     return attention
-
-
-def config_for(rows: int, kv_len: int) -> Config:
-    """The cut for the CPU: as few rows as the queries fill, and tiles of keys that stay in the second-level cache."""
-    block_q = 4 if rows <= 4 else 16 if rows <= 16 else 64
-    return Config(block_q=block_q, block_kv=64)
 
 
 def attention(
@@ -265,15 +232,16 @@ def attention(
     window: int = 0,
     q_offset: int = 0,
     config: Config | None = None,
+    splits: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`; `config` overrides the choice of `config_for`."""
+    """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits."""
     if not has_kernels(q):
         return reference(q, k, v, mask, causal, scale, window, q_offset)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
     if lse.numel():
         scale = default_scale(q.shape[3]) if scale is None else scale
-        run(q, k, v, mask, causal, scale, window, q_offset, out, lse, config)
+        run(q, k, v, mask, causal, scale, window, q_offset, out, lse, config, splits)
     return out, lse
 
 
@@ -289,20 +257,35 @@ def run(
     out: torch.Tensor,
     lse: torch.Tensor,
     config: Config | None = None,
+    splits: int = 0,
 ) -> None:
     """`attention` into `out` and `lse`, which must be contiguous and not empty."""
-    kv_heads, (head_dim, v_dim) = k.shape[1], (k.shape[3], v.shape[3])
+    batch, kv_heads, (head_dim, v_dim) = k.shape[0], k.shape[1], (k.shape[3], v.shape[3])
     groups = q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     masks = [] if mask is None else [mask.expand(*q.shape[:3], k.shape[2]).unflatten(1, (kv_heads, groups))]
     raw_masks = [x.view(torch.uint8) if x.dtype == torch.bool else x for x in masks]
+    q, k, v = dense_last(q), dense_last(k), dense_last(v)
+    machine = machine_of(q)
     form = Form(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
-        None if mask is None else mask.dtype, mask is None or is_unit(masks[0]),
+        None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1, mask is None and scale > 0,
+        vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
     )  # fmt: skip
-    config = config or config_for(groups * q.shape[2], k.shape[2])
-    grouped = (x.unflatten(1, (kv_heads, groups)) for x in (dense_last(q), out, lse))
-    q, out, lse = grouped
-    flash_attention(config, form)(
-        q, dense_last(k), dense_last(v), *raw_masks, out, lse, float(scale), int(q_offset), int(window)
-    )
+    problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2])
+    config = config or config_for(form, problem, machine)
+    if config is None:
+        for target, value in zip((out, lse), reference(q, k, v, mask, causal, scale, window, q_offset), strict=True):
+            target.copy_(value)
+        return
+    grouped = q.unflatten(1, (kv_heads, groups))
+    options = (float(scale), int(q_offset), int(window))
+    kernel = machine.kernel(flash_attention)(config, form)
+    if not config.split:
+        targets = out.unflatten(1, (kv_heads, groups)), lse.unflatten(1, (kv_heads, groups))
+        kernel(grouped, k, v, *raw_masks, *targets, *options)
+        return
+    splits = splits or splits_for(config, problem, machine)
+    parts = lse.new_empty((splits, *grouped.shape[:4], v_dim)), lse.new_empty((splits, *grouped.shape[:4]))
+    kernel(grouped, k, v, *raw_masks, *parts, *options)
+    combine_parts(*parts, out, lse, machine)

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel families share: the dtype of sums, parameter types of any stride, and which devices have kernels."""
+"""What the kernel families share: the dtype of sums, parameter types of any stride, and the machine that runs them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import torch_tile.language as T
+from torch_tile.target import Target
 
 if TYPE_CHECKING:
+    from torch_tile.jit import JITFunction
     from torch_tile.language import TensorType
 
 LOG2_E = math.log2(math.e)
@@ -27,12 +31,63 @@ def has_kernels(x: torch.Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def strided(name: str, shape: Sequence[Any], dtype: torch.dtype, unit: bool = True) -> TensorType:
-    """The type of a parameter whose strides are known at run time only; with `unit` its last dimension is dense."""
-    strides: list[Any] = [T.dynamic(f"{name}_stride{d}") for d in range(len(shape))]
+@dataclass(frozen=True)
+class Machine:
+    """What runs a kernel: the target, and how many blocks' worth of work it does at a time (threads or SMs)."""
+
+    target: Target
+    units: int
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether kernels are cut for a GPU."""
+        return self.target.kind == "cuda"
+
+    def kernel(self, function: JITFunction) -> JITFunction:
+        """A kernel function, compiled for this machine."""
+        return function.on(self.target)
+
+
+def machine_of(x: torch.Tensor) -> Machine:
+    """The machine on which a tensor lies."""
+    if x.device.type == "cuda":
+        return _gpu(x.device.index)
+    return Machine(Target("cpu"), torch.get_num_threads())
+
+
+@cache
+def _gpu(index: int) -> Machine:
+    major, minor = torch.cuda.get_device_capability(index)
+    units = torch.cuda.get_device_properties(index).multi_processor_count
+    return Machine(Target("cuda", 10 * major + minor), units)
+
+
+def strided(name: str, shape: Sequence[Any], dtype: torch.dtype, unit: bool = True, multiple: int = 1) -> TensorType:
+    """The type of a parameter whose strides are known at run time only; with `unit` its last dimension is dense.
+
+    The other strides are multiples of `multiple`.
+    """
+    strides: list[Any] = [dynamic(f"{name}_stride{d}", multiple) for d in range(len(shape))]
     if unit:
         strides[-1] = 1
     return T.StridedTensor(shape, strides, dtype)
+
+
+def dynamic(names: str, multiple: int = 1) -> Any:
+    """`T.dynamic` of sizes or strides that are multiples of `multiple`."""
+    return T.dynamic(names) if multiple == 1 else T.dynamic(names, multiple_of=multiple)
+
+
+def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
+    """How many elements 16 bytes hold, if every row of the tensors starts at a multiple of 16 bytes and `sizes` are
+    multiples of that many; else 1.
+
+    The last dimension of each tensor must be dense.
+    """
+    tensors = list(tensors)
+    width = max(16 // x.element_size() for x in tensors)
+    rows = all(x.data_ptr() % 16 == 0 and all(s % width == 0 for s in x.stride()[:-1]) for x in tensors)
+    return width if rows and all(n % width == 0 for n in sizes) else 1
 
 
 def is_unit(x: torch.Tensor) -> bool:

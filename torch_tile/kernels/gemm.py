@@ -8,7 +8,7 @@ kernel serves every shape: what is compiled in is a `Form` (dtypes, orders in me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,17 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels import epilogue_tile
-from torch_tile.kernels.common import compute_dtype as compute_dtype, has_kernels, is_unit, power_of_two, strided
+from torch_tile.kernels.common import (
+    compute_dtype as compute_dtype,
+    dynamic,
+    has_kernels,
+    is_unit,
+    machine_of,
+    strided,
+    vector_of,
+)
 from torch_tile.kernels.epilogue import evaluate, parse
+from torch_tile.kernels.gemm_config import Config, Problem, config_for
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
@@ -45,21 +54,6 @@ def reference(
 
 
 @dataclass(frozen=True)
-class Config:
-    """How a product is cut: one block makes `block_m x block_n` of the result, in steps of `block_k`.
-
-    With `splits > 1` so many blocks share the sum over K; their parts are added by a second kernel.
-    """
-
-    block_m: int = 128
-    block_n: int = 128
-    block_k: int = 32
-    threads: int = 128
-    stages: int = 3
-    splits: int = 1
-
-
-@dataclass(frozen=True)
 class Aux:
     """An auxiliary operand: its kind, dtype, and whether its last dimension is dense."""
 
@@ -72,7 +66,9 @@ class Aux:
 class Form:
     """What a kernel is compiled for, besides its `Config`.
 
-    `a_turned` says that a is stored `[batch, K, M]`, `b_turned` for each b that it is stored `[batch, N, K]`.
+    `a_turned` says that a is stored `[batch, K, M]`, `b_turned` for each b that it is stored `[batch, N, K]`. Rows of
+    a, of the bs and of the result start at multiples of `vector` elements, and so many divide N, K and (if a is
+    turned) M.
     """
 
     dtype: torch.dtype
@@ -81,12 +77,18 @@ class Form:
     b_turned: tuple[bool, ...]
     aux: tuple[Aux, ...]
     epilogue: str
+    vector: int = 1
+
+    def sizes(self) -> tuple[Any, Any, Any, Any]:
+        """batch, M, N and K of a problem."""
+        n, k = (dynamic(name, self.vector) for name in "nk")
+        return T.dynamic("batch"), dynamic("m", self.vector if self.a_turned else 1), n, k
 
     def operand_types(self, batch: Any, m: Any, n: Any, k: Any) -> tuple[Any, list[Any], list[Any]]:
         """The types of a, of the bs and of the auxiliary operands."""
-        a = strided("a", (batch, k, m) if self.a_turned else (batch, m, k), self.dtype)
+        a = strided("a", (batch, k, m) if self.a_turned else (batch, m, k), self.dtype, multiple=self.vector)
         bs = [
-            strided(f"b{i}", (batch, n, k) if turned else (batch, k, n), self.dtype)
+            strided(f"b{i}", (batch, n, k) if turned else (batch, k, n), self.dtype, multiple=self.vector)
             for i, turned in enumerate(self.b_turned)
         ]
         shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,)}
@@ -134,18 +136,28 @@ def multiply(
 def matmul(config: Config, form: Form) -> Any:
     """`out = epilogue(a @ b0, ..., aux)`; each block makes one tile."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
-    batch, m, n, k = T.dynamic("batch, m, n, k")
+    batch, m, n, k = form.sizes()
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
 
     @T.prim_func
     def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), batch, threads=config.threads) as (bx, by, bz):
+            if config.panel:
+                T.use_swizzle(config.panel)
             bs, aux = operands[: len(b_types)], operands[len(b_types) :]
             products = multiply(config, form, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
-            for i, j in T.Parallel(bm, bn):
-                row = by * bm + i
-                col = bx * bn + j
-                out[bz, row, col] = finish(form, [p[i, j] for p in products], aux, bz, row, col)
+            if config.staged:
+                result = T.alloc_fragment((bm, bn), form.out_dtype)
+                staged = T.alloc_shared((bm, bn), form.out_dtype)
+                for i, j in T.Parallel(bm, bn):
+                    result[i, j] = finish(form, [p[i, j] for p in products], aux, bz, by * bm + i, bx * bn + j)
+                T.copy(result, staged)
+                T.copy(staged, out[bz, by * bm, bx * bn])
+            else:
+                for i, j in T.Parallel(bm, bn):
+                    row = by * bm + i
+                    col = bx * bn + j
+                    out[bz, row, col] = finish(form, [p[i, j] for p in products], aux, bz, row, col)
 
     return gemm
 
@@ -154,7 +166,8 @@ def matmul(config: Config, form: Form) -> Any:
 def split_matmul(config: Config, form: Form) -> Any:
     """The same for few tiles and a long K: `splits` blocks share a tile's sum; parts first, then their sums."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
-    batch, m, n, k, splits = T.dynamic("batch, m, n, k, splits")
+    batch, m, n, k = form.sizes()
+    splits = T.dynamic("splits")
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
     part_type = T.Tensor((splits, len(b_types), batch, m, n), compute_dtype(form.dtype))
 
@@ -191,7 +204,7 @@ def row_times_matrix(config: Config, form: Form) -> Any:
     """The same for one row and bs stored `[batch, N, K]`: every b is read once, along K, and nothing of it is kept."""
     bn, bk = config.block_n, config.block_k
     accum = compute_dtype(form.dtype)
-    batch, m, n, k = T.dynamic("batch, m, n, k")
+    batch, m, n, k = form.sizes()
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
 
     @T.prim_func
@@ -215,23 +228,6 @@ def row_times_matrix(config: Config, form: Form) -> Any:
                 out[bz, row, col] = finish(form, [p[j] for p in products], aux, bz, row, col)
 
     return gemv
-
-
-def config_for(form: Form, batch: int, m: int, n: int, k: int) -> Config:
-    """The cut for the CPU: tiles that suit the micro-kernel's 8 rows and stay in the second-level cache.
-
-    Few rows get flat tiles. Where there are fewer tiles than threads and K is long, blocks share the sum.
-    """
-    if m == 1 and not form.a_turned and all(form.b_turned):
-        return Config(1, 16, 128)
-    block_m = min(max(8, power_of_two(m)), 128)
-    block_n = 64 if n <= 64 else 128
-    block_k = 64 if k <= 64 or form.dtype == torch.float64 else 128
-    tiles = batch * -(-m // block_m) * -(-n // block_n)
-    splits = 1
-    if tiles < torch.get_num_threads() and k >= 8 * block_k:
-        splits = min(-(-torch.get_num_threads() // tiles), k // (4 * block_k))
-    return Config(block_m, block_n, block_k, splits=splits)
 
 
 def gemm(
@@ -268,15 +264,20 @@ def run(
     matrices = [matrix(b) for b in bs]
     operands = [b.expand(batch, -1, -1) for b, _ in matrices]
     forms = tuple(Aux(kind, x.dtype, is_unit(x)) for x, kind in zip(aux, kinds, strict=True))
-    form = Form(a.dtype, out.dtype, a_turned, tuple(turned for _, turned in matrices), forms, epilogue)
     k = a.shape[1 if a_turned else 2]
-    config = config or config_for(form, batch, m, n, k)
+    machine = machine_of(a)
+    vector = vector_of((a, *operands, out), (n, k, m) if a_turned else (n, k)) if machine.is_gpu else 1
+    b_turned = tuple(turned for _, turned in matrices)
+    form = Form(a.dtype, out.dtype, a_turned, b_turned, forms, epilogue, vector)
+    row = m == 1 and not a_turned and all(b_turned)
+    config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row), machine)
     if config.splits == 1:
         kernel = row_times_matrix if config.block_m == 1 else matmul
-        kernel(config, form)(a, *operands, *aux, out)
+        machine.kernel(kernel)(config, form)(a, *operands, *aux, out)
         return
     parts = out.new_empty((config.splits, len(bs), batch, m, n), dtype=compute_dtype(a.dtype))
-    split_matmul(config, form)(a, *operands, *aux, parts, out)
+    # How many blocks share a sum is known at run time only, so that one kernel serves all numbers.
+    machine.kernel(split_matmul)(replace(config, splits=2), form)(a, *operands, *aux, parts, out)
 
 
 def as_batches(

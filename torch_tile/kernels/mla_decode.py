@@ -8,7 +8,7 @@ checked shapes and dtypes; takes tensors of any stride and returns fresh contigu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,18 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.attention import default_scale, softmax_with_lse
-from torch_tile.kernels.common import LOG2_E, compute_dtype, dense_last, has_kernels, strided
+from torch_tile.kernels.combine import combine_parts
+from torch_tile.kernels.common import (
+    LOG2_E,
+    compute_dtype,
+    dense_last,
+    has_kernels,
+    machine_of,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.mla_form import Config, Form, Problem, config_for, splits_for
+from torch_tile.kernels.online_softmax import exponentiate
 
 
 def gather_pages(pages: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
@@ -86,181 +97,124 @@ def reference(
     return torch.einsum("bths,bsc->bthc", p, latent).to(q.dtype).contiguous(), lse.contiguous()
 
 
-@dataclass(frozen=True)
-class Config:
-    """How decoding is cut: a block holds `block_h` rows (heads of one sequence) and steps over `block_kv` positions."""
-
-    block_h: int = 16
-    block_kv: int = 64
-    threads: int = 128
-    stages: int = 2
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a kernel is compiled for, besides its `Config`: the dtype, both widths, and whether the cache is paged."""
-
-    dtype: torch.dtype
-    latent: int
-    rotary: int
-    paged: bool
-
-    def cache_shapes(self, batch: Any) -> tuple[Any, list[Any], Any]:
-        """The first two sizes of the cache; the table's type, if paged; the number of positions that it covers."""
-        pages, page, table_len = T.dynamic("pages, page, table_len")
-        if self.paged:
-            return (pages, page), [strided("block_table", (batch, table_len), torch.int32)], table_len * page
-        return (batch, page), [], page
-
-
 @T.macro
-def load_latents(form: Form, cache: Any, table: Sequence[Any], tile: Any, bz: Any, first: Any, length: Any) -> None:
-    """Positions `first..` of a sequence into a tile; zeros past its end, where memory may hold NaN."""
-    keys, width = tile.shape
-    for j, c in T.Parallel(keys, width):
-        position = first + j
+def load_cache(
+    form: Form, caches: Sequence[Any], table: Sequence[Any], tile: Any, bz: Any, first: Any, length: Any
+) -> None:
+    """Positions `first..` of a sequence into a tile, latent and rotary part side by side.
+
+    What lies past the sequence's end, where memory may hold NaN, is made 0 here only if pages are smaller than tiles.
+    """
+    keys = tile.shape[0]
+    page_size = caches[0].shape[1]
+    if form.gathered:
+        start = 0
+        for cache, width in zip(caches, (form.latent, form.rotary), strict=True):
+            for j, c in T.Parallel(keys, width):
+                position = first + j
+                page = T.clamp(table[0][bz, position // page_size], 0, cache.shape[0] - 1)
+                value = cache[page, position % page_size, c]
+                tile[j, start + c] = T.if_then_else(position < length, value, T.cast(0, form.dtype))
+            start = form.latent
+    else:
+        place = (bz, first)
         if form.paged:
-            page = T.clamp(table[0][bz, position // cache.shape[1]], 0, cache.shape[0] - 1)
-            value = cache[page, position % cache.shape[1], c]
-        else:
-            value = cache[bz, position, c]
-        tile[j, c] = T.if_then_else(position < length, value, T.cast(0, form.dtype))
+            place = (T.clamp(table[0][bz, first // page_size], 0, caches[0].shape[0] - 1), first % page_size)
+        T.copy(caches[0][(*place, 0)], tile[:, : form.latent])
+        T.copy(caches[1][(*place, 0)], tile[:, form.latent :])
 
 
 @jit
 def flash_mla(config: Config, form: Form) -> Any:
-    """One share of each sequence's positions by running maxima and sums, as in `attention`: normalised sums and lse.
+    """Softmax over blocks of positions with running maxima and sums, as in `attention`.
 
-    Row r of a sequence is head `r % heads` of query `r // heads`. A block takes `block_h` rows and, of `splits` shares
-    of the positions, one; `combine` joins the shares.
+    Row r of a sequence is head `r % heads` of query `r // heads`. A tile of the cache is read once for both products.
+    With `config.split` a block takes one of `splits` shares of the positions, and `combine` joins the shares.
     """
     rows, keys = config.block_h, config.block_kv
+    latent, width = form.latent, form.latent + form.rotary
     accum = compute_dtype(form.dtype)
     infinity = T.infinity(accum)
     batch, q_len, heads, splits = T.dynamic("batch, q_len, heads, splits")
     (d0, d1), table_types, covered = form.cache_shapes(batch)
     q_shape = (batch, q_len, heads)
+    part = (splits,) if config.split else ()
+    out_dtype = accum if config.split else form.dtype
 
     @T.prim_func
     def mla_decode(
-        q: strided("q", (*q_shape, form.latent), form.dtype),
-        q_pe: strided("q_pe", (*q_shape, form.rotary), form.dtype),
-        kv: strided("kv", (d0, d1, form.latent), form.dtype),
-        k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype),
+        q: strided("q", (*q_shape, latent), form.dtype, multiple=form.vector),
+        q_pe: strided("q_pe", (*q_shape, form.rotary), form.dtype, multiple=form.vector),
+        kv: strided("kv", (d0, d1, latent), form.dtype, multiple=form.vector),
+        k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype, multiple=form.vector),
         *table: table_types,
         seq_lens: T.Tensor((batch,), "int32"),
-        part: T.Tensor((splits, *q_shape, form.latent), accum),
-        part_lse: T.Tensor((splits, *q_shape), accum),
+        out: T.Tensor((*part, *q_shape, latent), out_dtype),
+        lse: T.Tensor((*part, *q_shape), accum),
         scale: accum,
     ):
-        with T.Kernel(T.ceildiv(q_len * heads, rows), splits, batch, threads=config.threads) as (bx, split, bz):
-            q_tile = T.alloc_shared((rows, form.latent), form.dtype)
-            q_pe_tile = T.alloc_shared((rows, form.rotary), form.dtype)
-            kv_tile = T.alloc_shared((keys, form.latent), form.dtype)
-            k_pe_tile = T.alloc_shared((keys, form.rotary), form.dtype)
+        blocks = T.ceildiv(q_len * heads, rows)
+        with T.Kernel(blocks, splits if config.split else 1, batch, threads=config.threads) as (bx, share, bz):
+            own = (share,) if config.split else ()
+            q_tile = T.alloc_shared((rows, width), form.dtype)
+            tile = T.alloc_shared((keys, width), form.dtype)
             scores = T.alloc_fragment((rows, keys), accum)
-            weights = T.alloc_fragment((rows, keys), form.dtype)
-            sums = T.alloc_fragment((rows, form.latent), accum)
+            weights = T.alloc_shared((rows, keys), form.dtype)
+            sums = T.alloc_fragment((rows, latent), accum)
             peak = T.alloc_fragment((rows,), accum)
-            old_peak = T.alloc_fragment((rows,), accum)
-            base = T.alloc_fragment((rows,), accum)
-            fade = T.alloc_fragment((rows,), accum)
             total = T.alloc_fragment((rows,), accum)
-            block_total = T.alloc_fragment((rows,), accum)
+            fade = T.alloc_fragment((rows,), accum)
+            factors = T.alloc_shared((rows,), accum)  # of the rows, for the threads that hold their sums
 
-            for i, c in T.Parallel(rows, form.latent):
+            for i, c in T.Parallel(rows, latent):
                 row = bx * rows + i
                 q_tile[i, c] = q[bz, row // heads, row % heads, c]
             for i, c in T.Parallel(rows, form.rotary):
                 row = bx * rows + i
-                q_pe_tile[i, c] = q_pe[bz, row // heads, row % heads, c]
+                q_tile[i, latent + c] = q_pe[bz, row // heads, row % heads, c]
             T.clear(sums)
             T.clear(total)
             T.fill(peak, -infinity)
 
             length = T.min(seq_lens[bz], covered)
-            share = T.ceildiv(T.ceildiv(length, keys), splits)
-            end = T.min(split * share + share, T.ceildiv(length, keys))
-            for step in T.Pipelined(split * share, end, num_stages=config.stages):
-                load_latents(form, kv, table, kv_tile, bz, step * keys, length)
-                load_latents(form, k_pe, table, k_pe_tile, bz, step * keys, length)
-                T.gemm(q_tile, kv_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullCol, clear_accum=True)
-                T.gemm(q_pe_tile, k_pe_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
-                for i, j in T.Parallel(rows, keys):
-                    own = seq_lens[bz] - q_len + (bx * rows + i) // heads
-                    seen = T.logical_and(step * keys + j <= own, step * keys + j < length)
-                    scores[i, j] = T.if_then_else(seen, scores[i, j] * scale, -infinity)
+            first_own = seq_lens[bz] - q_len + (bx * rows) // heads  # the position of the block's first query
+            first, end = form.key_blocks(config, length, splits, share)
+            factor = scale * LOG2_E if form.folded else LOG2_E
+            for step in T.Pipelined(first, end, num_stages=config.stages):
+                load_cache(form, (kv, k_pe), table, tile, bz, step * keys, length)
+                if step * keys + keys > length:
+                    for j, c in T.Parallel(keys, width):
+                        tile[j, c] = T.if_then_else(step * keys + j < length, tile[j, c], T.cast(0, form.dtype))
+                T.gemm(q_tile, tile, scores, transpose_B=True, clear_accum=True)
+                if not form.folded:
+                    for i, j in T.Parallel(rows, keys):
+                        seen = step * keys + j <= seq_lens[bz] - q_len + (bx * rows + i) // heads
+                        seen = T.logical_and(seen, step * keys + j < length)
+                        scores[i, j] = T.if_then_else(seen, scores[i, j] * scale, -infinity)
+                elif T.logical_or(step * keys + keys > length, step * keys + keys - 1 > first_own):
+                    for i, j in T.Parallel(rows, keys):
+                        seen = step * keys + j <= seq_lens[bz] - q_len + (bx * rows + i) // heads
+                        seen = T.logical_and(seen, step * keys + j < length)
+                        scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
 
-                T.copy(peak, old_peak)
-                T.reduce_max(scores, peak, dim=1, clear=False)
-                for i in T.Parallel(rows):
-                    base[i] = T.if_then_else(peak[i] == -infinity, 0.0, peak[i])  # a row that has seen nothing yet
-                    fade[i] = T.exp2((old_peak[i] - base[i]) * LOG2_E)
-                for i, j in T.Parallel(rows, keys):
-                    scores[i, j] = T.exp2((scores[i, j] - base[i]) * LOG2_E)
-                T.reduce_sum(scores, block_total, dim=1)
-                for i in T.Parallel(rows):
-                    total[i] = total[i] * fade[i] + block_total[i]
-                for i, c in T.Parallel(rows, form.latent):
-                    sums[i, c] *= fade[i]
+                exponentiate(scores, peak, total, fade, factor)
+                T.copy(fade, factors)
                 T.copy(scores, weights)
-                T.gemm(weights, kv_tile, sums, policy=T.GemmWarpPolicy.FullCol)
+                for i, c in T.Parallel(rows, latent):
+                    sums[i, c] *= factors[i]
+                T.gemm(weights, tile[:, :latent], sums, policy=T.GemmWarpPolicy.FullCol)
 
-            for i, c in T.Parallel(rows, form.latent):
-                row = bx * rows + i
-                mean = T.if_then_else(total[i] == 0.0, 0.0, sums[i, c] / total[i])
-                part[split, bz, row // heads, row % heads, c] = mean
             for i in T.Parallel(rows):
                 row = bx * rows + i
-                part_lse[split, bz, row // heads, row % heads] = peak[i] + T.log(total[i])
+                log_sum = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
+                lse[(*own, bz, row // heads, row % heads)] = log_sum
+                fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
+            T.copy(fade, factors)
+            for i, c in T.Parallel(rows, latent):
+                row = bx * rows + i
+                out[(*own, bz, row // heads, row % heads, c)] = T.cast(sums[i, c] * factors[i], out_dtype)
 
     return mla_decode
-
-
-@jit
-def combine(dtype: torch.dtype, latent: int) -> Any:
-    """`out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`; rows that saw nothing: 0 and -inf."""
-    accum = compute_dtype(dtype)
-    infinity = T.infinity(accum)
-    splits, rows = T.dynamic("splits, rows")
-
-    @T.prim_func
-    def combine(
-        part: T.Tensor((splits, rows, latent), accum),
-        part_lse: T.Tensor((splits, rows), accum),
-        out: T.Tensor((rows, latent), dtype),
-        lse: T.Tensor((rows,), accum),
-    ):
-        with T.Kernel(rows, threads=128) as row:
-            sums = T.alloc_fragment((latent,), accum)
-            peak = T.alloc_var(accum, -infinity)
-            total = T.alloc_var(accum, 0.0)
-            T.clear(sums)
-            for split in T.serial(splits):
-                peak = T.max(peak, part_lse[split, row])
-            if peak > -infinity:
-                for split in T.serial(splits):
-                    weight = T.exp(part_lse[split, row] - peak)
-                    total += weight
-                    for c in T.Parallel(latent):
-                        sums[c] += weight * part[split, row, c]
-                for c in T.Parallel(latent):
-                    sums[c] /= total
-            T.copy(sums, out[row, 0])
-            lse[row] = peak + T.log(T.max(total, 1.0))
-
-    return combine
-
-
-def config_for(rows: int) -> Config:
-    """The cut for the CPU: as few rows as the queries fill."""
-    return Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)
-
-
-def splits_for(batch: int, row_blocks: int, positions: int) -> int:
-    """How many shares to make of the positions: enough blocks for all threads, but shares of at least 256 positions."""
-    wanted = -(-2 * torch.get_num_threads() // (batch * row_blocks))
-    return max(1, min(wanted, positions // 256))
 
 
 def mla_decode(
@@ -303,15 +257,24 @@ def run(
     positions = kv.shape[1] if block_table is None else block_table.shape[1] * kv.shape[1]
     if seq_lens is None:
         seq_lens = torch.full((batch,), positions, dtype=torch.int32, device=q.device)
-    config = config or config_for(q_len * heads)
-    splits = num_splits or splits_for(batch, -(-q_len * heads // config.block_h), positions)
-    part = torch.empty((splits, *q.shape), dtype=lse.dtype, device=q.device)
-    part_lse = torch.empty((splits, *lse.shape), dtype=lse.dtype, device=q.device)
-    form = Form(q.dtype, latent, q_pe.shape[3], block_table is not None)
+    q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))
+    machine = machine_of(q)
+    problem = Problem(batch, q_len * heads, positions)
+    vector = vector_of((q, q_pe, kv, k_pe, out), (latent, q_pe.shape[3])) if machine.is_gpu else 1
+    form = Form(q.dtype, latent, q_pe.shape[3], block_table is not None, False, scale > 0, vector)
+    config = config or config_for(form, problem, machine, num_splits)
+    if config is None:
+        for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):
+            target.copy_(value)
+        return
+    form = replace(form, gathered=block_table is not None and kv.shape[1] % config.block_kv != 0)
     tables = [] if block_table is None else [dense_last(block_table)]
-    operands = [dense_last(x) for x in (q, q_pe, kv, k_pe)]
-    flash_mla(config, form)(*operands, *tables, seq_lens.contiguous(), part, part_lse, float(scale))
-    rows = batch * q_len * heads
-    combine(q.dtype, latent)(
-        part.view(splits, rows, latent), part_lse.view(splits, rows), out.view(rows, latent), lse.view(rows)
-    )
+    kernel = machine.kernel(flash_mla)(config, form)
+    operands = (q, q_pe, kv, k_pe, *tables, seq_lens.contiguous())
+    if not config.split:
+        kernel(*operands, out, lse, float(scale))
+        return
+    splits = num_splits or splits_for(config, problem, machine)
+    parts = lse.new_empty((splits, *q.shape)), lse.new_empty((splits, *lse.shape))
+    kernel(*operands, *parts, float(scale))
+    combine_parts(*parts, out, lse, machine)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+from torch_tile.kernels.common import Machine
+from torch_tile.kernels.gemm_config import Problem, config_for
+from torch_tile.target import Target
+
+CPU = Machine(Target("cpu"), 16)
+GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
+SIZES = [(1, 64, 4096), (8, 8, 100_000), (1024, 1024, 1024), (1, 1, 1), (8192, 8192, 8192), (100, 50_000, 64)]
+
+
+@pytest.mark.parametrize("machine", [CPU, *GPUS], ids=lambda m: str(m.target))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("products", [1, 2, 3])
+def test_every_problem_has_a_cut_that_fits(machine, dtype, products):
+    for m, n, k in SIZES:
+        config = config_for(Problem(dtype, 1, m, n, k, products), machine)
+        assert config.splits == 1 or config.splits * config.block_k <= k
+        assert config.block_m < max(2 * m, 32)
+        if machine.is_gpu:
+            stage = (config.block_m + products * config.block_n) * config.block_k * dtype.itemsize
+            assert config.stages >= 1 and config.stages * stage <= machine.target.shared_limit
+            assert config.block_m * config.block_n * products // config.threads <= 128
+
+
+def test_the_shape_decides():
+    h200 = GPUS[2]
+    large = config_for(Problem(torch.float16, 1, 8192, 8192, 8192), h200)
+    assert large.block_m * large.block_n == 128 * 256 and large.splits == 1
+    assert config_for(Problem(torch.float16, 1, 16, 4096, 4096), h200).block_m == 16
+    assert config_for(Problem(torch.float16, 1, 64, 64, 65536), h200).splits > 8
+    for machine in (CPU, h200):
+        assert config_for(Problem(torch.float16, 1, 1, 1000, 1000, row=True), machine).block_m == 1

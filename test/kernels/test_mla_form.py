@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+from torch_tile.kernels.common import Machine
+from torch_tile.kernels.mla_form import Form, Problem, config_for, splits_for
+from torch_tile.target import Target
+
+CPU = Machine(Target("cpu"), 16)
+GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
+
+
+@pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_tiles_fit(machine, dtype):
+    form = Form(dtype, 512, 64, False, False, True)
+    for rows in (1, 16, 32, 128):
+        config = config_for(form, Problem(64, rows, 4096), machine)
+        bytes_held = (config.block_h + config.stages * config.block_kv) * 576 * dtype.itemsize
+        assert bytes_held <= machine.target.shared_limit
+
+
+def test_deepseek_on_hopper_takes_64_heads():
+    form = Form(torch.bfloat16, 512, 64, False, False, True)
+    config = config_for(form, Problem(64, 128, 4096), GPUS[2])
+    assert (config.block_h, config.block_kv, config.split) == (64, 64, False)
+
+
+def test_long_caches_are_shared_out():
+    form = Form(torch.bfloat16, 512, 64, False, False, True)
+    for machine in (CPU, GPUS[2]):
+        few, many = Problem(1, 128, 100_000), Problem(1000, 128, 100_000)
+        assert config_for(form, few, machine).split
+        assert splits_for(config_for(form, few, machine), few, machine) >= machine.units // 4
+        assert not config_for(form, many, machine).split
+        assert not config_for(form, Problem(1, 16, 100), machine).split
+        assert not config_for(form, few, machine, splits=1).split

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an attention kernel is compiled for, and how attention is cut into blocks on the CPU and on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.kernels.common import Machine, strided
+
+
+@dataclass(frozen=True)
+class Config:
+    """How attention is cut: a block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys.
+
+    `split`: blocks take shares of the keys. For GPUs: `heavy_first` starts with the last queries, which see most keys
+    under a causal mask; `resident` keeps the queries in registers; `shared_weights` hands the probabilities to other
+    warps, as tiles of few rows need; `staged` sends the result through shared memory.
+    """
+
+    block_q: int = 64
+    block_kv: int = 64
+    threads: int = 128
+    stages: int = 2
+    split: bool = False
+    heavy_first: bool = False
+    resident: bool = False
+    shared_weights: bool = False
+    staged: bool = False
+
+    def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
+        """The launch: blocks of rows, key heads and sequences, the ones that run side by side first."""
+        if self.split:
+            return blocks * splits, kv_heads, batch
+        return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
+
+    def place(self, x: Any, y: Any, z: Any, blocks: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
+        """The block of rows, the key head, the sequence and the share of a block of the launch."""
+        if self.split:
+            return x // splits, y, z, x % splits
+        return (blocks - 1 - z, x, y, 0) if self.heavy_first else (x, y, z, 0)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for, besides its `Config`.
+
+    Tiles are `tile_d` and `tile_dv` wide; heads of exactly that size have `exact`, others end in zeros. `mask` is the
+    mask's dtype, or None, and `mask_unit` says whether its last dimension is dense. `grouped`: several heads share a
+    key head. `folded`: nothing is added to the scores and the scale is positive, so that it is applied inside the
+    exponent and only blocks at an edge are masked. Rows of q, k, v and the result start at multiples of `vector`
+    elements.
+    """
+
+    dtype: torch.dtype
+    tile_d: int
+    tile_dv: int
+    exact: bool
+    causal: bool
+    windowed: bool
+    mask: torch.dtype | None
+    mask_unit: bool
+    grouped: bool
+    folded: bool
+    vector: int = 1
+
+    def mask_types(self, shape: Sequence[Any]) -> list[Any]:
+        """The type of the mask, if there is one: bytes for bool, as compilers vectorise their comparison with 0."""
+        if self.mask is None:
+            return []
+        return [strided("mask", shape, torch.uint8 if self.mask == torch.bool else self.mask, self.mask_unit)]
+
+    def key_blocks(
+        self, config: Config, first_query: Any, last_query: Any, q_offset: Any, window: Any, kv_len: Any, splits: Any,
+        share: Any,
+    ) -> Any:  # fmt: skip
+        """The first block of keys that some of the queries may see, and the end of them; of one share if split."""
+        first: Any = 0
+        end = T.ceildiv(kv_len, config.block_kv)
+        if self.causal:
+            end = T.min(end, (last_query + q_offset) // config.block_kv + 1)
+        if self.windowed:
+            first = T.max(0, (first_query + q_offset - window + 1) // config.block_kv)
+        if config.split:
+            each = T.ceildiv(T.max(end - first, 0), splits)
+            first = first + share * each
+            end = T.min(first + each, end)
+        return first, end
+
+    def cut(
+        self, config: Config, step: Any, first_query: Any, last_query: Any, q_offset: Any, window: Any, kv_len: Any
+    ) -> Any:
+        """Whether some query of a block may not see some key of a step."""
+        last = step * config.block_kv + config.block_kv - 1
+        cut = last >= kv_len
+        if self.causal:
+            cut = T.logical_or(cut, last > first_query + q_offset)
+        if self.windowed:
+            cut = T.logical_or(cut, step * config.block_kv <= last_query + q_offset - window)
+        return cut
+
+    def sees(self, query: Any, key: Any, q_offset: Any, window: Any, kv_len: Any) -> Any:
+        """Whether a query may see a key, masks aside."""
+        seen = key < kv_len
+        if self.causal:
+            seen = T.logical_and(seen, key <= query + q_offset)
+        if self.windowed:
+            seen = T.logical_and(seen, key > query + q_offset - window)
+        return seen
+
+    def score(self, product: Any, seen: Any, mask: Any = None) -> Any:
+        """The scaled product of a query and a key under the mask; -inf where the query may not see the key."""
+        if self.mask == torch.bool:
+            seen = T.logical_and(seen, mask != 0)
+        elif self.mask is not None:
+            product = product + T.cast(mask, product.dtype)
+        return T.if_then_else(seen, product, -T.infinity(product.dtype))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes that decide the cut: sequences times key heads, rows of each (queries times heads of a group), and keys."""
+
+    heads: int
+    rows: int
+    keys: int
+
+
+def config_for(form: Form, problem: Problem, machine: Machine) -> Config | None:
+    """The cut of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
+    if machine.is_gpu:
+        return _gpu_config(form, problem, machine)
+    # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
+    return Config(block_q=4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64, block_kv=64)
+
+
+def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
+    """How many shares to make of the keys: two blocks for each SM, but shares of at least four tiles."""
+    blocks = problem.heads * -(-problem.rows // config.block_q)
+    return max(1, min(2 * machine.units // blocks, problem.keys // (4 * config.block_kv)))
+
+
+# Cuts by falling size; the first that fits is taken. Products of one row of tiles per warp keep rows within a warp.
+LONG = (
+    Config(128, 64, 128),
+    Config(64, 64, 128, resident=True),
+    Config(64, 32, 128),
+    Config(64, 32, 256),
+    Config(16, 32, 128, shared_weights=True),
+    Config(16, 16, 256, stages=1, shared_weights=True),
+    Config(16, 8, 256, stages=1, shared_weights=True),
+)
+SHORT = (
+    Config(16, 128, 128, shared_weights=True),
+    Config(16, 64, 128, shared_weights=True),
+    *LONG[-3:],
+)
+
+
+def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
+    cuts = SHORT if problem.rows <= 16 else LONG[1:] if problem.rows <= 64 or form.dtype.itemsize > 2 else LONG
+    config = next((c for c in cuts if _fits(c, form, machine)), None)
+    if config is None:
+        return None
+    config = replace(config, heavy_first=form.causal, staged=not form.grouped and form.dtype.itemsize == 2)
+    if splits_for(config, problem, machine) > 1:
+        return replace(config, split=True, staged=False)
+    return config
+
+
+def _fits(config: Config, form: Form, machine: Machine) -> bool:
+    """Whether the tiles fit in registers (with room for addresses) and in shared memory."""
+    size, wide = form.dtype.itemsize, 2 if form.dtype == torch.float64 else 1
+    held = config.block_q * (form.tile_dv + config.block_kv) * wide
+    held += config.block_q * form.tile_d * size // 4 if config.resident else 0
+    tiles = config.block_q * form.tile_d + config.stages * config.block_kv * (form.tile_d + form.tile_dv)
+    tiles += config.block_q * config.block_kv if config.shared_weights else 0
+    return held // config.threads <= 200 and tiles * size + 2048 <= machine.target.shared_limit

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a matrix product is cut into blocks, on the CPU and on GPUs. The result never depends on it, only the speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from torch_tile.kernels.common import Machine, power_of_two
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a product is cut: one block makes `block_m x block_n` of the result, in steps of `block_k`.
+
+    With `splits > 1` so many blocks share the sum over K; their parts are added by a second kernel. `panel` is the
+    width, in tiles, of the panels in which GPUs walk the result; `staged` sends it through shared memory, so that rows
+    leave in 16-byte pieces.
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    threads: int = 128
+    stages: int = 3
+    splits: int = 1
+    panel: int = 0
+    staged: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One product: sizes, how many bs share a, and whether it is a row times matrices stored `[N, K]`."""
+
+    dtype: torch.dtype
+    batch: int
+    m: int
+    n: int
+    k: int
+    products: int = 1
+    row: bool = False
+
+
+def config_for(problem: Problem, machine: Machine) -> Config:
+    """The cut of a problem on a machine."""
+    return _gpu_config(problem, machine) if machine.is_gpu else _cpu_config(problem, machine.units)
+
+
+def _cpu_config(problem: Problem, threads: int) -> Config:
+    """Tiles that suit the micro-kernel's 8 rows and stay in the second-level cache; few rows get flat tiles.
+
+    Where there are fewer tiles than threads and K is long, blocks share the sum.
+    """
+    if problem.row:
+        return Config(1, 16, 128)
+    block_m = min(max(8, power_of_two(problem.m)), 128)
+    block_n = 64 if problem.n <= 64 else 128
+    block_k = 64 if problem.k <= 64 or problem.dtype == torch.float64 else 128
+    tiles = problem.batch * -(-problem.m // block_m) * -(-problem.n // block_n)
+    splits = 1
+    if tiles < threads and problem.k >= 8 * block_k:
+        splits = min(-(-threads // tiles), problem.k // (4 * block_k))
+    return Config(block_m, block_n, block_k, splits=splits)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A cut, how many of its blocks an SM holds at once, and the rate of a full SM relative to the best cut's."""
+
+    config: Config
+    resident: int
+    rate: float
+
+
+# 16-bit operands, by mma.sync. Large tiles reuse more; small ones waste less at the edges of small problems.
+HALF_TILES = (
+    Tile(Config(128, 256, 32, 256, 4, panel=8, staged=True), 1, 1.0),
+    Tile(Config(128, 128, 32, 128, 4, panel=8, staged=True), 2, 0.95),
+    Tile(Config(64, 128, 64, 128, 3, panel=8, staged=True), 2, 0.75),
+    Tile(Config(64, 64, 64, 128, 4, panel=8, staged=True), 3, 0.55),
+    Tile(Config(32, 128, 64, 128, 4), 3, 0.45),
+    Tile(Config(16, 128, 64, 128, 4), 3, 0.25),
+    Tile(Config(16, 64, 128, 128, 4), 3, 0.2),
+)
+# Exact float32 has no tensor core, float64 has one of its own shape.
+WIDE_TILES = {
+    torch.float32: (Tile(Config(64, 64, 16, 128, 2), 4, 1.0), Tile(Config(16, 64, 32, 128, 2), 4, 0.4)),
+    torch.float64: (Tile(Config(64, 64, 16, 128, 2), 2, 1.0), Tile(Config(16, 64, 16, 128, 2), 4, 0.4)),
+}
+
+
+def _gpu_config(problem: Problem, machine: Machine) -> Config:
+    """The tile that finishes first by a model of waves: blocks run `resident` at a time on each SM.
+
+    Few tiles and a long K: blocks share the sum, so that every SM has work.
+    """
+    if problem.row:
+        return Config(1, 8, 512)
+    tiles = WIDE_TILES.get(problem.dtype, HALF_TILES)
+    tile = min(_fitting(tiles, problem, machine), key=lambda t: _duration(t, problem, machine.units))
+    config, slots = tile.config, tile.resident * machine.units
+    count = _count(config, problem)
+    if 2 * count <= slots and problem.k >= 8 * config.block_k:
+        splits = min(slots // count, problem.k // (4 * config.block_k), 64)
+        return replace(config, splits=splits, panel=0)
+    return config
+
+
+def _fitting(tiles: Iterable[Tile], problem: Problem, machine: Machine) -> list[Tile]:
+    """The tiles whose products fit in the registers, with as many stages as fit in shared memory."""
+    found = []
+    for tile in tiles:
+        c = tile.config
+        registers = c.block_m * c.block_n * problem.products * (2 if problem.dtype == torch.float64 else 1) // c.threads
+        stage = (c.block_m + c.block_n * problem.products) * c.block_k * problem.dtype.itemsize
+        stages = min(c.stages, machine.target.shared_limit // stage)
+        if registers <= 128 and stages >= 1:
+            found.append(replace(tile, config=replace(c, stages=stages)))
+    return found
+
+
+def _count(config: Config, problem: Problem) -> int:
+    return problem.batch * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+
+
+def _duration(tile: Tile, problem: Problem, units: int) -> float:
+    """Time of all waves, in units of a full SM's time for one element of the result."""
+    config = tile.config
+    count = _count(config, problem)
+    slots = tile.resident * units
+    # A block that is alone on its SM has all of it; a last wave takes as long as a full one.
+    turns = max(count / units, 1.0) if count <= slots else -(-count // slots) * tile.resident
+    return turns * config.block_m * config.block_n / tile.rate

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an MLA decoding kernel is compiled for, and how decoding is cut into blocks on the CPU and on GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.kernels.common import Machine, strided
+
+
+@dataclass(frozen=True)
+class Config:
+    """How decoding is cut: a block holds `block_h` rows (heads of one sequence) and steps over `block_kv` positions.
+
+    With `split`, blocks take shares of the positions.
+    """
+
+    block_h: int = 16
+    block_kv: int = 64
+    threads: int = 128
+    stages: int = 2
+    split: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for, besides its `Config`.
+
+    The dtype, both widths, whether the cache is paged, and if so whether a tile of positions may reach over several
+    pages (`gathered`). `folded`: the scale is positive and applied inside the exponent. Rows of the operands and of the
+    result start at multiples of `vector` elements.
+    """
+
+    dtype: torch.dtype
+    latent: int
+    rotary: int
+    paged: bool
+    gathered: bool
+    folded: bool
+    vector: int = 1
+
+    def cache_shapes(self, batch: Any) -> tuple[Any, list[Any], Any]:
+        """The first two sizes of the cache; the table's type, if paged; the number of positions that it covers."""
+        pages, page, table_len = T.dynamic("pages, page, table_len")
+        if self.paged:
+            return (pages, page), [strided("block_table", (batch, table_len), torch.int32)], table_len * page
+        return (batch, page), [], page
+
+    def key_blocks(self, config: Config, length: Any, splits: Any, share: Any) -> Any:
+        """The first block of positions and the end of them; of one share if split."""
+        end = T.ceildiv(length, config.block_kv)
+        if not config.split:
+            return 0, end
+        each = T.ceildiv(end, splits)
+        return share * each, T.min(share * each + each, end)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes that decide the cut: sequences, rows of each (queries times heads), and positions that the cache covers."""
+
+    batch: int
+    rows: int
+    positions: int
+
+
+def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) -> Config | None:
+    """The cut of a problem on a machine; `splits` are the shares asked for, 0 to choose.
+
+    None for a cache so wide that not even the smallest tiles fit.
+    """
+    rows = problem.rows
+    config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
+    if machine.is_gpu:
+        cuts = SHORT if rows <= 16 else LONG
+        config = next((c for c in cuts if _fits(c, form, machine)), None)
+    if config is None:
+        return None
+    return replace(config, split=(splits or splits_for(config, problem, machine)) > 1)
+
+
+def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
+    """How many shares to make of the positions: work for the whole machine, but shares that are worth starting."""
+    blocks = problem.batch * -(-problem.rows // config.block_h)
+    if machine.is_gpu:  # one block fills an SM
+        return max(1, min(machine.units // blocks, problem.positions // 128))
+    return max(1, min(-(-2 * machine.units // blocks), problem.positions // 256))
+
+
+# Cuts by falling size; the first whose tiles fit is taken.
+SHORT = (Config(16, 64, 128), Config(16, 32, 128), Config(16, 32, 128, stages=1), Config(16, 16, 128, stages=1))
+LONG = (Config(64, 64, 256), Config(64, 32, 256), Config(32, 32, 256, stages=1), *SHORT[1:])
+
+
+def _fits(config: Config, form: Form, machine: Machine) -> bool:
+    """Whether the tiles fit in shared memory and the sums in registers."""
+    size, width = form.dtype.itemsize, form.latent + form.rotary
+    elements = (config.block_h + config.stages * config.block_kv) * width + config.block_h * config.block_kv
+    held = config.block_h * form.latent * max(1, size // 4) // config.threads
+    return elements * size + 2048 <= machine.target.shared_limit and held <= 128

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of a softmax whose rows come block by block (arXiv:1805.02867), as flash attention takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch_tile.language as T
+
+
+@T.macro
+def exponentiate(scores: Any, peak: Any, total: Any, fade: Any, factor: Any) -> None:
+    """Replace scores `[rows, keys]` by `2 ** (factor * (score - peak))`, with the rows' maxima so far as `peak`.
+
+    `peak` and `total` `[rows]` go from block to block; `fade` becomes what sums of earlier blocks are worth now. A row
+    of nothing but -inf so far gives 0, and keeps `total` 0.
+    """
+    rows, keys = scores.shape
+    infinity = T.infinity(peak.dtype)
+    old_peak = T.alloc_fragment((rows,), peak.dtype)
+    base = T.alloc_fragment((rows,), peak.dtype)
+    block_total = T.alloc_fragment((rows,), peak.dtype)
+    T.copy(peak, old_peak)
+    T.reduce_max(scores, peak, dim=1, clear=False)
+    for i in T.Parallel(rows):
+        base[i] = T.if_then_else(peak[i] == -infinity, 0.0, peak[i] * factor)
+        fade[i] = T.exp2(old_peak[i] * factor - base[i])
+    for i, j in T.Parallel(rows, keys):
+        scores[i, j] = T.exp2(scores[i, j] * factor - base[i])
+    T.reduce_sum(scores, block_total, dim=1)
+    for i in T.Parallel(rows):
+        total[i] = total[i] * fade[i] + block_total[i]
