@@ -87,10 +87,13 @@ TILE_DEVICE float fma(float x, float y, float z) { return ::fmaf(x, y, z); }
 TILE_DEVICE double fma(double x, double y, double z) { return ::fma(x, y, z); }
 
 // Any type.
+template <class T> inline constexpr bool is_signed = same<T, int8_t> || same<T, int16_t> || same<T, int32_t> || same<T, int64_t>;
+
 template <class T> TILE_DEVICE T abs(T x) {
   if constexpr (same<T, float>) return ::fabsf(x);
   else if constexpr (same<T, double>) return ::fabs(x);
-  else return x < T(0) ? T(T(0) - x) : x;
+  else if constexpr (is_signed<T>) return x < T(0) ? T(T(0) - x) : x;
+  else return x;
 }
 
 // A NaN on either side gives `b`, as C's ternary does.
@@ -119,12 +122,12 @@ template <class T> TILE_DEVICE T maximum(T a, T b) {
 
 // Quotient rounded down, b != 0, and its remainder, which has the sign of b. Integers only.
 template <class T> TILE_DEVICE T floordiv(T a, T b) {
-  if constexpr (T(-1) < T(0)) return T(a / b - ((a % b != 0) & ((a < 0) != (b < 0))));
+  if constexpr (is_signed<T>) return T(a / b - ((a % b != 0) & ((a < 0) != (b < 0))));
   else return T(a / b);
 }
 template <class T> TILE_DEVICE T floormod(T a, T b) {
   T r = T(a % b);
-  if constexpr (T(-1) < T(0)) return T(r + (((r != 0) & ((r < 0) != (b < 0))) ? b : T(0)));
+  if constexpr (is_signed<T>) return T(r + (((r != 0) & ((r < 0) != (b < 0))) ? b : T(0)));
   else return r;
 }
 

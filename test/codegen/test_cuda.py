@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA C++ of whole kernels: signatures, indices, several kernels; all of it compiles for every chip without spills.
+"""The CUDA C++ of whole kernels: signatures, indices, order; all of it compiles for every chip without spills.
 
 EXPECTTEST_ACCEPT=1 writes the text of a test anew. Run one test at a time then.
 """
@@ -130,7 +130,7 @@ demo_kernel(const float* __restrict__ x, float* __restrict__ y, const float* __r
     }
   }
 }
-""")  # fmt: skip
+""")  # fmt: skip  # noqa: E501
     (entry,) = emitted(source).entries
     assert entry.kinds == "PPPiiq"
     compiles(source)

@@ -108,7 +108,7 @@ demo_kernel(const tile::f16* __restrict__ x, tile::f16* __restrict__ y, const in
     y[t / 8 * 64 + t % 8] = tile_1[(k + 1) % 2 * 1024 + t / 8 * 64 + t % 8];
   }
 }
-""")  # fmt: skip
+""")  # fmt: skip  # noqa: E501
     compiles(source)
 
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 from torch_tile.runtime.host_compiler import compile_shared
 
+sys.path.insert(0, str(Path(__file__).parent))  # for cuda_shim.py
 C_NAMES = {
     torch.bool: "bool", torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
     torch.uint8: "uint8_t", torch.uint16: "uint16_t", torch.uint32: "uint32_t", torch.uint64: "uint64_t",
