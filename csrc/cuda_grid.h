@@ -17,12 +17,31 @@ template <int panel> TILE_DEVICE BlockIndex in_bands(unsigned linear, unsigned w
   return {int(band % 2 ? wide - 1 - x : x), int(band * panel + inside % rows)};
 }
 
-template <int panel> TILE_DEVICE BlockIndex swizzled_rows() {
-  return in_bands<panel>(blockIdx.y * gridDim.x + blockIdx.x, gridDim.x, gridDim.y);
+// Where a block lies in its grid, and how many blocks the grid has in x and y.
+struct GridIndex { int x, y, z, wide, high; };
+
+// The place of a block in a grid of `wide` columns, which may have been launched with all its blocks in x.
+TILE_DEVICE GridIndex unfolded(int wide) {
+  if (gridDim.x == wide) return {int(blockIdx.x), int(blockIdx.y), 0, wide, int(gridDim.y)};
+  return {int(blockIdx.x % wide), int(blockIdx.x / wide), 0, wide, int(gridDim.x / wide)};
 }
 
-template <int panel> TILE_DEVICE BlockIndex swizzled_columns() {
-  BlockIndex turned = in_bands<panel>(blockIdx.y * gridDim.x + blockIdx.x, gridDim.y, gridDim.x);
+TILE_DEVICE GridIndex unfolded(int wide, int high) {
+  if (gridDim.x == wide) return {int(blockIdx.x), int(blockIdx.y), int(blockIdx.z), wide, high};
+  unsigned row = blockIdx.x / wide;
+  return {int(blockIdx.x % wide), int(row % high), int(row / high), wide, high};
+}
+
+TILE_DEVICE GridIndex as_launched() {
+  return {int(blockIdx.x), int(blockIdx.y), int(blockIdx.z), int(gridDim.x), int(gridDim.y)};
+}
+
+template <int panel> TILE_DEVICE BlockIndex swizzled_rows(GridIndex at = as_launched()) {
+  return in_bands<panel>(at.y * at.wide + at.x, at.wide, at.high);
+}
+
+template <int panel> TILE_DEVICE BlockIndex swizzled_columns(GridIndex at = as_launched()) {
+  BlockIndex turned = in_bands<panel>(at.y * at.wide + at.x, at.high, at.wide);
   return {turned.y, turned.x};
 }
 

@@ -48,7 +48,9 @@ def launcher_of(function, kinds=None, alignment=None, out_idx=(), **fields):
     names = (*range(len(tensors)), *dimensions(program), *(p for p in program.params if isinstance(p, Var)))
     kinds = kinds or "P" * len(tensors) + "i" * (len(names) - len(tensors))
     entries = tuple(
-        Entry(f"kernel_{n}", names, k.grid, k.threads[0], fields.get("shared", 0), None, kinds)
+        Entry(
+            f"kernel_{n}", names, k.grid, k.threads[0], fields.get("shared", 0), None, kinds, fields.get("folds", False)
+        )
         for n, k in enumerate(program.kernels)
     )
     made = CudaSource("", entries, tuple(alignment or [4] * len(tensors)))
@@ -219,6 +221,22 @@ def test_grids_that_no_gpu_has(grid, axis, way, fake_cuda):
     launcher, _ = launcher_of(wide)
     with pytest.raises(LaunchError, match=f"blocks in {axis}; the GPU allows"):
         launcher.begin(torch.zeros(4), max(grid))
+
+
+def test_grids_that_fold(way, fake_cuda):
+    """Too many blocks in y or z are launched in x, if the kernel can tell."""
+
+    @T.prim_func
+    def deep(x: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(3, n, 2) as _:
+            x[0] = 1.0
+
+    launcher, _ = launcher_of(deep, folds=True)
+    for n, grid in ((65535, [3, 65535, 2]), (65536, [3 * 65536 * 2, 1, 1])):
+        twice(launcher, torch.zeros(4), n)
+        assert [list(r.grid) for r in fake_cuda.launches()] == [grid] * 2
+    with pytest.raises(LaunchError, match="kernel_0 has 2400000000 blocks in x; the GPU allows 2147483647"):
+        launcher.begin(torch.zeros(4), 400_000_000)
 
 
 def test_sizes_past_32_bits(way, fake_cuda):

@@ -13,8 +13,9 @@ from ..build import Build
 from ..diagnostics import Span
 from ..intrinsics import lookup
 from ..intrinsics.memory import option
+from ..ir import dtype as dtypes
 from ..ir.buffer import Buffer
-from ..ir.expr import Address, Call, Expr, Load, Var
+from ..ir.expr import Address, Call, Const, Expr, Load, Var
 from ..ir.interval import Interval
 from ..ir.node import walk
 from ..ir.stmt import Kernel, Program, Store, dimensions
@@ -22,6 +23,7 @@ from .c_text import Names, is_small, storage
 from .cuda_stmt import CudaStatements
 
 SHARED = "shared_memory"  # the name of the block's shared memory
+MOST_BLOCKS = 65535  # in y and z, on every GPU
 LARGEST_SIZE = 2**31 - 2**16  # of a dimension passed as `int`: rounding it up to whole tiles does not overflow
 KINDS = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
@@ -36,7 +38,8 @@ class Entry:
 
     `args` are its parameters: a number is a position among the tensors (buffer parameters, outputs, workspaces), a
     variable is a dimension or a scalar parameter, in which `grid` is given, too. `kinds` are their C types as the
-    module `struct` writes them ("P" a pointer, "i", "q", "f", ...); small floats are their bits ("H", "B").
+    module `struct` writes them ("P" a pointer, "i", "q", "f", ...); small floats are their bits ("H", "B"). One that
+    `folds` may be launched with all its blocks in x, where the grid has too many of them in y or z.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Entry:
     shared_bytes: int
     span: Span | None = None
     kinds: str = ""
+    folds: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,11 @@ def written_buffers(kernel: Kernel) -> set[int]:
     return found
 
 
+def may_fold(kernel: Kernel) -> bool:
+    """Whether a grid may have more blocks in y or z than GPUs take."""
+    return any(not (isinstance(n, Const) and int(n.value) <= MOST_BLOCKS) for n in kernel.grid[1:])
+
+
 class _Cuda:
     def __init__(self, program: Program, build: Build, source: Program):
         self.program, self.build = program, build
@@ -125,6 +134,8 @@ class _Cuda:
         several = f"_{number}" if len(self.program.kernels) > 1 else ""
         name = f"{self.program.name}_kernel{several}"
         used, written = used_symbols(kernel), written_buffers(kernel)
+        if may_fold(kernel):
+            used |= {id(n): n for extent in kernel.grid[:2] for n in walk(extent) if isinstance(n, Var)}
         names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
         out = CudaStatements(names, SHARED)
         args: list[int | Var] = []
@@ -154,7 +165,8 @@ class _Cuda:
         self.indices(kernel, threads, used, out)
         out.body(kernel.body)
         out.close()
-        entry = Entry(name, tuple(args), kernel.grid, threads, kernel.shared_bytes, kernel.span, kinds)
+        launch = kernel.grid, threads, kernel.shared_bytes, kernel.span
+        entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel))
         return entry, "\n".join(out.lines) + "\n", out.text.headers
 
     def parameter(self, var: Var, out: CudaStatements) -> tuple[str, list[str]]:
@@ -177,24 +189,31 @@ class _Cuda:
         for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
             limit = out.text.interval(extent).high
             out.text.bind(var, Interval(0, min(limit, 2**31 - 1) - 1))
+        place = [f"blockIdx.{axis}" for axis in "xyz"]
+        if may_fold(kernel):
+            out.text.headers.add("cuda_grid.h")
+            extents = [out.text.assigned(extent, dtypes.int32) for extent in kernel.grid[: len(kernel.grid) - 1]]
+            out.line(f"const tile::GridIndex grid_index = tile::unfolded({', '.join(extents)});")
+            place = [f"grid_index.{axis}" for axis in "xyz"]
         if kernel.swizzle is not None and len(kernel.blocks) >= 2:
-            self.swizzled(kernel, out)
+            self.swizzled(kernel, place, out)
             return
-        for var, axis in zip(kernel.blocks, "xyz", strict=False):
+        for var, here in zip(kernel.blocks, place, strict=False):
             if id(var) in used:
-                out.line(f"const int {out.names.of(var)} = blockIdx.{axis};")
+                out.line(f"const int {out.names.of(var)} = {here};")
 
-    def swizzled(self, kernel: Kernel, out: CudaStatements) -> None:
+    def swizzled(self, kernel: Kernel, place: list[str], out: CudaStatements) -> None:
         """T.use_swizzle: blocks that run at the same time share rows and columns."""
         assert kernel.swizzle is not None
         panel, order = kernel.swizzle
         out.text.headers.add("cuda_grid.h")
         x, y = (out.names.of(v) for v in kernel.blocks[:2])
         function = "swizzled_columns" if order.startswith("col") else "swizzled_rows"
-        out.line(f"const tile::BlockIndex block_index = tile::{function}<{panel}>();")
+        given = "grid_index" if may_fold(kernel) else ""
+        out.line(f"const tile::BlockIndex block_index = tile::{function}<{panel}>({given});")
         out.line(f"const int {x} = block_index.x, {y} = block_index.y;")
-        for var in kernel.blocks[2:]:
-            out.line(f"const int {out.names.of(var)} = blockIdx.z;")
+        for var, here in zip(kernel.blocks[2:], place[2:], strict=True):
+            out.line(f"const int {out.names.of(var)} = {here};")
 
     def alignment(self) -> tuple[int, ...]:
         """For each tensor, the bytes that its widest access takes."""

@@ -165,6 +165,8 @@ class CudaLauncher(BaseLauncher):
         grid = (x, y, z)
         if min(grid) <= 0:
             return None
+        if entry.folds and max(y, z) > GRID_LIMITS[1]:
+            grid = (x * y * z, 1, 1)
         for axis, extent, limit in zip("xyz", grid, GRID_LIMITS, strict=True):
             if extent > limit:
                 raise LaunchError(f"{entry.name} has {extent} blocks in {axis}; the GPU allows {limit}")
