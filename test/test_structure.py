@@ -48,6 +48,7 @@ NOT_MIRRORED = {
     "csrc": "tests the headers of csrc/, name for name",
     "cubins": "compiles every kernel of the library for every chip",
     "fuzz": "random programs through the interpreter and the CPU target",
+    "device": "runs on a GPU, through all layers",
     "errors": "one kernel that must fail for each entry of catalogue.py",
     "golden": "printed kernels at every stage",
     "papers": "the kernels of the papers, as printed there",
