@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches on a GPU: streams, graphs, threads, several GPUs, much shared memory. The kernels are CUDA text, not ours."""
+"""Launches on a GPU: streams, graphs, threads, several GPUs, much shared memory. The kernel is CUDA by hand."""
 
 import threading
 
