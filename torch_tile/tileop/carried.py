@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which variables of a T.Parallel nest carry a value from iteration to iteration.
+
+A nest carries a value if it accumulates into a place that does not move with a loop variable, or reads what another
+iteration writes; along such a variable the iterations run in order, in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..ir.buffer import Buffer
+from ..ir.expr import Binary, Cast, Const, Expr, Load, Unary, Var
+from ..ir.node import Node, equal, walk
+from ..ir.stmt import Alloc, For, Let, Store
+
+
+def carried_vars(loop: For) -> list[Var]:
+    """The variables of a nest whose iterations are not independent."""
+    uses = Uses(loop)
+    stores = [n for n in walk(loop.body) if isinstance(n, Store) and not uses.is_private(n.buffer)]
+    accesses = [n for n in walk(loop.body) if isinstance(n, Load | Store)]
+    found = []
+    for var in loop.vars:
+        for store in stores:
+            others = [x for x in accesses if x.buffer is store.buffer and x is not store]
+            moves = _moves_with(store.indices, var, uses)
+            if (others and (not moves or any(not _same_place(x, store) for x in others))) or (
+                not moves and uses.depends(store.value, var)
+            ):
+                found.append(var)
+                break
+    return found
+
+
+class Uses:
+    """Which loop variables a value depends on, through the names bound in the body."""
+
+    def __init__(self, loop: For):
+        self.lets: dict[int, Expr] = {}
+        self.private: set[int] = set()
+        for node in walk(loop.body):
+            if isinstance(node, Let):
+                self.lets[id(node.var)] = node.value
+            elif isinstance(node, Alloc):
+                self.private.add(id(node.buffer))
+                if node.init is not None:
+                    self.lets[id(node.buffer)] = node.init
+
+    def is_private(self, buffer: Buffer) -> bool:
+        """Whether each iteration has its own."""
+        return id(buffer) in self.private
+
+    def depends(self, expr: Expr, var: Var) -> bool:
+        """Whether the value may change with `var`."""
+        return any(n is var or (isinstance(n, Load) and self.is_private(n.buffer)) for n in self._reach(expr))
+
+    def _reach(self, expr: Node) -> Iterator[Node]:
+        for node in walk(expr):
+            yield node
+            if isinstance(node, Var) and id(node) in self.lets:
+                yield from self._reach(self.lets[id(node)])
+
+    def resolve(self, expr: Expr) -> Expr:
+        """The definition of a bound name, or the expression itself."""
+        while isinstance(expr, Var) and id(expr) in self.lets:
+            expr = self.lets[id(expr)]
+        return expr
+
+
+def _moves_with(indices: tuple[Expr, ...], var: Var, uses: Uses) -> bool:
+    """Whether different values of `var` certainly give different places: some index is affine in it."""
+    return any(_is_affine(index, var, uses) for index in indices)
+
+
+def _is_affine(expr: Expr, var: Var, uses: Uses) -> bool:
+    """`var` times a non-zero constant plus something free of `var`."""
+    expr = uses.resolve(expr)
+    if expr is var:
+        return True
+    if isinstance(expr, Cast | Unary) and getattr(expr, "op", "-") == "-":
+        return _is_affine(expr.a, var, uses)
+    if isinstance(expr, Binary) and expr.op in ("+", "-"):
+        for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
+            if _is_affine(a, var, uses) and not uses.depends(b, var):
+                return True
+    if isinstance(expr, Binary) and expr.op == "*":
+        for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
+            if _is_affine(a, var, uses) and isinstance(b, Const) and b.value:
+                return True
+    return False
+
+
+def _same_place(a: Load | Store, b: Store) -> bool:
+    return equal(a.indices, b.indices)

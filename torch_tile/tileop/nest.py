@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a T.Parallel nest touches, and how: the facts from which its layout follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..ir.buffer import Buffer
+from ..ir.expr import Address, Call, Const, Expr, Load, Var
+from ..ir.node import Node, Rewriter, walk
+from ..ir.stmt import Alloc, Do, For, Let, LoopKind, Store
+from .carried import carried_vars
+from .index_map import Index, index_of
+
+
+@dataclass(frozen=True)
+class Use:
+    """One access of a buffer, its indices with all names replaced by their values."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    map: tuple[Index | None, ...]
+    stored: bool
+
+
+class Inline(Rewriter):
+    """Replaces names by their values."""
+
+    def __init__(self, values: Mapping[int, Expr]):
+        self.values = values
+
+    def Var(self, var: Var) -> Expr:
+        """The value of a name, names in it replaced too."""
+        found = self.values.get(id(var))
+        return var if found is None else self(found)
+
+
+@dataclass
+class Nest:
+    """A nest over constant extents. `inner` are loops of constant extent in its body, whose variables count on.
+
+    `carried` numbers the variables along which iterations run in order in one thread; `uniform` says that the nest
+    sets a variable that every thread has for itself, so that every thread runs it all.
+    """
+
+    loop: For
+    extents: tuple[int, ...]
+    inner: tuple[For, ...]
+    fragments: list[Use] = field(default_factory=list)
+    memory: list[Use] = field(default_factory=list)
+    carried: frozenset[int] = frozenset()
+    uniform: bool = False
+    effects: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Number of variables of the nest itself."""
+        return len(self.extents)
+
+
+def is_static(loop: For) -> bool:
+    """Whether a nest begins at 0 and all of its extents are constants."""
+    return all(isinstance(e, Const) for e in loop.stops) and all(
+        isinstance(s, Const) and s.value == 0 for s in loop.starts
+    )
+
+
+def nest_of(loop: For, values: Mapping[int, Expr]) -> Nest:
+    """The facts of a static nest; `values` are the names bound around it."""
+    numbers = {id(v): k for k, v in enumerate(loop.vars)}
+    inner, allocated, values = [], set(), dict(values)
+    for node in walk(loop.body):
+        if isinstance(node, For) and node.kind is not LoopKind.PARALLEL and is_static(node) and node.step == 1:
+            numbers[id(node.vars[0])] = len(numbers)
+            inner.append(node)
+        elif isinstance(node, Let) and node.var.dtype.is_integer:
+            values[id(node.var)] = node.value
+        elif isinstance(node, Alloc):
+            allocated.add(id(node.buffer))
+    inline = Inline(values)
+    extents = tuple(int(e.value) for e in loop.stops if isinstance(e, Const))
+    nest = Nest(loop, extents, tuple(inner))
+    for node in walk(loop.body):
+        if isinstance(node, Load | Store | Address):
+            _enter(nest, node, inline, numbers, allocated)
+        elif isinstance(node, Do) or (isinstance(node, Call) and node.name == "atomic"):
+            nest.effects = True
+    nest.carried = frozenset(numbers[id(v)] for v in carried_vars(loop))
+    return nest
+
+
+def _enter(nest: Nest, node: Load | Store | Address, inline: Inline, numbers: dict[int, int], own: set[int]) -> None:
+    scope = node.buffer.scope
+    stored = isinstance(node, Store)
+    if scope in ("local", "var"):
+        nest.uniform |= stored and id(node.buffer) not in own
+        return
+    indices: tuple[Expr, ...] = tuple(inline(i) for i in node.indices)
+    use = Use(node.buffer, indices, tuple(index_of(i, numbers) for i in indices), stored)
+    if scope == "fragment":
+        nest.fragments.append(use)
+    else:
+        nest.memory.append(use)
+
+
+def mentions(nodes: Sequence[Node], symbols: set[int]) -> bool:
+    """Whether one of the symbols (by identity) occurs in the nodes."""
+    return any(id(n) in symbols for node in nodes for n in walk(node))
