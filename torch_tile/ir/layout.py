@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..diagnostics import InternalError
+from .banks import passes
 
 if TYPE_CHECKING:
     from .bounds import Ranges
@@ -100,6 +101,13 @@ class Layout:
             return 1
         size = digits[-1].size
         return size if self.swizzle is None else math.gcd(size, 1 << self.swizzle.base)
+
+    def conflicts(self, lanes: Sequence[Sequence[int]], bits: int, width: int = 0) -> int:
+        """Passes that one access of a warp takes (1 is free of bank conflicts).
+
+        Lane `k` touches `width` bytes (default: one element of `bits` bits) from the element `lanes[k]` on.
+        """
+        return passes([self.apply(index)["m"] * bits // 8 for index in lanes], width or max(1, bits // 8))
 
     # Equality up to the form.
 
@@ -210,7 +218,7 @@ def _compact(dims: Dims, axis: str) -> Dims:
     """The same order along `axis` without holes."""
     strides: dict[int, int] = {}
     total = 1
-    for d in sorted((d for digits in dims for d in digits if d.axis == axis), key=lambda d: d.stride):
+    for d in sorted((d for digits in dims for d in digits if d.axis == axis and d.size > 1), key=lambda d: d.stride):
         strides[d.stride] = total
         total *= d.size
     return tuple(
@@ -293,14 +301,11 @@ def _partition(counts: tuple[int, ...], threads: int, last: bool) -> tuple[tuple
     *outer, n = counts
     divisors = [t for t in range(1, threads + 1) if threads % t == 0]
     widest = max(t for t in divisors if t <= max(n, 1))
-    if not outer:
-        options = [(t, (-(-n // t), -(-n // t) * t), (t,)) for t in divisors]
-    else:
-        options = []
-        for t in divisors:
-            (steps, padded), lanes = _partition(tuple(outer), threads // t, False)
-            mine = -(-n // t)
-            options.append((t, (steps * mine, padded * mine * t), (*lanes, t)))
+    options: list[tuple[int, tuple[int, int], tuple[int, ...]]] = []
+    for t in divisors:
+        (steps, padded), lanes = _partition(tuple(outer), threads // t, False) if outer else ((1, 1), ())
+        mine = -(-n // t)
+        options.append((t, (steps * mine, padded * mine * t), (*lanes, t)))
     allowed = [o for o in options if not last or o[0] >= min(widest, 8)]  # eight vectors of 16 bytes are a cache line
     best = min(allowed, key=lambda o: (o[1], -o[0]))
     return best[1], best[2]

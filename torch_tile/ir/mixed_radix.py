@@ -87,7 +87,8 @@ class MixedRadix:
             return self.of(e.a).scaled(-1)
         if isinstance(e, Binary) and e.dtype in EXACT and (found := self._binary(e)) is not None:
             return found
-        return Digits((Term(1, e),))
+        known = self.ranges.interval(e) if self.ranges is not None else Interval()
+        return Digits((), int(known.low)) if known.is_point else Digits((Term(1, e),))
 
     def _binary(self, e: Binary) -> Digits | None:
         if e.op in ("+", "-"):
@@ -150,19 +151,20 @@ class MixedRadix:
         if d == 1:
             return sum_
         terms = [part for term in sum_.terms for part in self._split(term, d)]
-        high = tuple(replace(t, factor=t.factor // d) for t in terms if t.factor % d == 0)
-        low = Digits(_collected(t for t in terms if t.factor % d), sum_.constant % d)
-        result = Digits(_collected(high), sum_.constant // d)
-        if self.interval(low).within(Interval(0, d - 1)):
-            return result
-        if not high:  # undo the splits
-            low = Digits(sum_.terms, low.constant)
+        high, low = _parted(terms, d)
+        carry = Digits(low, sum_.constant % d)
+        if self.interval(carry).within(Interval(0, d - 1)):
+            return Digits(high, sum_.constant // d)
+        high, low = _parted(sum_.terms, d)  # splitting gained nothing
+        return Digits(high, sum_.constant // d) + self._opaque_quotient(Digits(low, sum_.constant % d), d)
+
+    def _opaque_quotient(self, low: Digits, d: int) -> Digits:
         if len(low.terms) == 1 and low.constant == 0 and low.terms[0].factor == 1:
             (t,) = low.terms
             if t.modulus is None or t.modulus % d == 0:
                 modulus = None if t.modulus is None else t.modulus // d
-                return result + Digits((Term(1, t.atom, t.divisor * d, modulus, _ceil(t.limit, d)),))
-        return result + Digits((Term(1, low.expr(), d, None),))
+                return Digits((Term(1, t.atom, t.divisor * d, modulus, _ceil(t.limit, d)),))
+        return Digits((Term(1, low.expr(), d, None),))
 
     def _remainder(self, sum_: Digits, m: int) -> Digits:
         terms = [t for t in sum_.terms if t.factor % m]
@@ -222,6 +224,13 @@ def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:
         kept[kept.index(low)] = Term(low.factor, low.atom, low.divisor, modulus, limit)
         kept.remove(high)
     return tuple(kept)
+
+
+def _parted(terms: Iterable[Term], d: int) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+    """The multiples of `d`, divided by it, and the other terms."""
+    terms = tuple(terms)
+    high = (replace(t, factor=t.factor // d) for t in terms if t.factor % d == 0)
+    return _collected(high), _collected(t for t in terms if t.factor % d)
 
 
 def _neighbours(terms: list[Term]) -> tuple[Term, Term] | None:
