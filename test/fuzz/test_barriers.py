@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random statements of threads on shared memory: with the barriers that insert_sync adds, nothing is out of order.
+
+TORCH_TILE_FUZZ=10000 runs that many programs instead of 300, TORCH_TILE_FUZZ_SEED=n starts from a given seed.
+"""
+
+import os
+import random
+
+import pytest
+import torch
+
+from torch_tile.build import Build
+from torch_tile.interp.threads import run_threads
+from torch_tile.intrinsics import memory as tm
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Load, Var, cast, const, select
+from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Program, Store
+from torch_tile.ir.verify import Stage, verify
+from torch_tile.lowering.flatten import flatten
+from torch_tile.lowering.insert_sync import insert_sync
+from torch_tile.lowering.place_shared import place_shared
+from torch_tile.target import Target
+
+COUNT = int(os.environ.get("TORCH_TILE_FUZZ", "300"))
+THREADS = 64
+
+
+class Threads:
+    """A random program of stage THREAD: stores, loads and asynchronous copies of versions of shared tiles in loops."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.t, self.count = Var("t", dt.int32, "thread"), 0
+        n = const(4 * THREADS, dt.int32)
+        self.x = Buffer("x", (n,), dt.float32, "global", None, "param")
+        self.y = Buffer("y", (n,), dt.float32, "global", None, "param")
+        self.total = Buffer("total", (), dt.float32, "var")
+        versions = [self.pick(1, 2, 3) for _ in range(self.pick(1, 2, 3))]
+        sizes = [(const(v, dt.int32), const(THREADS, dt.int32)) for v in versions]
+        self.tiles = [Buffer(f"s{k}", size, dt.float32, "shared") for k, size in enumerate(sizes)]
+        self.loops = []
+
+    def pick(self, *options):
+        return self.random.choice(options)
+
+    def program(self):
+        """Every tile is written first; what is read is added up and written in the end."""
+        first = [Alloc(self.total, const(0.0, dt.float32)), *map(Alloc, self.tiles)]
+        for tile in self.tiles:
+            for v in range(tile.shape[0].value):
+                first.append(Store(tile, (const(v, dt.int32), self.t), self.input()))
+        last = Store(self.y, (self.t,), Load(self.total, ()))
+        body = Block((*first, *self.block(0), Do(tm.cp_async_wait(0).call), last))
+        kernel = Kernel((const(1, dt.int32),), (Var("bx", dt.int32, "block"),), (THREADS,), body, None, self.t)
+        return Program("made", (self.x, self.y), (kernel,), (), ())
+
+    def input(self):
+        return Load(self.x, (self.t + self.pick(0, 1, 5, THREADS),))
+
+    def version(self, tile):
+        """Which version of a tile: a number, or one that turns with a loop."""
+        n = tile.shape[0].value
+        if n == 1 or not self.loops or self.random.random() < 0.3:
+            return const(self.random.randrange(n), dt.int32)
+        return (self.pick(*self.loops) + self.random.randrange(2 * n)) % n
+
+    def place(self):
+        """Which element a thread touches; a permutation of the threads or not."""
+        t = self.t
+        return self.pick(
+            t, t, t, t ^ 1, t ^ 33, THREADS - 1 - t, (t + 1) % THREADS, t // 32 * 32 + (t + 1) % 32, t // 2
+        )
+
+    def block(self, depth):
+        made = []
+        for _ in range(self.random.randint(1, 4)):
+            kinds = [self.load, self.load, self.store, self.copy, self.wait] + ([self.loop, self.branch] * (depth < 2))
+            made += self.pick(*kinds)(depth)
+        return made
+
+    def load(self, depth):
+        tile = self.pick(*self.tiles)
+        value = Load(tile, (self.version(tile), self.place()))
+        if self.random.random() < 0.3:
+            return [Store(self.y, (self.t + THREADS,), value)]
+        return [Store(self.total, (), Load(self.total, ()) + value)]
+
+    def store(self, depth):
+        tile = self.pick(*self.tiles)
+        place = self.place()
+        if self.random.random() < 0.2:
+            place, value = const(3, dt.int32), cast(const(1, dt.int32), dt.float32)  # all threads write the same
+            return [If(self.t == 0, Block((Store(tile, (self.version(tile), place), value),)), Block(()))]
+        half = place is not None and "//" in repr(place)
+        store = Store(tile, (self.version(tile), place), self.input())
+        return [If(self.t % 2 == 0, Block((store,)), Block(()))] if half else [store]
+
+    def copy(self, depth):
+        tile = self.pick(*self.tiles)
+        source = Address(self.x, (self.t,))
+        start = tm.cp_async(Address(tile, (self.version(tile), self.t)), source, const(4, dt.int32), 4)
+        return [start, tm.cp_async_commit(), tm.cp_async_wait(0)]
+
+    def wait(self, depth):
+        return [tm.cp_async_commit(), tm.cp_async_wait(self.pick(0, 1))]
+
+    def loop(self, depth):
+        self.count += 1
+        var = Var(f"k{self.count}", dt.int32, "loop")
+        self.loops.append(var)
+        body = Block(tuple(self.block(depth + 1)))
+        self.loops.pop()
+        stop = const(self.pick(1, 2, 3, 5), dt.int32)
+        return [For(LoopKind.SERIAL, (var,), (const(0, dt.int32),), (stop,), body)]
+
+    def branch(self, depth):
+        loop = self.pick(*self.loops) if self.loops else const(1, dt.int32)
+        condition = select(loop > 0, loop % 2, 1) == self.pick(0, 1)
+        other = Block(tuple(self.block(2))) if self.random.random() < 0.3 else Block(())
+        return [If(condition, Block(tuple(self.block(depth + 1))), other)]
+
+
+def lowered(program):
+    """With places, barriers and flat buffers."""
+    build = Build(Target.of("cuda:sm_80"))
+    verify(program, Stage.THREAD)
+    flat = flatten(insert_sync(place_shared(program, build), build))
+    verify(flat, Stage.FLAT)
+    return flat
+
+
+def findings_of(flat):
+    tensors = [torch.randn(4 * THREADS) for _ in flat.params]
+    return run_threads(flat, {id(p): t for p, t in zip(flat.params, tensors, strict=True)}, {})
+
+
+@pytest.mark.slow
+def test_barriers_order_random_threads(seed):
+    first = int(os.environ.get("TORCH_TILE_FUZZ_SEED", seed))
+    for number in range(first, first + COUNT):
+        flat = lowered(Threads(number).program())
+        findings = findings_of(flat)
+        text = f"TORCH_TILE_FUZZ_SEED={number} TORCH_TILE_FUZZ=1: {findings.report()}\n{flat!r}"
+        assert not findings, text
