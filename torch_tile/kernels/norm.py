@@ -6,6 +6,7 @@ Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,19 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import as_rows, compute_dtype, has_kernels, power_of_two, strided
+from torch_tile.kernels.common import (
+    Machine,
+    as_rows,
+    compute_dtype,
+    dynamic,
+    has_kernels,
+    machine_of,
+    strided,
+    vector_of,
+)
 from torch_tile.kernels.epilogue import torch_functions
 from torch_tile.kernels.epilogue_tile import activate
+from torch_tile.kernels.row_tiles import Config, config_for
 
 
 def rms_norm_dtype(x: torch.dtype, weight: torch.dtype | None, cast_first: bool) -> torch.dtype:
@@ -76,16 +87,6 @@ def layer_norm_reference(
 
 
 @dataclass(frozen=True)
-class Config:
-    """Tiles of `rows` rows by `width` elements. With `whole`, no row is longer than a tile, so each is read once."""
-
-    rows: int
-    width: int
-    whole: bool
-    threads: int = 128
-
-
-@dataclass(frozen=True)
 class RmsForm:
     """What an RMS norm is compiled for, besides its `Config`."""
 
@@ -136,10 +137,10 @@ def rms_norm_rows(config: Config, form: RmsForm) -> Any:
     rows, width = config.rows, config.width
     compute = compute_dtype(form.dtype)
     out_dtype = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
-    m, n = T.dynamic("m, n")
-    row_type = strided("x", (m, n), form.dtype)
+    m, n = T.dynamic("m"), dynamic("n", config.vector)
+    row_type, residual = (strided(name, (m, n), form.dtype, multiple=config.vector) for name in ("x", "residual"))
     weights = [] if form.weight is None else [T.Tensor((n,), form.weight)]
-    extras = [strided("residual", (m, n), form.dtype), T.Tensor((m, n), form.dtype)] if form.residual else []
+    extras = [residual, T.Tensor((m, n), form.dtype)] if form.residual else []
 
     @T.prim_func
     def rms_norm(
@@ -155,6 +156,8 @@ def rms_norm_rows(config: Config, form: RmsForm) -> Any:
             squares = T.alloc_fragment((rows, width), compute)
             total = T.alloc_fragment((rows,), compute)
             scale = T.alloc_fragment((rows,), compute)
+            if config.lanes:
+                T.annotate_layout({tile: config.layout})
             T.clear(total)
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                 load_sum(form, x, operands, tile, bx * rows, step * width)
@@ -182,12 +185,12 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
     """Layer norm of `[m, n]`, by tiles of rows: mean, then variance about it, then the result."""
     rows, width = config.rows, config.width
     compute = compute_dtype(dtype)
-    m, n = T.dynamic("m, n")
+    m, n = T.dynamic("m"), dynamic("n", config.vector)
     factors = [T.Tensor((n,), t) for t in (weight, bias) if t is not None]
 
     @T.prim_func
     def layer_norm(
-        x: strided("x", (m, n), dtype),
+        x: strided("x", (m, n), dtype, multiple=config.vector),
         *operands: factors,
         y: T.Tensor((m, n), dtype),
         mean: T.Tensor((m,), compute),
@@ -200,6 +203,8 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
             total = T.alloc_fragment((rows,), compute)
             centre = T.alloc_fragment((rows,), compute)
             scale = T.alloc_fragment((rows,), compute)
+            if config.lanes:
+                T.annotate_layout({tile: config.layout})
 
             T.clear(total)
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
@@ -234,12 +239,6 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
     return layer_norm
 
 
-def config_for(n: int) -> Config:
-    """The cut for the CPU: tiles of at most 32 KiB, which stay in the first-level cache; short rows several at once."""
-    width = min(max(64, power_of_two(n)), 8192)
-    return Config(rows=max(1, min(16, 1024 // width)), width=width, whole=n <= width)
-
-
 def rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None = None,
@@ -264,7 +263,9 @@ def rms_norm(
     operands = [] if weight is None else [weight.contiguous()]
     if residual is not None and both is not None:
         operands += [as_rows(residual), both.view(rows.shape)]
-    kernel = rms_norm_rows(config or config_for(rows.shape[1]), form)
+    machine = machine_of(x)
+    config = config or _config_for((rows, *operands, y.view(rows.shape)), machine)
+    kernel = machine.kernel(rms_norm_rows)(config, form)
     kernel(rows, *operands, y.view(rows.shape), rstd, float(eps), float(weight_offset))
     return y, rstd, both
 
@@ -284,6 +285,14 @@ def layer_norm(
     mean, rstd = (torch.empty(rows.shape[0], dtype=compute_dtype(x.dtype), device=x.device) for _ in range(2))
     operands = [t.contiguous() for t in (weight, bias) if t is not None]
     dtypes = [None if t is None else t.dtype for t in (weight, bias)]
-    kernel = layer_norm_rows(config or config_for(rows.shape[1]), x.dtype, *dtypes)
+    machine = machine_of(x)
+    config = config or _config_for((rows, *operands, y.view(rows.shape)), machine)
+    kernel = machine.kernel(layer_norm_rows)(config, x.dtype, *dtypes)
     kernel(rows, *operands, y.view(rows.shape), mean, rstd, float(eps))
     return y, mean, rstd
+
+
+def _config_for(operands: Sequence[torch.Tensor], machine: Machine) -> Config:
+    """The cut for operands of which the first is `[m, n]`."""
+    n = operands[0].shape[-1]
+    return config_for(n, vector_of(operands, (n,)) if machine.is_gpu else 1, machine)

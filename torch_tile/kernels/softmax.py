@@ -7,14 +7,14 @@ Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and re
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import compute_dtype, has_kernels, is_unit, power_of_two, strided
+from torch_tile.kernels.common import compute_dtype, dynamic, has_kernels, is_unit, machine_of, strided, vector_of
+from torch_tile.kernels.row_tiles import Config, config_for
 
 
 def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -24,26 +24,19 @@ def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) 
     return torch.softmax(x.to(compute), dim).to(dtype).contiguous()
 
 
-@dataclass(frozen=True)
-class Config:
-    """Tiles of `rows` rows by `width` elements. With `whole`, no row is longer than a tile, so each is read once."""
-
-    rows: int
-    width: int
-    whole: bool
-    threads: int = 128
-
-
 @jit
 def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, unit: bool) -> Any:
     """`out[o, i, :] = softmax(x[o, i, :])`; rows are dense in both tensors with `unit`, else have any stride."""
     compute = compute_dtype(torch.promote_types(dtype, out_dtype))
     rows, width = config.rows, config.width
-    outer, inner, n = T.dynamic("outer, inner, n")
+    outer, inner = T.dynamic("outer, inner")
+    n = dynamic("n", config.vector)
     shape = (outer, inner, n)
+    x_type = strided("x", shape, dtype, unit, config.vector)
+    out_type = strided("out", shape, out_dtype, unit, config.vector)
 
     @T.prim_func
-    def softmax(x: strided("x", shape, dtype, unit), out: strided("out", shape, out_dtype, unit)):
+    def softmax(x: x_type, out: out_type):
         with T.Kernel(T.ceildiv(inner, rows), outer, threads=config.threads) as (bx, by):
             tile = T.alloc_fragment((rows, width), compute)
             peak = T.alloc_fragment((rows,), compute)
@@ -51,6 +44,8 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
             base = T.alloc_fragment((rows,), compute)
             total = T.alloc_fragment((rows,), compute)
             tile_total = T.alloc_fragment((rows,), compute)
+            if config.lanes:
+                T.annotate_layout({tile: config.layout})
             T.fill(peak, -T.infinity(compute))
             T.clear(total)
 
@@ -81,12 +76,6 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
     return softmax
 
 
-def config_for(n: int) -> Config:
-    """The cut for the CPU: tiles of at most 32 KiB, which stay in the first-level cache; short rows several at once."""
-    width = min(max(64, power_of_two(n)), 8192)
-    return Config(rows=max(1, min(16, 1024 // width)), width=width, whole=n <= width)
-
-
 def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """See `reference`."""
     if not has_kernels(x):
@@ -107,8 +96,10 @@ def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = No
     source = _as_outer_inner_n(x.contiguous(), dim) if source is None else source
     assert source is not None and target is not None  # contiguous tensors have such views
     unit = is_unit(source) and is_unit(target)
-    config = config or config_for(source.shape[-1])
-    softmax_rows(config, x.dtype, out.dtype, unit)(source, target)
+    machine, n = machine_of(x), source.shape[-1]
+    vector = vector_of((source, target), (n,)) if machine.is_gpu and unit else 1
+    config = config or config_for(n, vector, machine)
+    machine.kernel(softmax_rows)(config, x.dtype, out.dtype, unit)(source, target)
 
 
 def _as_outer_inner_n(x: torch.Tensor, dim: int) -> torch.Tensor | None:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How rows are cut into tiles by the kernels that work along one dimension: norms and softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_tile.ir.layout import Digit, Layout
+from torch_tile.kernels.common import Machine, power_of_two
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tiles of `rows` rows by `width` elements. With `whole`, no row is longer than a tile, so each is read once.
+
+    For GPUs: `lanes` neighbouring threads share a row, each taking `vector` elements at a time; rows of all operands
+    start at multiples of `vector` elements.
+    """
+
+    rows: int
+    width: int
+    whole: bool
+    threads: int = 128
+    lanes: int = 0
+    vector: int = 1
+
+    @property
+    def layout(self) -> Layout:
+        """Where a tile's elements lie: a row in as few threads as possible, so that reductions are short."""
+        at_once = self.threads // self.lanes
+        steps, pieces = self.rows // at_once, self.width // (self.vector * self.lanes)
+        per_row = pieces * self.vector
+        rows = (Digit(steps, per_row, "r"), Digit(at_once, self.lanes, "t"))
+        return Layout((rows, (Digit(pieces, self.vector, "r"), Digit(self.lanes, 1, "t"), Digit(self.vector, 1, "r"))))
+
+
+def config_for(n: int, vector: int, machine: Machine) -> Config:
+    """The cut of rows of `n` elements, whose starts are multiples of `vector` elements."""
+    return _gpu_config(n, vector) if machine.is_gpu else _cpu_config(n)
+
+
+def _cpu_config(n: int) -> Config:
+    """Tiles of at most 32 KiB, which stay in the first-level cache; short rows several at once."""
+    width = min(max(64, power_of_two(n)), 8192)
+    return Config(rows=max(1, min(16, 1024 // width)), width=width, whole=n <= width)
+
+
+def _gpu_config(n: int, vector: int) -> Config:
+    """A row in registers, about 32 elements to a thread and at most 64; longer rows are read piece by piece."""
+    pieces = -(-n // vector)
+    threads = next((t for t in (128, 256, 512) if n <= 32 * t), 512)
+    wanted = pieces // 4 if vector > 1 else pieces // 16
+    lanes = min(threads, max(1, power_of_two(wanted + 1) // 2))
+    whole = n <= 64 * threads
+    width = -(-pieces // lanes) * lanes * vector if whole else 32 * threads
+    lanes = lanes if whole else threads
+    return Config(threads // lanes, width, whole, threads, lanes, vector)
