@@ -165,11 +165,12 @@ class _Loop:
         buffer = access.buffer
         if buffer.scope == "var" or not access.indices:
             return 1
-        last = simplify(access.indices[-1], self.known.ranges)
-        if any(_mentions(i, self.var) for i in access.indices[:-1]):
+        *others, last = (simplify(i, self.known.ranges) for i in access.indices)
+        if any(_mentions(i, self.var) for i in others):
             return 1
         start = self.at_start(access)
-        if not equal(simplify(binary("-", last, start.indices[-1]), self.known.ranges), self.var):
+        ahead = _WithoutRemainders()(binary("-", last, start.indices[-1]))
+        if not equal(simplify(ahead, self.known.ranges), self.var):
             return 1
         width = math.gcd(self.count, WIDEST // buffer.dtype.itemsize, 1 << 10)
         while width > 1 and not self.is_aligned(start, width):
@@ -217,6 +218,16 @@ class _Loads(Rewriter):
         b = self(node.b)
         self.protected = outer
         return node if a is node.a and b is node.b else replace(node, a=a, b=b)
+
+
+class _WithoutRemainders(Rewriter):
+    """`x % c` as `x - x // c * c`: floor divisions show that they stay the same from step to step."""
+
+    def Binary(self, node: Binary) -> Expr:
+        new = self.children(node)
+        if new.op != "%" or not isinstance(new.b, Const) or not new.dtype.is_integer:
+            return new
+        return binary("-", new.a, binary("*", binary("//", new.a, new.b), new.b))
 
 
 def aligned_run(layout: Layout) -> int:
