@@ -44,6 +44,15 @@ def test_the_newest_of_a_folder(monkeypatch, tmp_path):
     assert find_nvrtc().path.name == "libnvrtc.so.13"
 
 
+@pytest.mark.parametrize(("version", "wanted"), [("12.8", 12), ("13.0", 13), (None, 13)])
+def test_of_several_the_one_of_torch(version, wanted, monkeypatch, tmp_path):
+    make(tmp_path / "nvidia/cuda_nvrtc/lib", "libnvrtc.so.12")
+    make(tmp_path / "nvidia/cu13/lib", "libnvrtc.so.13")
+    packages(monkeypatch, nvidia=tmp_path / "nvidia")
+    monkeypatch.setattr("torch.version.cuda", version)
+    assert find_nvrtc().path.name == f"libnvrtc.so.{wanted}"
+
+
 def test_torch_may_rename_its_copy(monkeypatch, tmp_path):
     make(tmp_path / "torch/lib", "libnvrtc-672ee683.so.12", "libnvrtc-builtins.so.12.6", "libtorch.so")
     packages(monkeypatch, torch=tmp_path / "torch")

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,15 +66,21 @@ def _places() -> Iterator[Path]:
         if not path.exists():
             raise NoNvrtcError(f"TORCH_TILE_NVRTC names {path}, which does not exist")
         yield path
-    for root in _packages("nvidia"):  # a namespace package: one folder in each site-packages
-        yield root / "cuda_nvrtc" / "lib"
-        yield from (root / f"cu{major}" / "lib" for major in MAJORS)
+    wheels = {12: "cuda_nvrtc/lib", 13: "cu13/lib"}
+    for major in sorted(MAJORS, key=lambda each: each != _torch_major()):  # torch's own, if there are several
+        yield from (root / wheels[major] for root in _packages("nvidia"))  # a folder in each site-packages
     yield from (root / "lib" for root in _packages("torch"))
     for name in ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"):
         if os.environ.get(name):
             yield from (Path(os.environ[name]) / sub for sub in ("lib64", "lib", "targets/x86_64-linux/lib"))
     yield Path("/usr/local/cuda/lib64")
     yield from sorted(Path("/usr/local").glob("cuda-*/lib64"), reverse=True)
+
+
+def _torch_major() -> int:
+    """The CUDA version that the torch in use is built for, which its driver runs for sure; 0 if it has none."""
+    version = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    return int(str(version).split(".")[0]) if version else 0
 
 
 def _packages(name: str) -> list[Path]:
