@@ -113,3 +113,110 @@ def test_reductions_of_global_memory_stop_at_its_edges():
     x, out = torch.randn(3, 5), torch.empty(3)
     torch_tile.compile(kernel)(x, out)
     torch.testing.assert_close(out, x.sum(1))
+
+
+def wide(dst, src, size):
+    return T.evaluate(T.call("vector_copy", T.address_of(dst), T.address_of(src), options=(size,)))
+
+
+def test_wide_copies_inside_or_outside_as_a_whole(becomes):
+    """Rows are a multiple of the vector and it starts at one: nothing but the first element needs to be looked at."""
+    m, n = T.dynamic("m"), T.dynamic("n", multiple_of=8)
+
+    @T.prim_func
+    def before(x: T.Tensor((m, n), "float16")):
+        with T.Kernel(1) as _:
+            r = T.alloc_local((8,), "float16")
+            for k in T.serial(4):
+                wide(r[0], x[k, k * 8], 16)
+                wide(x[k, k * 8], r[0], 16)
+
+    @T.prim_func
+    def after(x: T.Tensor((m, n), "float16")):
+        with T.Kernel(1) as _:
+            r = T.alloc_local((8,), "float16")
+            for k in T.serial(4):
+                if k < m and k * 8 < n:
+                    wide(r[0], x[k, k * 8], 16)
+                else:
+                    for element in T.unroll(8):
+                        r[element] = T.float16(0)
+                if k < m and k * 8 < n:
+                    wide(x[k, k * 8], r[0], 16)
+
+    becomes(guard_bounds, before, after)
+
+
+def test_wide_copies_that_may_lie_across_an_edge(becomes):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def before(x: T.Tensor((n,), "float32")):
+        with T.Kernel(1) as _:
+            r = T.alloc_local((4,), "float32")
+            for k in T.serial(4):
+                wide(r[0], x[k * 4], 16)
+                wide(x[k * 4], r[0], 16)
+
+    @T.prim_func
+    def after(x: T.Tensor((n,), "float32")):
+        with T.Kernel(1) as _:
+            r = T.alloc_local((4,), "float32")
+            for k in T.serial(4):
+                if k * 4 + 3 < n:
+                    wide(r[0], x[k * 4], 16)
+                else:
+                    for element in T.unroll(4):
+                        r[element] = T.if_then_else(k * 4 + element < n, x[k * 4 + element], 0.0)
+                if k * 4 + 3 < n:
+                    wide(x[k * 4], r[0], 16)
+                else:
+                    for element in T.unroll(4):
+                        if k * 4 + element < n:
+                            x[k * 4 + element] = r[element]
+
+    becomes(guard_bounds, before, after)
+
+
+def test_asynchronous_copies_have_fewer_valid_bytes(becomes):
+    m, n = T.dynamic("m, n")
+
+    def start(dst, src, valid):
+        return T.evaluate(T.call("cp_async", T.address_of(dst), T.address_of(src), valid, options=(16,)))
+
+    @T.prim_func
+    def before(x: T.Tensor((m, 64), "float16"), y: T.Tensor((n,), "float16")):
+        with T.Kernel(1) as _:
+            s = T.alloc_shared((8, 8), "float16")
+            for i in T.serial(8):
+                start(s[i, 0], x[i, 8], T.int32(16))
+                start(s[i, 0], x[i, i * 8], T.int32(16))
+                start(s[i, 0], y[i * 8], T.int32(16))
+
+    @T.prim_func
+    def after(x: T.Tensor((m, 64), "float16"), y: T.Tensor((n,), "float16")):
+        with T.Kernel(1) as _:
+            s = T.alloc_shared((8, 8), "float16")
+            for i in T.serial(8):
+                start(s[i, 0], x[i, 8], T.if_then_else(i < m, T.int32(16), 0))
+                start(s[i, 0], x[i, i * 8], T.if_then_else(i < m, T.int32(16), 0))
+                start(s[i, 0], y[i * 8], T.if_then_else(i * 8 < n, T.min(T.int32(16), (n - i * 8) * 2), 0))
+
+    becomes(guard_bounds, before, after, again=False)
+
+
+def test_atomics_whose_result_is_used(becomes):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def before(x: T.Tensor((n,), "int32")):
+        with T.Kernel(4) as b:
+            x[b] = T.call("atomic", T.address_of(x[b]), T.int32(1), options=("add",))
+
+    @T.prim_func
+    def after(x: T.Tensor((n,), "int32")):
+        with T.Kernel(4) as b:
+            if b < n:
+                x[b] = T.if_then_else(b < n, T.call("atomic", T.address_of(x[b]), T.int32(1), options=("add",)), 0)
+
+    becomes(guard_bounds, before, after, again=False)

@@ -141,7 +141,7 @@ def _global(call: Call) -> Address | None:
 
 def _at(address: Expr, step: Var) -> Address:
     assert isinstance(address, Address)
-    return replace(address, indices=(*address.indices[:-1], binary("+", address.indices[-1], step)))
+    return replace(address, indices=(*address.indices[:-1], simplify(binary("+", address.indices[-1], step))))
 
 
 def _cleared(call: Call, count: int) -> Stmt:
