@@ -11,7 +11,7 @@ is left.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import groupby
 
@@ -27,7 +27,8 @@ from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopK
 from ..tileop.copy import Copy
 from ..tileop.copy_async import AsyncCopy
 from .instance import Instance
-from .pipeline_plan import Move, Path, Plan, first_access, leaves, plan_copies, reads_of
+from .pipeline_plan import Path, first_access, leaves, plan_copies, reads_of
+from .pipeline_schedule import Item, Schedule, schedule_by_hand, usual_schedule
 
 
 def pipeline_loops(program: Program, build: Build) -> Program:
@@ -62,24 +63,39 @@ class _Pipeline(Rewriter):
         """A pipelined loop whose inner loops are plain."""
         name = f"T.Pipelined(num_stages={loop.stages})"
         plain = replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
-        if loop.stages < 2:
+        if loop.stages < 2 and max(loop.stage, default=0) < 1:
             self.build.note(loop.span, name, "a plain loop")
             return plain
         if any(isinstance(leaf.node, Break | Continue) for leaf in leaves(loop.body)):
             self.build.note(loop.span, name, "a plain loop", "`break` or `continue` decides which copies are needed")
             return plain
+        schedule = self._schedule(loop, name)
+        if schedule is None:
+            return plain
+        self.replaced |= {id(b) for b in schedule.staged}
+        made = _Stages(plain, schedule)
+        escaping = [b for b in schedule.staged if self._is_read_later(b)]
+        return Block((*made.allocs(), made.prologue(), made.loop(), *made.last_versions(escaping)), span=loop.span)
+
+    def _schedule(self, loop: For, name: str) -> Schedule | None:
+        """What runs when, with its report; None for a plain loop."""
         plan = plan_copies(loop)
         for copy, why in plan.refused:
             self.build.note(copy.span, "T.copy", f"a copy within its iteration, no stage of {name}", why)
-        if not plan.moves:
-            why = "" if plan.refused else "no copy from global to shared memory"
-            self.build.note(loop.span, name, "a plain loop", why)
-            return plain
-        made = _Stages(plain, plan, _items(loop.body, plan, loop.stages), loop.stages)
-        self.replaced |= {id(b) for b in plan.staged}
-        self._report(loop, name, plan)
-        escaping = [b for b in plan.staged if self._is_read_later(b)]
-        return Block((*made.allocs(), made.prologue(), made.loop(), *made.last_versions(escaping)), span=loop.span)
+        why = ""
+        if loop.stage:
+            by_hand = schedule_by_hand(loop, plan)
+            if isinstance(by_hand, Schedule):
+                self.build.note(loop.span, name, f"the schedule given, {_described(by_hand)}")
+                return by_hand
+            why = by_hand
+        if not plan.moves or loop.stages < 2:
+            missing = "" if plan.refused else "no copy from global to shared memory"
+            self.build.note(loop.span, name, "a plain loop", why or missing)
+            return None
+        usual = usual_schedule(loop.body, plan, loop.stages)
+        self.build.note(loop.span, name, _described(usual), why)
+        return usual
 
     def _is_read_later(self, tile: Buffer) -> bool:
         """Whether what the loop leaves in a tile may be read after it."""
@@ -88,12 +104,6 @@ class _Pipeline(Rewriter):
             if found != "none":
                 return found == "read"
         return False
-
-    def _report(self, loop: For, name: str, plan: Plan) -> None:
-        count, names = len(plan.moves), ", ".join(b.name for b in plan.staged)
-        what = f"{count} {'copy' if count == 1 else 'copies'} {loop.stages - 1} ahead"
-        waits = f"{len(plan.groups)} {'wait' if len(plan.groups) == 1 else 'waits'} a step"
-        self.build.note(loop.span, name, f"{what}, {waits}, {loop.stages} versions of {names}")
 
     def For(self, loop: For) -> Stmt:
         self.later.insert(0, loop.body.stmts)  # the next iteration
@@ -113,13 +123,12 @@ class _Drop(Rewriter):
         return Block(()) if id(node.buffer) in self.dead else node
 
 
-@dataclass(frozen=True)
-class Item:
-    """A part of a step: a group of copies, or a statement (with the names that it needs), `ahead` iterations ahead."""
-
-    ahead: int
-    moves: tuple[Move, ...] = ()
-    group: int | None = None
+def _described(schedule: Schedule) -> str:
+    groups = [item for item in schedule.items if item.is_group]
+    parts = [f"{len(g.moves)} {'copy' if len(g.moves) == 1 else 'copies'} {g.ahead} ahead" for g in groups]
+    versions = [f"{schedule.versions[id(b)]} versions of {b.name}" for b in schedule.staged]
+    later = [f"{item.ahead} ahead" for item in schedule.items if item.ahead and not item.is_group]
+    return "; ".join([*parts, *(["statements " + ", ".join(later)] if later else []), ", ".join(versions)])
 
 
 class _Stages:
@@ -129,18 +138,18 @@ class _Stages:
     `ahead` is number `(a - ahead) * groups + g`, relative to the step's first commit.
     """
 
-    def __init__(self, loop: For, plan: Plan, items: Sequence[Item], versions: int):
-        self.source, self.items, self.versions = loop, items, versions
-        self.tiles = {id(b): _versions_of(b, versions) for b in plan.staged}
-        self.depth = max(item.ahead for item in items)
-        self.groups = {item.group: item.ahead for item in items if item.group is not None}
-        self.group_of = {
-            id(m.stmt.dst.buffer): g for g, group in enumerate(plan.groups) for m in group if isinstance(m.stmt, Copy)
-        }
+    def __init__(self, loop: For, schedule: Schedule):
+        self.source, self.items, self.versions = loop, schedule.items, schedule.versions
+        self.tiles = {id(b): _versions_of(b, self.versions[id(b)]) for b in schedule.staged}
+        self.before = schedule.before
+        self.depth = max(item.ahead for item in self.items)
+        groups = [item for item in self.items if item.is_group]
+        self.groups = [item.ahead for item in groups]
+        self.group_of = {id(tile): g for g, item in enumerate(groups) for tile in item.tiles}
 
     def allocs(self) -> list[Stmt]:
-        """Memory for all versions."""
-        return [Alloc(tile, span=self.source.span) for tile in self.tiles.values()]
+        """Memory for all versions, and for what the parts of a step hand to each other."""
+        return [*(Alloc(tile, span=self.source.span) for tile in self.tiles.values()), *self.before]
 
     def prologue(self) -> Stmt:
         """What must have run of the first iterations when the loop begins."""
@@ -168,7 +177,7 @@ class _Stages:
     def _step(self) -> Iterator[Stmt]:
         k, arrivals = self.source.vars[0], _Arrivals()
         for n, item in enumerate(self.items):
-            if item.group is not None and not arrivals.committed:
+            if item.is_group and not arrivals.committed:
                 # The first wait comes before the first copies: the barrier after it also frees their versions.
                 needs = (need for later in self.items[n:] for need in self._needs(later) if need < 0)
                 yield from arrivals.need(next(needs, None))
@@ -177,19 +186,20 @@ class _Stages:
     def _part(self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals) -> Iterator[Stmt]:
         """One part of a step for `iteration`, if the loop has it."""
         guards = [*begun, iteration < self.source.stops[0]] if item.ahead else []
-        instance = self._instance(iteration, fresh=item.ahead > 0)
-        if item.group is not None:
+        named_again = any(m.path for m in item.moves)
+        instance = self._instance(iteration, fresh=item.ahead > 0 or named_again)
+        if item.is_group:
             body = _nested([(m.path, _started(m.stmt)) for m in item.moves])
         else:
             body = _nested([(m.path, self._awaited(m.stmt, item.ahead, arrivals)) for m in item.moves])
         yield from _under(guards, instance(Block(tuple(body))), self.source)
-        if item.group is not None:
+        if item.is_group:
             yield cp_async_commit()
             arrivals.committed += 1
 
     def _needs(self, item: Item) -> Iterator[int]:
         """Numbers of the groups that an item reads, in order."""
-        if item.group is None:
+        if not item.is_group:
             for move in item.moves:
                 for leaf in leaves(Block((move.stmt,))):
                     yield from self._numbers(leaf.node, item.ahead)
@@ -224,8 +234,7 @@ class _Stages:
             yield If(start < stop, Block(tuple(moves)), Block(()), span=self.source.span)
 
     def _instance(self, iteration: Expr, fresh: bool) -> Instance:
-        version = simplify(iteration % self.versions)
-        versions = {i: (tile, version) for i, tile in self.tiles.items()}
+        versions = {i: (tile, simplify(iteration % self.versions[i])) for i, tile in self.tiles.items()}
         k = self.source.vars[0]
         return Instance({} if iteration is k else {id(k): iteration}, versions, fresh)
 
@@ -246,27 +255,6 @@ class _Arrivals:
             return []
         self.arrived = number + 1
         return [cp_async_wait(self.committed - number - 1)]
-
-
-def _items(body: Block, plan: Plan, stages: int) -> list[Item]:
-    """The usual schedule: all copies `stages - 1` ahead and first, then the rest in the author's order."""
-    rest = _Without({id(m.stmt) for m in plan.moves})(body)
-    copies = [Item(stages - 1, group, g) for g, group in enumerate(plan.groups)]
-    return [*copies, *(Item(0, (Move(s, ()),)) for s in rest.stmts)]
-
-
-class _Without(Rewriter):
-    """A body without some statements, and without branches that are then empty."""
-
-    def __init__(self, gone: set[int]):
-        self.gone = gone
-
-    def Copy(self, copy: Copy) -> Stmt:
-        return Block(()) if id(copy) in self.gone else copy
-
-    def If(self, node: If) -> Stmt:
-        new = self.children(node)
-        return new if new is node or new.then.stmts or new.otherwise.stmts else Block(())
 
 
 def _nested(parts: Sequence[tuple[Path, Stmt]]) -> list[Stmt]:

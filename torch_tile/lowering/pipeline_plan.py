@@ -68,17 +68,11 @@ class Plan:
         """All copies that run ahead."""
         return [m for group in self.groups for m in group]
 
-    @property
-    def staged(self) -> list[Buffer]:
-        """The tiles that need a version for each iteration under way, in the order of their copies."""
-        tiles = [m.stmt.dst.buffer for m in self.moves if isinstance(m.stmt, Copy)]
-        return list({id(tile): tile for tile in tiles}.values())
-
 
 def plan_copies(loop: For) -> Plan:
     """What of `loop`'s body can run ahead."""
     found = list(leaves(loop.body))
-    facts = _Facts(found)
+    facts = Facts(found)
     reasons: dict[int, str] = {}  # by destination: tiles are staged as a whole
     copies = [leaf for leaf in found if _loads_tile(leaf.node)]
     for leaf in copies:
@@ -148,11 +142,20 @@ def _inner_copies(node: Node) -> Iterator[Copy]:
         yield from (n for n in walk(node) if isinstance(n, Copy) and _loads_tile(n))
 
 
-class _Facts:
+class Facts:
     """What the loop changes, and what names stand for."""
 
     def __init__(self, found: Sequence[Leaf]):
         self.written = {id(b): b for leaf in found for b in uses(leaf.node)[1]}
+        self.lets = [leaf.node for leaf in found if isinstance(leaf.node, Let)]
+
+    def why_names_change(self) -> str:
+        """Why the names of the body cannot be told for another iteration; "" if they can."""
+        for let in self.lets:
+            for node in walk(let.value):
+                if isinstance(node, Load) and id(node.buffer) in self.written:
+                    return f"`{let.var.name}` depends on `{node.buffer.name}`, which the loop writes"
+        return ""
 
     def why_not(self, leaf: Leaf, copy: Copy) -> str:
         """Why a copy cannot run before earlier iterations have ended; "" if it can."""
@@ -161,16 +164,16 @@ class _Facts:
             return f"it converts {src.dtype} to {dst.dtype} on its way"
         if id(src) in self.written:
             return f"the loop writes `{src.name}`"
-        for item in (*self.needed(leaf, copy), copy):
+        for item in (*self.needed(leaf), copy):
             value = item.condition if isinstance(item, Branch) else item.value if isinstance(item, Let) else item
             for node in walk(value):
                 if isinstance(node, Load) and id(node.buffer) in self.written:
                     return f"where it reads depends on `{node.buffer.name}`, which the loop writes"
         return ""
 
-    def needed(self, leaf: Leaf, copy: Copy) -> Path:
-        """The conditions around the copy, and the names that they and its addresses use."""
-        wanted = _names(copy)
+    def needed(self, leaf: Leaf) -> Path:
+        """The conditions around a statement, and the names that they and it use."""
+        wanted = _names(leaf.node)
         kept: list[Let | Branch] = []
         for item in reversed(leaf.path):
             if isinstance(item, Branch):
@@ -183,9 +186,9 @@ class _Facts:
         return tuple(reversed(kept))
 
     def move(self, leaf: Leaf) -> Move:
-        """The copy of a leaf that may run ahead."""
-        assert isinstance(leaf.node, Copy)
-        return Move(leaf.node, self.needed(leaf, leaf.node))
+        """A statement that may run ahead, with what it needs."""
+        assert isinstance(leaf.node, Stmt)
+        return Move(leaf.node, self.needed(leaf))
 
 
 def _names(node: Node) -> set[int]:
