@@ -37,8 +37,9 @@ class Threads:
         self.x = Buffer("x", (n,), dt.float32, "global", None, "param")
         self.y = Buffer("y", (n,), dt.float32, "global", None, "param")
         self.total = Buffer("total", (), dt.float32, "var")
+        self.pair = Buffer("pair", (const(2, dt.int32),), dt.float32, "local")
         versions = [self.pick(1, 2, 3) for _ in range(self.pick(1, 2, 3))]
-        sizes = [(const(v, dt.int32), const(THREADS, dt.int32)) for v in versions]
+        sizes = [(const(v, dt.int32), const(2 * THREADS, dt.int32)) for v in versions]
         self.tiles = [Buffer(f"s{k}", size, dt.float32, "shared") for k, size in enumerate(sizes)]
         self.loops = []
 
@@ -47,10 +48,11 @@ class Threads:
 
     def program(self):
         """Every tile is written first; what is read is added up and written in the end."""
-        first = [Alloc(self.total, const(0.0, dt.float32)), *map(Alloc, self.tiles)]
+        first = [Alloc(self.total, const(0.0, dt.float32)), Alloc(self.pair), *map(Alloc, self.tiles)]
         for tile in self.tiles:
             for v in range(tile.shape[0].value):
-                first.append(Store(tile, (const(v, dt.int32), self.t), self.input()))
+                for half in range(2):
+                    first.append(Store(tile, (const(v, dt.int32), self.t + half * THREADS), self.input()))
         last = Store(self.y, (self.t,), Load(self.total, ()))
         body = Block((*first, *self.block(0), Do(tm.cp_async_wait(0).call), last))
         kernel = Kernel((const(1, dt.int32),), (Var("bx", dt.int32, "block"),), (THREADS,), body, None, self.t)
@@ -76,7 +78,9 @@ class Threads:
     def block(self, depth):
         made = []
         for _ in range(self.random.randint(1, 4)):
-            kinds = [self.load, self.load, self.store, self.copy, self.wait] + ([self.loop, self.branch] * (depth < 2))
+            kinds = [self.load, self.load, self.store, self.copy, self.wide, self.atomic, self.wait] + (
+                [self.loop, self.branch] * (depth < 2)
+            )
             made += self.pick(*kinds)(depth)
         return made
 
@@ -102,6 +106,21 @@ class Threads:
         source = Address(self.x, (self.t,))
         start = tm.cp_async(Address(tile, (self.version(tile), self.t)), source, const(4, dt.int32), 4)
         return [start, tm.cp_async_commit(), tm.cp_async_wait(0)]
+
+    def wide(self, depth):
+        """Two elements at a time."""
+        tile = self.pick(*self.tiles)
+        place, pair = self.pick(self.t, self.t ^ 1, THREADS - 1 - self.t), Address(self.pair, (const(0, dt.int32),))
+        memory = Address(tile, (self.version(tile), place * 2))
+        if self.random.random() < 0.5:
+            return [tm.vector_copy(pair, memory, 8)]
+        made = [Store(self.pair, (const(n, dt.int32),), self.input()) for n in range(2)]
+        return [*made, tm.vector_copy(memory, pair, 8)]
+
+    def atomic(self, depth):
+        tile = self.pick(*self.tiles)
+        address = Address(tile, (self.version(tile), self.place()))
+        return [Do(tm.atomic(address, const(1.0, dt.float32), "add"))]
 
     def wait(self, depth):
         return [tm.cp_async_commit(), tm.cp_async_wait(self.pick(0, 1))]

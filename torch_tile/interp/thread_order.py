@@ -52,24 +52,17 @@ class Trace:
         self.clock, self.findings = clock, findings
         self.writes = np.full(count, -1, np.int64)  # epoch * WHO + accessor of the last write; -1: never
         self.reads = np.full(count, -1, np.int64)  # the same of the reads since
+        self.atomic = np.zeros(count, bool)  # whether the last write was an atomic update
         self.write_turn = np.zeros(count, np.int32)  # how often the accessor's warp had met a warp barrier
         self.read_turn = np.zeros(count, np.int32)
 
     def read(self, places: Array, who: Array, name: str, span: Span | None) -> Array:
         """Note a read; gives what is known of the writes before it."""
-        clock, me = self.clock, self.clock.base + who[:, None]
         written = self.writes[places]
         self.check(written, self.write_turn, places, who, f"`{name}` is read; written", span)
-        before = self.reads[places]
-        self.reads[places] = me
-        now = self.reads[places]
-        several, recent = now != me, (before >= clock.base) & (before != me)
-        if several.any():
-            self._join(places, me, now, several)
-        if recent.any():
-            self._join(places, self.reads[places], before, recent)
-        if clock.by_warp:
-            self.read_turn[places] = clock.turns[_warp(who)][:, None]
+        self._add(self.reads, places, who)
+        if self.clock.by_warp:
+            self.read_turn[places] = self.clock.turns[_warp(who)][:, None]
         return written
 
     def before_write(
@@ -80,14 +73,18 @@ class Trace:
         self.check(self.reads[places], self.read_turn, places, who, f"`{name}` is overwritten; read", span)
         written = self.writes[places]
         if atomic:  # atomic updates do not race with each other
-            harmless = (written & (WHO - 1)) == ANYONE
+            harmless = self.atomic[places]
         stamps = written if harmless is None else np.where(harmless, -1, written)
         self.check(stamps, self.write_turn, places, who, f"`{name}` is written; written", span)
         return written
 
     def wrote(self, places: Array, who: Array, atomic: bool = False) -> None:
         """Note a write."""
-        self.writes[places] = self.clock.base + (ANYONE if atomic else who[:, None])
+        if atomic:
+            self._add(self.writes, places, who)
+        else:
+            self.writes[places] = self.clock.base + who[:, None]
+        self.atomic[places] = atomic
         if self.clock.by_warp:
             self.write_turn[places] = self.clock.turns[_warp(who)][:, None]
 
@@ -110,14 +107,26 @@ class Trace:
         text = f"{what} before by {earlier}, now by {_name(int(who[row]))}"
         self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
 
-    def _join(self, places: Array, mine: Array, others: Array, where: Array) -> None:
-        """Note that several threads have read a place."""
+    def _add(self, stamps: Array, places: Array, who: Array) -> None:
+        """Note accessors of places that others may have accessed in this epoch, too."""
+        base, me = self.clock.base, self.clock.base + who[:, None]
+        before = stamps[places]
+        stamps[places] = me
+        now = stamps[places]
+        several, recent = now != me, (before >= base) & (before != me)
+        if several.any():
+            self._join(stamps, places, me, now, several)
+        if recent.any():
+            self._join(stamps, places, stamps[places], before, recent)
+
+    def _join(self, stamps: Array, places: Array, mine: Array, others: Array, where: Array) -> None:
+        """Note that several threads have accessed a place."""
         here = places[where]
         base = self.clock.base
         a, b = _warp(np.broadcast_to(mine, where.shape)[where] - base), _warp(others[where] - base)
         apart = (a != b) | (a == 32)
-        self.reads[here] = base + 1024 + a
-        self.reads[here[apart]] = base + ANYONE
+        stamps[here] = base + 1024 + a
+        stamps[here[apart]] = base + ANYONE
 
 
 def _warp(who: Array) -> Array:
