@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import torch_tile.language as T
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.expr import Var, const
+from torch_tile.ir.layout import shared_tile
+from torch_tile.ir.stmt import Alloc, Block, Kernel, Program, Store
 from torch_tile.lowering.flatten import flatten
 
 
@@ -61,3 +67,19 @@ def test_nothing_to_do(keeps):
             x[b] = tile[k]
 
     keeps(flatten, kernel)
+
+
+def test_layouts_of_shared_memory():
+    """A swizzled tile becomes one dimension, holes included, at its place; its elements lie where the layout says."""
+    layout = shared_tile((2, 8, 64), 16)
+    tile = Buffer(
+        "tile", tuple(const(n, dt.int32) for n in (2, 8, 64)), dt.float16, "shared", layout=layout, offset=512
+    )
+    t = Var("t", dt.int32, "thread")
+    body = Block((Alloc(tile), Store(tile, (const(1, dt.int32), t // 8, t % 8 * 8), const(0, dt.float16))))
+    kernel = Kernel((const(1, dt.int32),), (Var("b", dt.int32, "block"),), (64,), body, thread=t)
+    alloc, store = flatten(Program("demo", (), (kernel,), (), ())).kernels[0].body.stmts
+    assert alloc.buffer is store.buffer and store.buffer.static_shape == (layout.extent("m"),)
+    assert (store.buffer.offset, store.buffer.layout, store.buffer.strides) == (512, None, None)
+    for thread in range(64):
+        assert evaluate(store.indices[0], {t: thread}) == layout.apply((1, thread // 8, thread % 8 * 8))["m"]
