@@ -27,6 +27,13 @@ def test_kernels_are_compiled_and_not_run():
     torch.testing.assert_close(softmax(x), x.softmax(-1))
 
 
+def test_cases_without_kernels():
+    """Numbers that no kernel knows are left to torch, which is not run either."""
+    made = []
+    case = Case("complex", lambda make: made.append(softmax(make((3, 77), torch.float32).to("meta"))))
+    assert compiled(case, Target("cpu")) == [] and not made
+
+
 @pytest.mark.parametrize("name", ["gemm fp32 row", "layer_norm bf16 1000"])
 def test_cases_of_the_catalogue(name):
     case = next(case for case in catalogue() if case.name == name)

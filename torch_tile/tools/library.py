@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from unittest.mock import patch
@@ -24,6 +24,10 @@ UNITS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}  # SMs of a chip
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
 ALL = FLOATS | {"fp64": torch.float64}
+REFERENCES = (
+    *((family, "reference") for family in (gemm, attention, mla_decode, softmax)),
+    (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
+)  # fmt: skip
 Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
@@ -41,20 +45,35 @@ def catalogue() -> list[Case]:
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
-    """The kernels that a case launches on a machine of `target`, in their order; none is run."""
+    """The kernels that a case launches on a machine of `target`, in their order; none is run.
+
+    Empty where the family leaves the case to plain torch.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     found: list[JITKernel] = []
     device = "cuda:0" if target.kind == "cuda" else "cpu"
     with FakeTensorMode(), _no_launch(found), _machine(target), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer")  # which is 0, and as aligned as can be
-        case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device))
+        with suppress(_PlainTorch):
+            case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device))
     return found
+
+
+class _PlainTorch(Exception):
+    """A family's reference was about to run."""
+
+
+def _plain(*args: object, **options: object) -> None:
+    raise _PlainTorch("this case has no kernel")
 
 
 @contextmanager
 def _no_launch(found: list[JITKernel]) -> Iterator[None]:
-    with patch.object(JITKernel, "__call__", lambda kernel, *args: found.append(kernel)):
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(JITKernel, "__call__", lambda kernel, *args: found.append(kernel)))
+        for module, name in REFERENCES:
+            stack.enter_context(patch.object(module, name, _plain))
         yield
 
 
