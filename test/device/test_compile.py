@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.compile(backend="tile")` on CUDA modules against float64, each compiled once for random sizes."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_tile.inductor.backend import tile
+from torch_tile.inductor.report import collect
+
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("poisoned")]
+TILE = functools.partial(tile, options={"select": "tile"})
+
+
+def linear_gelu(x, w, b):
+    return F.gelu(F.linear(x, w, b))
+
+
+def swiglu(x, w, u):
+    return F.silu(F.linear(x, w)) * F.linear(x, u)
+
+
+def attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def rms_norm_silu(x, w):
+    return F.silu(F.rms_norm(x, (x.shape[-1],), w, 1e-6))
+
+
+def layer_norm(x, w, b):
+    return F.layer_norm(x, (x.shape[-1],), w, b)
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def matrices(problems, count):
+    m, n, k = problems.random.randint(2, 300), problems.random.randint(2, 300), problems.random.randint(2, 300)
+    return (m, k), *[(n, k)] * count, (n,)
+
+
+def rows(problems, count):
+    m, n = problems.random.randint(2, 100), problems.random.randint(2, 3000)
+    return (m, n), *[(n,)] * count
+
+
+def heads(problems):
+    b, h, s = problems.random.randint(2, 3), problems.random.randint(2, 4), problems.random.randint(2, 400)
+    return ((b, h, s, 64),) * 3
+
+
+CASES = {
+    linear_gelu: lambda p: matrices(p, 1),
+    swiglu: lambda p: matrices(p, 2)[:3],
+    attention: heads,
+    rms_norm_silu: lambda p: rows(p, 1),
+    layer_norm: lambda p: rows(p, 2),
+    softmax: lambda p: rows(p, 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_random_sizes(function, dtype, problems, check):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=TILE, dynamic=True)
+    with torch.no_grad(), collect() as report:
+        for _ in range(problems.count):
+            args = [problems.tensor(*shape, dtype=dtype, layout="dense") / 4 for shape in CASES[function](problems)]
+            what = f"{function.__name__} {[tuple(x.shape) for x in args]}"
+            check(compiled(*args), function(*(x.double() for x in args)), what, dtype)
+    assert report.replaced(), "no tile kernel took part"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.ops.tile.*` on CUDA tensors against float64: random shapes and layouts, and that a tile kernel ran."""
+
+import math
+
+import pytest
+import torch
+
+import torch_tile.ops  # noqa: F401
+from torch_tile.jit import JITFunction
+from torch_tile.kernels import attention, gemm, mla_decode, norm, softmax
+
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("poisoned")]
+
+
+@pytest.fixture(autouse=True)
+def kernels_ran(monkeypatch):
+    """The op ran our kernels, not its reference in plain torch."""
+    ran = []
+    compile = JITFunction.compile
+
+    def noted(self, *args, **kwargs):
+        ran.append(self.__name__)
+        return compile(self, *args, **kwargs)
+
+    monkeypatch.setattr(JITFunction, "compile", noted)
+    yield
+    assert ran
+
+
+def wide(*xs):
+    """Floating tensors in float64; everything else as it is."""
+    return [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in xs]
+
+
+EPILOGUES = {  # kinds, text, number of bs
+    "plain": ("", "", 1),
+    "bias_gelu": ("r", "v=add(acc0,x0);w=gelu(v);ret w", 1),
+    "swiglu": ("", "g=silu(acc0);y=mul(g,acc1);ret y", 2),
+    "every_kind": ("trcs", "a=mul(acc0,x0);b=add(a,x1);c=sub(b,x2);d=div(c,x3);ret d", 1),
+}
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_gemm(epilogue, problems, check):
+    kinds, text, count = EPILOGUES[epilogue]
+    for _ in range(problems.count):
+        dtype, batch = problems.dtype(), problems.pick(None, None, 1, 3)
+        out_dtype = problems.pick(dtype, dtype, torch.float32)
+        m, n, k = problems.size(500), problems.size(700), problems.size(900)
+        m = problems.pick(m, m, m, 1)
+        lead = () if batch is None else (batch,)
+        layout = problems.pick("dense", "turned", "slice", "aligned slice", "gaps")
+        a = problems.tensor(*lead, m, k, dtype=dtype, layout=layout)
+        turned = problems.pick(True, False)
+        bs = [problems.tensor(*lead, *((n, k) if turned else (k, n)), dtype=dtype, layout=layout) for _ in range(count)]
+        bs = [b.mT if turned else b for b in bs]
+        shapes = {"t": (*lead, m, n), "r": (n,), "c": (*lead, m, 1), "s": (1,)}
+        aux = [problems.tensor(*shapes[x], dtype=problems.pick(dtype, torch.float32)) for x in kinds]
+        aux = [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
+        got = torch.ops.tile.gemm(a, bs, aux, kinds, text, out_dtype)
+        want = gemm.reference(a.double(), wide(*bs), wide(*aux), kinds, text, torch.float64)
+        scale = want / math.sqrt(k) if epilogue == "plain" else want
+        got = got.double() / math.sqrt(k) if epilogue == "plain" else got
+        check(got, scale, f"{epilogue} {dtype} {batch}x{m}x{n}x{k} {layout} turned {turned}", dtype)
+
+
+@pytest.mark.parametrize("masked", [None, torch.bool, torch.float32], ids=str)
+def test_attention(masked, problems, check):
+    for _ in range(problems.count):
+        dtype, d = problems.dtype(), problems.pick(16, 64, 64, 128, 128, 40, 72, 96, 192, 256)
+        batch, kv_heads, groups = problems.pick(1, 2), problems.pick(1, 2, 3), problems.pick(1, 1, 2, 4, 8)
+        q_len, kv_len, dv = problems.size(400), problems.size(600), problems.pick(d, d, 64, 24)
+        causal, window = problems.pick(True, False), problems.pick(0, 0, 0, problems.random.randint(1, 200))
+        layout = problems.pick("dense", "dense", "slice", "aligned slice", "gaps")
+        q = problems.tensor(batch, q_len, kv_heads * groups, d, dtype=dtype, layout=layout).transpose(1, 2)
+        k = problems.tensor(batch, kv_len, kv_heads, d, dtype=dtype, layout=layout).transpose(1, 2)
+        v = problems.tensor(batch, kv_heads, kv_len, dv, dtype=dtype, layout=layout)
+        mask = None
+        if masked is not None:
+            shape = problems.pick((kv_len,), (q_len, kv_len), (batch, 1, q_len, kv_len), (kv_heads * groups, 1, kv_len))
+            keep = torch.rand(shape, device=q.device, generator=problems.generator) > problems.pick(0.1, 0.9)
+            mask = keep if masked == torch.bool else torch.randn_like(keep, dtype=masked).masked_fill(~keep, -math.inf)
+        options = causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5)
+        got = torch.ops.tile.attention_lse(q, k, v, mask, *options)
+        want = attention.reference(*wide(q, k, v), mask, *options)
+        what = f"{dtype} {tuple(q.shape)} {tuple(k.shape)} dv {dv} {layout} {options}"
+        for name, x, y in zip(("out", "lse"), got, want, strict=True):
+            check(x, y, f"{name} of {what}", dtype)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_mla_decode(paged, problems, check):
+    for _ in range(problems.count):
+        dtype = problems.pick(torch.float16, torch.bfloat16, torch.bfloat16, torch.float32)
+        latent, rotary = problems.pick((512, 64), (512, 64), (128, 64), (64, 16), (24, 5))
+        batch, q_len, heads = problems.pick(1, 2, 5), problems.pick(1, 1, 2, 3), problems.pick(1, 16, 64, 128, 37)
+        page, columns = (problems.pick(1, 16, 64, 128, 50), problems.pick(1, 3, 9)) if paged else (0, 0)
+        covered = page * columns if paged else problems.size(900)
+        rows = (batch * columns + 2, page) if paged else (batch, covered)
+        q, q_pe = (problems.tensor(batch, q_len, heads, n, dtype=dtype) for n in (latent, rotary))
+        kv, k_pe = (problems.tensor(*rows, n, dtype=dtype, layout="dense") for n in (latent, rotary))
+        seq_lens = torch.randint(0, covered + 1, (batch,), device=q.device, dtype=torch.int32)
+        table = None
+        if paged:
+            order = torch.randperm(rows[0], device=q.device)[: batch * columns]
+            table = order.reshape(batch, columns).int()
+            beyond = torch.arange(columns, device=q.device)[None, :] * page >= seq_lens[:, None]
+            table = table.masked_fill(beyond, -1)
+        else:
+            past = torch.arange(covered, device=q.device)[None, :, None] >= seq_lens[:, None, None]
+            kv, k_pe = (x.masked_fill(past, math.nan) for x in (kv, k_pe))
+        splits = problems.pick(0, 0, 1, 3)
+        got = torch.ops.tile.mla_decode_lse(q, q_pe, kv, k_pe, table, seq_lens, None, splits)
+        want = mla_decode.reference(*wide(q, q_pe, kv, k_pe), table, seq_lens, None)
+        what = f"{dtype} {tuple(q.shape)}+{rotary} {rows} {seq_lens.tolist()} splits {splits}"
+        for name, x, y in zip(("out", "lse"), got, want, strict=True):
+            check(x, y, f"{name} of {what}", dtype)
+
+
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_rms_norm(residual, problems, check):
+    for number in range(problems.count):
+        dtype, n = problems.dtype(), problems.pick(160, 256, 320, 640, 1024, 4096, problems.size(9000))
+        n = problems.random.randint(30_000, 70_000) if number == 0 else n
+        shape = problems.pick((problems.size(70), n), (3, problems.size(20), n))
+        x, other = (problems.tensor(*shape, dtype=dtype) for _ in range(2))
+        weight = problems.pick(None, problems.tensor(n, dtype=problems.pick(dtype, torch.float32)))
+        options = 1e-6, problems.pick(*ACTIVATIONS), problems.pick(0.0, 1.0), problems.pick(True, False)
+        if residual:
+            got = torch.ops.tile.add_rms_norm(x, other, weight, *options)
+            total = (x.double() + other.double()).to(dtype)
+            check(got[1], total, f"sum of {dtype} {shape}")
+        else:
+            got, total = [torch.ops.tile.rms_norm(x, weight, *options)], x
+        want, _, _ = norm.rms_norm_reference(*wide(total, weight), None, *options)
+        check(got[0], want, f"{dtype} {shape} {options} {None if weight is None else weight.dtype}", dtype)
+
+
+def test_layer_norm(problems, check):
+    for number in range(problems.count):
+        dtype, n = problems.dtype(), problems.pick(160, 768, 1024, 4096, problems.size(9000))
+        n = problems.random.randint(30_000, 70_000) if number == 0 else n
+        x = problems.tensor(problems.size(70), n, dtype=dtype)
+        weight, bias = (
+            problems.pick(None, problems.tensor(n, dtype=problems.pick(dtype, torch.float32))) for _ in "wb"
+        )
+        got = torch.ops.tile.layer_norm(x, weight, bias)
+        want, _, _ = norm.layer_norm_reference(*wide(x, weight, bias))
+        check(got, want, f"{dtype} {tuple(x.shape)}", dtype)
+
+
+def test_softmax(problems, check):
+    for number in range(problems.count):
+        dtype = problems.dtype()
+        shape = [problems.size(60) for _ in range(problems.random.randint(1, 3))]
+        dim = problems.random.randrange(len(shape))
+        shape[dim] = problems.random.randint(30_000, 70_000) if number == 0 else problems.size(5000)
+        x = problems.tensor(*shape, dtype=dtype) * 3
+        if problems.pick(True, False, False):
+            x = x.masked_fill(torch.rand_like(x, dtype=torch.float32) < 0.5, -math.inf)
+        out_dtype = problems.pick(None, None, torch.float32)
+        got = torch.ops.tile.softmax(x, dim, out_dtype)
+        check(got, softmax.reference(x.double(), dim), f"{dtype} {shape} {dim}", dtype)
