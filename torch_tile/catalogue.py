@@ -112,6 +112,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "indices of on-chip buffers must stay inside {shape}",
     ),
     "bad_layout": ("{what} is not a layout: {why}", "{fix}"),
+    "layout_conflict": (
+        "`{buffer}` is needed in two layouts at once",
+        "copy it to a second tile (T.copy) and use that for one of the two",
+    ),
     "unsupported_on_target": ("{what} is not supported on target {target}", "{fix}"),
     "shared_memory": (
         "a block needs {need} bytes of shared memory; {target} has {limit}",
@@ -121,5 +125,6 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "threads exchange values through `{buffer}` where not all threads of the block pass, so no barrier can stand",
         "end the `if` before the values are read, or let every thread take part",
     ),
+    "slow_schedule": ("strict: {op} became {became}", "{why}: mend that, or leave out strict=True"),
     "device_assert": ("device assertion failed: {message}", "see the condition at this line"),
 }

@@ -52,6 +52,10 @@ class RegisteredOp(TileOp):
         """What the op asks of its buffers, as far as that follows from `known`; asked again as more becomes known."""
         raise NotImplementedError
 
+    def as_loop(self) -> For | None:
+        """The op as a T.Parallel loop, if it is one; such an op may choose the layouts of its fragments."""
+        return None
+
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """What each thread of the group does: statements that may hold T.Parallel loops over fragments and memory."""
         raise NotImplementedError

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ..diagnostics import Diagnostic, diagnose, error
 from ..ir.buffer import Region
 from ..ir.expr import Load, cast
-from ..ir.stmt import Stmt, Store
+from ..ir.layout import shared_tile
+from ..ir.stmt import For, Stmt, Store
+from . import copy_matrix, parallel as parallel_loops
 from .base import RegisteredOp, describe, is_one, parallel, region_of, same_extents, spread, squeezed, tile_op
+from .nest import is_static
+from .threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
     from ..interp.env import Env
@@ -59,7 +63,33 @@ class Copy(RegisteredOp):
 
     def lower_cpu(self) -> Stmt:
         """A parallel nest of element moves."""
+        return self._moves()
 
+    def as_loop(self) -> For | None:
+        """The nest, unless a single element is moved."""
+        moves = self._moves()
+        return moves if isinstance(moves, For) else None
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """Fragments lie alike on both sides; shared memory on the way to or from a fragment is free of conflicts."""
+        found = []
+        for shared, other in ((self.src.buffer, self.dst.buffer), (self.dst.buffer, self.src.buffer)):
+            sizes = shared.static_shape
+            if shared.scope == "shared" and other.scope == "fragment" and sizes and known.get(other) is not None:
+                why = "swizzled against bank conflicts of the copy"
+                found.append(Demand(shared, shared_tile(sizes, shared.dtype.bits), False, why, self.span))
+        loop = self.as_loop()
+        if loop is None or not is_static(loop):
+            return found
+        return [*found, *parallel_loops.infer(loop, known, ctx)]
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """Matrices by ldmatrix and stmatrix where the fragment lies so; else a parallel nest in wide moves."""
+        if copy_matrix.refuses(self, ctx) is None:
+            return copy_matrix.lower(self, ctx)
+        return self._moves()
+
+    def _moves(self) -> Stmt:
         def move(point: tuple[Any, ...]) -> Stmt:
             value = Load(self.src.buffer, spread(self.src, point))
             return Store(self.dst.buffer, spread(self.dst, point), cast(value, self.dst.buffer.dtype))

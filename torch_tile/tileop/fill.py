@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Diagnostic, error
+from ..ir import dtype as dt
 from ..ir.buffer import Region
-from ..ir.expr import Expr, is_number
-from ..ir.stmt import Stmt, Store
-from .base import RegisteredOp, need_region, parallel, scalar, spread, squeezed, tile_op
+from ..ir.expr import Expr, Var, const, is_number
+from ..ir.stmt import Block, For, LoopKind, Stmt, Store
+from .base import RegisteredOp, need_region, parallel, same_extents, scalar, spread, squeezed, tile_op
+from .threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
     from ..interp.env import Env
@@ -42,7 +44,27 @@ class Fill(RegisteredOp):
 
     def lower_cpu(self) -> Stmt:
         """A parallel nest of stores."""
+        return self._stores()
 
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """Any layout will do."""
+        return []
+
+    def as_loop(self) -> For | None:
+        """The nest, unless a single element is set."""
+        stores = self._stores()
+        return stores if isinstance(stores, For) else None
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """All registers of a whole fragment; else a parallel nest."""
+        if self.dst.buffer.scope != "fragment" or not same_extents(self.dst.extents, self.dst.buffer.shape):
+            return self._stores()
+        registers = ctx.registers(self.dst.buffer)
+        v = Var("v", dt.int32, "loop")
+        body = Block((Store(registers, (v,), self.value),))
+        return For(LoopKind.UNROLLED, (v,), (const(0, dt.int32),), (registers.shape[0],), body)
+
+    def _stores(self) -> Stmt:
         def put(point: tuple[Any, ...]) -> Stmt:
             return Store(self.dst.buffer, spread(self.dst, point), self.value)
 

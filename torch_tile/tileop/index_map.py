@@ -98,11 +98,11 @@ def renumbered(dims: Sequence[Dim]) -> tuple[Dim, ...]:
     """The same order of registers without holes."""
     strides: dict[int, int] = {}
     total = 1
-    for d in sorted((d for dim in dims for d in dim if d.axis == "r"), key=lambda d: d.stride):
-        if d.stride not in strides:
-            strides[d.stride] = total
-            total *= d.size
-    return tuple(tuple(replace(d, stride=strides[d.stride]) if d.axis == "r" else d for d in dim) for dim in dims)
+    for d in sorted((d for dim in dims for d in dim if d.axis == "r" and d.size > 1), key=lambda d: d.stride):
+        strides[d.stride] = total
+        total *= d.size
+    kept = (tuple(d for d in dim if d.size > 1) for dim in dims)
+    return tuple(tuple(replace(d, stride=strides[d.stride]) if d.axis == "r" else d for d in dim) for dim in kept)
 
 
 def through(index: Index, dims: Sequence[Dim]) -> Dim | None:

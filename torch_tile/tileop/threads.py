@@ -7,7 +7,7 @@ that runs the op.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..build import Build
@@ -60,13 +60,14 @@ class Layouts:
 class ThreadContext:
     """The group of `count` threads that runs an op: `thread` is the running thread's index in it.
 
-    `ranges` is what is known of variables where the op stands.
+    `ranges` is what is known of variables where the op stands, `values` are the integer names bound there.
     """
 
     build: Build
     thread: Expr
     count: int
     ranges: Ranges
+    values: Mapping[int, Expr] = field(default_factory=dict)
     _registers: dict[int, tuple[Buffer, Buffer]] = field(default_factory=dict)
 
     @property
@@ -83,9 +84,9 @@ class ThreadContext:
             self._registers[id(fragment)] = found
         return found[1]
 
-    def at(self, ranges: Ranges) -> ThreadContext:
+    def at(self, ranges: Ranges, values: Mapping[int, Expr]) -> ThreadContext:
         """The same threads at another point of the kernel."""
-        return ThreadContext(self.build, self.thread, self.count, ranges, self._registers)
+        return ThreadContext(self.build, self.thread, self.count, ranges, values, self._registers)
 
     def local(self, name: str, size: int, dtype: DType) -> Buffer:
         """A fresh array of each thread; who asks for it puts its Alloc into the statements it returns."""

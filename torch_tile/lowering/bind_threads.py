@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block's program becomes one thread's: tile ops are lowered, T.Parallel loops bound, fragments made registers.
+
+Outside T.Parallel every thread runs every statement; what touches memory there, and does not say which thread it is,
+is done by thread 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..build import Build
+from ..diagnostics import error
+from ..ir import dtype as dt
+from ..ir.buffer import Region
+from ..ir.expr import Call, Expr, Load, Var, binary, const
+from ..ir.node import Rewriter, walk
+from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Print, Program, Stmt, Store
+from ..tileop import RegisteredOp
+from ..tileop.base import serial, spread, squeezed
+from ..tileop.nest import Inline, is_static
+from ..tileop.threads import ThreadContext
+from .bind_loop import bind_loop, load_of
+from .instance import Instance
+from .known import Known
+
+ZERO = const(0, dt.int32)
+
+
+def bind_threads(program: Program, build: Build) -> Program:
+    """Replace tile ops, T.Parallel loops and fragments. Afterwards the body is what one thread does (stage THREAD)."""
+    return replace(program, kernels=tuple(_bound(kernel, build) for kernel in program.kernels))
+
+
+def _bound(kernel: Kernel, build: Build) -> Kernel:
+    if kernel.thread is None:
+        kernel = replace(kernel, thread=Var("thread", dt.int32, "thread"))
+    return _Bind(build, kernel)(kernel)  # type: ignore[no-any-return]
+
+
+class _Bind(Known):
+    def __init__(self, build: Build, kernel: Kernel):
+        super().__init__()
+        assert kernel.thread is not None
+        self.ctx = ThreadContext(build, kernel.thread, math.prod(kernel.threads), self.ranges)
+        self.of_thread = False  # inside what an op became: it says itself which thread does what
+
+    def here(self) -> ThreadContext:
+        """The threads at this point."""
+        return self.ctx.at(self.ranges, dict(self.values.known))
+
+    def RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        """What a thread does for an op, its nests bound. Only a bare store speaks of the block, not of a thread."""
+        lowered = Instance({}, {}, fresh=True)(_PlaceAt(op)(op.lower_cuda(self.here())))
+        outer, self.of_thread = self.of_thread, not isinstance(lowered, Store | Do)
+        new = self(lowered)
+        self.of_thread = outer
+        return new  # type: ignore[no-any-return]
+
+    def For(self, loop: For) -> Stmt:
+        """A nest is bound, its ops lowered first; other loops are kept."""
+        if loop.kind is not LoopKind.PARALLEL:
+            return super().For(loop)
+        lowered: For = _LowerInside(self.here())(loop)
+        if is_static(lowered):
+            return bind_loop(lowered, self.here())
+        return self(_in_chunks(lowered, self.ctx.count))  # type: ignore[no-any-return]
+
+    def Alloc(self, node: Alloc) -> Alloc:
+        """A fragment is an array of each thread."""
+        if node.buffer.scope != "fragment":
+            return self.children(node)
+        return Alloc(self.ctx.registers(node.buffer), span=node.span)
+
+    def Load(self, load: Load) -> Load:
+        """An element of a fragment that all threads hold."""
+        new: Load = self.children(load)
+        return load_of(new, self.ctx, self.register(new)) if load.buffer.scope == "fragment" else new
+
+    def Store(self, store: Store) -> Stmt:
+        """Every thread's own copy, or memory by one thread."""
+        new: Store = self.children(store)
+        if store.buffer.scope == "fragment":
+            return Store(self.ctx.registers(store.buffer), (self.register(new),), new.value, span=store.span)
+        return self.by_one(new, new.indices) if store.buffer.scope in ("global", "shared") else new
+
+    def Do(self, node: Do) -> Stmt:
+        """An update of memory by one thread."""
+        new: Do = self.children(node)
+        atomic = isinstance(new.call, Call) and new.call.name == "atomic"
+        return self.by_one(new, new.call.args) if atomic and isinstance(new.call, Call) else new
+
+    def Print(self, node: Print) -> Stmt:
+        """By one thread, element by element; fragments go through shared memory."""
+        region = node.value
+        if not isinstance(region, Region):
+            return self.by_one(self.children(node), ())
+        message = f"{node.message} {region.buffer.name}".strip()
+        tile, before = region.buffer, ()
+        if tile.scope == "fragment":
+            shape = tile.static_shape
+            assert shape is not None
+            tile = self.ctx.shared(tile.name, shape, tile.dtype)
+            names = tuple(Var("ijklmn"[d], dt.int32, "loop") for d in range(tile.rank))
+            fill = Block((Store(tile, names, Load(region.buffer, names)),))
+            zeros = (ZERO,) * tile.rank
+            move = For(LoopKind.PARALLEL, names, zeros, tile.shape, fill, layout=region.buffer.layout)
+            before = Alloc(tile), bind_loop(move, self.here())
+        whole = Region(tile, region.ranges)
+
+        def nest(rest: Sequence[Expr], point: tuple[Expr, ...]) -> Stmt:
+            if not rest:
+                return Print(message, Load(tile, spread(whole, point)), span=node.span)
+            return serial(rest[0], lambda v: nest(rest[1:], (*point, v)), name="ijklmn"[len(point)])
+
+        return Block((*before, self.by_one(self.children(nest(squeezed(whole), ())), ())), span=node.span)
+
+    def register(self, node: Load | Store) -> Expr:
+        """Where every thread holds an element; the fragment must be replicated."""
+        layout = node.buffer.layout
+        assert layout is not None
+        if any(d.axis == "t" and d.size > 1 for dim in layout.dims for d in dim):
+            notes = [(node.span, f"{layout}   (no thread holds all of it)")]
+            raise error("layout_conflict", node.span, notes, buffer=node.buffer.name)
+        return layout.offset("r", node.indices, self.ranges)
+
+    def by_one(self, node: Stmt, operands: Sequence[Expr]) -> Stmt:
+        """`node` in thread 0, unless its operands say which thread they mean."""
+        if self.of_thread:
+            return node
+        inline = Inline(self.values.known)
+        if any(isinstance(n, Var) and n.role == "thread" for o in operands for n in walk(inline(o))):
+            return node
+        first = binary("==", self.ctx.thread, ZERO)
+        return If(first, node if isinstance(node, Block) else Block((node,)), Block(()), span=node.span)
+
+
+def _in_chunks(loop: For, count: int) -> Stmt:
+    """A nest with extents known only at run time: serial loops around one of as many points as there are threads."""
+    names = tuple(Var(v.name, v.type, "loop") for v in loop.vars)
+    values: dict[int, Expr] = {}
+    last = len(names) - 1
+    for d, (old, new) in enumerate(zip(loop.vars, names, strict=True)):
+        values[id(old)] = new if d < last else loop.starts[d] + new
+    body: Block = _Substitute(values)(loop.body)
+    turn = Var(f"{names[last].name}_turn", dt.int32, "loop")
+    size = loop.stops[last] - loop.starts[last]
+    lane = Var(names[last].name, dt.int32, "loop")
+    body = _Substitute({id(names[last]): turn * count + lane})(body)
+    inside = If(binary("<", turn * count + lane, size), body, Block(()), span=loop.span)
+    nest: Stmt = For(LoopKind.PARALLEL, (lane,), (ZERO,), (const(count, dt.int32),), Block((inside,)), span=loop.span)
+    nest = For(LoopKind.SERIAL, (turn,), (ZERO,), ((size + (count - 1)) // count,), Block((nest,)), span=loop.span)
+    for d in reversed(range(last)):
+        nest = For(LoopKind.SERIAL, (names[d],), (loop.starts[d],), (loop.stops[d],), Block((nest,)), span=loop.span)
+    return nest
+
+
+class _Substitute(Rewriter):
+    def __init__(self, values: dict[int, Expr]):
+        self.values = values
+
+    def Var(self, var: Var) -> Expr:
+        return self.values.get(id(var), var)
+
+
+class _LowerInside(Rewriter):
+    """Ops on single elements inside a nest."""
+
+    def __init__(self, ctx: ThreadContext):
+        self.ctx = ctx
+
+    def RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        return _PlaceAt(op)(op.lower_cuda(self.ctx))  # type: ignore[no-any-return]
+
+
+class _PlaceAt(Rewriter):
+    """Gives every new statement the span of the op that it came from."""
+
+    def __init__(self, op: Stmt):
+        self.op = op
+
+    def Stmt(self, node: Stmt) -> Stmt:
+        node = self.children(node)
+        return node if node.span is not None else replace(node, span=self.op.span)
