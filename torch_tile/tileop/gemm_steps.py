@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one thread does for a product by mma.sync: load the operands of a step along k into registers, multiply.
 
-The steps are unrolled and the operands of two steps are kept, so that each step's loads overlap the multiplications
-of the one before. Assumes the layouts that `gemm_mma.py` demands; where an operand in shared memory does not suit
-ldmatrix, its elements are loaded one by one.
+The steps are unrolled. A comes a step at a time, B two tiles at a time, right before their products: the assembler
+moves the loads of what follows up among these as far as registers allow, and knows better how far that is. Assumes the
+layouts that `gemm_mma.py` demands; where an operand in shared memory does not suit ldmatrix, its elements are loaded
+one by one.
 """
 
 from __future__ import annotations
@@ -37,18 +38,28 @@ def unrolled(name: str, count: int, body: Callable[[Expr], Stmt]) -> Stmt:
     return For(LoopKind.UNROLLED, (var,), (ZERO,), (const(count, dt.int32),), Block((body(var),)))
 
 
+Index = Callable[[Expr, Expr], Expr]  # from a tile and a step along k
+LoadBatch = Callable[[Expr, Expr], Stmt]  # of the tiles from a first one on, of a step along k
+
+
 @dataclass(frozen=True)
 class Operand:
-    """A or B in registers: `index(tile, step)` is the first register of a tile; `load(step)` brings a step there.
+    """A or B in registers: `index` gives the first register of a tile; `load` brings a batch of `batch` tiles there.
 
-    `how` tells the schedule report where it comes from, `why_not` what kept it from a better way.
+    `load` is None where all is in place. `how` tells the schedule report where the operand comes from, `why_not` what
+    kept it from a better way.
     """
 
     registers: Buffer
-    index: Callable[[Expr, Expr], Expr]
-    load: Callable[[Expr], Stmt] | None
+    index: Index
+    load: LoadBatch | None
+    batch: int
     how: str
     why_not: str = ""
+
+    def bring(self, first: Expr, step: Expr) -> list[Stmt]:
+        """Load the batch that starts with tile `first`."""
+        return [self.load(first, step)] if self.load is not None else []
 
 
 @dataclass(frozen=True)
@@ -56,12 +67,13 @@ class Source:
     """An operand as tiles of `unit` rows (of A) or columns (of B): `tiles` per warp, from `offset` on.
 
     `place(i, k)` is where the element in row or column `i` at `k` lies in the buffer behind `region`. `digits` are the
-    places in a tile of i and k; `across` says that memory runs along i, not along k.
+    places in a tile of i and k; `across` says that memory runs along i, not along k. `batch` tiles are loaded at once.
     """
 
     name: str
     region: Region
     tiles: int
+    batch: int
     unit: int
     offset: Expr
     digits: tuple[Digits, Digits]
@@ -82,12 +94,10 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
     shape, (m_tiles, n_tiles) = p.shape, p.tiles(m, n)
     tf32 = ctx.build.options.tf32 and op.A.buffer.dtype == dt.float32
     warp = ctx.thread // 32
-    a = Source(
-        "a", op.A, m_tiles, shape.m, warp // p.columns % p.rows * (m // p.rows), shape.a, op.transpose_A,
-        shape.k, shape.registers("a"), tf32,
-    )  # fmt: skip
+    row, column = warp // p.columns % p.rows * (m // p.rows), warp % p.columns * (n // p.columns)
+    a = Source("a", op.A, m_tiles, m_tiles, shape.m, row, shape.a, op.transpose_A, shape.k, shape.registers("a"), tf32)
     b = Source(
-        "b", op.B, n_tiles, shape.n, warp % p.columns * (n // p.columns), shape.b[::-1], not op.transpose_B,
+        "b", op.B, n_tiles, 1 if n_tiles % 2 else 2, shape.n, column, shape.b[::-1], not op.transpose_B,
         shape.k, shape.registers("b"), tf32,
     )  # fmt: skip
     left, right = _operand(a, ctx), _operand(b, ctx)
@@ -100,32 +110,23 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
     each, all_columns = shape.registers("d"), _number(op.C.buffer.shape[-1]) // (p.columns * shape.n)
     first = _number(op.C.starts[-1]) // shape.n
 
-    def multiply(step: Expr) -> Stmt:
-        def tile(i: Expr, j: Expr) -> Stmt:
-            d = Address(total, ((i * all_columns + (j + first)) * each,))
-            x, y = (Address(o.registers, (o.index(t, step),)) for o, t in ((left, i), (right, j)))
-            return mma(d, x, y, name, (*types, op.C.buffer.dtype.name))
+    def one(i: Expr, j: Expr, step: Expr) -> Stmt:
+        d = Address(total, ((i * all_columns + (j + first)) * each,))
+        x, y = (Address(o.registers, (o.index(tile, step),)) for o, tile in ((left, i), (right, j)))
+        return mma(d, x, y, name, (*types, op.C.buffer.dtype.name))
 
-        return unrolled("mi", m_tiles, lambda i: unrolled("nj", n_tiles, lambda j: tile(i, j)))
+    def batch(j: Expr, step: Expr) -> Stmt:
+        """The products of all of A's tiles with a batch of B's."""
+        products = unrolled("mi", m_tiles, lambda i: unrolled("nj", right.batch, lambda n: one(i, j + n, step)))
+        return Block((*right.bring(j, step), products))
+
+    def along_n(step: Expr) -> Stmt:
+        batches = unrolled("j", n_tiles // right.batch, lambda j: batch(j * right.batch, step))
+        return Block((*left.bring(ZERO, step), batches))
 
     allocs = [Alloc(o.registers) for o in (left, right) if o.load is not None]
     clear = _clear(op, ctx, p, first, n_tiles, all_columns)
-    return Block((*allocs, *clear, *_steps(k // shape.k, left, right, multiply)))
-
-
-def _steps(count: int, left: Operand, right: Operand, multiply: Callable[[Expr], Stmt]) -> list[Stmt]:
-    """All steps along k; a step's operands are loaded before the step ahead of it is multiplied."""
-
-    def load(step: Expr) -> list[Stmt]:
-        return [o.load(step) for o in (right, left) if o.load is not None]
-
-    last = const(count - 1, dt.int32)
-    if count == 1:
-        return [*load(ZERO), multiply(ZERO)]
-    if not load(ZERO):
-        return [unrolled("ks", count, multiply)]
-    ahead = unrolled("ks", count - 1, lambda step: Block((*load(step + 1), multiply(step))))
-    return [*load(ZERO), ahead, multiply(last)]
+    return Block((*allocs, *clear, unrolled("ks", k // shape.k, along_n)))
 
 
 def _clear(op: Gemm, ctx: ThreadContext, p: Partition, first: int, n_tiles: int, all_columns: int) -> list[Stmt]:
@@ -148,10 +149,10 @@ def _operand(s: Source, ctx: ThreadContext) -> Operand:
     kept = _in_place(s, ctx) if buffer.scope == "fragment" else None
     if kept is not None and not s.tf32:
         return kept
-    registers = ctx.local(s.name, 2 * s.tiles * s.each, buffer.dtype)
+    registers = ctx.local(s.name, s.batch * s.each, buffer.dtype)
 
     def index(tile: Expr, step: Expr) -> Expr:
-        return (step % 2 * s.tiles + tile) * s.each
+        return tile % s.batch * s.each
 
     def element(tile: Expr, step: Expr, v: Expr) -> Expr:
         if kept is not None:
@@ -166,7 +167,7 @@ def _operand(s: Source, ctx: ThreadContext) -> Operand:
         load, how = _by_element(s, registers, index, element), "registers" if kept is not None else "single elements"
     if s.tf32:
         load = _rounded(s, registers, index, load)
-    return Operand(registers, index, load, how, why_not)
+    return Operand(registers, index, load, s.batch, how, why_not)
 
 
 def _in_place(s: Source, ctx: ThreadContext) -> Operand:
@@ -178,7 +179,7 @@ def _in_place(s: Source, ctx: ThreadContext) -> Operand:
     def index(tile: Expr, step: Expr) -> Expr:
         return (tile * steps + (step + first)) * s.each
 
-    return Operand(ctx.registers(s.region.buffer), index, None, "registers in place")
+    return Operand(ctx.registers(s.region.buffer), index, None, s.batch, "registers in place")
 
 
 def _no_ldmatrix(s: Source, ctx: ThreadContext) -> str:
@@ -194,58 +195,47 @@ def _no_ldmatrix(s: Source, ctx: ThreadContext) -> str:
     return ""
 
 
-def _by_matrix(
-    s: Source, registers: Buffer, index: Callable[[Expr, Expr], Expr], thread: Expr
-) -> Callable[[Expr], Stmt]:
+def _by_matrix(s: Source, registers: Buffer, index: Index, thread: Expr) -> LoadBatch:
     """Loads by ldmatrix: a tile of A, or two tiles of B, are 2 x 2 matrices of 8 rows of 16 bytes.
 
     Lane l names row l % 8 of matrix l // 8; the matrices of A are counted along i first, those of B along k first.
     """
     chunk = 16 // s.region.buffer.dtype.itemsize
     lane, low, high = thread % 8, thread // 8 % 2, thread // 16 % 2
+    count = 4 if s.unit == 16 or s.batch == 2 else 2
+    at_once = 1 if s.unit == 16 else s.batch
 
-    def matrices(count: int, tile: Expr, step: Expr) -> Stmt:
+    def matrices(tile: Expr, step: Expr) -> Stmt:
         along_i, along_k = (low, high) if s.unit == 16 else (high if count == 4 else ZERO, low)
         i, k = s.offset + tile * s.unit + along_i * 8, step * s.step + along_k * chunk
         i, k = (i, k + lane) if s.across else (i + lane, k)
         dst, src = Address(registers, (index(tile, step),)), Address(s.region.buffer, s.place(i, k))
         return ldmatrix(dst, src, count, s.across)
 
-    def load(step: Expr) -> Stmt:
-        if s.unit == 16:
-            return unrolled("i", s.tiles, lambda tile: matrices(4, tile, step))
-        pairs = [unrolled("j", s.tiles // 2, lambda j: matrices(4, j * 2, step))] if s.tiles > 1 else []
-        single = [matrices(2, const(s.tiles - 1, dt.int32), step)] if s.tiles % 2 else []
-        return Block((*pairs, *single))
-
-    return load
+    return lambda first, step: unrolled("i", s.batch // at_once, lambda n: matrices(first + n * at_once, step))
 
 
-def _by_element(
-    s: Source, registers: Buffer, index: Callable[[Expr, Expr], Expr], element: Callable[[Expr, Expr, Expr], Expr]
-) -> Callable[[Expr], Stmt]:
+def _by_element(s: Source, registers: Buffer, index: Index, element: Callable[[Expr, Expr, Expr], Expr]) -> LoadBatch:
     """One load or move per element."""
 
-    def load(step: Expr) -> Stmt:
+    def load(first: Expr, step: Expr) -> Stmt:
         def move(tile: Expr, v: Expr) -> Stmt:
             return Store(registers, (index(tile, step) + v,), element(tile, step, v))
 
-        return unrolled("i", s.tiles, lambda tile: unrolled("v", s.each, lambda v: move(tile, v)))
+        return unrolled("i", s.batch, lambda n: unrolled("v", s.each, lambda v: move(first + n, v)))
 
     return load
 
 
-def _rounded(
-    s: Source, registers: Buffer, index: Callable[[Expr, Expr], Expr], load: Callable[[Expr], Stmt]
-) -> Callable[[Expr], Stmt]:
+def _rounded(s: Source, registers: Buffer, index: Index, load: LoadBatch) -> LoadBatch:
     """The same loads, each value then rounded to tf32."""
 
-    def rounding(step: Expr) -> Stmt:
+    def rounding(first: Expr, step: Expr) -> Stmt:
         def one(v: Expr) -> Stmt:
-            place = index(ZERO, step) + v
+            place = index(first, step) + v
             return Store(registers, (place,), round_tf32(Load(registers, (place,))))
 
-        return Block((load(step), unrolled("v", s.tiles * s.each, one)))
+        return Block((load(first, step), unrolled("v", s.batch * s.each, one)))
 
     return rounding
 
