@@ -11,7 +11,7 @@ from torch_tile.interp.threads import run_threads
 from torch_tile.intrinsics.memory import barrier
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Call, Expr, Load, Select, Var, cast, const
+from torch_tile.ir.expr import Call, Expr, Load, Select, Var, binary, cast, const
 from torch_tile.ir.layout import Digit, Layout, shared_tile
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Store
@@ -105,19 +105,29 @@ def test_chunks_of_the_widest_access():
     assert "for chunk in T.unroll(2):" in repr(vectorize(source, BUILD)) and widths(source) == [16]
 
 
+def branch(condition):
+    """A row of eight written where a condition holds."""
+    body = vector(8, lambda v: If(condition(v), Block((put(x, row, column + v, load(r, v)),)), Block(())))
+    return program([x, by_eight], Alloc(r), body)
+
+
 def test_a_branch_that_all_steps_take():
-    source = program(
-        [x], Alloc(r), vector(8, lambda v: If(t < 64, Block((put(x, row, column + v, load(r, v)),)), Block(())))
-    )
-    new = vectorize(source, BUILD)
-    assert widths(source) == [16]
-    assert isinstance(new.kernels[0].body.stmts[1], If)
-    source = program(
-        [x],
-        Alloc(r),
-        vector(8, lambda v: If(column + v < 61, Block((put(x, row, column + v, load(r, v)),)), Block(()))),
-    )
-    assert widths(source) == []
+    for condition in (lambda v: t < 64, lambda v: column + v < m, lambda v: m > column + v):
+        source = branch(condition)
+        (taken,) = vectorize(source, BUILD).kernels[0].body.stmts[1:]
+        assert widths(source) == [16] and isinstance(taken, If) and not taken.otherwise.stmts
+
+
+def test_a_branch_that_some_steps_may_take():
+    """One question for all steps; where the answer is no, each step asks for itself."""
+    new = vectorize(branch(lambda v: binary("and", b < 3, column + v < n)), BUILD)
+    (taken,) = new.kernels[0].body.stmts[1:]
+    assert repr(taken).splitlines()[0] == "if b < 3 and t % 8 * 8 + 7 < n:"
+    (single,) = taken.otherwise.stmts
+    assert single.kind is LoopKind.UNROLLED and isinstance(single.body.stmts[0], If)
+    assert widths(branch(lambda v: column + v < n)) == [16]
+    assert widths(branch(lambda v: load(r, v) > const(0, dt.float16))) == []
+    assert widths(branch(lambda v: (column + v) * v < n)) == []
 
 
 def test_names_of_indices_and_values():

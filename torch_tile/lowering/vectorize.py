@@ -22,7 +22,9 @@ from ..ir.node import Node, Rewriter, children, equal, walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, For, If, Let, LoopKind, Program, Stmt, Store
 from .flatten import linear, strides_of
+from .instance import Instance
 from .known import Inline, Known
+from .vector_conditions import in_all_steps
 
 WIDEST = 16  # bytes of one access
 ON_CHIP = ("local", "var")
@@ -75,18 +77,26 @@ class _Loop:
         return Block((*self.before, compute, *self.after), span=self.span)
 
     def hoisted(self, node: If) -> Stmt | None:
-        """A branch that does not depend on the step is taken once."""
+        """A branch that all steps take is taken once; where some may not, that is asked first."""
         written = {id(s.buffer) for s in walk(node) if isinstance(s, Store)}
         read = (n for n in walk(node.condition) if isinstance(n, Load))
-        if _mentions(node.condition, self.var) or any(id(n.buffer) in written for n in read):
+        if any(id(n.buffer) in written for n in read):
             return None
-        branches = []
-        for branch in (node.then, node.otherwise):
-            var = Var(self.var.name, self.var.type, "loop")
-            body = Inline({id(self.var): var})(branch)
-            inner = replace(self.loop, kind=LoopKind.VECTOR, vars=(var,), body=body)
-            branches.append(Block((self.known(inner),)) if branch.stmts else branch)
-        return If(node.condition, *branches, span=node.span)
+        found = in_all_steps(node.condition, self.var, self.count, self.known)
+        if found is None or (not found[1] and node.otherwise.stmts):
+            return None
+        condition, same = found
+        then = self.again(node.then, LoopKind.VECTOR)
+        if same:
+            otherwise = self.again(node.otherwise, LoopKind.VECTOR) if node.otherwise.stmts else node.otherwise
+            return If(condition, Block((then,)), Block((otherwise,)), span=node.span)
+        single = self.again(Block((node,)), LoopKind.UNROLLED)
+        return If(condition, Block((then,)), Block((single,)), span=node.span)
+
+    def again(self, body: Block, kind: LoopKind) -> Stmt:
+        """Another loop of the same length."""
+        loop = Instance({}, {}, fresh=True)(replace(self.loop, kind=kind, body=body))
+        return self.known(loop)  # type: ignore[no-any-return]
 
     def moved(self, body: Block) -> Stmt | None:
         """A loop that only copies: straight if one end is a local array, else through one local array."""
