@@ -31,7 +31,7 @@ def random_term():
 
 def test_random_conditions():
     understood = alike = 0
-    for _ in range(300):
+    while understood < 200 or alike < 10:
         condition = random_term()
         if random.random() < 0.3:
             condition = binary("and", condition, random_term())
@@ -45,7 +45,6 @@ def test_random_conditions():
             steps = [bool(evaluate(condition, {**env, v: step})) for step in range(COUNT)]
             assert bool(evaluate(found[0], env)) == all(steps), condition
             assert not found[1] or all(steps) or not any(steps), condition
-    assert understood > 200 and alike > 5
 
 
 def test_not_understood():
