@@ -155,6 +155,21 @@ def bad_argument_step():
                 A[i] = 1.0
 
 
+def bad_layout():
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((8, 8), "float32")
+            T.annotate_layout({tile: lambda i, j: i + j})  # here
+
+
+def bad_layout_text():
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1) as _:
+            T.alloc_shared((8, 8), "float32", layout="[8:8m | 8]")  # here
+
+
 CASES = {
     bad_dtype: ("bad_dtype", 'T.alloc_fragment((4,), "float17")'),
     bad_dtype_of_cast: ("bad_dtype", 'T.cast(A[1], "complex64")'),
@@ -176,6 +191,8 @@ CASES = {
     wrong_dtype_variable: ("wrong_dtype_store", "n += x"),
     bad_loop_range: ("bad_loop_range", "T.serial(A[0])"),
     bad_argument: ("bad_argument", "T.Pipelined(8, num_stages=-1)"),
+    bad_layout: ("bad_layout", "T.annotate_layout({tile: lambda i, j: i + j})"),
+    bad_layout_text: ("bad_layout", 'T.alloc_shared((8, 8), "float32", layout="[8:8m | 8]")'),
     bad_argument_step: ("bad_argument", "T.serial(8, 0, -1)"),
 }
 

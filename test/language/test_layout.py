@@ -1,19 +1,149 @@
 # SPDX-License-Identifier: Apache-2.0
+import random
+
+import pytest
+import torch
+
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.language.layout import LayoutRequest
+from torch_tile.diagnostics import TileError
+from torch_tile.interp.tiles import evaluate
+from torch_tile.ir.layout import Layout, row_major, shared_tile
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Alloc, For
+
+P = Layout.parse
 
 
-def test_requests_name_a_layout_and_its_buffer():
+def test_layouts_by_name():
     made = {}
 
     @T.prim_func
-    def kernel(A: T.Tensor((8, 8), "float16")):
+    def kernel(A: T.Tensor((16, 64), "float16")):
         with T.Kernel(1) as _:
-            tile = T.alloc_shared((8, 8), "float16")
-            made["swizzled"] = T.make_swizzled_layout(tile, k_major=True)
+            tile = T.alloc_shared((16, 64), "float16")
+            made["128"] = T.make_swizzled_layout(tile, k_major=True)
+            made["64"] = T.make_half_bank_swizzled_layout(tile)
             made["linear"] = tilelang.layout.make_linear_layout(tile)
             T.clear(tile)
 
-    assert all(isinstance(x, LayoutRequest) and x.kind == kind for kind, x in made.items())
-    assert made["linear"].buffer.name == "tile"
+    assert made["128"] == shared_tile((16, 64), 16) == P("[16:64m | 64:1m] ^(3,3,3)")
+    assert made["64"] == P("[16:32m | 2:512m 32:1m] ^(2,3,3)")
+    assert made["linear"] == row_major((16, 64))
+
+
+def test_functions_of_indices():
+    assert T.Layout((64, 64), lambda i, j: i * 64 + ((j // 8) ^ (i % 8)) * 8 + j % 8) == shared_tile((64, 64), 16)
+    assert T.Layout((8, 64), lambda i, j: [j // 8, i, j % 8]) == P("[8:8m | 8:64m 8:1m]")
+    assert T.Layout((9, 6), lambda i, j: j * 9 + i) == P("[9:1m | 6:9m]")
+    assert T.Fragment((16, 8), lambda i, j: (i % 8 * 4 + j // 2, i // 8 * 2 + j % 2)) == P("[2:2r 8:4t | 4:1t 2:1r]")
+    row = T.Fragment(
+        (16,), forward_thread_fn=lambda i, r: i % 8 * 4 + r, replicate=4, forward_index_fn=lambda i: i // 8
+    )
+    assert row == P("[2:1r 8:4t] x[4:1t]")
+    assert T.Fragment((6, 4), forward_thread_fn=lambda i, j: j) == P("[6:1r | 4:1t]")
+
+
+def test_random_layouts_come_back(seed):
+    for _ in range(20):
+        sizes = [random.choice([2, 3, 4, 8]) for _ in range(4)]
+        stride, strides = 1, [0] * 4
+        for k in random.sample(range(4), 4):
+            strides[k], stride = stride, stride * sizes[k]
+        text = " | ".join(" ".join(f"{sizes[k]}:{strides[k]}m" for k in pair) for pair in ((0, 1), (2, 3)))
+        swizzle = f" ^({random.choice(['1,0,2', '2,1,2', '1,2,3'])})" if stride % 64 == 0 else ""
+        layout = P(f"[{text}]{swizzle}")
+        assert T.Layout(layout.shape, lambda i, j, at=layout: at.apply((i, j))["m"]) == layout
+
+
+WRONG = [
+    (lambda: T.Layout((8, 8), lambda i, j: i + j), "two elements at one place"),
+    (lambda: T.Layout((8, 8), lambda i, j: (i * 8 + j) * 5 % 64), "not made of digits"),
+    (lambda: T.Layout((8,), lambda i: i - 1), "natural numbers"),
+    (lambda: T.Layout((8,), lambda i: i / 2), "no integer"),
+    (lambda: T.Fragment((8,), lambda i: (i % 4, 0)), "one register"),
+    (lambda: T.Fragment((8,), lambda i: (i, i)), "threads and registers"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), WRONG)
+def test_functions_that_are_no_layout(make, why):
+    with pytest.raises(TileError, match=why) as caught:
+        make()
+    assert caught.value.code == "bad_layout"
+
+
+def kernel_with(annotate, shape=(64, 64), scope="shared", threads=128):
+    @T.prim_func
+    def kernel(A: T.Tensor(shape, "float32"), B: T.Tensor(shape, "float32")):
+        with T.Kernel(1, threads=threads) as _:
+            tile = T.alloc_shared(shape, "float32", scope=scope)
+            T.annotate_layout({tile: annotate})
+            T.copy(A, tile)
+            T.copy(tile, B)
+
+    return kernel
+
+
+def layout_in(kernel):
+    return next(n.buffer.layout for n in walk(kernel.program) if isinstance(n, Alloc))
+
+
+def test_annotations_are_kept_on_buffers():
+    assert layout_in(kernel_with(lambda i, j: i * 64 + (j ^ (i % 4 * 4)))) == P("[64:64m | 64:1m] ^(2,2,4)")
+    assert layout_in(kernel_with("[64:1m | 64:64m]")) == P("[64:1m | 64:64m]")
+    assert layout_in(kernel_with(T.Layout((64, 64), lambda i, j: j * 64 + i))) == P("[64:1m | 64:64m]")
+    assert layout_in(kernel_with(None)) is None
+    fragment = kernel_with(lambda i: (i, 0), (64,), "fragment", threads=256)
+    assert layout_in(fragment) == P("[64:1t] x[4:64t]")
+    assert layout_in(kernel_with(lambda i: (0, 0), (1,), "fragment", threads=(8, 4))) == P("[1] x[32:1t]")
+
+
+@pytest.mark.parametrize("wanted", ["[64:1m | 64:64m]", lambda i, j: i * 64 + (j ^ (i % 4 * 4))])
+def test_a_layout_changes_no_result_on_the_cpu(wanted):
+    kernel = kernel_with(wanted)
+    x = torch.randn(64, 64)
+    for run in (lambda y: evaluate(kernel, x, y), lambda y: tilelang.compile(kernel, target="cpu")(x, y)):
+        y = torch.full_like(x, float("nan"))
+        run(y)
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ("[32:64m | 64:1m]", "its shape"),
+        ("[64:64m]", "its shape"),
+        ("[64:64r | 64:1m]", "shared memory"),
+        (lambda i, j: i + j, "one place"),
+        (3, "digits"),
+    ],
+)
+def test_annotations_that_do_not_fit(wanted, why):
+    with pytest.raises(TileError, match=why) as caught:
+        kernel_with(wanted)
+    assert caught.value.code == "bad_layout" and "test_layout.py" in str(caught.value)
+    with pytest.raises(TileError, match="for 64 threads"):
+        kernel_with(lambda i: (i, 0), (64,), "fragment", threads=96)
+
+
+def test_layouts_of_loops():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256) as _:
+            for i, j in T.Parallel(64, 64, loop_layout=T.Fragment((64, 64), lambda i, j: (i % 2 * 64 + j, i // 2))):
+                A[i, j] = 1
+            for i in T.Parallel(64, loop_layout=lambda i: (i % 32, i // 32)):
+                A[i, 0] = 2
+
+    first, second = (n.layout for n in walk(kernel.program) if isinstance(n, For))
+    assert first == P("[32:1r 2:64t | 64:1t] x[2:128t]") and second == P("[2:1r 32:1t] x[8:32t]")
+    with pytest.raises(TileError, match="its shape"):
+
+        @T.prim_func
+        def wrong(A: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=32) as _:
+                for i in T.Parallel(64, loop_layout=lambda i: (i, 0) if i < 2 else (i % 32, i // 32)):
+                    A[i] = 1
+                for i in T.Parallel(64, loop_layout="[32:1t]"):
+                    A[i] = 1

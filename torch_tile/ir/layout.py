@@ -255,15 +255,16 @@ def replicated(shape: Sequence[int], threads: int) -> Layout:
     return replace(_nested(shape, "r"), replicas=(Digit(threads, 1, "t"),)).canonical
 
 
-def shared_tile(shape: Sequence[int], bits: int) -> Layout:
+def shared_tile(shape: Sequence[int], bits: int, span: int = 128) -> Layout:
     """Operand tile in shared memory, free of bank conflicts, as TMA and wgmma want it too.
 
     The last dimension is cut into panels of 128 bytes (64 or 32 if it is narrower), which lie one after another; in a
     panel, 16-byte chunk `c` of row `r` lies at `c ^ (r % 8)` (`c ^ (r // 2 % 4)`, `c ^ (r // 4 % 2)`). Rows are padded
-    to a multiple of 8. Dimensions before the last two are outer. Row-major where no panel fits.
+    to a multiple of 8. Dimensions before the last two are outer. Row-major where no panel fits. `span` is the widest
+    panel in bytes.
     """
     row = shape[-1] * bits if len(shape) > 1 else 0
-    log = next((k for k in (3, 2, 1) if row and row % (128 << k) == 0), 0)
+    log = next((k for k in (3, 2, 1) if 16 << k <= span and row and row % (128 << k) == 0), 0)
     if not log or 128 % bits or math.prod(shape[:-1]) == 0:
         return row_major(shape)
     rows, panel = -(-shape[-2] // 8) * 8, (128 << log) // bits

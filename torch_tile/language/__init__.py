@@ -10,7 +10,16 @@ from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as d
 from ..tileop.gemm import GemmWarpPolicy
 from . import math as _math
 from .effects import address_of, assume, call, device_assert, evaluate, print, sync_threads, sync_warp
-from .layout import make_linear_layout, make_swizzled_layout
+from .layout import (
+    Fragment,
+    Layout,
+    annotate_layout,
+    make_full_bank_swizzled_layout,
+    make_half_bank_swizzled_layout,
+    make_linear_layout,
+    make_quarter_bank_swizzled_layout,
+    make_swizzled_layout,
+)  # fmt: skip
 from .loops import Parallel, Pipelined, grid, serial, unroll, vectorized
 from .math import (
     Cast,
@@ -45,7 +54,6 @@ from .scopes import (
     alloc_local,
     alloc_shared,
     alloc_var,
-    annotate_layout,
     const,
     dynamic,
     empty,
@@ -89,12 +97,13 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Buffer", "Cast", "DType", "GemmWarpPolicy", "Kernel", "Parallel", "Pipelined", "PrimFunc", "Ref", "Select",
-    "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_fragment", "alloc_global",
-    "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "assume", "bitwise_and", "bitwise_not",
-    "bitwise_or", "bitwise_xor", "call", "cast", "ceildiv", "clamp", "clear", "const", "device_assert", "dtype",
-    "dynamic", "empty", "evaluate", "floordiv", "floormod", "grid", "if_then_else", "infinity", "logical_and",
-    "logical_or", "macro", "make_linear_layout", "make_swizzled_layout", "max", "max_value", "min", "min_value",
-    "prim_func", "print", "serial", "shift_left", "shift_right", "symbolic", "sync_threads", "sync_warp",
-    "truncdiv", "unroll", "use_swizzle", "vectorized",
+    "Buffer", "Cast", "DType", "Fragment", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Pipelined",
+    "PrimFunc", "Ref", "Select", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up",
+    "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "assume",
+    "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "call", "cast", "ceildiv", "clamp", "clear", "const",
+    "device_assert", "dtype", "dynamic", "empty", "evaluate", "floordiv", "floormod", "grid", "if_then_else",
+    "infinity", "logical_and", "logical_or", "macro", "make_full_bank_swizzled_layout",
+    "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
+    "make_swizzled_layout", "max", "max_value", "min", "min_value", "prim_func", "print", "serial", "shift_left",
+    "shift_right", "symbolic", "sync_threads", "sync_warp", "truncdiv", "unroll", "use_swizzle", "vectorized",
 ]  # fmt: skip

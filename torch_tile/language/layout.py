@@ -1,26 +1,153 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout requests of the language. CPU tiles are row-major, so a request names a layout without changing a result."""
+"""Layouts as an author gives them: functions of indices, swizzles by name, printed layouts.
+
+A request is kept on the buffer or loop; layout inference takes it as required. CPU tiles are row-major whatever is
+asked: a layout never changes a result.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from .values import Handle
+from ..diagnostics import error
+from ..ir.buffer import Buffer
+from ..ir.expr import Const
+from ..ir.layout import Digit, Layout as IRLayout, row_major, shared_tile
+from ..ir.layout_fit import fit_memory, fit_threads
+from .trace import tracer
+from .values import Handle, shape_of
 
-
-@dataclass(frozen=True)
-class LayoutRequest:
-    """A layout asked for by name, to be given to T.annotate_layout."""
-
-    kind: str
-    buffer: Handle
-
-
-def make_swizzled_layout(buffer: Handle, **hints: object) -> LayoutRequest:
-    """XOR-swizzled shared memory, free of bank conflicts for tensor-core operands."""
-    return LayoutRequest("swizzled", buffer)
+FIX = "give one that covers the shape, or leave the choice to the compiler"
 
 
-def make_linear_layout(buffer: Handle, **hints: object) -> LayoutRequest:
+def Layout(shape: Any, forward_fn: Callable[..., Any]) -> IRLayout:
+    """Where elements lie in memory: `forward_fn(i, j)` is an offset, or several indices, the last one contiguous.
+
+    Raises TileError (bad_layout) for what sums of digits and an XOR swizzle cannot express.
+    """
+    return fit_memory(_sizes(shape), forward_fn)
+
+
+def Fragment(
+    shape: Any, forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
+    replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None,
+) -> IRLayout:  # fmt: skip
+    """Where elements lie in registers: `forward_fn(i, j)` is (thread, register), or each has a function of its own.
+
+    With `replicate` above 1 the functions for threads take the number of the replica as well. Raises TileError
+    (bad_layout) for what sums of digits cannot express.
+    """
+    if forward_fn is None and forward_thread_fn is None:
+        fix = "give forward_fn or forward_thread_fn"
+        raise error("bad_argument", None, op="T.Fragment", name="forward_fn", why="is missing", fix=fix)
+    sizes, thread, register = _sizes(shape), forward_thread_fn, forward_index_fn
+    if thread is None:
+        both = forward_fn
+
+        def thread(*index: int) -> Any:
+            return both(*index)[0]  # type: ignore[misc]
+
+        def register(*index: int) -> Any:
+            return both(*index, *((0,) if replicate > 1 else ()))[1]  # type: ignore[misc]
+
+    return fit_threads(sizes, thread, register, replicate)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    given = shape_of(shape, "a layout's shape")
+    sizes = tuple(int(s.value) for s in given if isinstance(s, Const) and s.value > 0)
+    if len(sizes) < len(given):
+        raise error("bad_shape", None, what="a layout's shape", want="positive integers", got=repr(shape)[:60])
+    return sizes
+
+
+def _swizzled(span: int) -> Callable[..., IRLayout]:
+    def make(buffer: Handle, **hints: object) -> IRLayout:
+        return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, span)
+
+    make.__doc__ = f"Memory in panels of {span} bytes (or fewer) whose 16-byte chunks are XORed with their row."
+    return make
+
+
+make_swizzled_layout = make_full_bank_swizzled_layout = _swizzled(128)
+make_half_bank_swizzled_layout = _swizzled(64)
+make_quarter_bank_swizzled_layout = _swizzled(32)
+
+
+def make_linear_layout(buffer: Handle, **hints: object) -> IRLayout:
     """Plain row-major memory."""
-    return LayoutRequest("linear", buffer)
+    return row_major(_sizes(buffer.shape))
+
+
+def annotate_layout(layouts: dict[Any, Any]) -> None:
+    """Ask for the layout of buffers: `{A_shared: T.make_swizzled_layout(A_shared), p: T.Fragment(...)}`.
+
+    A value is a layout, a printed one, or a function of the indices, as T.Layout (shared memory) and T.Fragment take.
+    """
+    at = tracer("T.annotate_layout")
+    for handle, wanted in layouts.items():
+        if not isinstance(handle, Handle):
+            raise error(
+                "bad_argument", None, op="T.annotate_layout", name="layouts", why=f"has the key {handle!r}",
+                fix="keys are buffers",
+            )  # fmt: skip
+        request(handle.buffer, wanted, at.threads)
+
+
+def request(buffer: Buffer, wanted: Any, threads: int) -> None:
+    """Keep an author's layout on the buffer."""
+    shape = buffer.static_shape
+    if wanted is None or shape is None:  # a tile of unknown size is an error of its own
+        return
+    layout = layout_of(wanted, shape, buffer.scope == "shared")
+    layout = layout if buffer.scope == "shared" else on_threads(layout, threads)
+    foreign = {"shared": ("t", "r"), "fragment": ("m",)}.get(buffer.scope, ("t", "r", "m"))
+    if any(layout.digits(axis) for axis in foreign):
+        why = f"it does not fit {buffer.scope} memory"
+        raise error("bad_layout", None, what=f"`{layout}` for `{buffer.name}`", why=why, fix=FIX)
+    covers(layout, shape, f"`{buffer.name}`")
+    object.__setattr__(buffer, "layout", layout)
+
+
+def covers(layout: IRLayout, shape: Sequence[int], what: str) -> None:
+    """Raise bad_layout unless every element of `shape` has its place."""
+    if len(layout.shape) != len(shape) or any(a < b for a, b in zip(layout.shape, shape, strict=True)):
+        why = f"its shape is {layout.shape}, not {tuple(shape)}"
+        raise error("bad_layout", None, what=f"`{layout}` for {what}", why=why, fix=FIX)
+
+
+def layout_of(wanted: Any, shape: Sequence[int], memory: bool) -> IRLayout:
+    """A layout from whatever an author gives as one."""
+    if isinstance(wanted, IRLayout):
+        return wanted
+    if isinstance(wanted, str):
+        return IRLayout.parse(wanted)
+    if callable(wanted):
+        return Layout(shape, wanted) if memory else Fragment(shape, wanted)
+    fix = "give T.Layout, T.Fragment or a function of the indices"
+    raise error("bad_layout", None, what=f"{wanted!r}"[:60], why="it is not made of digits", fix=fix)
+
+
+def on_threads(layout: IRLayout, threads: int) -> IRLayout:
+    """The layout on all `threads` of the block: those it does not mention hold replicas."""
+    if layout.digits("m"):
+        return layout
+    used = layout.extent("t")
+    if threads % used:
+        why = f"it is for {used} threads, and the block has {threads}"
+        raise error("bad_layout", None, what=f"`{layout}`", why=why, fix="launch a multiple of its threads")
+    extra = (Digit(threads // used, used, "t"),)
+    return IRLayout(layout.dims, (*extra, *layout.replicas), layout.swizzle).canonical
+
+
+def loop_layout(wanted: Any, extents: Sequence[Any], threads: int) -> IRLayout | None:
+    """The layout asked for a T.Parallel loop."""
+    if wanted is None:
+        return None
+    sizes = _sizes(tuple(extents))
+    layout = on_threads(layout_of(wanted, sizes, False), threads)
+    if layout.digits("m"):
+        raise error("bad_layout", None, what=f"`{layout}` for the loop", why="it places memory", fix=FIX)
+    covers(layout, sizes, "the loop")
+    return layout

@@ -10,7 +10,9 @@ from typing import Any
 from ..diagnostics import error
 from ..ir import dtype as dt
 from ..ir.expr import Expr, Var, const, is_number, to_expr, to_number
+from ..ir.layout import Layout
 from ..ir.stmt import For, LoopKind
+from .layout import loop_layout as requested
 from .trace import close_body, tracer
 
 
@@ -25,6 +27,7 @@ class Loop:
     stages: int = 0
     order: tuple[int, ...] = ()
     stage: tuple[int, ...] = ()
+    layout: Layout | None = None
 
     def iterate(self, names: Any = None) -> Iterator[Any]:
         """Record the body, which Python runs once with symbolic loop variables."""
@@ -37,7 +40,10 @@ class Loop:
                 at.own(var)
             yield loop_vars if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
         body = close_body(scope)
-        made = For(self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage)
+        made = For(
+            self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage,
+            self.layout,
+        )  # fmt: skip
         at.emit(made)
 
     def __iter__(self) -> Iterator[Any]:
@@ -76,14 +82,18 @@ def vectorized(start: Any, stop: Any = None, **hints: Any) -> Loop:
     return _range(LoopKind.VECTOR, start, stop)
 
 
-def Parallel(*extents: Any, **hints: Any) -> Loop:
-    """An elementwise nest over a box, spread over the threads of the block; iterations are independent."""
+def Parallel(*extents: Any, loop_layout: Any = None, **hints: Any) -> Loop:
+    """An elementwise nest over a box, spread over the threads of the block; iterations are independent.
+
+    `loop_layout`, a T.Fragment or a function as it takes, says which thread runs which iterations, in which order.
+    """
     if not extents:
         raise error(
             "bad_argument", None, op="T.Parallel", name="extents", why="is empty", fix="give at least one extent"
         )
     stops = tuple(_bound(e, "T.Parallel") for e in extents)
-    return Loop(LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops)
+    layout = requested(loop_layout, extents, tracer("T.Parallel").threads)
+    return Loop(LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops, layout=layout)
 
 
 def Pipelined(

@@ -11,6 +11,7 @@ from ..ir import dtype as dt
 from ..ir.buffer import SPELLINGS, Buffer
 from ..ir.expr import Expr, Load, Var, cast, is_number, to_expr
 from ..ir.stmt import Alloc, Kernel as KernelNode
+from .layout import request
 from .trace import author_span, close_body, make_variable, tracer, with_span
 from .values import Handle, TensorType, dtype_of, shape_of
 
@@ -33,6 +34,7 @@ class Kernel:
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
         self.threads = tuple(int(t) for t in given)
         self.names: tuple[str | None, ...] = ("bx", "by", "bz")
+        self.shared_bytes = int(hints.get("shared_bytes", 0))  # of printed kernels
         self.span = author_span()
 
     def take_names(self, names: tuple[str | None, ...]) -> None:
@@ -43,10 +45,13 @@ class Kernel:
     def __enter__(self) -> Any:
         at = tracer()
         at.swizzle = None
+        at.launch = self
         self.scope = at.open("kernel")
         self.opened = self.scope.__enter__()
         self.blocks = tuple(Var(n or "b", dt.int32, "block") for n, _ in zip(self.names, self.grid, strict=False))
-        for var in self.blocks:
+        self.thread = Var("thread", dt.int32, "thread")
+        self.uses_thread = False
+        for var in (*self.blocks, self.thread):
             at.own(var)
         return self.blocks if len(self.blocks) > 1 else self.blocks[0]
 
@@ -56,7 +61,10 @@ class Kernel:
         self.scope.__exit__(kind, value, trace)
         if kind is None:
             at = tracer()
-            made = KernelNode(self.grid, self.blocks, self.threads, close_body(self.opened), at.swizzle)
+            made = KernelNode(
+                self.grid, self.blocks, self.threads, close_body(self.opened), at.swizzle,
+                self.thread if self.uses_thread else None, self.shared_bytes,
+            )  # fmt: skip
             at.kernels.append(with_span(made, self.span))
 
 
@@ -66,37 +74,32 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
         tracer("T.use_swizzle").swizzle = (int(panel_size), {"col": "column"}.get(order, order))
 
 
-def annotate_layout(layouts: dict[Any, Any]) -> None:
-    """Ask for a memory or register layout of buffers; on the CPU every tile is row-major whatever is asked."""
-    for handle in layouts:
-        if not isinstance(handle, Handle):
-            raise error(
-                "bad_argument", None, op="T.annotate_layout", name="layouts", why=f"has the key {handle!r}",
-                fix="keys are buffers",
-            )  # fmt: skip
-    tracer("T.annotate_layout")
-
-
-def _alloc(scope: str, shape: Any, dtype: Any, what: str) -> Handle:
+def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, offset: int | None = None) -> Handle:
     at = tracer(what)
-    buffer = Buffer("", shape_of(shape, f"{what}'s shape"), dtype_of(dtype), scope)
+    buffer = Buffer("", shape_of(shape, f"{what}'s shape"), dtype_of(dtype), scope, offset=offset)
+    request(buffer, layout, at.threads)
     at.emit(Alloc(buffer))
     at.own(buffer)
     return Handle(buffer)
 
 
-def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared.dyn") -> Handle:
-    """A tile in memory shared by the threads of a block. Content is undefined until written."""
+def alloc_shared(
+    shape: Any, dtype: Any = "float32", scope: str = "shared.dyn", layout: Any = None, offset: int | None = None
+) -> Handle:
+    """A tile in memory shared by the threads of a block. Content is undefined until written.
+
+    `layout` is as for T.annotate_layout; `offset`, the first byte, is for printed kernels: the compiler finds it.
+    """
     if scope not in SPELLINGS:
         raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
-    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_shared")
+    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_shared", layout, offset)
 
 
-def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment") -> Handle:
-    """A tile in the registers of a block, spread over its threads by layout inference."""
+def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment", layout: Any = None) -> Handle:
+    """A tile in the registers of a block, spread over its threads by layout inference, or by `layout`."""
     if scope not in SPELLINGS:
         raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
-    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_fragment")
+    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_fragment", layout)
 
 
 def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Handle:

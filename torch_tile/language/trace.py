@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import math
 import os
 import sys
 import threading
@@ -47,12 +48,18 @@ class Tracer:
         self.kernels: list[Kernel] = []
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
         self.swizzle: tuple[int, str] | None = None
+        self.launch: Any = None  # the T.Kernel around
         self.consts: Callable[[str], Any] = no_consts
 
     @property
     def scope(self) -> Scope | None:
         """The innermost open scope, or None outside kernels."""
         return self.scopes[-1] if self.scopes else None
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block of the kernel around; 1 outside kernels."""
+        return 1 if self.launch is None or not self.scopes else math.prod(self.launch.threads)
 
     def emit(self, stmt: Stmt) -> None:
         """Record a statement in the innermost scope."""

@@ -13,7 +13,7 @@ from ..ir.buffer import Buffer
 from ..ir.expr import Address, Expr, Load, binary, const
 from ..ir.node import Rewriter
 from ..ir.simplify import simplify
-from ..ir.stmt import Alloc, Program, Store
+from ..ir.stmt import Alloc, Kernel, Program, Store
 
 A = TypeVar("A", Load, Address, Store)
 
@@ -26,6 +26,12 @@ def flatten(program: Program) -> Program:
 class _Flatten(Rewriter):
     def __init__(self) -> None:
         self.flat: dict[int, Buffer] = {}
+        self.on_threads = False
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        """Layouts are for the threads of GPUs; a CPU's tiles are row-major whatever the author asks."""
+        self.on_threads = kernel.thread is not None
+        return self.children(kernel)
 
     def Program(self, program: Program) -> Program:
         new = self.children(program)
@@ -43,7 +49,7 @@ class _Flatten(Rewriter):
         found = self.flat.get(id(buffer))
         if found is None:
             size = simplify(product(buffer.shape))
-            if buffer.layout is not None:
+            if buffer.layout is not None and self.on_threads:
                 size = const(buffer.layout.extent("m"), dt.int32)
             found = replace(buffer, shape=(size,), strides=None, layout=None)
             self.flat[id(buffer)] = found
@@ -67,7 +73,8 @@ class _Flatten(Rewriter):
         new, flat = self.children(node), self.one(node.buffer)
         if flat is node.buffer:
             return new
-        return replace(new, buffer=flat, indices=(place(node.buffer, new.indices),))
+        at = place(node.buffer, new.indices) if self.on_threads else linear(new.indices, strides_of(node.buffer))
+        return replace(new, buffer=flat, indices=(at,))
 
 
 def place(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
