@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from .build import Build, PassOptions
 from .codegen.cpu import ENTRY, emit_cpu
-from .diagnostics import error
+from .diagnostics import TileError, diagnose, error
 from .ir.buffer import Buffer
 from .ir.stmt import Program, dimensions
 from .kernel import JITKernel
@@ -67,6 +67,8 @@ def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITK
     source = emit_cuda(lowered, build, program)  # CUDA C++: codegen/cuda.py
     cubin = compile_cubin(source.text, build.target, build.options)  # machine code, cached: runtime/nvrtc.py
     note_costs(source.entries, cubin, build)
+    if build.options.strict:
+        refuse_slow(build)
     launcher = CudaLauncher(program, source, cubin.data, build.target, out_idx)  # runtime/cuda_launch.py
     return JITKernel(program, lowered, source.text, launcher, build, cubin)
 
@@ -79,6 +81,13 @@ def note_costs(entries: Sequence[Entry], cubin: Cubin, build: Build) -> None:
         build.note(entry.span, "T.Kernel", f"{entry.name}: {found.registers} registers", spilt)
     for line in cubin.warnings:
         build.note(entries[0].span, "assembler", "slower code", line)
+
+
+def refuse_slow(build: Build) -> None:
+    """Raise a TileError with all that could be faster, if there is anything."""
+    slow = [note for note in build.notes if note.why_not]
+    if slow:
+        raise TileError(*(diagnose("slow_schedule", n.span, op=n.op, became=n.became, why=n.why_not) for n in slow))
 
 
 def compile(
