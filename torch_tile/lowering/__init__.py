@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +12,19 @@ from pathlib import Path
 from ..build import Build
 from ..ir.stmt import Program
 from ..ir.verify import Stage, verify
+from .bind_threads import bind_threads
 from .check_kernel import check_kernel
 from .flatten import flatten
 from .guard_bounds import guard_bounds
+from .infer_layouts import infer_layouts
+from .insert_sync import insert_sync
 from .lower_tile_ops import lower_tile_ops
 from .peel_tails import peel_tails
+from .pipeline_loops import pipeline_loops
+from .place_shared import place_shared
 from .simplify_program import simplify_program
 from .split_parallel import split_parallel
+from .vectorize import vectorize
 
 Pass = Callable[[Program], Program]
 
@@ -35,42 +39,29 @@ CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
     (flatten, Stage.FLAT),  # one linear index per access
 )
 
-CUDA_PASSES: tuple[tuple[str, Stage], ...] = (
-    ("check_kernel", Stage.TILE),  # no error that the author can mend is left
-    ("pipeline_loops", Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
-    ("infer_layouts", Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
-    ("bind_threads", Stage.THREAD),  # what one thread does; fragments are its registers
-    ("vectorize", Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers
-    ("guard_bounds", Stage.THREAD),  # global memory is touched only inside its bounds
-    ("simplify_program", Stage.THREAD),  # no constant branch, no empty loop
-    ("place_shared", Stage.THREAD),  # shared buffers have offsets
-    ("insert_sync", Stage.THREAD),  # every hazard is ordered by a barrier
-    ("flatten", Stage.FLAT),  # one linear index per access
-)
-
 
 def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
-    """The passes for a GPU, each bound to `build`. They are imported here, so that the CPU target does not pay."""
-    return tuple((_bound(name, build), stage) for name, stage in CUDA_PASSES if _exists(name))
+    """The passes for a GPU, those that ask for the target or report to the author bound to `build`."""
 
+    def bound(step: Callable[[Program, Build], Program]) -> Pass:
+        @functools.wraps(step)
+        def run(program: Program) -> Program:
+            return step(program, build)
 
-def _exists(name: str) -> bool:
-    return importlib.util.find_spec(f"{__name__}.{name}") is not None
+        return run
 
-
-def _bound(name: str, build: Build) -> Pass:
-    step = getattr(importlib.import_module(f"{__name__}.{name}"), name)
-    if name in _SHARED:
-        return step  # type: ignore[no-any-return]
-
-    @functools.wraps(step)
-    def run(program: Program) -> Program:
-        return step(program, build)  # type: ignore[no-any-return]
-
-    return run
-
-
-_SHARED = {"check_kernel", "guard_bounds", "simplify_program", "flatten"}  # with the CPU: they take the program alone
+    return (
+        (check_kernel, Stage.TILE),  # no error that the author can mend is left
+        (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
+        (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
+        (bound(bind_threads), Stage.THREAD),  # what one thread does; fragments are its registers
+        (bound(vectorize), Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers
+        (guard_bounds, Stage.THREAD),  # global memory is touched only inside its bounds
+        (simplify_program, Stage.THREAD),  # no constant branch, no empty loop
+        (bound(place_shared), Stage.THREAD),  # shared buffers have offsets
+        (bound(insert_sync), Stage.THREAD),  # every hazard is ordered by a barrier
+        (flatten, Stage.FLAT),  # one linear index per access
+    )
 
 
 def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -> Program:
