@@ -12,6 +12,7 @@ from torch_tile.ir.stmt import Alloc, Do, For, LoopKind
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.pipeline_loops import pipeline_loops
 from torch_tile.target import Target
+from torch_tile.tileop.async_loop import AsyncLoop
 from torch_tile.tileop.copy_async import AsyncCopy
 
 
@@ -174,6 +175,24 @@ def test_addresses_from_a_table():
     for n in (0, 1, 9):
         program, notes = same(kernel, torch.randn(32, 16), table, torch.zeros(36, 16), n)
     assert early(program) == 2 and not any(n.why_not for n in notes)
+
+
+def test_rows_gathered_by_a_loop():
+    """A T.Parallel loop that only fills a tile runs ahead as a copy does, its condition with it."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((32, 16)), table: T.Tensor((9 * 4,), "int32"), out: T.Tensor((9 * 4, 16)), n: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_shared((4, 16), "float32")
+            for step in T.Pipelined(9, num_stages=3):
+                for i, j in T.Parallel(4, 16):
+                    row = table[step * 4 + i] % 32
+                    tile[i, j] = T.if_then_else(step * 4 + i < n, x[row, j], 0.0)
+                T.copy(tile, out[step * 4, 0])
+
+    table = torch.randint(0, 100, (36,), dtype=torch.int32)
+    program, notes = same(kernel, torch.randn(32, 16), table, torch.zeros(36, 16), 30)
+    assert len([n for n in walk(program) if isinstance(n, AsyncLoop)]) == 2 and not any(n.why_not for n in notes)
 
 
 def test_tiles_used_outside_the_loop_keep_their_values():

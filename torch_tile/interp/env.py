@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..ir.buffer import Region
     from ..ir.dtype import DType
     from ..ir.expr import Expr
+    from ..ir.stmt import Block
 
 
 class Env(Protocol):
@@ -37,3 +38,6 @@ class Env(Protocol):
 
     def wide(self, dtype: DType) -> torch.dtype:
         """The type in which a reference computes for results of `dtype`: float64 or int64."""
+
+    def block(self, block: Block) -> None:
+        """Run statements."""

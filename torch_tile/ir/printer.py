@@ -124,12 +124,14 @@ class Printer(ExprPrinter):
         write = _STATEMENTS.get(type(s))
         if write is not None:
             write(self, s)
+        elif isinstance(loop := getattr(s, "loop", None), stmt.For):  # an op on a whole loop
+            self._for(loop, "asynchronous=True")
         elif isinstance(s, stmt.TileOp):
             self.line(self._tile_op(s))
         else:
             self.line(f"<{type(s).__name__}>")
 
-    def _for(self, f: stmt.For) -> None:
+    def _for(self, f: stmt.For, *options: str) -> None:
         first = [self.expr(x) for x in f.starts]
         last = [self.expr(x) for x in f.stops]
         if f.kind is stmt.LoopKind.PARALLEL:
@@ -140,6 +142,7 @@ class Printer(ExprPrinter):
         if f.kind is stmt.LoopKind.PIPELINED:
             args.append(f"num_stages={f.stages}")
             args += [f"{k}={list(v)!r}" for k, v in (("order", f.order), ("stage", f.stage)) if v]
+        args += options
         with self.names.bound(f.vars) as names:
             self.line(f"for {', '.join(names)} in T.{f.kind.value}({', '.join(args)}):")
             self.body(f.body)

@@ -24,6 +24,7 @@ from ..ir.layout import Digit
 from ..ir.node import Node, Rewriter, field_names, walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Program, Stmt, Store
+from ..tileop.async_loop import AsyncLoop
 from ..tileop.copy import Copy
 from ..tileop.copy_async import AsyncCopy
 from .instance import Instance
@@ -81,7 +82,8 @@ class _Pipeline(Rewriter):
         """What runs when, with its report; None for a plain loop."""
         plan = plan_copies(loop)
         for copy, why in plan.refused:
-            self.build.note(copy.span, "T.copy", f"a copy within its iteration, no stage of {name}", why)
+            kind = "T.copy" if isinstance(copy, Copy) else "T.Parallel"
+            self.build.note(copy.span, kind, f"a copy within its iteration, no stage of {name}", why)
         why = ""
         if loop.stage:
             by_hand = schedule_by_hand(loop, plan)
@@ -281,10 +283,12 @@ def _under(guards: Sequence[Expr], stmt: Stmt, loop: For) -> list[Stmt]:
     return [If(reduce(lambda a, b: binary("and", a, b), guards), block, Block(()), span=loop.span)]
 
 
-def _started(copy: Stmt) -> Stmt:
-    """The same copy, not waited for."""
-    assert isinstance(copy, Copy)
-    return AsyncCopy(**{name: getattr(copy, name) for name in field_names(copy)}, span=copy.span)
+def _started(stmt: Stmt) -> Stmt:
+    """The same copy or loop, not waited for."""
+    if isinstance(stmt, For):
+        return AsyncLoop(stmt, span=stmt.span)
+    assert isinstance(stmt, Copy)
+    return AsyncCopy(**{name: getattr(stmt, name) for name in field_names(stmt)}, span=stmt.span)
 
 
 def _versions_of(tile: Buffer, count: int) -> Buffer:

@@ -15,6 +15,7 @@ from ..ir.expr import Address, Call, Const, Expr, Load, Var, unary
 from ..ir.node import Node, walk
 from ..ir.stmt import Block, For, If, Let, Stmt, Store
 from ..tileop import RegisteredOp
+from ..tileop.async_loop import gather_of
 from ..tileop.base import same_extents
 from ..tileop.copy import Copy
 
@@ -57,11 +58,44 @@ class Move:
 
 
 @dataclass(frozen=True)
+class Filling:
+    """What a statement that loads a tile does: which box it fills, from which buffers, and whether it converts."""
+
+    region: Region
+    sources: tuple[Buffer, ...]
+
+    @property
+    def converts(self) -> str:
+        """The conversion on the way; "" if there is none."""
+        types = [str(b.dtype) for b in (self.sources[0], self.region.buffer)]
+        return "" if types[0] == types[1] else f"it converts {types[0]} to {types[1]} on its way"
+
+
+def filling(node: Node) -> Filling | None:
+    """How a statement fills a shared tile from global memory: T.copy, or a T.Parallel loop that only does that."""
+    if type(node) is Copy and (node.src.buffer.scope, node.dst.buffer.scope) == ("global", "shared"):
+        return Filling(node.dst, (node.src.buffer,))
+    found = gather_of(node) if isinstance(node, For) else None
+    if found is None:
+        return None
+    assert isinstance(node, For)
+    buffers = {id(n.buffer): n.buffer for n in walk(node) if isinstance(n, Load)}
+    return Filling(found.region, (found.src[0], *buffers.values()))
+
+
+def filled(stmt: Stmt) -> Buffer:
+    """The tile that a statement fills."""
+    found = filling(stmt)
+    assert found is not None
+    return found.region.buffer
+
+
+@dataclass(frozen=True)
 class Plan:
     """`groups` of copies that are waited for together, in the order of their first use; why others stay behind."""
 
     groups: tuple[tuple[Move, ...], ...]
-    refused: tuple[tuple[Copy, str], ...]
+    refused: tuple[tuple[Stmt, str], ...]
 
     @property
     def moves(self) -> list[Move]:
@@ -74,17 +108,16 @@ def plan_copies(loop: For) -> Plan:
     found = list(leaves(loop.body))
     facts = Facts(found)
     reasons: dict[int, str] = {}  # by destination: tiles are staged as a whole
-    copies = [leaf for leaf in found if _loads_tile(leaf.node)]
-    for leaf in copies:
-        assert isinstance(leaf.node, Copy)
-        why = facts.why_not(leaf, leaf.node) or _why_not_tile(loop.body, found, leaf.node.dst.buffer)
+    copies = [(leaf, how) for leaf in found if (how := filling(leaf.node)) is not None]
+    for leaf, how in copies:
+        why = facts.why_not(leaf, how) or _why_not_tile(loop.body, found, how.region.buffer)
         if why:
-            reasons.setdefault(id(leaf.node.dst.buffer), why)
-    refused = [(leaf.node, reasons[i]) for leaf in copies if (i := _target(leaf)) in reasons]
-    refused += [(inner, "it is inside an inner loop") for leaf in found for inner in _inner_copies(leaf.node)]
-    good = [leaf for leaf in copies if _target(leaf) not in reasons]
+            reasons.setdefault(id(how.region.buffer), why)
+    late = [(leaf.node, reasons[id(how.region.buffer)]) for leaf, how in copies if id(how.region.buffer) in reasons]
+    late += [(inner, "it is inside an inner loop") for leaf in found for inner in _inner_copies(leaf.node)]
+    good = [(leaf, how.region.buffer) for leaf, how in copies if id(how.region.buffer) not in reasons]
     groups = tuple(tuple(facts.move(leaf) for leaf in group) for group in _grouped(good, found))
-    return Plan(groups, tuple(refused))  # type: ignore[arg-type]
+    return Plan(groups, tuple((s, why) for s, why in late if isinstance(s, Stmt)))
 
 
 def leaves(block: Block, path: Path = ()) -> Iterator[Leaf]:
@@ -127,19 +160,9 @@ def reads_of(node: Node) -> set[int]:
     return {id(r.buffer) for r in uses(node)[0]}
 
 
-def _loads_tile(node: Node) -> bool:
-    """Whether a statement is a plain copy from global to shared memory."""
-    return type(node) is Copy and node.src.buffer.scope == "global" and node.dst.buffer.scope == "shared"
-
-
-def _target(leaf: Leaf) -> int:
-    assert isinstance(leaf.node, Copy)
-    return id(leaf.node.dst.buffer)
-
-
-def _inner_copies(node: Node) -> Iterator[Copy]:
-    if isinstance(node, Stmt) and not isinstance(node, RegisteredOp):
-        yield from (n for n in walk(node) if isinstance(n, Copy) and _loads_tile(n))
+def _inner_copies(node: Node) -> Iterator[Node]:
+    if isinstance(node, Stmt) and not isinstance(node, RegisteredOp) and filling(node) is None:
+        yield from (n for n in walk(node) if type(n) is Copy and filling(n))
 
 
 class Facts:
@@ -157,14 +180,14 @@ class Facts:
                     return f"`{let.var.name}` depends on `{node.buffer.name}`, which the loop writes"
         return ""
 
-    def why_not(self, leaf: Leaf, copy: Copy) -> str:
+    def why_not(self, leaf: Leaf, how: Filling) -> str:
         """Why a copy cannot run before earlier iterations have ended; "" if it can."""
-        src, dst = copy.src.buffer, copy.dst.buffer
-        if src.dtype != dst.dtype:
-            return f"it converts {src.dtype} to {dst.dtype} on its way"
-        if id(src) in self.written:
-            return f"the loop writes `{src.name}`"
-        for item in (*self.needed(leaf), copy):
+        if how.converts:
+            return how.converts
+        for src in how.sources:
+            if id(src) in self.written:
+                return f"the loop writes `{src.name}`"
+        for item in (*self.needed(leaf), leaf.node):
             value = item.condition if isinstance(item, Branch) else item.value if isinstance(item, Let) else item
             for node in walk(value):
                 if isinstance(node, Load) and id(node.buffer) in self.written:
@@ -205,7 +228,7 @@ def _why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
         reads, writes = uses(leaf.node)
         touched = any(r.buffer is tile for r in reads) or any(b is tile for b in writes)
         read = read or any(r.buffer is tile for r in reads)
-        if _loads_tile(leaf.node) and any(b is tile for b in writes):
+        if (how := filling(leaf.node)) is not None and how.region.buffer is tile:
             if not all(leaf.excludes(other) for other in earlier):
                 return f"`{tile.name}` is filled again after it was used"
         elif touched:
@@ -223,6 +246,10 @@ def first_access(stmts: Iterable[Stmt], tile: Buffer, boxes: list[Region] | None
             ways = [first_access(branch.stmts, tile, list(boxes)) for branch in (one.then, one.otherwise)]
             if "read" in ways or all(w == "written" for w in ways):
                 return "read" if "read" in ways else "written"
+        elif (how := filling(one)) is not None:
+            boxes += [how.region] if how.region.buffer is tile else []
+            if _cover(boxes, tile):
+                return "written"
         elif isinstance(one, For) and not any(id(tile) in reads_of(b) for b in (*one.starts, *one.stops)):
             if first_access(one.body.stmts, tile, list(boxes)) == "read":
                 return "read"
@@ -260,16 +287,16 @@ def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
     return bool(boxes) and volume == total
 
 
-def _grouped(copies: Sequence[Leaf], found: Sequence[Leaf]) -> list[list[Leaf]]:
+def _grouped(copies: Sequence[tuple[Leaf, Buffer]], found: Sequence[Leaf]) -> list[list[Leaf]]:
     """Copies by the place where their tile is first read; neighbouring places share a group, and so one wait."""
-    moved = {id(leaf.node) for leaf in copies}
+    moved = {id(leaf.node) for leaf, _ in copies}
     rest = [leaf.node for leaf in found if id(leaf.node) not in moved and not isinstance(leaf.node, Let)]
     readers = [reads_of(node) for node in rest]
-    place = {t: next(n for n, r in enumerate(readers) if t in r) for t in {_target(leaf) for leaf in copies}}
+    place = {id(tile): next(n for n, r in enumerate(readers) if id(tile) in r) for _, tile in copies}
     groups: list[list[Leaf]] = []
     last = -2
-    for leaf in sorted(copies, key=lambda leaf: place[_target(leaf)]):
-        where = place[_target(leaf)]
+    for leaf, tile in sorted(copies, key=lambda pair: place[id(pair[1])]):
+        where = place[id(tile)]
         if where > last + 1:
             groups.append([])
         groups[-1].append(leaf)

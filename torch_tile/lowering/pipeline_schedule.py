@@ -16,8 +16,7 @@ from ..ir.buffer import Buffer
 from ..ir.expr import Var
 from ..ir.node import Rewriter, walk
 from ..ir.stmt import Alloc, Block, For, If, Let, Stmt
-from ..tileop.copy import Copy
-from .pipeline_plan import Facts, Leaf, Move, Plan, leaves, uses
+from .pipeline_plan import Facts, Leaf, Move, Plan, filled, leaves, uses
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,7 @@ class Item:
     @property
     def tiles(self) -> list[Buffer]:
         """What a group fills."""
-        copies = [m.stmt for m in self.moves if isinstance(m.stmt, Copy)] if self.is_group else []
-        return [copy.dst.buffer for copy in copies]
+        return [filled(m.stmt) for m in self.moves] if self.is_group else []
 
 
 @dataclass(frozen=True)
@@ -157,12 +155,9 @@ class _Without(Rewriter):
     def __init__(self, gone: set[int]):
         self.gone = gone
 
-    def Copy(self, copy: Copy) -> Stmt:
-        return Block(()) if id(copy) in self.gone else copy
-
-    def Let(self, let: Let) -> Stmt:
-        return Block(()) if id(let) in self.gone else let
-
     def If(self, node: If) -> Stmt:
         new = self.children(node)
         return new if new is node or new.then.stmts or new.otherwise.stmts else Block(())
+
+    def Stmt(self, stmt: Stmt) -> Stmt:
+        return Block(()) if id(stmt) in self.gone else self.children(stmt)

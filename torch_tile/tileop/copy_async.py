@@ -9,7 +9,7 @@ left to guard_bounds, which makes it 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..intrinsics.memory import cp_async
@@ -64,7 +64,7 @@ def refuses(op: Copy, width: int, ranges: Ranges) -> str | None:
         return f"rows of {_number(extents[-1])} are not whole runs of {run}"
     if aligned_run(dst) % run or not divides(run, op.dst.starts[-1], ranges):
         return f"`{dst.name}` does not keep runs of {run} together"
-    strides = src.strides or _row_major(src)
+    strides = strides_of(src)
     if not is_one(strides[-1]):
         return f"`{src.name}` is not dense along its last dimension"
     if not divides(run, op.src.starts[-1], ranges):
@@ -76,17 +76,26 @@ def refuses(op: Copy, width: int, ranges: Ranges) -> str | None:
 
 
 def _copies(op: Copy, width: int, ctx: ThreadContext) -> Stmt:
-    """Runs are dealt to the threads in row-major order, so that neighbours move neighbouring runs."""
-    run = width // op.src.buffer.dtype.itemsize
-    *outer, last = (_number(e) for e in squeezed(op.dst))
+    def move(point: tuple[Expr, ...]) -> Stmt:
+        source, target = spread(op.src, point), spread(op.dst, point)
+        return cp_async(Address(op.dst.buffer, target), Address(op.src.buffer, source), width, width)
+
+    extents = [_number(e) for e in squeezed(op.dst)]
+    return deal_runs(extents, width // op.src.buffer.dtype.itemsize, move, ctx)
+
+
+def deal_runs(extents: Sequence[int], run: int, move: Callable[[tuple[Expr, ...]], Stmt], ctx: ThreadContext) -> Stmt:
+    """`move` at the first point of each run of `run` elements along the last dimension of a box.
+
+    Runs are dealt to the threads in row-major order, so that neighbours move neighbouring runs.
+    """
+    *outer, last = extents
     per_row = last // run
     total = math.prod(outer) * per_row
     turns = -(-total // ctx.count)
     turn = Var("s", dt.int32, "loop")
     row, column = _split(turn if turns > 1 else ZERO, ctx.thread, ctx.count, per_row)
-    point = (*_digits(row, outer), column * run)
-    source, target = spread(op.src, point), spread(op.dst, point)
-    body: Stmt = cp_async(Address(op.dst.buffer, target), Address(op.src.buffer, source), width, width)
+    body = move((*_digits(row, outer), column * run))
     if total % ctx.count:
         body = If(turn * ctx.count + ctx.thread < total, Block((body,)), Block(()))
         body = body if turns > 1 else If(ctx.thread < total, body.then, Block(()))
@@ -114,7 +123,10 @@ def _digits(row: Expr, sizes: Sequence[int]) -> tuple[Expr, ...]:
     return (row, *reversed(found)) if sizes else ()
 
 
-def _row_major(buffer: Buffer) -> tuple[Expr, ...]:
+def strides_of(buffer: Buffer) -> tuple[Expr, ...]:
+    """Elements from one index of each dimension to the next."""
+    if buffer.strides:
+        return buffer.strides
     strides: list[Expr] = [const(1, dt.int32)]
     for size in reversed(buffer.shape[1:]):
         strides.append(strides[-1] * size)
