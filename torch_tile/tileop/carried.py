@@ -69,8 +69,19 @@ class Uses:
 
 
 def _moves_with(indices: tuple[Expr, ...], var: Var, uses: Uses) -> bool:
-    """Whether different values of `var` certainly give different places: some index is affine in it."""
-    return any(_is_affine(index, var, uses) for index in indices)
+    """Whether different values of `var` certainly give different places: some index is affine in it.
+
+    So is a pair of indices `x // c` and `x % c` that together tell such an `x`.
+    """
+    if any(_is_affine(index, var, uses) for index in indices):
+        return True
+    parts = [i for i in map(uses.resolve, indices) if isinstance(i, Binary)]
+    return any(
+        a.op == "//" and b.op == "%" and equal(a.a, b.a) and equal(a.b, b.b)
+        and _is_affine(a.a, var, uses) and not uses.depends(a.b, var)
+        for a in parts
+        for b in parts
+    )  # fmt: skip
 
 
 def _is_affine(expr: Expr, var: Var, uses: Uses) -> bool:
