@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..ir import dtype as dt
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
-from ..ir.expr import Address, Expr, Load, Var, binary, const
+from ..ir.expr import Address, Call, Expr, Load, Var, binary, const
 from ..ir.layout import Digit, Layout
 from ..ir.node import Rewriter, walk
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Print, Stmt, Store, While
@@ -192,14 +192,21 @@ class _Body(Rewriter):
     def __init__(self, binder: _Binder, ranges: Ranges, owner: Expr | None, unrolled: set[int]):
         self.binder, self.ranges, self.owner, self.unrolled = binder, ranges, owner, unrolled
         self.inline = Inline({**binder.ctx.values, **binder.values})
+        self.names = dict(binder.values)
 
     def Var(self, var: Var) -> Expr:
-        return self.binder.values.get(id(var), var)
+        return self.names.get(id(var), var)
 
-    def Let(self, let: Let) -> Let:
+    def Let(self, let: Let) -> Stmt:
+        """Names of indices are put in place, so that later passes see how addresses move."""
         new: Let = self.children(let)
+        if not let.var.dtype.is_integer:
+            return new
         self.inline = Inline({**self.inline.values, id(let.var): let.value})
-        return new
+        if any(isinstance(n, Load | Call) for n in walk(new.value)):
+            return new
+        self.names[id(let.var)] = new.value
+        return Block(())
 
     def Load(self, load: Load) -> Load:
         return load_of(load, self.binder.ctx, self._register(load)) if _is_fragment(load) else self.children(load)

@@ -24,6 +24,7 @@ from ..tileop.nest import Nest, is_static, nest_of
 from ..tileop.parallel import default_layout, demands, following
 from ..tileop.threads import Demand, Layouts, ThreadContext
 from .known import Known
+from .private_vars import private_vars
 
 
 def infer_layouts(program: Program, build: Build) -> Program:
@@ -50,11 +51,13 @@ class _Member:
         layout = following(self.nest, known, self.ctx, partial=False)
         return [] if layout is None else demands(self.nest, layout, known, self.ctx)
 
+    def points(self) -> int:
+        """Number of iterations, if it is a nest: the largest are opened first, and vectors of rows follow them."""
+        return math.prod(self.nest.extents) if self.nest is not None else 0
+
     def opens(self, known: Layouts) -> list[Demand]:
         """What a default for this member would decide."""
         nest = self.nest
-        if nest is None and isinstance(self.node, RegisteredOp) and (loop := self.node.as_loop()) is not None:
-            nest = nest_of(loop, self.ctx.values) if is_static(loop) else None
         if nest is None or all(known.get(use.buffer) is not None for use in nest.fragments):
             return []
         layout = following(nest, known, self.ctx, partial=True) or default_layout(nest, self.ctx)
@@ -62,12 +65,13 @@ class _Member:
 
 
 def _laid_out(kernel: Kernel, build: Build) -> Kernel:
+    kernel = private_vars(kernel)
     survey = _Survey(build, kernel)
     survey(kernel)
     known = Layouts()
     _require(survey, known)
     _propagate(survey.members, known)
-    for member in survey.members:
+    for member in sorted(survey.members, key=lambda m: -m.points()):
         opened = [_decide(d, known) for d in member.opens(known)]
         if opened:
             _propagate(survey.members, known)
@@ -154,7 +158,9 @@ class _Survey(Known):
 
     def RegisteredOp(self, op: RegisteredOp) -> RegisteredOp:
         """An op on whole tiles."""
-        self.members.append(_Member(op, self.context()))
+        ctx, loop = self.context(), op.as_loop()
+        nest = nest_of(loop, ctx.values) if loop is not None and is_static(loop) else None
+        self.members.append(_Member(op, ctx, nest))
         return op
 
     def For(self, loop: For) -> For:

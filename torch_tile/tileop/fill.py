@@ -50,11 +50,6 @@ class Fill(RegisteredOp):
         """Any layout will do."""
         return []
 
-    def as_loop(self) -> For | None:
-        """The nest, unless a single element is set."""
-        stores = self._stores()
-        return stores if isinstance(stores, For) else None
-
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """All registers of a whole fragment; else a parallel nest."""
         if self.dst.buffer.scope != "fragment" or not same_extents(self.dst.extents, self.dst.buffer.shape):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir.expr import Expr
+from ..ir.expr import Const, Expr
 from ..ir.layout import Digit, Layout
 from ..ir.mixed_radix import Digits, MixedRadix
 from ..ir.node import walk
@@ -140,10 +140,11 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, rank: int) -> 
     """
     parts: list[list[tuple[int, Dim]]] = [[] for _ in range(rank)]
     for index, digits in zip(indices, layout.dims, strict=True):
-        if index is None or index.rest is not None:
+        if index is None or (index.rest is not None and not is_register(index)):
             return None
         covered = 1
-        for p, following in zip(index.pieces, (*index.pieces[1:], None), strict=True):
+        for number, p in enumerate(index.pieces, 1):
+            following = index.pieces[number] if number < len(index.pieces) else None
             high = None if following is None else following.factor
             cut = sliced(digits, p.factor, high)
             size = None if cut is None else math.prod(d.size for d in cut)
@@ -162,10 +163,15 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, rank: int) -> 
     return found
 
 
+def is_register(index: Index) -> bool:
+    """Whether an index is one constant, which may choose a register."""
+    return not index.pieces and (index.rest is None or isinstance(index.rest, Const))
+
+
 def fits(indices: Sequence[Index | None], dims: Sequence[Dim], layout: Layout) -> bool:
     """Whether each thread that runs a nest holds all that it accesses of a fragment in `layout`, in known registers."""
     for index, digits in zip(indices, layout.dims, strict=True):
-        if index is None or (index.rest is not None and index.pieces):
+        if index is None or (index.rest is not None and not is_register(index)):
             return False
         if not index.pieces:
             if any(d.axis == "t" and d.size > 1 for d in digits):
