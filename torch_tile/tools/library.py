@@ -52,11 +52,10 @@ def compiled(case: Case, target: Target) -> list[JITKernel]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     found: list[JITKernel] = []
-    device = "cuda:0" if target.kind == "cuda" else "cpu"
     with FakeTensorMode(), _no_launch(found), _machine(target), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer")  # which is 0, and as aligned as can be
         with suppress(_PlainTorch):
-            case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device))
+            case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     return found
 
 
@@ -79,7 +78,11 @@ def _no_launch(found: list[JITKernel]) -> Iterator[None]:
 
 @contextmanager
 def _machine(target: Target) -> Iterator[None]:
-    with patch.object(common, "_gpu", lambda index: common.Machine(target, UNITS.get(target.capability, 128))):
+    """Let the families take CPU tensors for those of a machine of `target`."""
+    machine = common.Machine(target, UNITS.get(target.capability, 128))
+    with ExitStack() as stack:
+        for family in (gemm, attention, mla_decode, norm, softmax):
+            stack.enter_context(patch.object(family, "machine_of", lambda x: machine))
         yield
 
 
