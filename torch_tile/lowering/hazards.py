@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ..intrinsics.base import lookup
@@ -50,19 +51,26 @@ class Access:
         """Whether it changes memory."""
         return "w" in self.kind
 
-    @property
+    @cached_property
     def key(self) -> Hashable:
         """The same for accesses of one node to the same places."""
         return id(self.origin), self.kind, structure(self.indices), tuple(id(loop) for loop in self.loops)
 
+    @cached_property
+    def symbols(self) -> frozenset[int]:
+        """Variables of the indices, by identity, without those of its own loops."""
+        used = {id(n) for e in (*self.indices, *self.conditions) for n in walk(e) if isinstance(n, Var)}
+        return frozenset(used - {id(v) for loop in self.loops for v in loop.vars})
+
     def earlier(self, values: Mapping[int, Expr], forgotten: Mapping[int, Expr], limit: int) -> Access:
         """The access as a later iteration sees it: with `values` of variables, after `limit` iterations `forgotten`."""
-        own = {id(v) for loop in self.loops for v in loop.vars}
+        if not self.symbols & values.keys():
+            return self
         known = values if self.age < limit else forgotten
-        swap = Swap({i: value for i, value in known.items() if i not in own})
-        indices, conditions = tuple(map(swap, self.indices)), tuple(map(swap, self.conditions))
+        swap = Swap({i: known[i] for i in self.symbols & known.keys()})
+        indices = tuple(simplify(swap(i)) for i in self.indices)
         age = 0 if values is forgotten else self.age + 1
-        return replace(self, indices=tuple(map(simplify, indices)), conditions=conditions, age=age)
+        return replace(self, indices=indices, conditions=tuple(map(swap, self.conditions)), age=age)
 
 
 class Swap(Rewriter):

@@ -9,7 +9,7 @@ wait that completes them on. A barrier never stands where only some threads come
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..build import Build
@@ -72,14 +72,14 @@ class State:
         mine, theirs = ({k: n for k, (_, n) in s.flying.items()} for s in (self, other))
         return self.since.keys() == other.since.keys() and mine == theirs
 
-    def earlier(self, values: Mapping[int, Expr], forgotten: Mapping[int, Expr]) -> State:
-        """As the next iteration sees it: `values` tells its variables, `forgotten` only that they were others."""
+    def earlier(self, shift: Callable[[Access], Access]) -> State:
+        """As a later iteration sees it."""
         new = State()
         for access in self.since.values():
-            old = access.earlier(values, forgotten, ITERATIONS)
+            old = shift(access)
             new.since[old.key] = old
         for access, younger in self.flying.values():
-            old = access.earlier(values, forgotten, ITERATIONS)
+            old = shift(access)
             new.flying[old.key] = old, min(younger, new.flying.get(old.key, (old, younger))[1])
         return new
 
@@ -115,6 +115,7 @@ class Walk:
         self.trying = False
         self.last = 0  # how many barriers the loop walked last has inside
         self.leaves: dict[int, bool] = {}
+        self.shifted: dict[tuple[int, bool], dict[int, tuple[Access, Access]]] = {}
 
     def block(self, block: Block, state: State) -> dict[Place, int]:
         """Places with the depth of the loops around them; `state` becomes what holds after the block."""
@@ -226,7 +227,8 @@ class Walk:
     def _starts(self, loop: For | While, best: tuple[int, dict[Place, int], State] | None) -> Iterator[Place | None]:
         """Where a first barrier may be put: nowhere, or before a statement of the body if several are needed."""
         yield None
-        if self.divergent or self.trying or self.last < 2:
+        # From a barrier that stands in the body already, placing is best anyway.
+        if self.divergent or self.trying or self.last < 2 or any(map(_is_barrier, loop.body.stmts)):
             return
         busy = [n for n, s in enumerate(loop.body.stmts) if self._accesses(s) or self.facts.orders(s)]
         self.trying = True
@@ -253,19 +255,29 @@ class Walk:
         self.depth -= 1
         self.forced = forced
         self.last = len(places)
-        forgotten = self.facts.forgotten(loop)
-        return places, state.earlier(forgotten, forgotten)
+        return places, state.earlier(self._shift(loop, leave=True))
 
     def _head(self, loop: For | While) -> list[Access]:
         return list(self.facts.collector.of(loop.condition)) if isinstance(loop, While) else []
 
     def _next(self, loop: For | While, state: State) -> State:
         """What an iteration leaves, as the next one sees it."""
-        forgotten = self.facts.forgotten(loop)
-        if isinstance(loop, While):
-            return state.earlier(forgotten, forgotten)
-        k = loop.vars[0]
-        return state.earlier({**forgotten, id(k): k - loop.step}, forgotten)
+        return state.earlier(self._shift(loop, leave=False))
+
+    def _shift(self, loop: For | While, leave: bool) -> Callable[[Access], Access]:
+        """How the next iteration, or what comes after the loop, sees an access of this one; answers are remembered."""
+        values = forgotten = self.facts.forgotten(loop)
+        if isinstance(loop, For) and not leave:
+            values = {**forgotten, id(loop.vars[0]): loop.vars[0] - loop.step}
+        known = self.shifted.setdefault((id(loop), leave), {})
+
+        def shift(access: Access) -> Access:
+            found = known.get(id(access))
+            if found is None:  # the access is kept, so that its id stays its own
+                found = known[id(access)] = access, access.earlier(values, forgotten, ITERATIONS)
+            return found[1]
+
+        return shift
 
 
 class Facts:
@@ -290,6 +302,7 @@ class Facts:
             self._spread(kernel.body, False)
         self.memory: dict[int, tuple[st.Stmt, bool]] = {}
         self.unknown: dict[int, Var] = {}
+        self.stand_ins: dict[int, Mapping[int, Expr]] = {}
 
     def _spread(self, node: Node, divergent: bool) -> None:
         if isinstance(node, Let) and self.is_divergent(node.value):
@@ -326,7 +339,14 @@ class Facts:
         inner = (
             v for n in walk(loop) for v in (n.vars if isinstance(n, For) else (n.var,) if isinstance(n, Let) else ())
         )
-        return {id(v): self.unknown.setdefault(id(v), Var(f"earlier_{v.name}", v.type, "let")) for v in inner}
+        for v in inner:
+            self.unknown.setdefault(id(v), Var(f"earlier_{v.name}", v.type, "let"))
+        self.stand_ins[id(loop)] = {id(v): self.unknown[id(v)] for v in inner}
+        return self.stand_ins[id(loop)]
+
+
+def _is_barrier(one: Stmt) -> bool:
+    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "barrier"
 
 
 class _Insert(Rewriter):
