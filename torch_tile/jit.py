@@ -78,7 +78,8 @@ def note_costs(entries: Sequence[Entry], cubin: Cubin, build: Build) -> None:
     for entry in entries:
         found = cubin.resources[entry.name]
         spilt = f"{found.spills} bytes of registers spilt to memory" if found.spills else ""
-        build.note(entry.span, "T.Kernel", f"{entry.name}: {found.registers} registers", spilt)
+        costs = f"{entry.name}: {found.registers} registers, {entry.shared_bytes} bytes of shared memory"
+        build.note(entry.span, "T.Kernel", costs, spilt)
     for line in cubin.warnings:
         build.note(entries[0].span, "assembler", "slower code", line)
 

@@ -9,14 +9,14 @@ import torch_tile.language as T
 
 def slow_schedule():
     @T.prim_func
-    def kernel(x: T.Tensor((1024, 128), "float32"), out: T.Tensor((1024, 128), "float32")):
+    def kernel(x: T.Tensor((1024, 128), "float32")):
         with T.Kernel(1, threads=1024) as _:  # here
             kept = T.alloc_fragment((1024, 128), "float32")
             T.copy(x, kept)
-            total = T.alloc_fragment((1024,), "float32")
-            T.reduce_sum(kept, total, dim=1)
+            total = T.alloc_fragment((128,), "float32")
+            T.reduce_sum(kept, total, dim=0)
             for i, j in T.Parallel(1024, 128):
-                out[i, j] = kept[i, j] - total[i]
+                x[i, j] = kept[i, j] - total[j]
 
     torch_tile.compile(kernel, target="cuda:sm_90", strict=True)
 
