@@ -18,6 +18,8 @@ from .thread_order import Array, Trace
 from .thread_shared import Owner, Shared, count_banks
 from .thread_values import Value, decode, encode, number, stored
 
+ACCESSES = 100  # of one line that are looked at for bank conflicts
+
 
 class Threads:
     """The threads of a block. `mask` tells which of them run at the moment; None: all that there are."""
@@ -239,4 +241,5 @@ class Tile(Memory):
     def note(self, first: Array, size: int, ids: Array, how: str, span: Span | None) -> None:
         """Add an access to the statistic of banks."""
         banks = self.threads.findings.banks.setdefault((span, f"{how} of `{self.name}`"), Banks())
-        count_banks(banks, first, size, ids)
+        if banks.accesses < ACCESSES:
+            count_banks(banks, first, size, ids)

@@ -179,7 +179,7 @@ def mathematics(name: str, operand: DType, result: DType) -> Function:
     """A scalar intrinsic, computed by its declared meaning."""
     meaning, on_arrays = lookup(name).evaluate, lookup(name).meaning
     if on_arrays is not None:
-        return lambda *args: rounded(on_arrays(*args, ()), result)
+        return lambda *args: rounded(on_arrays(*args, ()), result) if result.is_float else on_arrays(*args, ())
     if meaning is None:
         raise KeyError(name)
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ..diagnostics import TileError, error
+from ..diagnostics import Diagnostic, TileError, diagnose, error
+from ..intrinsics.memory import ORDERING
 from ..ir import stmt as st
 from ..ir.buffer import Buffer, Region
 from ..ir.dtype import DType
@@ -27,9 +28,6 @@ from .expressions import Expressions
 from .memory import Index, Storage, lane_ids, poisoned
 from .nests import Plan, Watch, is_nest, plan, written
 from .values import Value, both, some
-
-# Order the threads of a block, or copies; whole tiles are read and written in order anyway.
-ORDERING = ("barrier", "warp_barrier", "cp_async_commit", "cp_async_wait")
 
 
 def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
@@ -47,6 +45,15 @@ def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]
     elif named:
         given = {p.name: a for p, a in zip(program.params, args, strict=False)} | named
     return Tiles().run(program, given)
+
+
+def needs_threads(kernel: st.Kernel) -> list[Diagnostic]:
+    """A kernel that names the running thread has a meaning only for threads."""
+    if kernel.thread is None or not any(n is kernel.thread for n in walk(kernel.body)):
+        return []
+    fix = "write T.Parallel, or compile for a CUDA target and run its `interpret`"
+    what, target = "T.get_thread_binding", "the interpreter of tiles"
+    return [diagnose("unsupported_on_target", kernel.span, what=what, target=target, fix=fix)]
 
 
 class _Break(Exception):
@@ -73,6 +80,7 @@ class Tiles(Expressions):
     def run(self, program: st.Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Check the tile ops, bind the arguments, run every kernel, return the outputs."""
         found = [d for n in walk(program) if isinstance(n, st.TileOp) for d in n.check()]
+        found += [d for kernel in program.kernels for d in needs_threads(kernel)]
         if found:
             raise TileError(*found)
         tensors, self.values = bind(program, args)
