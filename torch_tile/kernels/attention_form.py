@@ -144,10 +144,10 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     return max(1, min(2 * machine.units // blocks, problem.keys // (4 * config.block_kv)))
 
 
-# Cuts by falling size; the first that fits is taken. Products of one row of tiles per warp keep rows within a warp.
+# Cuts by falling size; the first that fits is taken. Where each warp has rows of its own, weights stay in registers.
 LONG = (
-    Config(128, 64, 128),
     Config(64, 64, 128, resident=True),
+    Config(64, 64, 128),
     Config(64, 32, 128),
     Config(64, 32, 256),
     Config(16, 32, 128, shared_weights=True),
@@ -159,10 +159,13 @@ SHORT = (
     Config(16, 64, 128, shared_weights=True),
     *LONG[-3:],
 )
+WIDE = (Config(64, 32, 256, shared_weights=True), *LONG[-3:])  # float32 and float64
+MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
 
 
 def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
-    cuts = SHORT if problem.rows <= 16 else LONG[1:] if problem.rows <= 64 or form.dtype.itemsize > 2 else LONG
+    cuts = WIDE if form.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
+    cuts = tuple(c for c in cuts if c.block_q == 16 or problem.rows > 16)
     config = next((c for c in cuts if _fits(c, form, machine)), None)
     if config is None:
         return None
@@ -179,4 +182,4 @@ def _fits(config: Config, form: Form, machine: Machine) -> bool:
     held += config.block_q * form.tile_d * size // 4 if config.resident else 0
     tiles = config.block_q * form.tile_d + config.stages * config.block_kv * (form.tile_d + form.tile_dv)
     tiles += config.block_q * config.block_kv if config.shared_weights else 0
-    return held // config.threads <= 200 and tiles * size + 2048 <= machine.target.shared_limit
+    return held // config.threads <= MOST_REGISTERS[size] and tiles * size + 2048 <= machine.target.shared_limit
