@@ -10,6 +10,12 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
+// The same value, of which the compiler knows nothing: it cannot move what is computed from it out of a loop.
+__device__ __forceinline__ int here(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 template <int bytes> struct Packet {
   static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16,
                 "one load or store moves 1, 2, 4, 8 or 16 bytes");

@@ -16,6 +16,9 @@ from .base import Access, Intrinsic, declare, same
 
 COMBINERS = ("add", "max", "min", "and", "or", "xor", "exchange")
 
+# Order the threads of a block, or copies; nothing to do where a block runs as one.
+ORDERING = ("barrier", "warp_barrier", "cp_async_commit", "cp_async_wait")
+
 
 def elements(call: Call, operand: int, size: int) -> int:
     """How many elements of the buffer behind `operand` take `size` bytes (at least 1)."""
@@ -125,6 +128,11 @@ def dp4a(a: Expr, b: Expr, c: Expr) -> Expr:
     return Call("dp4a", (a, b, c), dt.int32)
 
 
+def here(value: Expr) -> Expr:
+    """`value`, but the C++ compiler takes it for one that only this place knows: what follows from it stays here."""
+    return Call("here", (value,), value.dtype)
+
+
 # Effects.
 
 
@@ -210,3 +218,4 @@ _gpu(
     effects=lambda call: (Access(0, "rw", 1),),
 )  # fmt: skip
 _gpu("dp4a", 3, "mma.h", meaning=_dp4a)
+_gpu("here", 1, "memory.h", meaning=lambda value, options: value)

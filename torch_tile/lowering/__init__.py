@@ -22,6 +22,7 @@ from .lower_tile_ops import lower_tile_ops
 from .peel_tails import peel_tails
 from .pipeline_loops import pipeline_loops
 from .place_shared import place_shared
+from .recompute_indices import recompute_indices
 from .simplify_program import simplify_program
 from .split_parallel import split_parallel
 from .vectorize import vectorize
@@ -61,6 +62,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
         (bound(place_shared), Stage.THREAD),  # shared buffers have offsets
         (bound(insert_sync), Stage.THREAD),  # every hazard is ordered by a barrier
         (flatten, Stage.FLAT),  # one linear index per access
+        (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses from one iteration to the next
     )
 
 
