@@ -7,6 +7,8 @@ from hypothesis import given, settings, strategies as st
 
 import torch_tile.language as T
 from torch_tile import tileop
+from torch_tile.build import Build
+from torch_tile.intrinsics import lookup, names
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import (
@@ -45,7 +47,8 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )  # fmt: skip
-from torch_tile.lowering import CPU_PASSES
+from torch_tile.lowering import CPU_PASSES, cuda_passes
+from torch_tile.target import Target
 
 M, N = (Var(n, dt.int32, "dim") for n in "MN")
 i, j = (Var(n, dt.int32, "loop") for n in "ij")
@@ -302,3 +305,43 @@ def test_every_stage_of_the_lowering_traces_back():
         back = trace(text)
         assert alike(back, program), f"after {step.__name__}:\n{text}"
         assert to_text(back) == text
+
+
+def test_layouts_offsets_and_threads_trace_back():
+    @T.prim_func
+    def kernel(A: T.Tensor((100, 64), "float16"), C: T.Tensor((100, 64), "float32")):
+        with T.Kernel(2, threads=128) as bx:
+            a, c = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            m = T.alloc_fragment((64,), "float32")
+            T.copy(A[bx * 64, 0], a)
+            T.gemm(a, a, c, transpose_B=True, clear_accum=True)
+            T.reduce_max(c, m, dim=1)
+            for i, j in T.Parallel(64, 64):
+                c[i, j] = c[i, j] - m[i]
+            T.copy(c, C[bx * 64, 0])
+
+    program = kernel.program
+    texts = {}
+    for step, _ in cuda_passes(Build(Target.of("cuda:sm_80"))):
+        program = step(program)
+        texts[step.__name__] = text = to_text(program)
+        if step.__name__ in ("infer_layouts", "simplify_program", "place_shared", "insert_sync", "flatten"):
+            back = trace(text)
+            assert alike(back, program), f"after {step.__name__}:\n{text}"
+            assert to_text(back) == text
+    assert 'layout="[64:64m | 64:1m] ^(3,3,3)"' in texts["infer_layouts"] and "loop_layout=" in texts["infer_layouts"]
+    assert "thread = T.thread_index()" in texts["flatten"] and "shared_bytes=" in texts["flatten"]
+    assert "offset=0" in texts["flatten"] and 'T.call("barrier", dtype=T.int32)' in texts["flatten"]
+
+
+@pytest.mark.parametrize("name", sorted(n for n in names() if lookup(n).header and not lookup(n).cpu))
+def test_calls_of_threads_trace_back(name):
+    """Whatever their operands are: the intrinsics of GPU threads are no functions of the language."""
+    place = Address(tile, (zero, zero))
+    for operands in ((place, i, const(7, dt.uint32)), (const(2.0, dt.float32), const(2, dt.int32), i)):
+        call = Call(name, operands[: lookup(name).arity], dt.float32)
+        loop = For(LoopKind.SERIAL, (i,), (zero,), (const(3, dt.int32),), Block((Do(call),)))
+        block = Var("bx", dt.int32, "block")
+        kernel = Kernel((const(1, dt.int32),), (block,), (32,), Block((Alloc(tile), loop)))
+        program = Program("k", (), (kernel,), (), ())
+        assert alike(trace(to_text(program)), program), to_text(program)

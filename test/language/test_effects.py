@@ -38,14 +38,12 @@ def test_assertions_take_any_condition():
     assert all(n.condition.dtype == T.bool for n in found)
 
 
-def test_synchronisation_and_promises_leave_no_trace():
+def test_promises_leave_no_trace():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "int32"), n: T.int32):
         with T.Kernel(1) as _:
             T.assume(n > 0)
-            T.sync_threads()
             A[0] = n
-            T.sync_warp()
 
     assert len(kernel.program.kernels[0].body.stmts) == 1
 

@@ -8,13 +8,14 @@ import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.diagnostics import TileError
 from torch_tile.interp.tiles import evaluate
+from torch_tile.intrinsics import lookup
 from torch_tile.language.math import FUNCTIONS
 
 PYTHON = {"abs": torch.abs, "fma": lambda a, b, c: a * b + c, "round": torch.round}
 
 
 def arity(name):
-    return 3 if name == "fma" else 2 if name in ("pow", "atan2", "fmod", "copysign", "hypot") else 1
+    return lookup(name).arity
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])

@@ -16,6 +16,7 @@ from ..diagnostics import error
 from ..ir import dtype as dt
 from ..ir.dtype import DType, promote
 from ..ir.expr import Call, Expr, cast, to_expr
+from ..ir.expr_printer import TARGET_LEVEL
 
 Rule = Callable[[Sequence[Expr]], tuple[DType, DType]]
 
@@ -93,6 +94,8 @@ def declare(intrinsic: Intrinsic) -> Intrinsic:
     if intrinsic.name in _REGISTRY:
         raise ValueError(f"intrinsic {intrinsic.name} is declared twice")
     _REGISTRY[intrinsic.name] = intrinsic
+    if intrinsic.header and not intrinsic.cpu:
+        TARGET_LEVEL.add(intrinsic.name)
     return intrinsic
 
 

@@ -26,6 +26,7 @@ PRECEDENCE = {
     ">>": 8, "+": 9, "-": 9, "*": 10, "/": 10, "//": 10, "%": 10,
 }  # fmt: skip
 UNARY, ATOM = 11, 12
+TARGET_LEVEL: set[str] = set()  # calls that are no functions of the language; intrinsics add theirs
 RESERVED = {"T", *keyword.kwlist, *dir(builtins)}
 
 
@@ -149,12 +150,10 @@ class ExprPrinter:
         return f"{name}[{', '.join(self.expr(i) for i in indices)}]" if indices else name
 
     def _call(self, e: Call) -> str:
-        args = [self.value(a, next((b.dtype for b in e.args if not isinstance(b, Const)), None)) for a in e.args]
-        if e.options or any(
-            isinstance(a, Address) for a in e.args
-        ):  # a target's helper, not a function of the language
+        if e.options or e.name in TARGET_LEVEL or any(isinstance(a, Address) for a in e.args):
             options = [f"dtype={e.type!r}"] + ([f"options={literal(e.options)}"] if e.options else [])
-            return f"T.call({', '.join([quoted(e.name), *args, *options])})"
+            return f"T.call({', '.join([quoted(e.name), *(self.value(a, None) for a in e.args), *options])})"
+        args = [self.value(a, next((b.dtype for b in e.args if not isinstance(b, Const)), None)) for a in e.args]
         return f"T.{e.name}({', '.join(args)})"
 
     def region(self, r: Region) -> str:

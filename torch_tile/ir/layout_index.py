@@ -7,12 +7,13 @@ constant), and what came from a thread's index through a layout goes back throug
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from . import dtype as dt
 from .expr import Binary, Expr, binary, const
-from .layout import Layout, Swizzle
+from .layout import Digit, Layout, Swizzle
 from .mixed_radix import Digits, MixedRadix
 
 if TYPE_CHECKING:
@@ -22,26 +23,52 @@ if TYPE_CHECKING:
 def offset(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | None) -> Expr:
     """See `Layout.offset`."""
     radix = MixedRadix(ranges)
-    total = Digits()
+    parts: list[tuple[Digit, Digits]] = []  # each digit along the axis and its value
     for index, digits, size in zip(indices, layout.dims, layout.shape, strict=True):
         value, weight = radix.below(radix.of(index), size), 1
         for place, digit in reversed(list(enumerate(digits))):
             if digit.axis == axis:
-                top = place == 0
-                part = radix.quotient(value, weight, None if top else digit.size)
-                total += radix.below(part, digit.size).scaled(digit.stride)
+                part = radix.quotient(value, weight, None if place == 0 else digit.size)
+                parts.append((digit, radix.below(part, digit.size)))
             weight *= digit.size
-    return _swizzled(layout.swizzle, total, radix) if axis == "m" and layout.swizzle else total.expr()
+    if axis == "m" and layout.swizzle is not None:
+        return _swizzled(layout.swizzle, parts, radix)
+    return _total(parts).expr()
 
 
-def _swizzled(swizzle: Swizzle, x: Digits, radix: MixedRadix) -> Expr:
+def _total(parts: Iterable[tuple[Digit, Digits]]) -> Digits:
+    return sum((value.scaled(digit.stride) for digit, value in parts), Digits())
+
+
+def _swizzled(swizzle: Swizzle, parts: Sequence[tuple[Digit, Digits]], radix: MixedRadix) -> Expr:
     """`high + (chunk ^ row) * width + low`."""
     width, chunks = 1 << swizzle.base, 1 << swizzle.bits
-    chunk = radix.quotient(x, width, chunks).expr()
-    row = radix.quotient(x, width << swizzle.shift, chunks).expr()
-    rest = radix.quotient(x, 1, width) + radix.quotient(x, width * chunks).scaled(width * chunks)
+    if not _divides(parts, [1 << n for n in (swizzle.base, swizzle.base + swizzle.bits)], swizzle.shift):
+        size = sum(d.stride * (d.size - 1) for d, _ in parts) + 1
+        parts = [(Digit(size, 1, "m"), radix.below(_total(parts), size))]
+
+    def field(low: int, count: int | None) -> Digits:
+        """`(offset // low) % count`, digit by digit: they carry nothing over a boundary."""
+        total = Digits()
+        for digit, value in parts:
+            reach = digit.stride * digit.size
+            if reach > low and (count is None or digit.stride < low * count):
+                cut = count if count is not None and reach > low * count else None
+                total += radix.quotient(value.scaled(digit.stride), low, cut)
+        return total
+
+    chunk, row = field(width, chunks).expr(), field(width << swizzle.shift, chunks).expr()
     moved = radix.of(_xor(chunk, row)).scaled(width)
+    rest = field(1, width) + field(width * chunks, None).scaled(width * chunks)
     return (Digits(moved.terms) + rest + Digits((), moved.constant)).expr()
+
+
+def _divides(parts: Sequence[tuple[Digit, Digits]], boundaries: Sequence[int], shift: int) -> bool:
+    """Whether digits are nested in one another and none straddles a boundary at a fraction of its steps."""
+    ordered = sorted((digit for digit, _ in parts), key=lambda d: d.stride)
+    nested = all(a.stride * a.size <= b.stride for a, b in itertools.pairwise(ordered))
+    edges = [edge << k for edge in boundaries for k in (0, shift)]
+    return nested and all(d.stride % e == 0 or e % d.stride == 0 for d in ordered for e in edges)
 
 
 def _xor(a: Expr, b: Expr) -> Expr:

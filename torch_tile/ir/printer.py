@@ -77,6 +77,7 @@ class Printer(ExprPrinter):
         for dim in dims:
             name = self.names.bind(dim)
             kind = "" if dim.type.name == "int32" else f", {dim.type!r}"
+            kind += f", multiple_of={dim.multiple}" if dim.multiple != 1 else ""
             self.line(f'{name} = T.dynamic("{name}"{kind})')
         params = []
         for param in p.params:
@@ -97,13 +98,16 @@ class Printer(ExprPrinter):
         """`with T.Kernel(...)` and its body."""
         grid = ", ".join(self.expr(g) for g in k.grid)
         threads = repr(k.threads[0]) if len(k.threads) == 1 else repr(k.threads)
+        threads += f", shared_bytes={k.shared_bytes}" if k.shared_bytes else ""
         with self.names.bound(k.blocks) as names:
             blocks = names[0] if len(names) == 1 else tuple_text(names)
             self.line(f"with T.Kernel({grid}, threads={threads}) as {blocks}:")
             with self.indented():
                 if k.swizzle:
                     self.line(f'T.use_swizzle({k.swizzle[0]}, "{k.swizzle[1]}")')
-                self.block(k.body, empty=not k.swizzle)
+                if k.thread is not None:
+                    self.line(f"{self.names.bind(k.thread)} = T.thread_index()")
+                self.block(k.body, empty=not k.swizzle and k.thread is None)
 
     # Statements.
 
@@ -143,6 +147,8 @@ class Printer(ExprPrinter):
             args.append(f"num_stages={f.stages}")
             args += [f"{k}={list(v)!r}" for k, v in (("order", f.order), ("stage", f.stage)) if v]
         args += options
+        if f.layout is not None:
+            args.append(f'loop_layout="{f.layout}"')
         with self.names.bound(f.vars) as names:
             self.line(f"for {', '.join(names)} in T.{f.kind.value}({', '.join(args)}):")
             self.body(f.body)
@@ -172,7 +178,9 @@ class Printer(ExprPrinter):
             init = "" if s.init is None else f", {self.value(s.init, b.dtype)}"
             self.line(f"{name} = T.alloc_var({b.dtype!r}{init})")
         else:
-            self.line(f"{name} = T.{ALLOCATORS[b.scope]}({self.shape(b.shape)}, {b.dtype!r})")
+            placed = "" if b.layout is None else f', layout="{b.layout}"'
+            placed += "" if b.offset is None else f", offset={b.offset}"
+            self.line(f"{name} = T.{ALLOCATORS[b.scope]}({self.shape(b.shape)}, {b.dtype!r}{placed})")
 
     def _store(self, s: stmt.Store) -> None:
         target = self.element(s.buffer, s.indices)

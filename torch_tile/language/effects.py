@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Effects of the language that are neither loops nor tile ops: printing, assertions, barriers, raw calls."""
+"""Effects of the language that are neither loops nor tile ops: printing, assertions, raw calls."""
 
 from __future__ import annotations
 
@@ -38,16 +38,6 @@ def assume(condition: Any) -> None:
     tracer("T.assume")
 
 
-def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
-    """Wait for all threads of the block; the compiler places the barriers that tile ops need by itself."""
-    tracer("T.sync_threads")
-
-
-def sync_warp() -> None:
-    """Wait for the threads of a warp."""
-    tracer("T.sync_warp")
-
-
 def address_of(element: Any) -> Expr:
     """Where an element lies: an operand of target-level calls."""
     region = region_of(element)
@@ -66,4 +56,4 @@ def evaluate(value: Expr) -> None:
     tracer("T.evaluate").emit(Do(value))
 
 
-__all__ = ["address_of", "assume", "call", "device_assert", "dt", "evaluate", "print", "sync_threads", "sync_warp"]
+__all__ = ["address_of", "assume", "call", "device_assert", "dt", "evaluate", "print"]

@@ -12,6 +12,7 @@ from ..ir import dtype as dt
 from ..ir.expr import Expr, Var, const, is_number, to_expr, to_number
 from ..ir.layout import Layout
 from ..ir.stmt import For, LoopKind
+from ..tileop.async_loop import AsyncLoop
 from .layout import loop_layout as requested
 from .trace import close_body, tracer
 
@@ -28,6 +29,7 @@ class Loop:
     order: tuple[int, ...] = ()
     stage: tuple[int, ...] = ()
     layout: Layout | None = None
+    asynchronous: bool = False
 
     def iterate(self, names: Any = None) -> Iterator[Any]:
         """Record the body, which Python runs once with symbolic loop variables."""
@@ -44,7 +46,7 @@ class Loop:
             self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage,
             self.layout,
         )  # fmt: skip
-        at.emit(made)
+        at.emit(AsyncLoop(made) if self.asynchronous else made)
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()
@@ -82,10 +84,11 @@ def vectorized(start: Any, stop: Any = None, **hints: Any) -> Loop:
     return _range(LoopKind.VECTOR, start, stop)
 
 
-def Parallel(*extents: Any, loop_layout: Any = None, **hints: Any) -> Loop:
+def Parallel(*extents: Any, loop_layout: Any = None, asynchronous: bool = False, **hints: Any) -> Loop:
     """An elementwise nest over a box, spread over the threads of the block; iterations are independent.
 
     `loop_layout`, a T.Fragment or a function as it takes, says which thread runs which iterations, in which order.
+    With `asynchronous`, a loop that only fills a shared tile from global memory is started as T.async_copy is.
     """
     if not extents:
         raise error(
@@ -93,7 +96,9 @@ def Parallel(*extents: Any, loop_layout: Any = None, **hints: Any) -> Loop:
         )
     stops = tuple(_bound(e, "T.Parallel") for e in extents)
     layout = requested(loop_layout, extents, tracer("T.Parallel").threads)
-    return Loop(LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops, layout=layout)
+    return Loop(
+        LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops, layout=layout, asynchronous=asynchronous
+    )
 
 
 def Pipelined(

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..diagnostics import error
+from ..intrinsics.memory import ORDERING
 from ..ir.buffer import Region
-from ..ir.expr import Expr, Load
+from ..ir.expr import Call, Expr, Load
 from ..ir.node import Rewriter
-from ..ir.stmt import Print, Program, Stmt
+from ..ir.stmt import Block, Do, Kernel, Print, Program, Stmt
 from ..tileop import RegisteredOp
 from ..tileop.base import serial, spread, squeezed
 
@@ -19,6 +21,17 @@ def lower_tile_ops(program: Program) -> Program:
 
 
 class _Lower(Rewriter):
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        """What names the running thread is for GPUs: a CPU runs a block as one."""
+        if kernel.thread is not None:
+            fix = "write T.Parallel, or choose a CUDA target"
+            raise error("unsupported_on_target", kernel.span, what="T.get_thread_binding", target="cpu", fix=fix)
+        return self.children(kernel)
+
+    def Do(self, node: Do) -> Stmt:
+        """Barriers and waits: what comes before them is done already."""
+        return Block(()) if isinstance(node.call, Call) and node.call.name in ORDERING else node
+
     def RegisteredOp(self, op: RegisteredOp) -> Stmt:
         return _PlaceAt(op)(op.lower_cpu())  # type: ignore[no-any-return]
 

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+import torch_tile as tilelang
+import torch_tile.language as T
+from torch_tile.diagnostics import TileError
+from torch_tile.interp.tiles import evaluate
+from torch_tile.ir.node import alike, walk
+from torch_tile.ir.stmt import Do, Store
+
+
+def test_thread_and_block_indices():
+    seen = {}
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), n: T.int32):
+        with T.Kernel(3, n, threads=(32, 4)) as (bx, by):
+            tx, ty = T.get_thread_bindings()
+            seen["extents"] = T.get_thread_extent(), T.get_thread_extents(), T.get_block_extent()
+            seen["blocks"] = T.get_block_bindings() == (bx, by) and T.get_block_binding(1) is by
+            seen["size"] = T.get_block_extent(1)
+            A[tx] = ty
+
+    (block,) = kernel.program.kernels
+    assert seen["extents"] == (32, (32, 4), 3) and seen["blocks"] and seen["size"] is kernel.program.params[1]
+    assert "thread % 32" in repr(kernel) and "thread // 32" in repr(kernel)
+    assert block.thread is not None and any(n is block.thread for n in walk(block.body))
+
+    @T.prim_func
+    def plain(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64) as _:
+            A[T.get_thread_binding()] = 1
+
+    (store,) = (n for n in walk(plain.program) if isinstance(n, Store))
+    assert store.indices == (plain.program.kernels[0].thread,)
+
+
+def test_a_kernel_without_the_thread_has_none():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "int32")):
+        with T.Kernel(1) as _:
+            A[0] = 1
+
+    assert kernel.program.kernels[0].thread is None
+
+
+def synchronised(size):
+    @T.prim_func
+    def kernel(A: T.Tensor((size,), "float32"), B: T.Tensor((size,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_shared((size,), "float32")
+            T.async_copy(A, tile)
+            T.ptx_commit_group()
+            T.ptx_wait_group(0)
+            T.sync_threads()
+            T.sync_warp()
+            T.copy(tile, B)
+
+    return kernel
+
+
+def test_ordering_is_recorded_and_changes_nothing_on_the_cpu():
+    kernel = synchronised(37)
+    calls = [n.call.name for n in walk(kernel.program) if isinstance(n, Do)]
+    assert calls == ["cp_async_commit", "cp_async_wait", "barrier", "warp_barrier"]
+    x = torch.randn(37)
+    for run in (lambda y: evaluate(kernel, x, y), lambda y: tilelang.compile(kernel, target="cpu")(x, y)):
+        y = torch.full_like(x, float("nan"))
+        run(y)
+        assert torch.equal(x, y)
+    assert not alike(synchronised(36).program, kernel.program)
+
+
+def test_a_kernel_of_threads_is_for_gpus():
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            A[T.get_thread_binding()] = 1
+
+    for run in (lambda: tilelang.compile(kernel, target="cpu"), lambda: evaluate(kernel, torch.zeros(32))):
+        with pytest.raises(TileError, match="get_thread_binding") as caught:
+            run()
+        assert caught.value.code == "unsupported_on_target"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: T.get_thread_binding(1),
+        lambda: T.get_block_binding(2),
+        lambda: T.get_thread_extent(-1),
+        lambda: T.sync_threads(3),
+        lambda: T.ptx_wait_group(-1),
+    ],
+)
+def test_wrong_arguments(use):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "int32")):
+            with T.Kernel(1) as _:
+                use()
+
+    assert caught.value.code == "bad_argument"
+
+
+def test_outside_a_kernel():
+    for use in (T.get_thread_binding, T.get_block_binding, T.sync_threads):
+        with pytest.raises(TileError) as caught:
+            use()
+        assert caught.value.code == "not_in_kernel"
