@@ -17,6 +17,7 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 #define TILE_DEVICE __device__ __forceinline__
+#pragma nv_diag_suppress 177, 550  // names that an author's kernel gives and does not use
 
 namespace tile {
 

@@ -187,8 +187,7 @@ class _Cuda:
             if id(kernel.thread) in used:
                 out.line(f"const int {out.names.of(kernel.thread)} = threadIdx.x;")
         for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
-            limit = out.text.interval(extent).high
-            out.text.bind(var, Interval(0, min(limit, 2**31 - 1) - 1))
+            out.text.bind_block(var, extent)
         place = [f"blockIdx.{axis}" for axis in "xyz"]
         if may_fold(kernel):
             out.text.headers.add("cuda_grid.h")

@@ -74,6 +74,8 @@ class CudaStatements:
             self.line("#pragma unroll")
         kind = "int" if Interval(low, high).within(INT) and var.dtype == dt.int32 else "int64_t"
         first, last = self.text.index(start), self.text.index(stop, above=8)
+        if kind == "int" and self.text.is_long(start, True):  # beyond `stop` it does not matter where
+            first = f"(int)tile::min<int64_t>({first}, {self.text.index(stop)})"
         step, name = 2 if paired else loop.step, self.names.of(var)
         advance = f"++{name}" if step == 1 else f"{name} += {step}"
         self.open(f"for ({kind} {name} = {first}; {name} < {last}; {advance})", loop.span)

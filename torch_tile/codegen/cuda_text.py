@@ -14,7 +14,7 @@ from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import COMPARISONS, LOGICAL, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
 from ..ir.interval import Interval, of_binary, range_of
-from ..ir.node import children
+from ..ir.node import children, equal
 from .c_text import PRECEDENCE, PREFIX, SIGNED, SPELLING, Names, Text, held, is_small, literal, storage
 
 INT = range_of(dt.int32)
@@ -27,6 +27,7 @@ class CudaText(Text):
         super().__init__(names)
         self.known: dict[int, Interval] = {}  # of variables, by id
         self.intervals: dict[int, Interval] = {}  # of expressions, by id
+        self.parts: dict[int, tuple[tuple[Expr, Expr], ...]] = {}  # of block indices whose extent is a product
         self.made: dict[int, bool] = {}
         self.keep: list[Expr] = []  # so that ids stay their own
         self.headers: set[str] = set()
@@ -34,6 +35,24 @@ class CudaText(Text):
     def bind(self, var: Var, interval: Interval) -> None:
         """`var` lies in `interval`."""
         self.known[id(var)] = interval
+
+    def bind_block(self, var: Var, extent: Expr) -> None:
+        """`var` is a block index below `extent`, which is at least 1 where the kernel runs."""
+        self.positive(extent)
+        limit = self.interval(extent).high
+        self.bind(var, Interval(0, min(limit, 2**31 - 1) - 1))
+        if isinstance(extent, Binary) and extent.op == "*":  # then var // one factor is below the other
+            self.parts[id(var)] = ((extent.a, extent.b), (extent.b, extent.a))
+
+    def positive(self, extent: Expr) -> None:
+        """A product is at least 1: so are its factors if only one of them may be negative."""
+        if isinstance(extent, Var):
+            self.bind(extent, self.interval(extent) & Interval(low=1))
+            self.intervals.clear()
+        elif isinstance(extent, Binary) and extent.op == "*":
+            for one, other in ((extent.a, extent.b), (extent.b, extent.a)):
+                if self.is_natural(other):
+                    self.positive(one)
 
     def interval(self, expr: Expr) -> Interval:
         """Where an integer or bool expression lies, in numbers that do not wrap where its type does not."""
@@ -55,7 +74,14 @@ class CudaText(Text):
         if isinstance(expr, Var):
             return self.known.get(id(expr), range_of(expr.dtype))
         if isinstance(expr, Binary) and expr.op not in COMPARISONS and expr.op not in LOGICAL:
-            return of_binary(expr.op, self.interval(expr.a), self.interval(expr.b))
+            a, b = self.interval(expr.a), self.interval(expr.b)
+            if expr.op in ("//", "%") and b.low == 0:
+                b = b & Interval(low=1)  # nothing is divided by 0
+            found = of_binary(expr.op, a, b)
+            others = self.parts.get(id(expr.a), ()) if expr.op == "//" else ()
+            for other in (p for d, p in others if equal(d, expr.b)):
+                found = found & Interval(0, self.interval(other).high - 1)
+            return found
         if isinstance(expr, Select):
             return self.interval(expr.a) | self.interval(expr.b)
         if isinstance(expr, Unary) and expr.op == "-":
@@ -63,6 +89,8 @@ class CudaText(Text):
         if isinstance(expr, Cast) and expr.a.dtype.is_integer:
             inner = self.interval(expr.a)
             return inner if inner.within(range_of(expr.type)) else range_of(expr.type)
+        if isinstance(expr, Call) and expr.name == "here":
+            return self.interval(expr.args[0])
         return range_of(expr.dtype)
 
     def is_long(self, expr: Expr, exact: bool) -> bool:

@@ -8,7 +8,7 @@ import math
 from ..ir import stmt
 from ..ir.bounds import Ranges
 from ..ir.divisor import divides, divisor_of
-from ..ir.expr import Expr, Select, Var, unary
+from ..ir.expr import Call, Expr, Select, Var, unary
 from ..ir.node import N, Rewriter
 from ..ir.stmt import Block, For, If, Kernel, Let, Stmt
 
@@ -57,9 +57,12 @@ class Known(Rewriter):
         for one in block.stmts:
             new.append(self(one))
             if isinstance(one, Let):
-                self.ranges = self.ranges.define(one.var, one.value)
+                value = one.value
+                if isinstance(value, Call) and value.name == "here":  # which is its operand
+                    value = value.args[0]
+                self.ranges = self.ranges.define(one.var, value)
                 if one.var.dtype.is_integer:
-                    self.values.known[id(one.var)] = self.values(one.value)
+                    self.values.known[id(one.var)] = self.values(value)
         self.ranges = outer
         unchanged = all(a is b for a, b in zip(new, block.stmts, strict=True))
         return block if unchanged else Block(tuple(new), span=block.span)
