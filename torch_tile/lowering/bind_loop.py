@@ -23,6 +23,7 @@ from ..tileop.parallel import loop_layout, misplaced
 from ..tileop.threads import Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)
+Element = Load | Store
 UNROLLED = 32  # steps up to which a loop that touches no register array is unrolled
 
 
@@ -234,7 +235,7 @@ class _Body(Rewriter):
             return node
         return If(self.owner, Block((node,)), Block(()), span=node.span)
 
-    def _register(self, node: Load | Store) -> Expr:
+    def _register(self, node: Element) -> Expr:
         layout = node.buffer.layout
         assert layout is not None
         return layout.offset("r", tuple(self.inline(i) for i in node.indices), self.ranges)

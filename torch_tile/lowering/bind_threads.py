@@ -27,6 +27,7 @@ from .instance import Instance
 from .known import Known
 
 ZERO = const(0, dt.int32)
+Element = Load | Store
 
 
 def bind_threads(program: Program, build: Build) -> Program:
@@ -98,7 +99,8 @@ class _Bind(Known):
         if not isinstance(region, Region):
             return self.by_one(self.children(node), ())
         message = f"{node.message} {region.buffer.name}".strip()
-        tile, before = region.buffer, ()
+        tile = region.buffer
+        before: tuple[Stmt, ...] = ()
         if tile.scope == "fragment":
             shape = tile.static_shape
             assert shape is not None
@@ -117,7 +119,7 @@ class _Bind(Known):
 
         return Block((*before, self.by_one(self.children(nest(squeezed(whole), ())), ())), span=node.span)
 
-    def register(self, node: Load | Store) -> Expr:
+    def register(self, node: Element) -> Expr:
         """Where every thread holds an element; the fragment must be replicated."""
         layout = node.buffer.layout
         assert layout is not None

@@ -26,6 +26,8 @@ from ..tileop.threads import Demand, Layouts, ThreadContext
 from .known import Known
 from .private_vars import private_vars
 
+Element = Load | Store
+
 
 def infer_layouts(program: Program, build: Build) -> Program:
     """Set `Buffer.layout` of all on-chip tiles and `For.layout` of T.Parallel loops. Raises on layout_conflict."""
@@ -187,7 +189,7 @@ class _Survey(Known):
         """A fragment's element set by all threads."""
         return self._scalar(node)  # type: ignore[return-value]
 
-    def _scalar(self, node: Load | Store) -> Load | Store:
+    def _scalar(self, node: Element) -> Element:
         if node.buffer.scope == "fragment":
             self.scalars.append(node.buffer)
         return self.children(node)

@@ -25,7 +25,7 @@ def private_vars(kernel: Kernel) -> Kernel:
         if isinstance(n, Store) and n.buffer.scope == "var"
     }
     private = {key: buffer for key, buffer in stored.items() if _Reads(buffer).are_covered(kernel.body)}
-    return _Own(private)(kernel) if private else kernel  # type: ignore[no-any-return]
+    return _Own(private)(kernel) if private else kernel
 
 
 class _Reads:

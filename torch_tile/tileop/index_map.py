@@ -71,7 +71,8 @@ def sliced(digits: Dim, low: int, high: int | None) -> Dim | None:
 
 def stacked(parts: Iterable[tuple[int, Dim]]) -> Dim | None:
     """One dimension from digits and the places where they begin; None if the places do not follow each other."""
-    place, total = 1, ()
+    place = 1
+    total: Dim = ()
     for factor, digits in sorted(parts, key=lambda part: part[0]):
         if factor != place:
             return None
