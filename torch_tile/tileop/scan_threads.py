@@ -146,8 +146,8 @@ def _fetch(region: Region, staged: Buffer, ctx: ThreadContext) -> Stmt:
     point = tuple(coordinate(fragment.layout, d, ctx.thread, steps) for d in range(fragment.rank))
     place = (sum((s.var * s.stride for s in steps), ZERO),)
     inside: list[Expr] = []
-    if not whole(region):
-        for here, r in zip(point, region.ranges, strict=True):
+    for here, r, size, n in zip(point, region.ranges, _padded(fragment), fragment.shape, strict=True):
+        if not whole(region) or not isinstance(n, Const) or size > n.value:  # what is beyond was not written
             inside += [here >= r.start, here < r.start + r.extent]
     put = Store(ctx.registers(fragment), place, Load(staged, point))
     return unrolled(steps, guarded(inside, put))
