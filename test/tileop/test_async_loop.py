@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import linecache
 import random
 
 import pytest
 import torch
 
+import torch_tile.language as T
+from torch_tile.interp.tiles import evaluate
 from torch_tile.intrinsics.memory import cp_async_commit, cp_async_wait
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Binary, Load, Select, Var, cast, const
 from torch_tile.ir.layout import shared_tile
+from torch_tile.ir.node import alike
 from torch_tile.ir.stmt import Block, For, Let, LoopKind, Store
 from torch_tile.tileop.async_loop import AsyncLoop, gather_of
 
@@ -82,3 +86,23 @@ def test_only_loops_that_fill_a_tile(on_threads):
     reads, writes = AsyncLoop(loop).accesses()
     assert [r.buffer.name for r in reads] == ["table", "x"] or [r.buffer.name for r in reads] == ["x", "table"]
     assert [r.buffer for r in writes] == [tile]
+
+
+def test_what_is_printed_traces_back():
+    @T.prim_func
+    def kernel(x: T.Tensor((32, 16)), out: T.Tensor((4, 16))):
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_shared((4, 16), "float32")
+            for i, j in T.Parallel(4, 16, asynchronous=True):
+                tile[i, j] = x[i * 2, j]
+            T.copy(tile, out)
+
+    text = repr(kernel.program)
+    assert "for i, j in T.Parallel(4, 16, asynchronous=True):" in text
+    linecache.cache["<async loop>"] = (len(text), None, text.splitlines(keepends=True), "<async loop>")
+    scope = {"T": T}
+    exec(compile(text, "<async loop>", "exec"), scope)
+    assert alike(scope["kernel"].program, kernel.program)
+    x, out = torch.randn(32, 16), torch.zeros(4, 16)
+    evaluate(kernel.program, x, out)
+    assert torch.equal(out, x[0:8:2])

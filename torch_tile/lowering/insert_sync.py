@@ -110,6 +110,7 @@ class Walk:
         self.collected: dict[int, list[Access]] = {}
         self.forced: set[Place] = set()
         self.depth = 0  # of loops
+        self.branches = 0
         self.divergent = False
         self.conditions: tuple[Expr, ...] = ()  # of the branches around
         self.trying = False
@@ -117,21 +118,23 @@ class Walk:
         self.leaves: dict[int, bool] = {}
         self.shifted: dict[tuple[int, bool], dict[int, tuple[Access, Access]]] = {}
 
-    def block(self, block: Block, state: State) -> dict[Place, int]:
-        """Places with the depth of the loops around them; `state` becomes what holds after the block."""
-        places: dict[Place, int] = {}
+    def block(self, block: Block, state: State) -> dict[Place, float]:
+        """Places with their cost, more in loops, less in branches; `state` becomes what holds after the block."""
+        places: dict[Place, float] = {}
         for n, one in enumerate(block.stmts):
             place = id(block), n
             if place in self.forced:
                 self._barrier(place, state, places)
             self._statement(one, place, state, places)
+        if (end := (id(block), len(block.stmts))) in self.forced:
+            self._barrier(end, state, places)
         return places
 
-    def _barrier(self, place: Place, state: State, places: dict[Place, int]) -> None:
-        places[place] = self.depth
+    def _barrier(self, place: Place, state: State, places: dict[Place, float]) -> None:
+        places[place] = 100.0**self.depth / 2**self.branches
         state.since.clear()
 
-    def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, int]) -> None:
+    def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
         if call is not None and call.name == "barrier":
             state.since.clear()
@@ -154,7 +157,7 @@ class Walk:
             for access in self._accesses(one):
                 state.add(access)
 
-    def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, int]) -> None:
+    def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """A barrier before `one` if what it does meets what was done."""
         clash = self._clash(new, state)
         if clash is None:
@@ -184,7 +187,7 @@ class Walk:
             self.leaves[id(loop)] = not any(self.hazards.between(a, b) for a, b in pairs)
         return self.leaves[id(loop)]
 
-    def _if(self, one: If, place: Place, state: State, places: dict[Place, int]) -> None:
+    def _if(self, one: If, place: Place, state: State, places: dict[Place, float]) -> None:
         """What the branches meet of what was before is ordered in front of them, so that it counts on both ways."""
         self._meet(self._accesses(one), one, place, state, places)
         for access in self.facts.collector.of(one.condition):
@@ -193,16 +196,18 @@ class Walk:
         self.divergent = self.divergent or self.facts.is_divergent(one.condition)
         condition = self.facts.collector.expand(one.condition)
         other = state.copy()
+        self.branches += 1
         for way, branch, known in ((state, one.then, condition), (other, one.otherwise, unary("not", condition))):
             self.conditions = (*outer[1], known)
             places |= self.block(branch, way)
+        self.branches -= 1
         self.divergent, self.conditions = outer
         joined = state.join(other)
         state.since, state.flying = joined.since, joined.flying
 
     # Loops.
 
-    def _loop(self, loop: For | While, place: Place, state: State, places: dict[Place, int]) -> None:
+    def _loop(self, loop: For | While, place: Place, state: State, places: dict[Place, float]) -> None:
         """The cheapest of: a barrier in front or none, and a first barrier at some point of the body or none."""
         bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
         outer, self.divergent = self.divergent, self.divergent or any(map(self.facts.is_divergent, bounds))
@@ -210,33 +215,42 @@ class Walk:
         fronts = [False]
         if not outer and self._clash(self._accesses(loop), state) is not None:
             fronts.append(True)
-        best: tuple[int, dict[Place, int], State] | None = None
+        best: tuple[float, dict[Place, float], State] | None = None
         for front in fronts:
             entry = State({}, dict(state.flying)) if front else state.copy()
-            for start in self._starts(loop, best):
+            for start in self._starts(loop):
                 found, leaves = self._steady(loop, entry, start)
-                cost = sum(100**depth for depth in found.values()) + front * 100**self.depth
+                here = {place: 100.0**self.depth / 2**self.branches} if front else {}
+                cost = sum(found.values()) + sum(here.values())
                 if best is None or cost < best[0]:
                     after = leaves if runs else entry.join(leaves)
-                    best = cost, found | ({place: self.depth} if front else {}), after
+                    best = cost, found | here, after
         assert best is not None
         self.divergent = outer
         places |= best[1]
         state.since, state.flying = best[2].since, best[2].flying
 
-    def _starts(self, loop: For | While, best: tuple[int, dict[Place, int], State] | None) -> Iterator[Place | None]:
-        """Where a first barrier may be put: nowhere, or before a statement of the body if several are needed."""
+    def _starts(self, loop: For | While) -> Iterator[Place | None]:
+        """A barrier to begin with: none, before a statement of the body if several are needed, or ending a branch."""
         yield None
-        # From a barrier that stands in the body already, placing is best anyway.
-        if self.divergent or self.trying or self.last < 2 or any(map(_is_barrier, loop.body.stmts)):
+        if self.divergent or self.trying or not self.last:
             return
-        busy = [n for n, s in enumerate(loop.body.stmts) if self._accesses(s) or self.facts.orders(s)]
         self.trying = True
-        for n in busy[:STARTS]:
-            yield id(loop.body), n
+        for one in loop.body.stmts:
+            if isinstance(one, If) and not self.facts.is_divergent(one.condition):
+                yield from ((id(b), len(b.stmts)) for b in (one.then, one.otherwise) if self._hands_over(b))
+        # From a barrier that stands in the body already, placing is best anyway.
+        if self.last > 1 and not any(map(_is_barrier, loop.body.stmts)):
+            busy = [n for n, s in enumerate(loop.body.stmts) if self._accesses(s) or self.facts.orders(s)]
+            yield from ((id(loop.body), n) for n in busy[:STARTS])
         self.trying = False
 
-    def _steady(self, loop: For | While, entry: State, start: Place | None) -> tuple[dict[Place, int], State]:
+    def _hands_over(self, branch: Block) -> bool:
+        """Whether a branch leaves something in shared memory for what follows."""
+        found = [a for one in branch.stmts for a in self._accesses(one)]
+        return any(a.writes and not a.asynchronous and a.buffer.scope == "shared" for a in found)
+
+    def _steady(self, loop: For | While, entry: State, start: Place | None) -> tuple[dict[Place, float], State]:
         """Places inside a loop, and what holds at the end of an iteration, seen from after the loop."""
         forced = self.forced
         self.forced = forced | {start} if start else forced
@@ -254,7 +268,8 @@ class Walk:
                 break
         self.depth -= 1
         self.forced = forced
-        self.last = len(places)
+        if not self.trying:
+            self.last = len(places)
         return places, state.earlier(self._shift(loop, leave=True))
 
     def _head(self, loop: For | While) -> list[Access]:
@@ -361,5 +376,7 @@ class _Insert(Rewriter):
             if (id(block), n) in self.places:
                 new.append(replace(barrier(), span=one.span))
             new.append(self(one))
+        if (id(block), len(block.stmts)) in self.places:
+            new.append(replace(barrier(), span=block.stmts[-1].span))
         same = len(new) == len(block.stmts) and all(a is b for a, b in zip(new, block.stmts, strict=True))
         return block if same else Block(tuple(new), span=block.span)

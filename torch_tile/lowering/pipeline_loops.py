@@ -19,7 +19,7 @@ from ..build import Build
 from ..intrinsics.memory import cp_async_commit, cp_async_wait
 from ..ir.buffer import Buffer, Range, Region
 from ..ir.dtype import int32
-from ..ir.expr import Address, Expr, Load, Var, binary, const
+from ..ir.expr import Address, Call, Expr, Load, Var, binary, const
 from ..ir.layout import Digit
 from ..ir.node import Node, Rewriter, field_names, walk
 from ..ir.simplify import simplify
@@ -28,7 +28,7 @@ from ..tileop.async_loop import AsyncLoop
 from ..tileop.copy import Copy
 from ..tileop.copy_async import AsyncCopy
 from .instance import Instance
-from .pipeline_plan import Path, first_access, leaves, plan_copies, reads_of
+from .pipeline_plan import Branch, Path, first_access, leaves, plan_copies, reads_of
 from .pipeline_schedule import Item, Schedule, schedule_by_hand, usual_schedule
 
 
@@ -190,10 +190,22 @@ class _Stages:
         guards = [*begun, iteration < self.source.stops[0]] if item.ahead else []
         named_again = any(m.path for m in item.moves)
         instance = self._instance(iteration, fresh=item.ahead > 0 or named_again)
+        # Names of plain arithmetic are replaced by it, so that alignment can be proved from the text of an address.
+        kept: set[int] = set()
+        for let in {id(let): let for m in item.moves for let in m.path if isinstance(let, Let)}.values():
+            if any(isinstance(n, Load | Call) or id(n) in kept for n in walk(let.value)):
+                kept.add(id(let.var))
+            else:
+                instance.values[id(let.var)] = simplify(instance(let.value))
         if item.is_group:
-            body = _nested([(m.path, _started(m.stmt)) for m in item.moves])
+            parts = [(m.path, _started(m.stmt)) for m in item.moves]
         else:
-            body = _nested([(m.path, self._awaited(m.stmt, item.ahead, arrivals)) for m in item.moves])
+            parts = [(m.path, self._awaited(m.stmt, item.ahead, arrivals)) for m in item.moves]
+        named = [
+            (tuple(x for x in path if isinstance(x, Branch) or id(x.var) not in instance.values), s)
+            for path, s in parts
+        ]
+        body = _nested(named)
         yield from _under(guards, instance(Block(tuple(body))), self.source)
         if item.is_group:
             yield cp_async_commit()

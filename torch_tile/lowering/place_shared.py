@@ -2,7 +2,8 @@
 """Shared buffers get their offsets in the block's shared memory; those that are never alive together share bytes.
 
 A buffer is alive from its first access to its last; where it outlives an iteration of a loop, through the whole loop.
-Each buffer takes the tightest gap that it fits, larger ones first. What it costs in barriers is left to insert_sync.
+Each buffer takes the tightest gap that it fits, larger ones first. Memory used again may cost a barrier (insert_sync
+decides), so small buffers keep bytes of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ..ir.stmt import Alloc, Block, For, Kernel, Program, Stmt, Store, While
 
 ALIGNMENT = 128  # bytes: a row of all banks
 SWIZZLED_ALIGNMENT = 1024  # eight such rows, after which every swizzle repeats
+SMALL = 1024  # bytes: up to this, memory used again saves less than the barrier that it costs
+SPARE = 4096  # bytes that may be spent on that
 
 
 def place_shared(program: Program, build: Build) -> Program:
@@ -64,8 +67,10 @@ def _placed(kernel: Kernel, build: Build) -> Kernel:
     lives = lives_of(kernel)
     if all(n.buffer.offset is not None for n in walk(kernel) if isinstance(n, Alloc) and n.buffer.scope == "shared"):
         return kernel
-    offsets = _offsets(lives)
-    total = max((offsets[id(life.buffer)] + life.size for life in lives), default=0)
+    offsets, total = _offsets(lives)
+    apart, more = _offsets([replace(x, first=-1, last=1 << 60) if x.size <= SMALL else x for x in lives])
+    if more <= min(total + SPARE, build.target.shared_limit):
+        offsets, total = apart, more
     if total > build.target.shared_limit:
         worst = max(lives, key=lambda life: life.size)
         table = "\n".join(_row(life, offsets[id(life.buffer)]) for life in sorted(lives, key=lambda x: -x.size))
@@ -113,8 +118,8 @@ def lives_of(kernel: Kernel) -> list[Life]:
     return [life for life in found.values() if life.first >= 0]
 
 
-def _offsets(lives: Sequence[Life]) -> dict[int, int]:
-    """Offsets by buffer: of the gaps between what is alive at the same time, the smallest that fits."""
+def _offsets(lives: Sequence[Life]) -> tuple[dict[int, int], int]:
+    """Offsets by buffer: of the gaps between what is alive at the same time, the smallest that fits. And the total."""
     placed: list[tuple[Life, int]] = []
     for life in sorted(lives, key=lambda x: -x.size):
         swizzled = life.buffer.layout is not None and life.buffer.layout.swizzle is not None
@@ -122,7 +127,8 @@ def _offsets(lives: Sequence[Life]) -> dict[int, int]:
         taken = sorted((offset, offset + other.size) for other, offset in placed if other.meets(life))
         fitting = [(end - at, at) for at, end in _gaps(taken, unit) if end - at >= life.size]
         placed.append((life, min(fitting)[1]))
-    return {id(life.buffer): offset for life, offset in placed}
+    total = max((offset + life.size for life, offset in placed), default=0)
+    return {id(life.buffer): offset for life, offset in placed}, total
 
 
 def _gaps(taken: Sequence[tuple[int, int]], unit: int) -> Iterator[tuple[int, float]]:
