@@ -305,3 +305,20 @@ demo_kernel(float* __restrict__ x, const int32_t n) {
 }
 """)  # fmt: skip
     compiles(source)
+
+
+def test_loops_that_start_far_away():
+    """The variable has 32 bits if all values that it takes do, wherever the start may lie."""
+    x, k = tensor("x", (64,), "int32"), Var("k", dt.int32, "param")
+    source = program([x, k], kernel(loop(64, lambda i: put(x, i, 1), SERIAL, start=binary("*", k, k))))
+    assert "for (int64_t i = (int64_t)k * k; i < 64; ++i) {" in body(source)  # which may be negative
+    one = select(k > 0, 2, binary("*", t * 2**20, t * 2**20))
+    source = program([x, k], kernel(loop(64, lambda i: put(x, i, 1), SERIAL, start=one)))
+    assert "for (int i = (int)tile::min<int64_t>(k > 0 ? 2 : (int64_t)" in body(source)
+    compiles(source)
+
+
+def test_unused_names_are_no_warning():
+    x, name = tensor("x", (128,), "float32"), Var("name", dt.int32)
+    source = program([x], kernel(Alloc(tensor("r", (4,), "float32", "local")), Let(name, t + 1), put(x, t, 1.0)))
+    compiles(source)

@@ -10,7 +10,7 @@ import pytest
 
 from torch_tile.codegen.c_text import Names
 from torch_tile.codegen.cuda_text import CudaText, int_type
-from torch_tile.intrinsics.memory import atomic
+from torch_tile.intrinsics.memory import atomic, here
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import (
@@ -154,3 +154,25 @@ def test_indices_do_not_wrap():
         library.f(ctypes.c_void_p(got.ctypes.data), *(env[id(v)] for v in (t, i, n, m, b)))
         for (index, value), found in zip(cases, got, strict=True):
             assert found == value(env), (index, text().value(index))
+
+
+def test_block_indices_and_what_they_are_made_of():
+    """Below their extent, which is positive where a kernel runs; a quotient by one factor is below the other."""
+    out, splits = text(), Var("splits", dt.int32, "param")
+    bx, by = Var("bx", dt.int32, "block"), Var("by", dt.int32, "block")
+    out.bind_block(by, splits)
+    assert out.interval(splits).low == 1
+    out = text()
+    out.bind_block(bx, (n + 127) // 128 * splits)
+    assert out.interval(splits).low == 1 and out.interval(bx).low == 0
+    assert out.value(bx // splits * 128 + t < n) == "bx / splits * 128 + t < n"
+    assert out.value(bx % splits) == "bx % splits"
+    other = text()
+    other.bind_block(bx, m)  # a dimension of any size
+    assert other.interval(bx) == Interval(0, 2**31 - 2**16 - 1) and other.interval(m).low == 1
+
+
+def test_ranges_of_quotients_and_of_values_computed_anew():
+    out = text()
+    assert out.interval(t // n) == Interval(0, 127)  # nothing is divided by 0
+    assert out.value(here(t) // 8) == "tile::here(t) / 8"
