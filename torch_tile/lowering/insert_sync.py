@@ -23,7 +23,7 @@ from ..ir.stmt import Block, Do, For, If, Let, Program, Stmt, Store, While
 from .hazards import Access, Collector, Hazards, Swap
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
-ITERATIONS = 8  # after so many, an access may be of any earlier iteration
+ITERATIONS = 6  # after so many, an access may be of any earlier iteration
 STARTS = 16  # points of a loop body from which placing is tried
 ORDERED = ("barrier", "cp_async_commit", "cp_async_wait")
 
@@ -351,9 +351,10 @@ class Facts:
 
     def forgotten(self, loop: For | While) -> Mapping[int, Expr]:
         """Stand-ins for the variables of a loop, of which nothing is known."""
-        inner = (
-            v for n in walk(loop) for v in (n.vars if isinstance(n, For) else (n.var,) if isinstance(n, Let) else ())
-        )
+        if id(loop) in self.stand_ins:
+            return self.stand_ins[id(loop)]
+        inner = [v for n in walk(loop) if isinstance(n, For) for v in n.vars]
+        inner += [n.var for n in walk(loop) if isinstance(n, Let)]
         for v in inner:
             self.unknown.setdefault(id(v), Var(f"earlier_{v.name}", v.type, "let"))
         self.stand_ins[id(loop)] = {id(v): self.unknown[id(v)] for v in inner}
