@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one thread does, and that all threads together do what was asked: run by the thread interpreter."""
+
+import pytest
+import torch
+
+import torch_tile as tilelang
+import torch_tile.language as T
+from torch_tile.build import Build
+from torch_tile.ir.expr import Load, Var
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Alloc, For, LoopKind, Store
+from torch_tile.lowering.bind_threads import bind_threads
+from torch_tile.lowering.infer_layouts import infer_layouts
+from torch_tile.target import Target
+
+TARGET = "cuda:sm_90a"
+
+
+def bound(kernel):
+    build = Build(Target.of(TARGET))
+    return bind_threads(infer_layouts(kernel.program, build), build), build
+
+
+def run(kernel, *args):
+    """All threads of all blocks; there must be no race and no access out of bounds."""
+    findings = tilelang.compile(kernel, target=TARGET).interpret(*args)
+    assert not findings, "\n".join(map(str, findings))
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(shape).to(dtype)
+
+
+def empty(*shape, dtype=torch.float32):
+    return torch.full(shape, float("nan"), dtype=dtype)
+
+
+def test_an_elementwise_nest_is_vectors_on_registers():
+    @T.prim_func
+    def kernel(A: T.Tensor((32, 256), "float16"), B: T.Tensor((32, 256), "float16")):
+        with T.Kernel(1, threads=128) as _:
+            x = T.alloc_fragment((32, 256), "float16")
+            T.copy(A, x)
+            for i, j in T.Parallel(32, 256):
+                x[i, j] = x[i, j] * x[i, j]
+            T.copy(x, B)
+
+    program, _ = bound(kernel)
+    loops = [n for n in walk(program) if isinstance(n, For)]
+    assert [(f.kind, f.stops[0].value) for f in loops[:2]] == [(LoopKind.UNROLLED, 8), (LoopKind.VECTOR, 8)]
+    assert [a.buffer.static_shape for a in walk(program) if isinstance(a, Alloc)] == [(64,)]
+    registers = [n for n in walk(program) if isinstance(n, Load | Store) and n.buffer.scope == "local"]
+    assert len(registers) == 5
+    assert not any(isinstance(v, Var) and v.role == "thread" for n in registers for i in n.indices for v in walk(i))
+
+
+@pytest.mark.parametrize("threads", [32, 96, 128, 256])
+@pytest.mark.parametrize("shape", [(16, 64), (9, 33), (1, 5), (3, 500)], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_rows_of_any_shape(threads, shape, dtype):
+    rows, width = shape
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((2 * rows - 1, width), dtype),
+        B: T.Tensor((2 * rows - 1, width), "float32"),
+        C: T.Tensor((2 * rows - 1,), "float32"),
+    ):
+        with T.Kernel(2, threads=threads) as bx:
+            x = T.alloc_fragment((rows, width), "float32")
+            peak = T.alloc_fragment((rows,), "float32")
+            T.copy(A[bx * rows, 0], x)
+            T.reduce_max(x, peak, dim=1)
+            for i, j in T.Parallel(rows, width):
+                x[i, j] = x[i, j] * peak[i]
+            for i in T.Parallel(rows):
+                C[bx * rows + i] = peak[i]
+            T.copy(x, B[bx * rows, 0])
+
+    a = random(2 * rows - 1, width, dtype=getattr(torch, dtype))
+    b, c = empty(*a.shape), empty(a.shape[0])
+    run(kernel, a, b, c)
+    peak = a.float().amax(1)
+    torch.testing.assert_close(c, peak)
+    torch.testing.assert_close(b, a.float() * peak[:, None])
+
+
+@pytest.mark.parametrize("threads", [128, 256])
+def test_fragments_of_other_threads_come_through_shared_memory(threads):
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((32, 64), "float32"), B: T.Tensor((64, 32), "float32"), C: T.Tensor((32, 64), "float32"),
+        D: T.Tensor((32, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=threads) as _:
+            x = T.alloc_fragment((32, 64), "float32")
+            turned = T.alloc_fragment((64, 32), "float32")
+            T.copy(A, x)
+            T.copy(B, turned)
+            for i, j in T.Parallel(32, 64):
+                x[i, j] = x[i, j] + turned[j, i]
+            for i, j in T.Parallel(32, 64):
+                C[i, j] = x[i, j // 4] + x[i, j % 4]
+            for i, j in T.Parallel(32, 16):
+                x[i, j + 8] = C[i, j + 40]
+            T.copy(x, D)
+
+    _, build = bound(kernel)
+    assert any("through shared memory" in note.became for note in build.notes)
+    a, b, c, d = random(32, 64), random(64, 32), empty(32, 64), empty(32, 64)
+    run(kernel, a, b, c, d)
+    total, j = a + b.T, torch.arange(64)
+    torch.testing.assert_close(c, total[:, j // 4] + total[:, j % 4])
+    total[:, 8:24] = c[:, 40:56]
+    torch.testing.assert_close(d, total)
+
+
+def test_nests_of_sizes_known_at_run_time():
+    n, m = T.dynamic("n, m")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n, m), "float32"), B: T.Tensor((n, m), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            for i, j in T.Parallel(n, m):
+                B[i, j] = A[i, j] + 1.0
+
+    a, b = random(3, 150), empty(3, 150)
+    run(kernel, a, b)
+    torch.testing.assert_close(b, a + 1)
+
+
+def test_sums_by_hand_and_names_bound_again():
+    @T.prim_func
+    def kernel(A: T.Tensor((24, 40), "float32"), B: T.Tensor((24,), "float32"), C: T.Tensor((24,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            total = T.alloc_fragment((24,), "float32")
+            T.clear(total)
+            for i, j in T.Parallel(24, 40):
+                total[i] += A[i, j]
+            for i in T.Parallel(24):
+                row = 23 - i
+                B[row] = total[i]
+            for i in T.Parallel(24):
+                row = i // 2
+                C[i] = total[row]
+
+    a, b, c = random(24, 40), empty(24), empty(24)
+    run(kernel, a, b, c)
+    torch.testing.assert_close(b, a.sum(1).flip(0))
+    torch.testing.assert_close(c, a.sum(1)[torch.arange(24) // 2])
+
+
+def test_what_stands_outside_nests_is_done_once():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "int32"), B: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=64) as _:
+            s = T.alloc_shared((4,), "int32")
+            for k in T.serial(4):
+                s[k] = A[k] * 2
+            T.atomic_add(B[0], s[3])
+            B[1] = s[2]
+
+    a, b = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    run(kernel, a, b)
+    assert b.tolist() == [6, 4, 0, 0]
