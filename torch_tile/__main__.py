@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m torch_tile COMMAND`: demo, explain, doctor."""
+"""`python -m torch_tile COMMAND`: demo, explain, show, doctor."""
 
 from __future__ import annotations
 
@@ -25,12 +25,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "(model, arguments, keyword arguments)",
     )
     explain.add_argument("--backward", action="store_true", help="look at the backward as well")
+    show = commands.add_parser("show", help="schedule, layouts and stages of a file's kernels on a GPU")
+    show.add_argument("file", help="a Python file with T.prim_func kernels among its global names")
+    show.add_argument("--target", default="cuda:sm_90a", help="what to compile for (default: %(default)s)")
+    show.add_argument("--stage", action="append", default=[], metavar="PASS", help="print the kernel after it, or all")
+    show.add_argument("--pictures", default="", metavar="FOLDER", help="write pictures of the layouts there")
+    show.add_argument("--format", action="append", choices=("svg", "png", "txt"), help="of the pictures (default: svg)")
     commands.add_parser("doctor", help="what is found on this machine")
     options = parser.parse_args(arguments)
     if options.command == "doctor":
         from torch_tile.tools.doctor import doctor
 
         return doctor()
+    if options.command == "show":
+        from torch_tile.tools.show import show as show_kernels
+
+        try:
+            print(
+                show_kernels(
+                    options.file, options.target, options.stage, options.pictures, tuple(options.format or ("svg",))
+                )
+            )
+        except (ValueError, OSError) as problem:
+            parser.error(str(problem))
+        return 0
     if options.command == "demo":
         from torch_tile.tools.demo import demo as run_demo
 

@@ -20,6 +20,17 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Where an on-chip buffer's elements lie, as printed, and which demand decided it."""
+
+    buffer: str
+    scope: str
+    layout: str
+    why: str
+    span: Span | None
+
+
+@dataclass(frozen=True)
 class PassOptions:
     """Switches of `jit`: `strict` makes every note with a `why_not` an error; `fast_math` allows approximate maths;
     `tf32` lets products of float32 round their operands to 11 significant bits, for the tensor cores."""
@@ -31,11 +42,12 @@ class PassOptions:
 
 @dataclass
 class Build:
-    """One compilation. `notes` is the schedule report, in the order of the decisions."""
+    """One compilation. `notes` is the schedule report, `placements` the layouts, in the order of the decisions."""
 
     target: Target
     options: PassOptions = field(default_factory=PassOptions)
     notes: list[Note] = field(default_factory=list)
+    placements: list[Placement] = field(default_factory=list)
 
     def note(self, span: Span | None, op: str, became: str, why_not: str = "") -> None:
         """Add a line to the schedule report."""

@@ -195,6 +195,12 @@ class Layout:
 
         return to_text(self)
 
+    def picture(self) -> str:
+        """The places of the first elements as a grid of text."""
+        from .layout_picture import text_picture
+
+        return text_picture(self)
+
     @staticmethod
     def parse(text: str) -> Layout:
         """The layout that prints as `text`."""

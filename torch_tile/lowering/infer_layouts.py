@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..build import Build
+from ..build import Build, Placement
 from ..diagnostics import TileError, error
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
@@ -78,6 +78,7 @@ def _laid_out(kernel: Kernel, build: Build) -> Kernel:
         if opened:
             _propagate(survey.members, known)
     _fill_up(survey, known)
+    build.placements += [Placement(d.buffer.name, d.buffer.scope, str(d.layout), d.why, d.span) for d in known]
     new: Kernel = _Apply(known, survey.members)(kernel)
     return new if new.thread is not None else replace(new, thread=survey.thread)
 
