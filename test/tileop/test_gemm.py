@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 
 TYPES = [
@@ -162,3 +163,39 @@ def test_operands_are_on_chip(findings):
 
     assert [d.code for d in findings(kernel)] == ["gemm_scope", "gemm_scope"]
     assert "T.gemm: A `A` lives in global memory" in findings(kernel)[0].message
+
+
+GPU_TYPES = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32"), ("float64", "float64")]
+
+
+@pytest.mark.parametrize(("dtype", "accum"), GPU_TYPES)
+def test_a_kernel_for_gpus(dtype, accum, seed):
+    """Ragged edges, a pipeline, and the tensor cores: exact in the thread interpreter, which finds no fault."""
+    rng = random.Random(seed)
+    M, N, K = (rng.randrange(20, 90) for _ in range(3))
+    turned = rng.random() < 0.5, rng.random() < 0.5
+    print(M, N, K, turned)
+    a_shape, b_shape = (K, M) if turned[0] else (M, K), (N, K) if turned[1] else (K, N)
+
+    @T.prim_func
+    def kernel(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((M, N), accum)):
+        with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 32), threads=64) as (bx, by):
+            a = T.alloc_shared((32, 32), dtype)
+            b = T.alloc_shared((32, 32), dtype)
+            c = T.alloc_fragment((32, 32), accum)
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+                T.copy(A[k * 32, by * 32] if turned[0] else A[by * 32, k * 32], a)
+                T.copy(B[bx * 32, k * 32] if turned[1] else B[k * 32, bx * 32], b)
+                T.gemm(a, b, c, *turned)
+            T.copy(c, C[by * 32, bx * 32])
+
+    x, y = (torch.randint(-4, 5, s).to(getattr(torch, dtype)) for s in (a_shape, b_shape))
+    z = torch.zeros(M, N, dtype=getattr(torch, accum))
+    compiled = torch_tile.compile(kernel, target="cuda:sm_90a")
+    findings = compiled.interpret(x, y, z)
+    assert not findings, findings.report()
+    want = (x.T if turned[0] else x).double() @ (y.T if turned[1] else y).double()
+    torch.testing.assert_close(z.double(), want, rtol=0, atol=0)
+    assert "mma.sync" in str(compiled.schedule)
+    assert all(r.spills == r.stack == 0 for r in compiled.resources.values())
