@@ -3,6 +3,8 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
+from torch_tile.ir.expr import Load, Select
+from torch_tile.ir.node import walk
 from torch_tile.lowering.guard_bounds import guard_bounds
 
 
@@ -220,3 +222,18 @@ def test_atomics_whose_result_is_used(becomes):
                 x[b] = T.if_then_else(b < n, T.call("atomic", T.address_of(x[b]), T.int32(1), options=("add",)), 0)
 
     becomes(guard_bounds, before, after, again=False)
+
+
+def test_addresses_computed_from_memory():
+    """The entry of a table that an asynchronous copy goes by has a guard of its own."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32"), table: T.Tensor((n,), "int32")):
+        with T.Kernel(4) as b:
+            s = T.alloc_shared((4,), "float32")
+            source = T.address_of(x[T.min(T.max(table[b], 0), 63)])
+            T.evaluate(T.call("cp_async", T.address_of(s[0]), source, T.int32(4), options=(4,)))
+
+    (guard,) = (x for x in walk(guard_bounds(kernel.program)) if isinstance(x, Select))
+    assert isinstance(guard.a, Load) and guard.a.buffer.name == "table"

@@ -46,12 +46,13 @@ class _Guard(Known):
 
     def Do(self, node: Do) -> Stmt:
         call = node.call
-        if isinstance(call, Call) and call.name == "vector_copy":
-            return self.vector_copy(node, call)
-        if isinstance(call, Call) and call.name == "cp_async":
-            return self.cp_async(node, call)
-        inner = self.children(call)
-        return self.only_if(self.missing_in(call), node if inner is call else replace(node, call=inner))
+        inner = self.children(call)  # an address may be computed from memory, which has guards of its own
+        node = node if inner is call else replace(node, call=inner)
+        if isinstance(inner, Call) and inner.name == "vector_copy":
+            return self.vector_copy(node, inner)
+        if isinstance(inner, Call) and inner.name == "cp_async":
+            return self.cp_async(node, inner)
+        return self.only_if(self.missing_in(call), node)
 
     def only_if(self, conditions: Sequence[Expr], one: Stmt) -> Stmt:
         """A statement that runs where all conditions hold."""
