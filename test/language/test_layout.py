@@ -6,11 +6,15 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
+from torch_tile.build import Build
 from torch_tile.diagnostics import TileError
+from torch_tile.interp.interpret import interpret
 from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.layout import Layout, row_major, shared_tile
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, For
+from torch_tile.lowering import cuda_passes, lower
+from torch_tile.target import Target
 
 P = Layout.parse
 
@@ -147,3 +151,29 @@ def test_layouts_of_loops():
                     A[i] = 1
                 for i in T.Parallel(64, loop_layout="[32:1t]"):
                     A[i] = 1
+
+
+def test_threads_keep_to_what_is_asked():
+    """Layouts of memory, registers and the loop, none of which the compiler would have chosen."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            tile, f = T.alloc_shared((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            registers = T.Fragment((64, 64), lambda i, j: (i % 32 * 4 + j % 4, i // 32 * 16 + j // 4))
+            T.annotate_layout({tile: lambda i, j: i * 64 + (j ^ (i % 8 * 4)), f: registers})
+            T.copy(A, tile)
+            T.copy(tile, f)
+            for i, j in T.Parallel(64, 64, loop_layout=lambda i, j: (i // 2 * 4 + j // 16, i % 2 * 16 + j % 16)):
+                f[i, j] = f[i, j] * 2
+            T.copy(f, B)
+
+    build = Build(Target.of("cuda:sm_80"))
+    flat = lower(kernel.program, cuda_passes(build))
+    assert [(p.layout, p.why) for p in build.placements] == [
+        ("[64:64m | 64:1m] ^(3,2,4)", "annotated"),
+        ("[2:16r 32:4t | 16:1r 4:1t]", "annotated"),
+    ]
+    x, y = torch.randn(64, 64), torch.full((64, 64), float("nan"))
+    assert not interpret(flat, kernel.program, (x, y), (), None).found
+    assert torch.equal(y, 2 * x)

@@ -4,10 +4,14 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
+from torch_tile.build import Build
 from torch_tile.diagnostics import TileError
+from torch_tile.interp.interpret import interpret
 from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.node import alike, walk
 from torch_tile.ir.stmt import Do, Store
+from torch_tile.lowering import cuda_passes, lower
+from torch_tile.target import Target
 
 
 def test_thread_and_block_indices():
@@ -110,3 +114,21 @@ def test_outside_a_kernel():
         with pytest.raises(TileError) as caught:
             use()
         assert caught.value.code == "not_in_kernel"
+
+
+def test_threads_run_what_names_them():
+    @T.prim_func
+    def reverse(A: T.Tensor((96,), "float32"), B: T.Tensor((96,), "float32")):
+        with T.Kernel(1, threads=(32, 3)) as _:
+            tile = T.alloc_shared((96,), "float32")
+            tx, ty = T.get_thread_bindings()
+            tile[ty * 32 + tx] = A[ty * 32 + tx]
+            T.sync_threads()
+            B[ty * 32 + tx] = tile[95 - ty * 32 - tx]
+
+    flat = lower(reverse.program, cuda_passes(Build(Target.of("cuda:sm_80"))))
+    barriers = [n for n in walk(flat) if isinstance(n, Do) and n.call.name == "barrier"]
+    assert len(barriers) == 1  # the author's is enough
+    x, y = torch.randn(96), torch.full((96,), float("nan"))
+    assert not interpret(flat, reverse.program, (x, y), (), None).found
+    assert torch.equal(y, x.flip(0))
