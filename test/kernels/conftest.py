@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random problems for the kernels, and the two engines that run them: compiled for the CPU, and the interpreter."""
+"""Random problems for the kernels, and the engines that run them: compiled for the CPU, the interpreter of tiles, and
+the interpreter of GPU threads, which also looks for races and missing waits."""
 
 import functools
+import importlib
 import random
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 
 from torch_tile.interp.tiles import evaluate
 from torch_tile.jit import JITFunction
+from torch_tile.kernels.common import Machine
+from torch_tile.target import Target
 
 # Largest error, as a share of the result's root mean square (or of 0.1, if that is less).
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
@@ -52,9 +56,12 @@ def problems(seed):
     return Problems(seed)
 
 
-@pytest.fixture(params=["cpu", "interpreter"])
+GPU = Machine(Target("cuda", 90), 4)  # few multiprocessors, so that small problems are shared out too
+
+
+@pytest.fixture(params=["cpu", "interpreter", "threads"])
 def engine(request, monkeypatch):
-    """Kernels run compiled, or as the interpreter understands them."""
+    """Kernels run compiled, or as the interpreters understand them."""
     if request.param == "interpreter":
         traced = {}
 
@@ -65,7 +72,28 @@ def engine(request, monkeypatch):
             return functools.partial(evaluate, traced[key])
 
         monkeypatch.setattr(JITFunction, "compile", interpret)
+    if request.param == "threads":
+        for family in ("attention", "gemm", "mla_decode", "norm", "softmax"):
+            monkeypatch.setattr(importlib.import_module(f"torch_tile.kernels.{family}"), "machine_of", lambda x: GPU)
+        compile = JITFunction.compile
+
+        def interpret_threads(self, *args, **kwargs):
+            kernel = compile(self, *args, **kwargs)
+
+            def run(*operands):
+                findings = kernel.interpret(*operands)
+                assert not findings, str(findings)
+
+            return run
+
+        monkeypatch.setattr(JITFunction, "compile", interpret_threads)
     return request.param
+
+
+@pytest.fixture
+def rounds(engine):
+    """`rounds(n)`: numbers of problems to draw, fewer for threads, which take seconds each."""
+    return lambda n: range(2 if engine == "threads" else n)
 
 
 @pytest.fixture(autouse=True)
