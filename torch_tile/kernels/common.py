@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import torch_tile.language as T
+from torch_tile.runtime.find_nvrtc import NoNvrtcError, find_nvrtc
 from torch_tile.target import Target
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def has_kernels(x: torch.Tensor) -> bool:
     """Whether the compiler has a target for the tensor's device; elsewhere the families run their reference."""
-    return x.device.type == "cpu"
+    return x.device.type == "cpu" or (x.device.type == "cuda" and _is_ready(x.device.index))
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,19 @@ def machine_of(x: torch.Tensor) -> Machine:
     if x.device.type == "cuda":
         return _gpu(x.device.index)
     return Machine(Target("cpu"), torch.get_num_threads())
+
+
+@cache
+def _is_ready(index: int) -> bool:
+    """Whether kernels can be compiled for a GPU: tensor cores of Ampere or later, and NVRTC found (else a warning)."""
+    if torch.version.hip or torch.cuda.get_device_capability(index) < (8, 0):
+        return False
+    try:
+        find_nvrtc()
+    except NoNvrtcError as missing:
+        warnings.warn(f"torch_tile's operators run as plain torch on GPUs: {missing}", stacklevel=3)
+        return False
+    return True
 
 
 @cache
