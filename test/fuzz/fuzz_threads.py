@@ -34,7 +34,9 @@ class ThreadGenerator:
         self.random, self.name, self.count = random.Random(seed), name, 0
         self.family = self.pick("float32", "float16", "float16", "bfloat16", "float8")
         self.threads = self.pick(32, 64, 128, 128, 256)
-        self.sizes = self.pick((16, 32), (16, 32), (16, 64), (8, 24), (5, 16), (17, 32))
+        self.sizes = self.pick((16, 32), (16, 32), (16, 64), (8, 24), (5, 16), (7, 17))
+        if self.family == "float32":  # whose products are made of scalars
+            self.sizes = self.pick((16, 16), (8, 16), (5, 16), (3, 17))
         self.grid = [self.pick(1, 2) for _ in range(self.pick(1, 2))]
         self.blocks = ["bx", "by"][: len(self.grid)]
         self.tensors, self.params, self.dims = [], [], {}
@@ -171,7 +173,7 @@ class ThreadGenerator:
     def product(self):
         """A pipeline of copies and products, with something elementwise after it."""
         lines = []
-        m, n, k = self.size(), self.size(), self.pick(16, 32, self.size())
+        m, n, k = self.size(), self.size(), self.pick(16, self.size(), self.size())
         whole = self.chance(0.12)
         dtype = "int8" if whole else self.float_type()
         ta, tb = self.chance(0.25), self.chance(0.3)
@@ -179,7 +181,7 @@ class ThreadGenerator:
         b = self.alloc((n, k) if tb else (k, n), dtype, "shared", lines)
         c = self.alloc((m, n), "int32" if whole else "float32", "fragment", lines)
         policy = self.pick("", "", ", policy=T.GemmWarpPolicy.FullRow", ", policy=T.GemmWarpPolicy.FullCol")
-        steps, name = self.pick(1, 2, 3, 5), self.fresh("k")
+        steps, name = self.pick(1, 2, 2, 3, 5), self.fresh("k")
         extra = self.pick(0, 0, 3)  # the last step is ragged
         left = self.tensor([k * steps - extra, m] if ta else [m, k * steps - extra], dtype, True)
         right = self.tensor([n, k * steps - extra] if tb else [k * steps - extra, n], dtype, True)
@@ -195,7 +197,8 @@ class ThreadGenerator:
             body = [*body[:2], Line(f"if {name} % 2 == 0:", body[2:])]
         loop = self.pick("T.Pipelined({}, num_stages={})", "T.Pipelined({}, num_stages={})", "T.serial({})")
         lines.append(Line(f"T.clear({c.name})"))
-        lines.append(Line(f"for {name} in {loop.format(steps, self.pick(0, 1, 2, 3))}:", body))
+        stages = self.pick(0, 1, 2, 3) if steps > 3 else 0 if steps == 1 else self.pick(0, 1, 2)
+        lines.append(Line(f"for {name} in {loop.format(steps, stages)}:", body))
         if not whole:
             lines += self.scaled(c, 1 / (4.0 * k))
         return lines

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread-level programs made by hand: a small builder."""
+"""Thread-level programs made by hand, and those of the library's kernels."""
 
-from dataclasses import replace
+import importlib
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from torch_tile.build import Build
 from torch_tile.diagnostics import Span
+from torch_tile.interp.interpret import interpret
 from torch_tile.interp.threads import run_threads
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Expr, Load, Var, cast, const, to_expr, truth
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Store
 from torch_tile.ir.verify import Stage, verify
+from torch_tile.kernels.common import Machine
+from torch_tile.lowering import cuda_passes, lower
+from torch_tile.target import Target
 
 
 class Builder:
@@ -108,3 +114,44 @@ def build():
 @pytest.fixture
 def rng(seed):
     return np.random.default_rng(seed)
+
+
+@dataclass
+class Launch:
+    """A kernel of the library as it was launched on the interpreter: its program, flat form and arguments."""
+
+    program: Program
+    flat: Program
+    args: list
+
+    def run(self, flat=None):
+        """Findings on copies of the arguments."""
+        return interpret(flat or self.flat, self.program, [a.clone() if hasattr(a, "clone") else a for a in self.args])
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Kernels of the library run as on a GPU of 2 SMs, thread by thread; a list of the launches."""
+    launches = []
+
+    class Interpreted(Machine):
+        def kernel(self, function):
+            def compiled(*config):
+                program = function.function(*config).program
+                flat = lower(program, cuda_passes(Build(self.target)))
+
+                def launch(*args):
+                    before = [a.clone() if hasattr(a, "clone") else a for a in args]
+                    launches.append(Launch(program, flat, before))
+                    findings = interpret(flat, program, args)
+                    assert not findings, findings.report()
+
+                return launch
+
+            return compiled
+
+    machine = Interpreted(Target.of("cuda:sm_90"), 2)
+    for name in ("gemm", "attention", "mla_decode", "norm", "softmax"):
+        module = importlib.import_module(f"torch_tile.kernels.{name}")
+        monkeypatch.setattr(module, "machine_of", lambda x: machine)
+    return launches

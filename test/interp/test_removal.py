@@ -9,6 +9,7 @@ from torch_tile.interp.threads import run_threads
 from torch_tile.intrinsics import memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, const, select
+from torch_tile.kernels import attention, gemm, mla_decode, norm, softmax
 
 
 def pipeline(b, steps, stages=2):
@@ -56,3 +57,87 @@ def test_the_program_itself_is_untouched(build):
     text = repr(program)
     assert len(list(removals(program))) == 2 and repr(program) == text
     assert list(removals(b.program())) == []
+
+
+def randn(*shape, dtype=torch.float16):
+    return torch.randn(shape, dtype=torch.float64).to(dtype)
+
+
+def of_gemm(m, n, k, dtype, text=""):
+    a, b = randn(m, k, dtype=dtype), randn(k, n, dtype=dtype)
+    return gemm.gemm(a, [b], [], "", text, dtype), gemm.reference(a.double(), [b.double()], [], "", text, torch.float64)
+
+
+def of_attention(causal, dtype=torch.float16):
+    q, k, v = randn(1, 2, 70, 32, dtype=dtype), randn(1, 1, 90, 32, dtype=dtype), randn(1, 1, 90, 48, dtype=dtype)
+    args = None, causal, 0.2, 0, 20
+    return attention.attention(q, k, v, *args), attention.reference(*(x.double() for x in (q, k, v)), *args)
+
+
+def of_mla(dtype=torch.float16):
+    q, q_pe, kv, k_pe = (randn(*s, dtype=dtype) for s in ((1, 1, 16, 64), (1, 1, 16, 16), (1, 150, 64), (1, 150, 16)))
+    want = mla_decode.reference(*(x.double() for x in (q, q_pe, kv, k_pe)))
+    return mla_decode.mla_decode(q, q_pe, kv, k_pe), want
+
+
+def of_rms_norm(n, dtype=torch.float16):
+    x, weight, residual = randn(5, n, dtype=dtype), randn(n, dtype=dtype), randn(5, n, dtype=dtype)
+    args = 1e-6, "silu", 0.0, False
+    return norm.rms_norm(x, weight, residual, *args), norm.rms_norm_reference(x, weight, residual, *args)
+
+
+def of_layer_norm(n, dtype=torch.float32):
+    x, weight, bias = randn(5, n, dtype=dtype), randn(n, dtype=dtype), randn(n, dtype=dtype)
+    return norm.layer_norm(x, weight, bias), norm.layer_norm_reference(x.double(), weight.double(), bias.double())
+
+
+def of_softmax(shape, dim, dtype=torch.float32):
+    x = randn(*shape, dtype=dtype)
+    return softmax.softmax(x, dim), softmax.reference(x.double(), dim)
+
+
+LIBRARY = {
+    "gemm fp16": lambda: of_gemm(70, 72, 200, torch.float16),
+    "gemm ragged bf16": lambda: of_gemm(33, 41, 77, torch.bfloat16, "v=silu(acc0);ret v"),
+    "gemm fp32": lambda: of_gemm(40, 40, 72, torch.float32),
+    "gemm one row": lambda: of_gemm(1, 64, 100, torch.float16),
+    "attention": lambda: of_attention(False),
+    "attention causal": lambda: of_attention(True, torch.bfloat16),
+    "mla_decode": of_mla,
+    "rms_norm": lambda: of_rms_norm(200),
+    "rms_norm long": lambda: of_rms_norm(9001),
+    "layer_norm": lambda: of_layer_norm(300),
+    "softmax": lambda: of_softmax((3, 500), 1),
+    "softmax outer": lambda: of_softmax((40, 7), 0),
+}
+
+
+def flatten(results):
+    return [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
+
+
+SUPERFLUOUS = {  # what a pass leaves in though nothing needs it
+    "gemm ragged bf16": "waits stay where the copies became ordinary ones",
+    "gemm one row": "waits stay where the copies became ordinary ones",
+    "rms_norm long": "a barrier between sums that no thread shares",
+}
+
+
+def cases():
+    for name in LIBRARY:
+        known = SUPERFLUOUS.get(name)
+        yield pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason=known)] if known else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases())
+def test_library_kernels_need_each_of_their_waits_and_barriers(name, on_gpu):
+    got, want = LIBRARY[name]()
+    for x, y in zip(flatten(got), flatten(want), strict=True):
+        tolerance = {torch.float16: 1e-2, torch.bfloat16: 8e-2}.get(x.dtype, 1e-4)
+        torch.testing.assert_close(x.double(), y.double(), rtol=tolerance, atol=tolerance)
+    assert on_gpu
+    for launch in on_gpu:
+        for removal in removals(launch.flat):
+            where = f"{launch.program.name}: {removal.name} {removal.number} at {removal.span}"
+            assert launch.run(removal.program), f"nothing found without {where}"
