@@ -164,8 +164,8 @@ MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the
 
 
 def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
-    cuts = WIDE if form.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
-    cuts = tuple(c for c in cuts if c.block_q == 16 or problem.rows > 16)
+    cuts: Sequence[Config] = WIDE if form.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
+    cuts = [c for c in cuts if c.block_q == 16 or problem.rows > 16]
     config = next((c for c in cuts if _fits(c, form, machine)), None)
     if config is None:
         return None
