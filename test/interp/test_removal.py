@@ -130,7 +130,7 @@ def cases():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", list(cases()))
 def test_library_kernels_need_each_of_their_waits_and_barriers(name, on_gpu):
     got, want = LIBRARY[name]()
     for x, y in zip(flatten(got), flatten(want), strict=True):
