@@ -211,7 +211,8 @@ def row_times_matrix(config: Config, form: Form) -> Any:
     def gemv(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), m, batch, threads=config.threads) as (bx, row, bz):
             bs, aux = operands[: len(b_types)], operands[len(b_types) :]
-            a_tile = T.alloc_shared((bk,), accum)
+            # Converted once on the CPU; GPUs want it as wide as the matrix beside it, and copied ahead.
+            a_tile = T.alloc_shared((bk,), form.dtype if form.vector > 1 else accum)
             products = []
             for b in bs:
                 parts = T.alloc_fragment((bn, bk), accum)
@@ -220,7 +221,7 @@ def row_times_matrix(config: Config, form: Form) -> Any:
                 for step in T.Pipelined(T.ceildiv(k, bk), num_stages=config.stages):
                     T.copy(a[bz, row, step * bk], a_tile)
                     for j, c in T.Parallel(bn, bk):
-                        parts[j, c] += T.cast(b[bz, bx * bn + j, step * bk + c], accum) * a_tile[c]
+                        parts[j, c] += T.cast(b[bz, bx * bn + j, step * bk + c], accum) * T.cast(a_tile[c], accum)
                 T.reduce_sum(parts, product, dim=1)
                 products.append(product)
             for j in T.Parallel(bn):
