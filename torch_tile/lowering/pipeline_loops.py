@@ -4,8 +4,8 @@
 A loop over k with S stages keeps S versions of each tile that it loads; iteration k uses version k % S. The copies for
 the first S - 1 iterations start before the loop, those for iteration k + S - 1 in iteration k, right after the wait for
 its own data: what that version held was last read in iteration k - 1, so the barrier that makes the data visible also
-frees it. Every step commits every group, even an empty one, so that waits count groups known here. No PIPELINED loop
-is left.
+frees it. One stage keeps one version, filled again after its last reader. Every step commits every group, even an empty
+one, so that waits count groups known here. No PIPELINED loop is left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..tileop.copy import Copy
 from ..tileop.copy_async import AsyncCopy
 from .instance import Instance
 from .pipeline_plan import Branch, Path, first_access, leaves, plan_copies, reads_of
-from .pipeline_schedule import Item, Schedule, schedule_by_hand, usual_schedule
+from .pipeline_schedule import Item, Schedule, schedule_by_hand, single_schedule, usual_schedule
 
 
 def pipeline_loops(program: Program, build: Build) -> Program:
@@ -64,7 +64,7 @@ class _Pipeline(Rewriter):
         """A pipelined loop whose inner loops are plain."""
         name = f"T.Pipelined(num_stages={loop.stages})"
         plain = replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
-        if loop.stages < 2 and max(loop.stage, default=0) < 1:
+        if not loop.stages and max(loop.stage, default=0) < 1:
             self.build.note(loop.span, name, "a plain loop")
             return plain
         if any(isinstance(leaf.node, Break | Continue) for leaf in leaves(loop.body)):
@@ -91,11 +91,14 @@ class _Pipeline(Rewriter):
                 self.build.note(loop.span, name, f"the schedule given, {_described(by_hand)}")
                 return by_hand
             why = by_hand
-        if not plan.moves or loop.stages < 2:
-            missing = "" if plan.refused else "no copy from global to shared memory"
+        usual = None
+        if plan.moves and loop.stages:
+            single = loop.stages == 1
+            usual = single_schedule(loop.body, plan) if single else usual_schedule(loop.body, plan, loop.stages)
+        if usual is None:
+            missing = "" if plan.moves or plan.refused else "no copy from global to shared memory"
             self.build.note(loop.span, name, "a plain loop", why or missing)
             return None
-        usual = usual_schedule(loop.body, plan, loop.stages)
         self.build.note(loop.span, name, _described(usual), why)
         return usual
 
@@ -156,6 +159,8 @@ class _Stages:
     def prologue(self) -> Stmt:
         """What must have run of the first iterations when the loop begins."""
         start = self.source.starts[0]
+        if not self.depth:
+            return Block(())
         if self.depth == 1:
             return Block(tuple(self._early(start, const(0, int32))))
         turn = Var(self.source.vars[0].name, int32, "loop")
@@ -171,6 +176,8 @@ class _Stages:
                 late = self.depth - item.ahead
                 begun = [turn >= late] if late else []
                 yield from self._part(item, simplify(start + turn - late), begun, arrivals)
+            elif item.is_group:
+                yield cp_async_commit()  # so that waits count the same groups in each step
 
     def loop(self) -> For:
         """The steady state."""
@@ -179,10 +186,10 @@ class _Stages:
     def _step(self) -> Iterator[Stmt]:
         k, arrivals = self.source.vars[0], _Arrivals()
         for n, item in enumerate(self.items):
-            if item.is_group and not arrivals.committed:
-                # The first wait comes before the first copies: the barrier after it also frees their versions.
-                needs = (need for later in self.items[n:] for need in self._needs(later) if need < 0)
-                yield from arrivals.need(next(needs, None))
+            if item.is_group and not (n and self.items[n - 1].is_group):
+                # The next wait comes before the copies: the barrier after it also frees their versions.
+                needs = (need for later in self.items[n:] for need in self._needs(later) if need < arrivals.committed)
+                yield from arrivals.need(next((need for need in needs if need >= arrivals.arrived), None))
             yield from self._part(item, simplify(k + item.ahead), [], arrivals)
 
     def _part(self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals) -> Iterator[Stmt]:

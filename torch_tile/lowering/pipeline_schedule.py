@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of a pipelined loop runs how far ahead, and in which order within a step.
 
-The usual schedule has all copies `num_stages - 1` iterations ahead. With `stage` given, a statement of stage s runs
+The usual schedule has all copies `num_stages - 1` iterations ahead. With one stage there is one version of each tile:
+its next content is asked for as soon as the last reader of this one is done. With `stage` given, a statement of stage s
+runs
 `max(stage) - s` iterations ahead of the last ones, and `order` is its place in the step; stage -1 is a copy, as far
 ahead as `num_stages` allows. A schedule by hand that would change results is refused.
 """
@@ -55,6 +57,29 @@ def usual_schedule(body: Block, plan: Plan, stages: int) -> Schedule:
     return Schedule(items, {id(tile): stages for item in copies for tile in item.tiles})
 
 
+def single_schedule(body: Block, plan: Plan) -> Schedule | None:
+    """One version of each tile, whose copy starts right after its last reader; None if it would be waited for at once.
+
+    A copy after the last statement is moved over the end of the step: it starts its own iteration, while statements
+    before its first reader run.
+    """
+    rest = without(body, {id(m.stmt) for m in plan.moves}).stmts
+    touched = [{id(b) for b in (*(r.buffer for r in reads), *writes)} for reads, writes in map(uses, rest)]
+    starts: dict[int, list[Move]] = {}  # by the number of statements before the copies
+    gained = False
+    for move in plan.moves:
+        readers = [n for n, used in enumerate(touched) if id(filled(move.stmt)) in used]
+        place = (readers[-1] + 1) % len(rest)
+        starts.setdefault(place, []).append(move)
+        gained = gained or place > 0 or readers[0] > 0
+    items: list[Item] = []
+    for n, stmt in enumerate(rest):
+        if n in starts:
+            items.append(Item(1 if n else 0, tuple(starts[n]), True))
+        items.append(Item(0, (Move(stmt, ()),)))
+    return Schedule(tuple(items), {id(filled(m.stmt)): 1 for m in plan.moves}) if gained else None
+
+
 def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
     """The schedule that `order` and `stage` of a loop say; why it cannot be if it cannot."""
     stmts = [s for s in loop.body.stmts if not isinstance(s, Let | Alloc)]
@@ -72,7 +97,7 @@ def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
             return "a statement of stage -1 is not a copy that can run ahead"
         ahead = depth - stage if stage >= 0 else depth + max(loop.stages, 1) - 1
         move = facts.move(Leaf(stmt, _names_before(loop.body, stmt)))
-        parts.append((place, Item(ahead, (move,), ahead > 0 and id(stmt) in movable), stmt))
+        parts.append((place, Item(ahead, (move,), id(stmt) in movable), stmt))
     items = [item for _, item, _ in sorted(parts, key=lambda part: part[0])]
     versions = _versions(items)
     place_of = {id(item): n for n, item in enumerate(items)}
@@ -107,16 +132,17 @@ def _grouped(items: Sequence[Item]) -> list[Item]:
 
 
 def _versions(items: Sequence[Item]) -> dict[int, int]:
-    """One for each iteration between the copy into a tile and its last use."""
-    ahead = {id(tile): item.ahead for item in items for tile in item.tiles}
-    least = dict(ahead)
-    for item in items:
+    """One for each iteration between the copy into a tile and its last use; none for that of a use right before it."""
+    filled = {id(tile): (item.ahead, n) for n, item in enumerate(items) for tile in item.tiles}
+    count = dict.fromkeys(filled, 1)
+    for n, item in enumerate(items):
         if not item.is_group:
             for move in item.moves:
                 reads, writes = uses(move.stmt)
-                for i in {id(b) for b in (*(r.buffer for r in reads), *writes)} & ahead.keys():
-                    least[i] = min(least[i], item.ahead)
-    return {i: ahead[i] - least[i] + 1 for i in ahead}
+                for i in {id(b) for b in (*(r.buffer for r in reads), *writes)} & filled.keys():
+                    ahead, place = filled[i]
+                    count[i] = max(count[i], ahead - item.ahead + (n > place))
+    return count
 
 
 def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: dict[int, int]) -> str:
