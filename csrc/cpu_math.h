@@ -245,6 +245,16 @@ template <class T> inline T maximum(T a, T b) {
   else return (a > b) | (a != a) ? a : b;
 }
 
+// An integer and a literal of another width.
+template <class A, class B> inline auto minimum(A a, B b) -> decltype(a + b) {
+  using T = decltype(a + b);
+  return minimum(static_cast<T>(a), static_cast<T>(b));
+}
+template <class A, class B> inline auto maximum(A a, B b) -> decltype(a + b) {
+  using T = decltype(a + b);
+  return maximum(static_cast<T>(a), static_cast<T>(b));
+}
+
 // Quotient rounded down, b != 0.
 template <class T> inline T floordiv(T a, T b) {
   if constexpr (is_native_float<T>) return floor(a / b);

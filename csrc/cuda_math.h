@@ -66,10 +66,18 @@ TILE_DEVICE float sigmoid(float x) {
   return (x < 0.0f ? e : 1.0f) * y;
 }
 #endif
+// For results of 16 bits: within 4 + |x| ulp, below 2^-126 0. A quarter of sigmoid's instructions.
+TILE_DEVICE float quick_sigmoid(float x) {
+  float e, y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504089f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
+  return y;
+}
 TILE_DEVICE double exp(double x) { return ::exp(x); }
 TILE_DEVICE double log2(double x) { return ::log2(x); }
 TILE_DEVICE double log(double x) { return ::log(x); }
 TILE_DEVICE double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
+TILE_DEVICE double quick_sigmoid(double x) { return sigmoid(x); }
 
 // The rest is CUDA's own library, which NVRTC has built in.
 #define TILE_UNARY(name)                                         \
@@ -119,6 +127,16 @@ template <class T> TILE_DEVICE T maximum(T a, T b) {
   } else {
     return a > b || a != a ? a : b;
   }
+}
+
+// An integer and a literal of another width.
+template <class A, class B> TILE_DEVICE auto minimum(A a, B b) -> decltype(a + b) {
+  using T = decltype(a + b);
+  return minimum(static_cast<T>(a), static_cast<T>(b));
+}
+template <class A, class B> TILE_DEVICE auto maximum(A a, B b) -> decltype(a + b) {
+  using T = decltype(a + b);
+  return maximum(static_cast<T>(a), static_cast<T>(b));
 }
 
 // Quotient rounded down, b != 0, and its remainder, which has the sign of b. Integers only.
