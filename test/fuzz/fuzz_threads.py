@@ -197,7 +197,7 @@ class ThreadGenerator:
             body = [*body[:2], Line(f"if {name} % 2 == 0:", body[2:])]
         loop = self.pick("T.Pipelined({}, num_stages={})", "T.Pipelined({}, num_stages={})", "T.serial({})")
         lines.append(Line(f"T.clear({c.name})"))
-        stages = self.pick(0, 1, 2, 3) if steps > 3 else 0 if steps == 1 else self.pick(0, 1, 2)
+        stages = self.pick(0, 1, 2, 2, 3, 3, 4, 6)  # at times more than there are steps
         lines.append(Line(f"for {name} in {loop.format(steps, stages)}:", body))
         if not whole:
             lines += self.scaled(c, 1 / (4.0 * k))

@@ -336,6 +336,27 @@ def test_two_waits_two_barriers():
     assert barriers(synchronised(program(*start, loop(6, step)))) == 2
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("trips", [1, 2, 7])
+@pytest.mark.parametrize("stages", [2, 3, 6, 9])
+def test_a_pipeline_may_be_longer_than_its_loop(stages, trips, groups):
+    tiles = [shared(f"s{n}", stages, THREADS) for n in range(groups)]
+
+    def copies(step):
+        some = [(tile, step % stages if trips > 1 else 0) for tile in tiles]
+        return [x for t, at in some for x in (when(step < trips, [fly(t, at, TX)]), cp_async_commit())]
+
+    def step(k):
+        uses = [
+            [cp_async_wait(groups * (stages - 1) - 1), get(tile, k % stages if trips > 1 else 0, neighbour())]
+            for tile in tiles
+        ]
+        return [*uses[0][:1], *copies(k + stages - 1), uses[0][1], *[x for use in uses[1:] for x in use]]
+
+    start = loop(stages - 1, copies, "p", LoopKind.UNROLLED)
+    assert barriers(synchronised(program(start, loop(trips, step)))) == groups
+
+
 def test_a_barrier_before_the_wait_does_not_count():
     s = shared("s", THREADS)
     made = program(fly(s, TX), cp_async_commit(), barrier(), cp_async_wait(0), get(s, neighbour()))

@@ -52,6 +52,11 @@ class Access:
         return "w" in self.kind
 
     @cached_property
+    def landed(self) -> Access:
+        """An asynchronous copy, waited for."""
+        return replace(self, asynchronous=False)
+
+    @cached_property
     def key(self) -> Hashable:
         """The same for accesses of one node to the same places."""
         return id(self.origin), self.kind, structure(self.indices), tuple(id(loop) for loop in self.loops)

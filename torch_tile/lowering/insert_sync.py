@@ -9,8 +9,9 @@ wait that completes them on. A barrier never stands where only some threads come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from ..build import Build
 from ..diagnostics import error
@@ -21,6 +22,7 @@ from ..ir.node import Node, Rewriter, children, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Block, Do, For, If, Let, Program, Stmt, Store, While
 from .hazards import Access, Collector, Hazards, Swap
+from .sync_state import State
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
 ITERATIONS = 6  # after so many, an access may be of any earlier iteration
@@ -42,63 +44,9 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     for extent in kernel.threads:
         threads *= extent
     walker = Walk(kernel, threads)
-    places = walker.block(kernel.body, State())
+    waits = (n.options[0] for n in walk(kernel.body) if isinstance(n, Call) and n.name == "cp_async_wait")
+    places = walker.block(kernel.body, State(max((int(str(n)) for n in waits), default=0)))
     return _Insert(set(places))(kernel) if places else kernel
-
-
-@dataclass
-class State:
-    """What may still be in conflict at a point: accesses `since` the last barrier, and copies `flying`.
-
-    With each copy goes how many groups were committed after its own; -1 if its own is still open.
-    """
-
-    since: dict[Hashable, Access] = field(default_factory=dict)
-    flying: dict[Hashable, tuple[Access, int]] = field(default_factory=dict)
-
-    def copy(self) -> State:
-        """The same, to go another way."""
-        return State(dict(self.since), dict(self.flying))
-
-    def join(self, other: State) -> State:
-        """Where either may hold."""
-        flying = dict(self.flying)
-        for key, (access, younger) in other.flying.items():
-            flying[key] = access, min(younger, flying.get(key, (access, younger))[1])
-        return State({**self.since, **other.since}, flying)
-
-    def same(self, other: State) -> bool:
-        """Whether both say the same."""
-        mine, theirs = ({k: n for k, (_, n) in s.flying.items()} for s in (self, other))
-        return self.since.keys() == other.since.keys() and mine == theirs
-
-    def earlier(self, shift: Callable[[Access], Access]) -> State:
-        """As a later iteration sees it."""
-        new = State()
-        for access in self.since.values():
-            old = shift(access)
-            new.since[old.key] = old
-        for access, younger in self.flying.values():
-            old = shift(access)
-            new.flying[old.key] = old, min(younger, new.flying.get(old.key, (old, younger))[1])
-        return new
-
-    def add(self, access: Access) -> None:
-        """An access happens."""
-        if access.asynchronous:
-            self.flying[access.key] = access, -1
-        else:
-            self.since[access.key] = access
-
-    def commit(self) -> None:
-        """A group of copies is closed."""
-        self.flying = {k: (a, n + 1) for k, (a, n) in self.flying.items()}
-
-    def wait(self, pending: int) -> None:
-        """Copies of all but the `pending` youngest groups have landed, for the thread that started them."""
-        landed = {k: replace(a, asynchronous=False) for k, (a, n) in self.flying.items() if n >= pending}
-        self.flying = {k: v for k, v in self.flying.items() if k not in landed}
-        self.since |= landed
 
 
 class Walk:
@@ -217,7 +165,9 @@ class Walk:
             fronts.append(True)
         best: tuple[float, dict[Place, float], State] | None = None
         for front in fronts:
-            entry = State({}, dict(state.flying)) if front else state.copy()
+            entry = state.copy()
+            if front:
+                entry.since.clear()
             for start in self._starts(loop):
                 found, leaves = self._steady(loop, entry, start)
                 here = {place: 100.0**self.depth / 2**self.branches} if front else {}
@@ -255,8 +205,8 @@ class Walk:
         forced = self.forced
         self.forced = forced | {start} if start else forced
         self.depth += 1
-        back = State()
-        for turn in range(2 * PASSES):
+        back = State(entry.most)
+        for turn in itertools.count():
             if turn == PASSES:
                 self.forced = self.forced | {(id(loop.body), 0)}
             state = entry.join(back)
@@ -264,6 +214,8 @@ class Walk:
                 state.add(access)
             places = self.block(loop.body, state)
             before, back = back, self._next(loop, state)
+            if turn > PASSES:  # from here on it only grows, up to what the body can do
+                back = before.join(back)
             if back.same(before):
                 break
         self.depth -= 1

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may still be in conflict at a point of a kernel: accesses since the last barrier, and copies under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from .hazards import Access
+
+Flight = tuple[Access, frozenset[int]]  # a copy, and how many groups may have been committed after its own
+
+
+@dataclass
+class State:
+    """Accesses `since` the last barrier, and copies `flying`.
+
+    With each copy goes how many groups were committed after its own, -1 if its own is still open; several numbers where
+    one of them holds, or where several copies are alike. `most` and more are not told apart: any wait is for these.
+    """
+
+    most: int = 0  # groups that a wait of the kernel may leave under way
+    since: dict[Hashable, Access] = field(default_factory=dict)
+    flying: dict[Hashable, Flight] = field(default_factory=dict)
+
+    def copy(self) -> State:
+        """The same, to go another way."""
+        return State(self.most, dict(self.since), dict(self.flying))
+
+    def join(self, other: State) -> State:
+        """Where either may hold."""
+        joined = State(self.most, self.since | other.since, dict(self.flying))
+        for key in self.since.keys() & other.since.keys():
+            joined.since[key] = _later(self.since[key], other.since[key])
+        for flight in other.flying.values():
+            joined.fly(*flight)
+        return joined
+
+    def same(self, other: State) -> bool:
+        """Whether both say the same."""
+        mine, theirs = ({k: n for k, (_, n) in s.flying.items()} for s in (self, other))
+        return self.since.keys() == other.since.keys() and mine == theirs
+
+    def earlier(self, shift: Callable[[Access], Access]) -> State:
+        """As a later iteration sees it."""
+        new = State(self.most)
+        for access in self.since.values():
+            old = shift(access)
+            new.since[old.key] = _later(old, new.since.get(old.key, old))
+        for access, younger in self.flying.values():
+            new.fly(shift(access), younger)
+        return new
+
+    def fly(self, access: Access, younger: frozenset[int]) -> None:
+        """A copy is under way, besides others that are alike."""
+        alike, others = self.flying.get(access.key, (access, younger))
+        self.flying[access.key] = _later(access, alike), younger | others
+
+    def add(self, access: Access) -> None:
+        """An access happens."""
+        if access.asynchronous:
+            self.fly(access, frozenset((-1,)))
+        else:
+            self.since[access.key] = access
+
+    def commit(self) -> None:
+        """A group of copies is closed."""
+        self.flying = {
+            key: (access, frozenset(min(n + 1, self.most) for n in younger))
+            for key, (access, younger) in self.flying.items()
+        }
+
+    def wait(self, pending: int) -> None:
+        """Copies of all but the `pending` youngest groups have landed, for the thread that started them."""
+        for key, (access, younger) in list(self.flying.items()):
+            left = frozenset(n for n in younger if n < pending)
+            if left != younger:
+                self.since[key] = access.landed
+                del self.flying[key]
+            if left:
+                self.flying[key] = access, left
+
+
+def _later(a: Access, b: Access) -> Access:
+    """Of two accesses to the same places the one that is less iterations ago, of which more is known."""
+    return a if a.age <= b.age else b
