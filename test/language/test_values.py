@@ -125,3 +125,25 @@ def test_annotations():
     with pytest.raises(TileError) as caught:
         T.Tensor((2, -1), "float32")
     assert caught.value.code == "bad_shape"
+
+
+@pytest.mark.parametrize("align", [0, -4, 2.5, "16"])
+def test_alignment_is_a_number_of_bytes(align):
+    assert T.Tensor((4,), "float32", align=4).buffer("x").align == 4
+    with pytest.raises(TileError, match="align must be a positive number of bytes"):
+        T.Tensor((4,), "float32", align=align)
+    with pytest.raises(TileError, match="align must be a positive number of bytes"):
+        T.StridedTensor((4,), (1,), "float32", align=align)
+
+
+def test_alignment_is_printed():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "float32", align=4), B: T.StridedTensor((n,), (1,), "float32", align=16)):
+        with T.Kernel(1) as _:
+            T.clear(A)
+            T.clear(B)
+
+    assert "A: T.Tensor((n,), T.float32, align=4)" in repr(kernel.program)
+    assert "B: T.StridedTensor((n,), (1,), T.float32, align=16)" in repr(kernel.program)

@@ -138,6 +138,30 @@ def test_names_of_indices_and_values():
     assert widths(source) == [16, 16]
 
 
+@pytest.mark.parametrize("align, wanted", [(None, [16]), (16, [16]), (48, [16]), (4, [4]), (2, [])])
+def test_where_tensors_begin(align, wanted):
+    z = tensor("z", (n, 64), align=align)
+    assert widths(program([z], Alloc(r), vector(8, lambda v: put(r, v, load(z, row, column + v))))) == wanted
+
+
+def test_names_of_what_is_read():
+    """A row found in a table stands before the wide access to it, unless it differs from step to step."""
+    table = tensor("table", (n,), "int32")
+    for same in (True, False):
+        at, value = Var("at", dt.int32), Var("value", dt.float16)
+        source = program([x, table], Alloc(r), vector(8, lambda v, at=at, value=value, same=same: (
+            Let(at, load(table, b if same else t + v)), Let(value, load(x, at, column + v)),
+            put(r, v, value * 2),
+        )))  # fmt: skip
+        assert widths(source) == ([16] if same else [])
+    total, old = tensor("total", (1,), "int32", "local"), Var("old", dt.int32)
+    counted = program([x], Alloc(total), Alloc(r), vector(8, lambda v: (
+        Let(old, load(total, 0)), put(r, v, load(x, row, column + v) * 2), put(total, 0, old + 1)
+    )))  # fmt: skip
+    (*_, loop) = [s for s in walk(vectorize(counted, BUILD)) if isinstance(s, For)]
+    assert any(isinstance(s, Let) for s in loop.body.stmts)  # counts in every step
+
+
 def test_what_a_condition_protects():
     """A choice may read outside of a shared tile, whose bounds no guard checks; global memory is guarded later."""
 

@@ -26,7 +26,8 @@ class Buffer(Node):
     `strides` (in elements) is None for row-major contiguous buffers. `origin` is "param" for arguments,
     "empty" for outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers.
     GPU passes set `layout` (where elements of shared memory and fragments lie; None is row-major) and `offset`, the
-    first byte of a shared buffer in its block's shared memory.
+    first byte of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes; None
+    is whatever the widest access needs, which launches check.
     """
 
     is_symbol: ClassVar[bool] = True
@@ -38,6 +39,11 @@ class Buffer(Node):
     origin: str = "tile"
     layout: Layout | None = None
     offset: int | None = None
+    align: int | None = None
+
+    def may_start_at(self, bytes: int) -> bool:
+        """Whether accesses may rely on an address that is a multiple of so many bytes."""
+        return self.align is None or self.align % bytes == 0
 
     @property
     def rank(self) -> int:

@@ -181,9 +181,10 @@ class ExprPrinter:
 
     def tensor_type(self, b: Buffer) -> str:
         """The annotation of a tensor parameter."""
+        align = "" if b.align is None else f", align={b.align}"
         if b.strides is not None:
-            return f"T.StridedTensor({self.shape(b.shape)}, {self.shape(b.strides)}, {b.dtype!r})"
-        return f"T.Tensor({self.shape(b.shape)}, {b.dtype!r})"
+            return f"T.StridedTensor({self.shape(b.shape)}, {self.shape(b.strides)}, {b.dtype!r}{align})"
+        return f"T.Tensor({self.shape(b.shape)}, {b.dtype!r}{align})"
 
 
 def literal(value: Any) -> str:

@@ -77,15 +77,22 @@ def _gpu(index: int) -> Machine:
     return Machine(Target("cuda", 10 * major + minor), units)
 
 
-def strided(name: str, shape: Sequence[Any], dtype: torch.dtype, unit: bool = True, multiple: int = 1) -> TensorType:
+def strided(
+    name: str,
+    shape: Sequence[Any],
+    dtype: torch.dtype,
+    unit: bool = True,
+    multiple: int = 1,
+    align: int | None = None,
+) -> TensorType:
     """The type of a parameter whose strides are known at run time only; with `unit` its last dimension is dense.
 
-    The other strides are multiples of `multiple`.
+    The other strides are multiples of `multiple`; the address is a multiple of `align` bytes (see T.Tensor).
     """
     strides: list[Any] = [dynamic(f"{name}_stride{d}", multiple) for d in range(len(shape))]
     if unit:
         strides[-1] = 1
-    return T.StridedTensor(shape, strides, dtype)
+    return T.StridedTensor(shape, strides, dtype, align)
 
 
 def dynamic(names: str, multiple: int = 1) -> Any:

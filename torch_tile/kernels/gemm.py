@@ -55,11 +55,20 @@ def reference(
 
 @dataclass(frozen=True)
 class Aux:
-    """An auxiliary operand: its kind, dtype, and whether its last dimension is dense."""
+    """An auxiliary operand: its kind, dtype, whether its last dimension is dense, and whether its rows start at
+    multiples of 16 bytes.
+    """
 
     kind: str
     dtype: torch.dtype
     unit: bool = True
+    aligned: bool = False
+
+    def type(self, name: str, shape: Sequence[Any]) -> Any:
+        """The parameter's type."""
+        size = self.dtype.itemsize
+        multiple, align = (16 // size, 16) if self.aligned else (1, size)
+        return strided(name, shape, self.dtype, self.unit, multiple, align)
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class Form:
             for i, turned in enumerate(self.b_turned)
         ]
         shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,)}
-        aux = [strided(f"x{i}", shapes[x.kind], x.dtype, x.unit) for i, x in enumerate(self.aux)]
+        aux = [x.type(f"x{i}", shapes[x.kind]) for i, x in enumerate(self.aux)]
         return a, bs, aux
 
 
@@ -264,9 +273,12 @@ def run(
     a, a_turned = matrix(a)
     matrices = [matrix(b) for b in bs]
     operands = [b.expand(batch, -1, -1) for b, _ in matrices]
-    forms = tuple(Aux(kind, x.dtype, is_unit(x)) for x, kind in zip(aux, kinds, strict=True))
     k = a.shape[1 if a_turned else 2]
     machine = machine_of(a)
+    forms = tuple(
+        Aux(kind, x.dtype, is_unit(x), machine.is_gpu and is_unit(x) and vector_of((x,), ()) > 1)
+        for x, kind in zip(aux, kinds, strict=True)
+    )
     vector = vector_of((a, *operands, out), (n, k, m) if a_turned else (n, k)) if machine.is_gpu else 1
     b_turned = tuple(turned for _, turned in matrices)
     form = Form(a.dtype, out.dtype, a_turned, b_turned, forms, epilogue, vector)

@@ -167,21 +167,28 @@ class TensorType:
     shape: tuple[Expr, ...]
     dtype: DType
     strides: tuple[Expr, ...] | None = None
+    align: int | None = None
 
     def buffer(self, name: str, origin: str = "param") -> Buffer:
         """A global buffer of this type."""
-        return Buffer(name, self.shape, self.dtype, "global", self.strides, origin)
+        return Buffer(name, self.shape, self.dtype, "global", self.strides, origin, align=self.align)
 
 
-def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None) -> TensorType:
-    """Annotate a parameter: `A: T.Tensor((M, K), T.float16)`. Sizes are integers, T.dynamic or T.const."""
+def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int | None = None) -> TensorType:
+    """Annotate a parameter: `A: T.Tensor((M, K), T.float16)`. Sizes are integers, T.dynamic or T.const.
+
+    `align` is a number of bytes that the tensor's address is a multiple of: GPU kernels access it in no wider pieces.
+    Without it they take the widest that sizes and strides allow, and launches refuse addresses that do not.
+    """
     given = None if strides is None else shape_of(strides, "strides")
     sizes = shape_of(shape, "a tensor's shape")
     if given is not None and len(given) != len(sizes):
         raise error("bad_shape", None, what="strides", want=f"{len(sizes)} integers", got=repr(strides)[:60])
-    return TensorType(sizes, dtype_of(dtype), given)
+    if align is not None and (not isinstance(align, int) or align < 1):
+        raise error("bad_shape", None, what="align", want="a positive number of bytes", got=repr(align)[:60])
+    return TensorType(sizes, dtype_of(dtype), given, align)
 
 
-def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32") -> TensorType:
+def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32", align: int | None = None) -> TensorType:
     """As T.Tensor, with strides in elements: integers or T.dynamic."""
-    return Tensor(shape, dtype, strides)
+    return Tensor(shape, dtype, strides, align)

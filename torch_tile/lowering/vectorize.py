@@ -60,6 +60,7 @@ class _Loop:
         self.before: list[Stmt] = []
         self.after: list[Stmt] = []
         self.loaded: list[tuple[Load, Buffer]] = []
+        self.inside: set[int] = set()  # names that differ from step to step
 
     def run(self) -> Stmt | None:
         """What replaces the loop; None if nothing in it is wide."""
@@ -70,10 +71,22 @@ class _Loop:
             return None
         if (moved := self.moved(body)) is not None:
             return moved
-        new = tuple(self.statement(s) for s in body.stmts)
-        if not self.before and not self.after:
+        written = {id(s.buffer) for s in body.stmts if isinstance(s, Store)}
+        new = []
+        for s in body.stmts:
+            if (
+                isinstance(s, Let)
+                and not self.differs(s.value)
+                and not any(id(n.buffer) in written for n in _loads_of(s))
+            ):
+                self.before.append(s)  # wide accesses before the loop may use the name
+                continue
+            if isinstance(s, Let):
+                self.inside.add(id(s.var))
+            new.append(self.statement(s))
+        if not self.loaded and not self.after:
             return None
-        compute = replace(self.loop, body=Block(new))
+        compute = replace(self.loop, body=Block(tuple(new)))
         return Block((*self.before, compute, *self.after), span=self.span)
 
     def hoisted(self, node: If) -> Stmt | None:
@@ -153,6 +166,10 @@ class _Loop:
         self.before.append(Alloc(local, span=self.span))
         return local
 
+    def differs(self, expr: Expr) -> bool:
+        """Whether a value may not be the same in all steps."""
+        return any(n is self.var or id(n) in self.inside for n in walk(expr))
+
     def at_start(self, access: Load | Store) -> Address:
         """Where the first step's element lies."""
         zero = Inline({id(self.var): const(0, self.var.type)})
@@ -176,9 +193,11 @@ class _Loop:
         if buffer.scope == "var" or not access.indices:
             return 1
         *others, last = (simplify(i, self.known.ranges) for i in access.indices)
-        if any(_mentions(i, self.var) for i in others):
+        if any(self.differs(i) for i in others):
             return 1
         start = self.at_start(access)
+        if any(id(n) in self.inside for n in walk(last)):
+            return 1
         ahead = _WithoutRemainders()(binary("-", last, start.indices[-1]))
         if not equal(simplify(ahead, self.known.ranges), self.var):
             return 1
@@ -190,6 +209,8 @@ class _Loop:
     def is_aligned(self, start: Address, width: int) -> bool:
         """Whether `width` elements from `start` on lie side by side at a multiple of their size."""
         buffer = start.buffer
+        if not buffer.may_start_at(width * buffer.dtype.itemsize):
+            return False
         if buffer.layout is not None:
             return width <= aligned_run(buffer.layout) and self.known.divides(width, start.indices[-1])
         strides = strides_of(buffer)

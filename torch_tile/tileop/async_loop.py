@@ -156,6 +156,8 @@ class AsyncLoop(RegisteredOp):
         run, uneven = divmod(width, src.dtype.itemsize)
         if uneven or not run or not divides(run, extent):
             return f"rows of {_value(extent)} are not whole runs of {width} bytes"
+        if not src.may_start_at(width):
+            return f"`{src.name}` may not start at a multiple of {width} bytes"
         for buffer, indices in (found.dst, found.src):
             start = simplify(indices[-1] - along)
             if any(_mentions(i, {id(along)}) for i in (start, *indices[:-1])):

@@ -60,6 +60,8 @@ def refuses(op: Copy, width: int, ranges: Ranges) -> str | None:
     run, uneven = divmod(width, src.dtype.itemsize)
     if uneven or not run:
         return f"{width} bytes are not whole elements of {src.dtype}"
+    if not src.may_start_at(width):
+        return f"`{src.name}` may not start at a multiple of {width} bytes"
     if not divides(run, extents[-1]):
         return f"rows of {_number(extents[-1])} are not whole runs of {run}"
     if aligned_run(dst) % run or not divides(run, op.dst.starts[-1], ranges):

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU kernels take operands wherever they begin: compiled here, their launches checked as a GPU's would be."""
+
+import importlib
+
+import pytest
+import torch
+
+from torch_tile.ir.buffer import Buffer
+from torch_tile.jit import JITFunction
+from torch_tile.kernels.attention import attention
+from torch_tile.kernels.common import Machine, vector_of
+from torch_tile.kernels.gemm import gemm
+from torch_tile.kernels.mla_decode import mla_decode
+from torch_tile.kernels.norm import layer_norm, rms_norm
+from torch_tile.kernels.softmax import softmax
+from torch_tile.target import Target
+
+GPU = Machine(Target("cuda", 90), 132)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Kernels are compiled for a GPU, and only the checks of their launches run; counts launches."""
+    for family in ("attention", "gemm", "mla_decode", "norm", "softmax"):
+        monkeypatch.setattr(importlib.import_module(f"torch_tile.kernels.{family}"), "machine_of", lambda x: GPU)
+    compile, done = JITFunction.compile, []
+
+    def checked(self, *args, **kwargs):
+        launcher = compile(self, *args, **kwargs).launcher
+
+        def launch(*operands):
+            launcher.whole.sizes_of(operands, "cpu")
+            for param, operand in zip(launcher.everything, operands, strict=True):
+                if isinstance(param, Buffer):
+                    launcher.address(param, operand)
+            done.append(self.__name__)
+
+        return launch
+
+    monkeypatch.setattr(JITFunction, "compile", checked)
+    return done
+
+
+def tensors(dtype):
+    """Operands of each family by name, with sizes that take wide accesses where they may."""
+
+    def x(*shape, dtype=dtype):
+        return torch.randn(shape).to(dtype)
+
+    lens, table = torch.tensor([100, 128], dtype=torch.int32), torch.arange(4, dtype=torch.int32).reshape(2, 2)
+    keep, added = torch.ones(1, 1, 64, 96, dtype=torch.bool), x(1, 1, 64, 96)
+    full, row, column, scalar = x(2, 32, 64), x(64), x(2, 32, 1), x(1)
+    heads = {"q": x(1, 2, 64, 64), "k": x(1, 2, 96, 64), "v": x(1, 2, 96, 64)}
+    queries = {"q": x(2, 1, 16, 64), "q_pe": x(2, 1, 16, 16)}
+    text = "a=mul(acc0,x0);b=add(a,x1);c=sub(b,x2);d=div(c,x3);ret d"
+    return {
+        "gemm": (
+            lambda a, b, t, r, c, s: gemm(a, [b], [t, r, c, s], "trcs", text, dtype),
+            {"a": x(2, 32, 48), "b": x(2, 48, 64), "t": full, "r": row, "c": column, "s": scalar},
+        ),
+        "gemm of long k": (
+            lambda a, b, r: gemm(a, [b], [r], "r", "v=add(acc0,x0);ret v", dtype),
+            {"a": x(32, 4096), "b": x(64, 4096).mT, "r": x(64, dtype=torch.float32)},
+        ),
+        "one row": (
+            lambda a, b, r: gemm(a, [b], [r], "r", "v=add(acc0,x0);ret v", dtype),
+            {"a": x(1, 256), "b": x(64, 256).mT, "r": x(64)},
+        ),
+        "attention": (attention, heads),
+        "attention, bool mask": (attention, {**heads, "mask": keep}),
+        "attention, mask": (attention, {**heads, "mask": added}),
+        "mla": (mla_decode, {**queries, "kv": x(2, 128, 64), "k_pe": x(2, 128, 16)}),
+        "mla, pages": (
+            mla_decode,
+            {**queries, "kv": x(4, 64, 64), "k_pe": x(4, 64, 16), "block_table": table, "seq_lens": lens},
+        ),
+        "rms_norm": (rms_norm, {"x": x(5, 256), "weight": x(256), "residual": x(5, 256)}),
+        "layer_norm": (layer_norm, {"x": x(5, 256), "weight": x(256), "bias": x(256, dtype=torch.float32)}),
+        "softmax": (lambda x: softmax(x, -1, torch.float32), {"x": x(3, 5, 256)}),
+    }
+
+
+def elsewhere(x, by):
+    """A copy that begins `by` elements after a multiple of 64 bytes, with the same strides."""
+    memory = torch.zeros(x.numel() + by + 64 // x.element_size(), dtype=x.dtype)
+    first = -memory.data_ptr() % 64 // x.element_size()
+    return memory[first + by :].as_strided(x.shape, x.stride()).copy_(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", tensors(torch.float32))
+def test_operands_begin_anywhere(case, dtype, launches):
+    function, operands = tensors(dtype)[case]
+    for moved in (None, *operands):
+        for by in (1, 2) if moved else (0,):
+            before = len(launches)
+            function(**{name: elsewhere(x, by if name == moved else 0) for name, x in operands.items()})
+            assert len(launches) > before
+
+
+def test_vector_of():
+    x = elsewhere(torch.randn(4, 16), 0)
+    assert vector_of((x,), (16,)) == 4 and vector_of((x, x.half()), (16,)) == 8
+    assert vector_of((x,), (18,)) == vector_of((x[:, 1:],), ()) == vector_of((x[:, :15].contiguous(),), ()) == 1
