@@ -145,6 +145,17 @@ def test_random_problems(form, rounds, problems, check):
             check(a, b, f"{name} of {form} {tuple(q.shape)} {tuple(kv.shape)} {seq_lens} {splits}", dtype)
 
 
+@pytest.mark.parametrize("form", ["paged", "float16_paged"])
+def test_one_stage(form, engine, problems, check):
+    """Tiles that are not copied ahead, over pages in whose rows loads are wide."""
+    q, q_pe, kv, k_pe, table, seq_lens = random_cache(problems, form)
+    q, q_pe = q.contiguous(), q_pe.contiguous()
+    got = mla_decode(q, q_pe, kv, k_pe, table, seq_lens, config=replace(SMALL, stages=1))
+    want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), table, seq_lens)
+    for name, a, b in zip(("out", "lse"), got, want, strict=True):
+        check(a, b, f"{name} of {form} {tuple(q.shape)} {tuple(kv.shape)} {seq_lens}", FORMS[form][0])
+
+
 def test_the_size_of_deepseek(problems, check):
     q, q_pe = problems.tensor(2, 1, 16, 512, layout="dense"), problems.tensor(2, 1, 16, 64, layout="dense")
     kv, k_pe = problems.tensor(2, 700, 512, layout="dense"), problems.tensor(2, 700, 64, layout="dense")
