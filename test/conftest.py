@@ -22,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     workers = getattr(config.option, "numprocesses", None) or 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // int(workers))))
+    os.environ.setdefault("TORCH_TILE_VERIFY", "1")  # every stage is checked
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # starting a pool of compilers takes seconds
     missing = [name for name in CACHES if name not in os.environ]
     if missing:

@@ -27,7 +27,7 @@ from .kernel import JITKernel
 from .language.eager import EagerCall, Specialisation, specialise, trace_eager
 from .language.program import PrimFunc
 from .language.rewrite import source_tree
-from .lowering import CPU_PASSES, cuda_passes, lower
+from .lowering import CPU_PASSES, lower
 from .options import pass_options
 from .runtime.host_compiler import compile_shared
 from .runtime.launch import Launcher
@@ -54,17 +54,16 @@ def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKe
     library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
     entry = load_entry(library, ENTRY)
     launcher = Launcher(program, entry, source.asserts, out_idx)  # checks and calls: runtime/launch.py
-    return JITKernel(program, lowered, source.text, launcher, build)
+    return JITKernel(program, lambda: lowered, source.text, launcher, build)
 
 
 def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
     """The steps for NVIDIA GPUs, none of which needs one."""
-    from .codegen.cuda import emit_cuda
     from .runtime.cuda_launch import CudaLauncher
     from .runtime.nvrtc import compile_cubin
+    from .stored import cuda_source
 
-    lowered = lower(program, cuda_passes(build))  # passes: lowering/__init__.py
-    source = emit_cuda(lowered, build, program)  # CUDA C++: codegen/cuda.py
+    source, lowered = cuda_source(program, build)  # passes and CUDA C++, unless they are on disk: stored.py
     cubin = compile_cubin(source.text, build.target, build.options)  # machine code, cached: runtime/nvrtc.py
     note_costs(source.entries, cubin, build)
     if build.options.strict:

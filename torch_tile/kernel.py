@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,11 @@ class JITKernel:
     """Call it with the tensors and scalars of the kernel's signature (without those of out_idx)."""
 
     def __init__(
-        self, program: Program, lowered: Program, source: str, launcher: BaseLauncher, build: Build,
+        self, program: Program, lowered: Callable[[], Program], source: str, launcher: BaseLauncher, build: Build,
         cubin: Cubin | None = None,
     ):  # fmt: skip
-        self.program, self.lowered, self.source = program, lowered, source
+        self.program, self.source = program, source
+        self._lowered = lowered
         self.launcher, self.build, self.cubin = launcher, build, cubin
         self.__name__ = program.name
 
@@ -50,6 +52,11 @@ class JITKernel:
     def out_idx(self) -> list[int]:
         """Positions of the parameters that the kernel allocates."""
         return self.launcher.out_idx
+
+    @property
+    def lowered(self) -> Program:
+        """The program after the passes; they run now if the kernel was found on disk."""
+        return self._lowered()
 
     @property
     def schedule(self) -> Schedule:

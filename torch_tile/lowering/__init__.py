@@ -19,6 +19,7 @@ from .guard_bounds import guard_bounds
 from .infer_layouts import infer_layouts
 from .insert_sync import insert_sync
 from .lower_tile_ops import lower_tile_ops
+from .overlap_products import overlap_products
 from .peel_tails import peel_tails
 from .pipeline_loops import pipeline_loops
 from .place_shared import place_shared
@@ -54,6 +55,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
     return (
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
+        (bound(overlap_products), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
         (bound(bind_threads), Stage.THREAD),  # what one thread does; fragments are its registers
         (bound(vectorize), Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers
@@ -67,18 +69,27 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
 
 
 def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -> Program:
-    """Run the passes. With TORCH_TILE_DUMP=<folder> each changed stage is written there in the language itself."""
-    folder = os.environ.get("TORCH_TILE_DUMP")
+    """Run the passes. With TORCH_TILE_DUMP=<folder> each changed stage is written there in the language itself.
+
+    With TORCH_TILE_VERIFY=1, as in tests, each is checked against the rules of its stage (ir/verify.py), which takes a
+    fifth of the time.
+    """
+    folder, checked = os.environ.get("TORCH_TILE_DUMP"), is_watched()
     for number, (step, stage) in enumerate(passes):
         start = time.perf_counter()
         new = step(program)
         seconds = time.perf_counter() - start
-        if new is not program or number == 0:  # the first pass finds the author's mistakes
+        if checked and (new is not program or number == 0):  # the first pass finds the author's mistakes
             verify(new, stage)
         if folder and (new is not program or number == 0):
             _dump(Path(folder), f"{program.name}_{number:02d}_{step.__name__}.py", new, seconds)
         program = new
     return program
+
+
+def is_watched() -> bool:
+    """Whether the stages of a compilation are written down or checked, so that the passes have to run."""
+    return bool(os.environ.get("TORCH_TILE_DUMP")) or os.environ.get("TORCH_TILE_VERIFY", "0") != "0"
 
 
 def _dump(folder: Path, name: str, program: Program, seconds: float) -> None:

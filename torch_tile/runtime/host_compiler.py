@@ -89,6 +89,7 @@ def compile_many(sources: Iterable[str], workers: int | None = None) -> list[Pat
         return list(pool.map(compile_shared, sources))
 
 
+@functools.cache
 def csrc_dir() -> Path:
     """The folder with the headers: `csrc/` inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -105,16 +106,17 @@ def _included(text: str) -> list[str]:
 
 
 def _header(name: str) -> tuple[bytes, list[str]]:
-    path = csrc_dir() / name
+    path = os.path.join(csrc_dir(), name)
     try:
-        return _read_header(path, path.stat().st_mtime_ns)
+        return _read_header(path, os.stat(path).st_mtime_ns)
     except OSError as problem:
         raise InternalError(f"generated CUDA includes {name!r}, which is not in {csrc_dir()}") from problem
 
 
 @functools.lru_cache
-def _read_header(path: Path, changed: int) -> tuple[bytes, list[str]]:
-    data = path.read_bytes()
+def _read_header(path: str, changed: int) -> tuple[bytes, list[str]]:
+    with open(path, "rb") as file:
+        data = file.read()
     return data, _included(data.decode())
 
 

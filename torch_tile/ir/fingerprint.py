@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A digest of all that a program says, equal in every process that traces the same source.
+
+Symbols count by where they first appear, everything else by its fields, spans included: reports and generated text name
+the author's lines. How nodes are shared in memory does not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from ..diagnostics import InternalError, Span
+from .node import Node, field_names
+
+
+def fingerprint(node: Node) -> str:
+    """SHA-256 of `node` and everything below it, as hexadecimal digits."""
+    writer = _Writer()
+    writer.visit(node)
+    return hashlib.sha256("\n".join(writer.lines).encode()).hexdigest()
+
+
+class _Writer:
+    """Gives each different node a number and a line that says what it is, in terms of earlier numbers."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, int] = {}
+        self.numbers: dict[int, str] = {}  # by identity; the program keeps its nodes alive
+        self.spans: dict[int, str] = {}
+        self.symbols = 0
+
+    def visit(self, node: Node) -> str:
+        """The number of a `node` that has none yet, as text."""
+        parts = [type(node).__name__]
+        parts += [self.field(getattr(node, name)) for name in field_names(node)]
+        if node.is_symbol:  # two symbols are two, however alike
+            self.symbols += 1
+            parts.append(f"symbol {self.symbols}")
+        if node.span is not None:
+            parts.append(self.place(node.span))
+        line = " ".join(parts)
+        number = self.numbers[id(node)] = f"#{self.lines.setdefault(line, len(self.lines))}"
+        return number
+
+    def field(self, value: object) -> str:
+        """A field of a node: nodes, what tells itself apart by its `repr`, and tuples of these."""
+        if isinstance(value, Node):
+            return self.numbers.get(id(value)) or self.visit(value)
+        if isinstance(value, tuple):
+            return f"({','.join(map(self.field, value))})"
+        text = repr(value)
+        if " at 0x" in text:
+            raise InternalError(f"{text} is not the same in every process")
+        return text
+
+    def place(self, span: Span) -> str:
+        """A place in the author's source."""
+        found = self.spans.get(id(span))
+        if found is None:
+            found = f"{span.file}:{span.line}:{span.column}:{span.end_line}:{span.end_column}"
+            self.spans[id(span)] = found
+        return found

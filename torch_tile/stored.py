@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA C++ of a program, kept on disk: a later process traces the kernel, and neither lowers nor prints it again.
+
+The key is a digest of the traced program, the target, the options, and the files of this package. What is kept is JSON:
+the text, its entries, and the schedule report. The cubin lies below, keyed by the text (runtime/nvrtc.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .build import Build, Note, Placement
+from .codegen.cuda import CudaSource, Entry, emit_cuda
+from .diagnostics import Span
+from .ir import expr
+from .ir.dtype import DType, to_dtype
+from .ir.expr import Expr, Var
+from .ir.fingerprint import fingerprint
+from .ir.node import field_names
+from .ir.stmt import Program, dimensions
+from .lowering import cuda_passes, is_watched, lower
+from .runtime.cache import get_or_build, key_of
+
+PARTS = ("codegen", "intrinsics", "ir", "lowering", "tileop")  # folders that decide what a traced program becomes
+
+
+def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[], Program]]:
+    """The CUDA C++ of `program`, from the disk if it is there, and a function that gives the lowered program.
+
+    The schedule report goes into `build`. Where somebody watches the passes they always run.
+    """
+    made: list[Program] = []
+
+    def lowered() -> Program:
+        if not made:
+            made.append(lower(program, cuda_passes(Build(build.target, build.options))))
+        return made[0]
+
+    def text() -> str:
+        here = Build(build.target, build.options)
+        made.append(lower(program, cuda_passes(here)))  # passes: lowering/__init__.py
+        return packed(emit_cuda(made[0], here, program), here, program)  # CUDA C++: codegen/cuda.py
+
+    def make(output: Path) -> None:
+        output.write_text(text())
+
+    if is_watched():
+        return unpacked(text(), build, program), lowered
+    key = key_of(fingerprint(program), str(build.target), repr(build.options), own_files())
+    return unpacked(get_or_build(key, ".json", make).read_text(), build, program), lowered
+
+
+@functools.cache
+def own_files() -> str:
+    """What is known of the compiler's files without reading them: it differs whenever a pass does."""
+    root = Path(__file__).parent
+    return json.dumps(sorted(each for folder in (".", *PARTS) for each in _files(str(root / folder))))
+
+
+def _files(folder: str) -> Iterator[tuple[str, int, int, int]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                status = entry.stat()
+                yield entry.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def packed(source: CudaSource, build: Build, program: Program) -> str:
+    """The text of a file."""
+    symbols = {id(v): n for n, v in enumerate(_symbols(program))}
+    found = {
+        "text": source.text,
+        "alignment": source.alignment,
+        "entries": [_fields(entry, symbols) for entry in source.entries],
+        "notes": [_fields(note, symbols) for note in build.notes],
+        "placements": [_fields(place, symbols) for place in build.placements],
+    }
+    return json.dumps(found)
+
+
+def unpacked(text: str, build: Build, program: Program) -> CudaSource:
+    """What `packed` wrote, in the variables of `program`; its report goes into `build`."""
+    found, symbols = json.loads(text), _symbols(program)
+
+    def made(cls: Any, items: list[list[Any]]) -> list[Any]:
+        return [cls(*(_unpack(value, symbols) for value in item)) for item in items]
+
+    build.notes += made(Note, found["notes"])
+    build.placements += made(Placement, found["placements"])
+    return CudaSource(found["text"], tuple(made(Entry, found["entries"])), tuple(found["alignment"]))
+
+
+def _symbols(program: Program) -> list[Var]:
+    """All variables that entries may mention."""
+    return [*dimensions(program), *(p for p in program.params if isinstance(p, Var))]
+
+
+def _fields(value: Any, symbols: dict[int, int]) -> list[Any]:
+    return [_pack(getattr(value, f.name), symbols) for f in dataclasses.fields(value)]
+
+
+def _pack(value: Any, symbols: dict[int, int]) -> Any:
+    """Numbers, text and None as they are, all else as a list that begins with its kind."""
+    if isinstance(value, Var):
+        return ["Var", symbols[id(value)]]
+    if isinstance(value, Expr):
+        return [type(value).__name__, *(_pack(getattr(value, name), symbols) for name in field_names(value))]
+    if isinstance(value, DType):
+        return ["DType", value.name]
+    if isinstance(value, Span):
+        return ["Span", *dataclasses.astuple(value)]
+    if isinstance(value, tuple):
+        return ["tuple", *(_pack(v, symbols) for v in value)]
+    return value
+
+
+def _unpack(value: Any, symbols: list[Var]) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, *rest = value
+    if kind == "Var":
+        return symbols[rest[0]]
+    if kind == "DType":
+        return to_dtype(rest[0])
+    if kind == "Span":
+        return Span(*rest)
+    parts = [_unpack(v, symbols) for v in rest]
+    return tuple(parts) if kind == "tuple" else getattr(expr, kind)(*parts)
