@@ -110,28 +110,32 @@ def reference(
 
 
 @T.macro
-def load_queries(form: Form, q: Any, q_tile: Any, sequence: Any, head: Any, first: Any, groups: Any) -> None:
-    """Rows `first..` of the queries that share a key head."""
-    if form.grouped:
+def load_queries(
+    packed: bool, q: Any, q_tile: Any, sequence: Any, head: Any, member: Any, first: Any, lanes: Any
+) -> None:
+    """Rows `first..` of the queries: of the `lanes` heads that share a key head, query by query, or of one of them."""
+    if packed:
         for i, c in T.Parallel(*q_tile.shape):
-            q_tile[i, c] = q[sequence, head, (first + i) % groups, (first + i) // groups, c]
+            q_tile[i, c] = q[sequence, head, (first + i) % lanes, (first + i) // lanes, c]
     else:
-        T.copy(q[sequence, head, 0, first, 0], q_tile)
+        T.copy(q[sequence, head, member, first, 0], q_tile)
 
 
-@jit
+@jit(pass_configs={"tl.enable_fast_math": True})  # exp2 of what is below -126 may be 0: saves 3 instructions a score
 def flash_attention(config: Config, form: Form) -> Any:
     """Softmax over blocks of keys with running maxima and sums (FlashAttention-2, arXiv:2307.08691), in powers of two.
 
-    The rows of a block are the `groups` query heads that share a key head, query by query, so that a short query fills
-    a tile as well as it can: row r is query `r // groups` of head `r % groups`. With `config.split` a block takes one
-    of `splits` shares of the keys, and `combine` joins the shares.
+    With `config.packed` the rows of a block are the `groups` query heads that share a key head, query by query, so that
+    a short query fills a tile as well as it can: row r is query `r // groups` of head `r % groups`. Else they are of
+    one head. With `config.split` a block takes one of `splits` shares of the keys, and `combine` joins the shares.
     """
     rows, keys = config.block_q, config.block_kv
     accum = compute_dtype(form.dtype)
     infinity = T.infinity(accum)
     batch, kv_heads, q_len, kv_len, splits = T.dynamic("batch, kv_heads, q_len, kv_len, splits")
     groups = T.dynamic("groups") if form.grouped else 1
+    packed = form.grouped and config.packed
+    lanes, members = (groups, 1) if packed else (1, groups)  # heads of a group in one block, and apart from each other
     d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
     q_shape = (batch, kv_heads, groups, q_len)
     part = (splits,) if config.split else ()
@@ -149,9 +153,10 @@ def flash_attention(config: Config, form: Form) -> Any:
         q_offset: T.int32,
         window: T.int32,
     ):
-        blocks = T.ceildiv(q_len * groups, rows)
-        with T.Kernel(*config.grid(blocks, kv_heads, batch, splits), threads=config.threads) as (bx, by, bz):
-            block, head, sequence, share = config.place(bx, by, bz, blocks, splits)
+        blocks = T.ceildiv(q_len * lanes, rows)
+        with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
+            block, any_head, sequence, share = config.place(bx, by, bz, blocks, splits)
+            head, member = any_head // members, any_head % members
             own = (share,) if config.split else ()
             q_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
             k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
@@ -162,20 +167,21 @@ def flash_attention(config: Config, form: Form) -> Any:
             sums = T.alloc_fragment((rows, form.tile_dv), accum)
             peak = T.alloc_fragment((rows,), accum)
             total = T.alloc_fragment((rows,), accum)
+            shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
             fade = T.alloc_fragment((rows,), accum)
 
-            load_queries(form, q, q_tile, sequence, head, block * rows, groups)
+            load_queries(packed, q, q_tile, sequence, head, member, block * rows, lanes)
             queries = q_tile
             if config.resident:
                 q_registers = T.alloc_fragment((rows, form.tile_d), form.dtype)
                 T.copy(q_tile, q_registers)
                 queries = q_registers
             T.clear(sums)
-            T.clear(total)
+            T.clear(shares)
             T.fill(peak, -infinity)
 
-            first_query = (block * rows) // groups
-            last_query = T.min((block * rows + rows - 1) // groups, q_len - 1)
+            first_query = (block * rows) // lanes
+            last_query = T.min((block * rows + rows - 1) // lanes, q_len - 1)
             first, end = form.key_blocks(config, first_query, last_query, q_offset, window, kv_len, splits, share)
             factor = scale * LOG2_E if form.folded else LOG2_E
             for step in T.Pipelined(first, end, num_stages=config.stages):
@@ -183,28 +189,30 @@ def flash_attention(config: Config, form: Form) -> Any:
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 if not form.folded:
                     for i, j in T.Parallel(rows, keys):
-                        group = (block * rows + i) % groups
-                        query = T.min((block * rows + i) // groups, q_len - 1)
-                        bias = [x[sequence, head, group, query, step * keys + j] for x in mask]
+                        lane = member + (block * rows + i) % lanes
+                        query = T.min((block * rows + i) // lanes, q_len - 1)
+                        bias = [x[sequence, head, lane, query, step * keys + j] for x in mask]
                         seen = form.sees(query, step * keys + j, q_offset, window, kv_len)
                         scores[i, j] = form.score(scores[i, j] * scale, seen, *bias)
                 elif form.cut(config, step, first_query, last_query, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
-                        query = T.min((block * rows + i) // groups, q_len - 1)
+                        query = T.min((block * rows + i) // lanes, q_len - 1)
                         seen = form.sees(query, step * keys + j, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
 
-                exponentiate(scores, peak, total, fade, factor)
+                exponentiate(scores, peak, shares, fade, factor)
                 for i, c in T.Parallel(rows, form.tile_dv):
                     sums[i, c] *= fade[i]
                 T.copy(scores, weights)
                 T.copy(v[sequence, head, step * keys, 0], v_tile)
                 T.gemm(weights, v_tile, sums, policy=T.GemmWarpPolicy.FullRow)
 
+            if config.shares > 1:
+                T.reduce_sum(shares, total, dim=1)
             for i in T.Parallel(rows):
                 row = block * rows + i
                 log_sum = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
-                lse[(*own, sequence, head, row % groups, row // groups)] = log_sum
+                lse[(*own, sequence, head, member + row % lanes, row // lanes)] = log_sum
                 fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
             if config.staged:
                 result = T.alloc_fragment((rows, form.tile_dv), out_dtype)
@@ -212,12 +220,12 @@ def flash_attention(config: Config, form: Form) -> Any:
                 for i, c in T.Parallel(rows, form.tile_dv):
                     result[i, c] = T.cast(sums[i, c] * fade[i], out_dtype)
                 T.copy(result, staged)
-                T.copy(staged, out[(*own, sequence, head, 0, block * rows, 0)])
+                T.copy(staged, out[(*own, sequence, head, member, block * rows, 0)])
             else:
                 for i, c in T.Parallel(rows, form.tile_dv):
                     row = block * rows + i
                     mean = T.cast(sums[i, c] * fade[i], out_dtype)
-                    out[(*own, sequence, head, row % groups, row // groups, c)] = mean
+                    out[(*own, sequence, head, member + row % lanes, row // lanes, c)] = mean
 
     return attention
 
@@ -272,7 +280,7 @@ def run(
         None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1, mask is None and scale > 0,
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
     )  # fmt: skip
-    problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2])
+    problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups)
     config = config or config_for(form, problem, machine)
     if config is None:
         for target, value in zip((out, lse), reference(q, k, v, mask, causal, scale, window, q_offset), strict=True):

@@ -17,9 +17,11 @@ from torch_tile.kernels.common import Machine, strided
 class Config:
     """How attention is cut: a block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys.
 
-    `split`: blocks take shares of the keys. For GPUs: `heavy_first` starts with the last queries, which see most keys
+    `split`: blocks take shares of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
+    of them. For GPUs: `heavy_first` starts with the last queries, which see most keys
     under a causal mask; `resident` keeps the queries in registers; `shared_weights` hands the probabilities to other
-    warps, as tiles of few rows need; `staged` sends the result through shared memory.
+    warps, as tiles of few rows need; `shares` is in how many parts the sum of a row is kept, 8 being what leaves each
+    thread of an accumulator with its own; `staged` sends the result through shared memory.
     """
 
     block_q: int = 64
@@ -27,9 +29,11 @@ class Config:
     threads: int = 128
     stages: int = 2
     split: bool = False
+    packed: bool = True
     heavy_first: bool = False
     resident: bool = False
     shared_weights: bool = False
+    shares: int = 1
     staged: bool = False
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
@@ -123,11 +127,13 @@ class Form:
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes that decide the cut: sequences times key heads, rows of each (queries times heads of a group), and keys."""
+    """Sizes that decide the cut: sequences times key heads, rows of each (queries times heads of a group), keys, and
+    heads of a group."""
 
     heads: int
     rows: int
     keys: int
+    groups: int = 1
 
 
 def config_for(form: Form, problem: Problem, machine: Machine) -> Config | None:
@@ -146,10 +152,10 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
 
 # Cuts by falling size; the first that fits is taken. Where each warp has rows of its own, weights stay in registers.
 LONG = (
-    Config(64, 64, 128, resident=True),
-    Config(64, 64, 128),
-    Config(64, 32, 128),
-    Config(64, 32, 256),
+    Config(64, 64, 128, stages=1, resident=True, shares=8),
+    Config(64, 64, 128, shares=8),
+    Config(64, 32, 128, shares=8),
+    Config(64, 32, 256, shares=8),
     Config(16, 32, 128, shared_weights=True),
     Config(16, 16, 256, stages=1, shared_weights=True),
     Config(16, 8, 256, stages=1, shared_weights=True),
@@ -169,7 +175,9 @@ def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None
     config = next((c for c in cuts if _fits(c, form, machine)), None)
     if config is None:
         return None
-    config = replace(config, heavy_first=form.causal, staged=not form.grouped and form.dtype.itemsize == 2)
+    packed = form.grouped and problem.rows < 4 * problem.groups * config.block_q  # else hardly a tile is not filled
+    staged = not packed and form.dtype.itemsize == 2
+    config = replace(config, packed=packed, heavy_first=form.causal, staged=staged)
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
     return config

@@ -13,13 +13,13 @@ def exponentiate(scores: Any, peak: Any, total: Any, fade: Any, factor: Any) -> 
     """Replace scores `[rows, keys]` by `2 ** (factor * (score - peak))`, with the rows' maxima so far as `peak`.
 
     `peak` and `total` `[rows]` go from block to block; `fade` becomes what sums of earlier blocks are worth now. A row
-    of nothing but -inf so far gives 0, and keeps `total` 0.
+    of nothing but -inf so far gives 0, and keeps `total` 0. As `[rows, shares]`, `total` has key j count for share
+    `j % shares`: threads then sum up the keys that they hold, and meet only when the caller adds the shares.
     """
     rows, keys = scores.shape
     infinity = T.infinity(peak.dtype)
     old_peak = T.alloc_fragment((rows,), peak.dtype)
     base = T.alloc_fragment((rows,), peak.dtype)
-    block_total = T.alloc_fragment((rows,), peak.dtype)
     T.copy(peak, old_peak)
     T.reduce_max(scores, peak, dim=1, clear=False)
     for i in T.Parallel(rows):
@@ -27,6 +27,14 @@ def exponentiate(scores: Any, peak: Any, total: Any, fade: Any, factor: Any) -> 
         fade[i] = T.exp2(old_peak[i] * factor - base[i])
     for i, j in T.Parallel(rows, keys):
         scores[i, j] = T.exp2(scores[i, j] * factor - base[i])
-    T.reduce_sum(scores, block_total, dim=1)
-    for i in T.Parallel(rows):
-        total[i] = total[i] * fade[i] + block_total[i]
+    if len(total.shape) == 2:
+        shares = total.shape[1]
+        for i, c in T.Parallel(rows, shares):
+            total[i, c] *= fade[i]
+            for j in T.serial(keys // shares):
+                total[i, c] += scores[i, j * shares + c]
+    else:
+        block_total = T.alloc_fragment((rows,), peak.dtype)
+        T.reduce_sum(scores, block_total, dim=1)
+        for i in T.Parallel(rows):
+            total[i] = total[i] * fade[i] + block_total[i]
