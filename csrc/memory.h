@@ -32,6 +32,14 @@ template <int bytes, class D, class S> __device__ __forceinline__ void vector_co
   *reinterpret_cast<P*>(dst) = *reinterpret_cast<const P*>(src);
 }
 
+// The same into a local array, which becomes 0 where `inside` does not hold. Without a branch several reads are under way at once.
+template <int bytes, class D, class S> __device__ __forceinline__ void vector_read(D* dst, const S* src, bool inside) {
+  using P = typename Packet<bytes>::type;
+  P value{};
+  if (inside) value = *reinterpret_cast<const P*>(src);
+  *reinterpret_cast<P*>(dst) = value;
+}
+
 // Starts a copy from global to shared memory; bytes from `valid` on become 0.
 template <int bytes> __device__ __forceinline__ void cp_async(void* dst, const void* src, int valid) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async moves 4, 8 or 16 bytes");

@@ -186,7 +186,7 @@ demo_kernel(const float* __restrict__ x, tile::e4m3* __restrict__ y) {
   for (int j = 0; j < 2; ++j) {
     #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      tile::narrow_pair(&e[j * 4 + i], tile::widen(h[j * 4 + i]), tile::widen(h[j * 4 + (i + 1)]));
+      tile::narrow_pair(&e[j * 4 + i], tile::widen(h, j * 4 + i), tile::widen(h, j * 4 + (i + 1)));
     }
   }
   #pragma unroll
@@ -198,7 +198,7 @@ demo_kernel(const float* __restrict__ x, tile::e4m3* __restrict__ y) {
     h[i * 2] = tile::narrow<tile::bf16>(r[i]);
   }
   tile::vector_copy<8>(y + t * 8, e);
-  y[t * 8 + 1] = tile::narrow<tile::e4m3>(tile::widen(h[3]));
+  y[t * 8 + 1] = tile::narrow<tile::e4m3>(tile::widen(h, 3));
 }
 """)  # fmt: skip
     compiles(source)

@@ -98,6 +98,13 @@ class CudaStatements:
         self.close()
 
     def _if(self, node: If) -> None:
+        read = guarded_read(node)
+        if read is not None:
+            dst, src = (self.text.value(a) for a in read.args)
+            self.text.headers.add("memory.h")
+            inside = self.text.value(node.condition)
+            self.line(f"tile::vector_read<{read.options[0]}>({dst}, {src}, {inside});", node.span)
+            return
         self.open(f"if ({self.text.value(node.condition)})", node.span)
         self.body(node.then)
         if node.otherwise.stmts:
@@ -182,6 +189,29 @@ def _picks_registers(loop: For) -> bool:
         for node in walk(loop.body)
         if isinstance(node, Load | Store | Address)
     )
+
+
+def guarded_read(node: If) -> Call | None:
+    """The wide read of global memory that a branch guards, if zeros are all that its other side gives.
+
+    The address is computed in any case, so nothing may be read for it.
+    """
+    if len(node.then.stmts) != 1 or len(node.otherwise.stmts) != 1:
+        return None
+    do, loop = node.then.stmts[0], node.otherwise.stmts[0]
+    if not isinstance(do, Do) or not isinstance(do.call, Call) or do.call.name != "vector_copy":
+        return None
+    dst, src = do.call.args
+    assert isinstance(dst, Address) and isinstance(src, Address)
+    if src.buffer.scope != "global" or any(isinstance(n, Load) for n in walk(src)) or not isinstance(loop, For):
+        return None
+    if len(loop.body.stmts) != 1 or not isinstance(loop.body.stmts[0], Store):
+        return None
+    store, count, var = loop.body.stmts[0], loop.stops[0], loop.vars[0]
+    whole = isinstance(count, Const) and count.value * dst.buffer.dtype.itemsize == do.call.options[0]
+    ahead = Binary("-", Binary("-", store.indices[0], dst.indices[0]), var)
+    zero = isinstance(store.value, Const) and store.value.value == 0
+    return do.call if whole and zero and store.buffer is dst.buffer and _is(ahead, 0) else None
 
 
 class _Next(Rewriter):

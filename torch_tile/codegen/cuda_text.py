@@ -184,6 +184,9 @@ class CudaText(Text):
         return literal(node), 99
 
     def _load(self, load: Load, wide: bool) -> tuple[str, int]:
+        buffer = load.buffer
+        if load.dtype == dt.bfloat16 and buffer.scope == "local" and (buffer.static_shape or (1,))[0] % 2 == 0:
+            return f"tile::widen({self.names.of(buffer)}, {self.index(load.indices[0])})", 99
         return super()._load(load, False)
 
     def _unary(self, node: Unary, wide: bool) -> tuple[str, int]:
@@ -207,7 +210,11 @@ class CudaText(Text):
         left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
         if whole and not (a or b):
             left = f"(int64_t){left}"
-        return f"{left} {SPELLING.get(node.op, node.op)} {self.value(node.b, wide, own + 1)}", own
+        # From left to right, so that neighbours of an address differ by a constant added last.
+        flat = whole and a and node.op == "+" and isinstance(node.b, Binary) and node.b.op in ("+", "-")
+        flat = flat and (b or self.interval(node.b).within(INT))
+        right = self.value(node.b, wide, own if flat else own + 1)
+        return f"{left} {SPELLING.get(node.op, node.op)} {right}", own
 
     def _negated(self, node: Binary) -> Binary:
         assert isinstance(node.b, Const)

@@ -68,7 +68,9 @@ def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any) -> Any:
 
 
 @T.macro
-def activate(name: str, value: Any) -> Any:
-    """An activation of `epilogue.ACTIVATIONS` at one element."""
+def activate(name: str, value: Any, quick: bool = False) -> Any:
+    """An activation of `epilogue.ACTIVATIONS` at one element; `quick` if the result is rounded to 16 bits or fewer."""
     x = value
+    if name == "silu" and quick:
+        return x * T.quick_sigmoid(x)
     return x if name == "none" else FUNCTIONS[name](x)

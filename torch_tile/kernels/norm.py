@@ -112,12 +112,17 @@ def weighted(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
     return T.cast(T.cast(T.cast(normalised, form.dtype), wide) * factor, out)
 
 
+def mean_of(config: Config, total: Any, n: Any) -> Any:
+    """A row's sum over its length; a constant length needs no division."""
+    return total * (1.0 / n) if config.exact else total / T.cast(n, total.dtype)
+
+
 @T.macro
 def finish(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
     """An element of the result: weighted, activated, rounded."""
     value = T.cast(weighted(form, normalised, weight, offset), compute_dtype(form.dtype))
     out = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
-    return T.cast(activate(form.activation, value), out)
+    return T.cast(activate(form.activation, value, quick=out.itemsize <= 2), out)
 
 
 @T.macro
@@ -137,7 +142,7 @@ def rms_norm_rows(config: Config, form: RmsForm) -> Any:
     rows, width = config.rows, config.width
     compute = compute_dtype(form.dtype)
     out_dtype = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
-    m, n = T.dynamic("m"), dynamic("n", config.vector)
+    m, n = T.dynamic("m"), width if config.exact else dynamic("n", config.vector)
     row_type, residual = (strided(name, (m, n), form.dtype, multiple=config.vector) for name in ("x", "residual"))
     weights = [] if form.weight is None else [T.Tensor((n,), form.weight)]
     extras = [residual, T.Tensor((m, n), form.dtype)] if form.residual else []
@@ -167,7 +172,7 @@ def rms_norm_rows(config: Config, form: RmsForm) -> Any:
                     squares[i, j] = tile[i, j] * tile[i, j]
                 T.reduce_sum(squares, total, dim=1, clear=False)
             for i in T.Parallel(rows):
-                scale[i] = T.rsqrt(total[i] / T.cast(n, compute) + eps)
+                scale[i] = T.rsqrt(mean_of(config, total[i], n) + eps)
                 rstd[bx * rows + i] = scale[i]
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                 if not config.whole:
@@ -185,7 +190,7 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
     """Layer norm of `[m, n]`, by tiles of rows: mean, then variance about it, then the result."""
     rows, width = config.rows, config.width
     compute = compute_dtype(dtype)
-    m, n = T.dynamic("m"), dynamic("n", config.vector)
+    m, n = T.dynamic("m"), width if config.exact else dynamic("n", config.vector)
     factors = [T.Tensor((n,), t) for t in (weight, bias) if t is not None]
 
     @T.prim_func
@@ -211,7 +216,7 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
                 T.copy(x[bx * rows, step * width], tile)
                 T.reduce_sum(tile, total, dim=1, clear=False)
             for i in T.Parallel(rows):
-                centre[i] = total[i] / T.cast(n, compute)
+                centre[i] = mean_of(config, total[i], n)
                 mean[bx * rows + i] = centre[i]
 
             T.clear(total)
@@ -219,11 +224,12 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
                 if not config.whole:
                     T.copy(x[bx * rows, step * width], tile)
                 for i, j in T.Parallel(rows, width):
-                    distance = T.if_then_else(step * width + j < n, tile[i, j] - centre[i], 0.0)
+                    inside = config.exact or step * width + j < n
+                    distance = T.if_then_else(inside, tile[i, j] - centre[i], 0.0)
                     squares[i, j] = distance * distance
                 T.reduce_sum(squares, total, dim=1, clear=False)
             for i in T.Parallel(rows):
-                scale[i] = T.rsqrt(total[i] / T.cast(n, compute) + eps)
+                scale[i] = T.rsqrt(mean_of(config, total[i], n) + eps)
                 rstd[bx * rows + i] = scale[i]
 
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):

@@ -14,7 +14,7 @@ class Config:
     """Tiles of `rows` rows by `width` elements. With `whole`, no row is longer than a tile, so each is read once.
 
     For GPUs: `lanes` neighbouring threads share a row, each taking `vector` elements at a time; rows of all operands
-    start at multiples of `vector` elements.
+    start at multiples of `vector` elements. With `exact` every row has `width` elements, which saves all conditions.
     """
 
     rows: int
@@ -23,6 +23,7 @@ class Config:
     threads: int = 128
     lanes: int = 0
     vector: int = 1
+    exact: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -54,4 +55,4 @@ def _gpu_config(n: int, vector: int) -> Config:
     whole = n <= 64 * threads
     width = -(-pieces // lanes) * lanes * vector if whole else 32 * threads
     lanes = lanes if whole else threads
-    return Config(threads // lanes, width, whole, threads, lanes, vector)
+    return Config(threads // lanes, width, whole, threads, lanes, vector, whole and n == width)

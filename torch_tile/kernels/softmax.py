@@ -30,7 +30,7 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
     compute = compute_dtype(torch.promote_types(dtype, out_dtype))
     rows, width = config.rows, config.width
     outer, inner = T.dynamic("outer, inner")
-    n = dynamic("n", config.vector)
+    n = width if config.exact else dynamic("n", config.vector)
     shape = (outer, inner, n)
     x_type = strided("x", shape, dtype, unit, config.vector)
     out_type = strided("out", shape, out_dtype, unit, config.vector)
@@ -52,7 +52,8 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                 for i, j in T.Parallel(rows, width):
                     value = T.cast(x[by, bx * rows + i, step * width + j], compute)
-                    tile[i, j] = T.if_then_else(step * width + j < n, value, -T.infinity(compute))
+                    inside = config.exact or step * width + j < n
+                    tile[i, j] = T.if_then_else(inside, value, -T.infinity(compute))
                 T.copy(peak, old_peak)
                 T.reduce_max(tile, peak, dim=1, clear=False)
                 for i in T.Parallel(rows):
@@ -63,14 +64,16 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
                 for i in T.Parallel(rows):
                     total[i] = total[i] * T.exp(old_peak[i] - base[i]) + tile_total[i]
 
+            for i in T.Parallel(rows):
+                total[i] = 1.0 / total[i]
             if config.whole:
                 for i, j in T.Parallel(rows, width):
-                    out[by, bx * rows + i, j] = T.cast(tile[i, j] / total[i], out_dtype)
+                    out[by, bx * rows + i, j] = T.cast(tile[i, j] * total[i], out_dtype)
             else:
                 for step in T.serial(T.ceildiv(n, width)):
                     for i, j in T.Parallel(rows, width):
                         value = T.cast(x[by, bx * rows + i, step * width + j], compute)
-                        part = T.exp(value - base[i]) / total[i]
+                        part = T.exp(value - base[i]) * total[i]
                         out[by, bx * rows + i, step * width + j] = T.cast(part, out_dtype)
 
     return softmax
