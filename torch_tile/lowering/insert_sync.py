@@ -21,7 +21,7 @@ from ..ir.expr import Address, Call, Expr, Load, Var, unary
 from ..ir.node import Node, Rewriter, children, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Block, Do, For, If, Let, Program, Stmt, Store, While
-from .hazards import Access, Collector, Hazards, Swap
+from .hazards import Access, Collector, Hazards, Swap, trips
 from .sync_state import State
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
@@ -157,6 +157,11 @@ class Walk:
 
     def _loop(self, loop: For | While, place: Place, state: State, places: dict[Place, float]) -> None:
         """The cheapest of: a barrier in front or none, and a first barrier at some point of the body or none."""
+        if isinstance(loop, For) and trips(loop) == 1:
+            places |= self.block(loop.body, state)
+            left = state.earlier(self._shift(loop, leave=True))
+            state.since, state.flying = left.since, left.flying
+            return
         bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
         outer, self.divergent = self.divergent, self.divergent or any(map(self.facts.is_divergent, bounds))
         runs = isinstance(loop, For) and is_literal(simplify(loop.starts[0] < loop.stops[0]), True)
@@ -205,7 +210,7 @@ class Walk:
         forced = self.forced
         self.forced = forced | {start} if start else forced
         self.depth += 1
-        back = State(entry.most)
+        back, entry = State(entry.most), self._entered(loop, entry)
         for turn in itertools.count():
             if turn == PASSES:
                 self.forced = self.forced | {(id(loop.body), 0)}
@@ -223,6 +228,12 @@ class Walk:
         if not self.trying:
             self.last = len(places)
         return places, state.earlier(self._shift(loop, leave=True))
+
+    def _entered(self, loop: For | While, entry: State) -> State:
+        """What was before a loop as its first iteration sees it."""
+        if isinstance(loop, While):
+            return entry
+        return entry.entering(loop.vars[0], loop.starts[0], self._accesses(loop))
 
     def _head(self, loop: For | While) -> list[Access]:
         return list(self.facts.collector.of(loop.condition)) if isinstance(loop, While) else []

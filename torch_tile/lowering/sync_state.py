@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 
+from ..ir.expr import Binary, Const, Expr, Var, binary
+from ..ir.node import equal
+from ..ir.simplify import simplify
 from .hazards import Access
 
 Flight = tuple[Access, frozenset[int]]  # a copy, and how many groups may have been committed after its own
@@ -51,6 +54,14 @@ class State:
             new.fly(shift(access), younger)
         return new
 
+    def entering(self, var: Var, start: Expr, inside: Sequence[Access]) -> State:
+        """As the first iteration of a loop over `var` with the accesses `inside` sees it.
+
+        What the loop counts as versions, modulo their number, is told from `var - start`, which is 0.
+        """
+        versions = _versions(inside)
+        return self.earlier(lambda access: _entering(access, var - start, versions.get(id(access.buffer), set())))
+
     def fly(self, access: Access, younger: frozenset[int]) -> None:
         """A copy is under way, besides others that are alike."""
         alike, others = self.flying.get(access.key, (access, younger))
@@ -84,3 +95,30 @@ class State:
 def _later(a: Access, b: Access) -> Access:
     """Of two accesses to the same places the one that is less iterations ago, of which more is known."""
     return a if a.age <= b.age else b
+
+
+def _versions(accesses: Sequence[Access]) -> dict[int, set[int]]:
+    """The dimensions of each buffer (by identity) whose indices are all modulo their size."""
+    found: dict[int, set[int]] = {}
+    for access in accesses:
+        pairs = enumerate(zip(access.indices, access.buffer.shape, strict=True))
+        dims = {n for n, (index, size) in pairs if _base(index, size) is not None and not isinstance(index, Const)}
+        found[id(access.buffer)] = dims & found.get(id(access.buffer), dims)
+    return found
+
+
+def _entering(access: Access, turns: Expr, dims: set[int]) -> Access:
+    indices = list(access.indices)
+    for dim in dims:
+        size = access.buffer.shape[dim]
+        base = _base(indices[dim], size)
+        if base is not None:
+            indices[dim] = simplify(binary("%", base + turns, size))
+    return replace(access, indices=tuple(indices)) if dims else access
+
+
+def _base(index: Expr, size: Expr) -> Expr | None:
+    """What is taken modulo `size`, if `index` is such a number or a literal."""
+    if isinstance(index, Const):
+        return index
+    return index.a if isinstance(index, Binary) and index.op == "%" and equal(index.b, size) else None

@@ -113,18 +113,18 @@ class Gemm(RegisteredOp):
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
         """What the carrier of this product wants."""
-        return self._carrier(ctx)[0].infer_layout(self, known, ctx)
+        return self.carrier(ctx)[0].infer_layout(self, known, ctx)
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """By the first carrier that does not refuse; the report says why the ones before it did."""
-        carrier, reasons = self._carrier(ctx)
+        carrier, reasons = self.carrier(ctx)
         if carrier is gemm_scalar:
             exact = gemm_mma.has_product(self, ctx)
             became = "multiply-adds of single elements" + ("" if exact else f" ({'; '.join(reasons)})")
             ctx.build.note(self.span, "T.gemm", became, "; ".join(reasons) if exact else "")
         return carrier.lower(self, ctx)
 
-    def _carrier(self, ctx: ThreadContext) -> tuple[Carrier, list[str]]:
+    def carrier(self, ctx: ThreadContext) -> tuple[Carrier, list[str]]:
         """The carrier, and why each one before it refused."""
         reasons: list[str] = []
         for carrier in CARRIERS:

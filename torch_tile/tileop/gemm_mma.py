@@ -102,6 +102,23 @@ def problem(op: Gemm) -> tuple[int, int, int] | None:
     return (int(sizes[0]), int(sizes[1]), int(sizes[2])) if len(sizes) == 3 else None
 
 
+def step_of(op: Gemm, ctx: ThreadContext) -> int:
+    """How far one instruction goes along K."""
+    name = shape_for(*operand_types(op, ctx), ctx.target)
+    assert name is not None
+    return FRAGMENTS[name].k
+
+
+def registers(op: Gemm, ctx: ThreadContext) -> tuple[int, int, int]:
+    """4-byte registers of a thread for its part of C, and for its parts of A and B in one step along K."""
+    sizes, p = problem(op), _choices(op, ctx)[0]
+    assert sizes is not None
+    m_tiles, n_tiles = p.tiles(*sizes[:2])
+    counts = (op.C, "d", m_tiles * n_tiles), (op.A, "a", m_tiles), (op.B, "b", n_tiles)
+    c, a, b = (-(-tiles * p.shape.registers(x) * r.buffer.dtype.bits // 32) for r, x, tiles in counts)
+    return c, a, b
+
+
 def matrix_sizes(region: Region) -> tuple[int, int]:
     """Rows and columns of the buffer behind a region."""
     shape = region.buffer.static_shape
