@@ -322,3 +322,31 @@ def test_unused_names_are_no_warning():
     x, name = tensor("x", (128,), "float32"), Var("name", dt.int32)
     source = program([x], kernel(Alloc(tensor("r", (4,), "float32", "local")), Let(name, t + 1), put(x, t, 1.0)))
     compiles(source)
+
+
+def guarded(size, zeros, value=0.0):
+    """A wide read where `t < n`, and `zeros` elements of a local array otherwise."""
+    n, x = Var("n", dt.int32, "param"), tensor("x", (1024,), "float16")
+    r = tensor("r", (size // 2,), "float16", "local")
+    read = memory.vector_copy(at(r, 0), at(x, t * 8), size)
+    other = loop(zeros, lambda i: put(r, i, number(value, dt.float16)))
+    node = If(t < n, Block((read,)), Block((other,)))
+    return program([x, n], kernel(Alloc(r), node, put(x, t, load(r, 1))))
+
+
+def test_a_guarded_wide_read_has_no_branch():
+    assert "tile::vector_read<16>(r, x + t * 8, t < n);" in body(guarded(16, 8))
+    assert "vector_read" not in body(guarded(16, 4))  # the rest keeps what it held
+    assert "vector_read" not in body(guarded(16, 8, 1.0))
+    compiles(guarded(16, 8))
+
+
+def test_an_address_from_memory_is_read_under_its_guard():
+    n, x, table = Var("n", dt.int32, "param"), tensor("x", (1024,), "float16"), tensor("table", (128,), "int32")
+    r = tensor("r", (8,), "float16", "local")
+    read = memory.vector_copy(at(r, 0), at(x, load(table, t) * 8), 16)
+    zeros = loop(8, lambda i: put(r, i, number(0.0, dt.float16)))
+    node = If(t < n, Block((read,)), Block((zeros,)))
+    source = program([x, table, n], kernel(Alloc(r), node, put(x, t, load(r, 1))))
+    assert "vector_read" not in body(source)
+    compiles(source)

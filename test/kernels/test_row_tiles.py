@@ -32,7 +32,9 @@ def test_gpu_tiles_cover_the_row(vector, seed):
 @pytest.mark.parametrize("n, lanes", [(160, 4), (256, 8), (320, 8), (512, 16), (640, 16), (1024, 32), (4096, 128)])
 def test_rows_of_models_waste_nothing(n, lanes):
     config = config_for(n, 8, GPU)
-    assert config.width == n and config.lanes == lanes and config.whole
+    assert config.width == n and config.lanes == lanes and config.whole and config.exact
+    assert not config_for(n - 8, 8, GPU).exact or config_for(n - 8, 8, GPU).width == n - 8
+    assert not config_for(n - 1, 1, GPU).exact or config_for(n - 1, 1, GPU).width == n - 1
 
 
 def test_a_layout_holds_each_element_once():
