@@ -119,7 +119,6 @@ def flatten(results):
 SUPERFLUOUS = {  # what a pass leaves in though nothing needs it
     "gemm ragged bf16": "waits stay where the copies became ordinary ones",
     "gemm one row": "waits stay where the copies became ordinary ones",
-    "rms_norm long": "a barrier between sums that no thread shares",
 }
 
 

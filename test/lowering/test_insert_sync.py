@@ -240,6 +240,12 @@ def test_a_hazard_with_what_was_before_the_loop_is_ordered_in_front_of_it():
     assert barriers(done) == 1 and any(map(is_barrier, done.kernels[0].body.stmts))
 
 
+@pytest.mark.parametrize(("trips", "wanted"), [(1, 1), (2, 2)])
+def test_a_single_iteration_has_none_after_it(trips, wanted):
+    s = shared("s", THREADS)
+    assert barriers(synchronised(program(loop(trips, lambda k: [put(s, TX), get(s, neighbour())])))) == wanted
+
+
 def test_a_barrier_in_the_loop_serves_what_was_before_it_too():
     s, q = shared("s", 2, THREADS), shared("q", THREADS)
     done = synchronised(

@@ -277,7 +277,7 @@ def _table(access: Access, threads: int) -> _Table | None:
     """The places of an access; None if there are too many."""
     import numpy as np
 
-    extents = [_extent(loop) for loop in access.loops]
+    extents = [trips(loop) for loop in access.loops]
     if None in extents or threads * math.prod(e for e in extents if e) * access.count > LARGEST:
         return None
     shape = (threads, *(e or 0 for e in extents))
@@ -295,7 +295,8 @@ def _table(access: Access, threads: int) -> _Table | None:
     return _Table(sides, grid[0][active], access.count)
 
 
-def _extent(loop: For) -> int | None:
+def trips(loop: For) -> int | None:
+    """How often a loop of one variable runs; None if that is not known."""
     start, stop = loop.starts[0], loop.stops[0]
     if len(loop.vars) != 1 or not isinstance(start, Const) or not isinstance(stop, Const):
         return None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..diagnostics import error
-from ..intrinsics.memory import barrier, shuffle_xor
+from ..intrinsics.memory import shuffle_xor
 from ..ir import dtype as dt, layout as layouts
 from ..ir.buffer import Buffer, Region
 from ..ir.expr import Const, Expr, Load, Var, binary, cast, const, select
@@ -235,7 +235,7 @@ class ThreadReduce:
         get: Expr = Load(scratch, (ZERO, *row))
         for n in range(1, count):
             get = self.plain(get, Load(scratch, (const(n, dt.int32), *row)))
-        return [Alloc(scratch), put, barrier(), unrolled(self.outer, Store(self.partial, (slot,), get))]
+        return [Alloc(scratch), put, unrolled(self.outer, Store(self.partial, (slot,), get))]
 
     def deliver(self) -> list[Stmt]:
         """Put the results where they belong, folded into what is there unless it is cleared."""
@@ -257,7 +257,7 @@ class ThreadReduce:
         sizes = static((*shape[: op.dim], *shape[op.dim + 1 :]), op)
         scratch = self.ctx.shared("results", sizes or (1,), self.dtype)
         put = guarded(conditions, Store(scratch, row or (ZERO,), Load(self.partial, (self.slot(),))))
-        return [Alloc(scratch), unrolled(self.outer, put), barrier(), self.fetch(scratch)]
+        return [Alloc(scratch), unrolled(self.outer, put), self.fetch(scratch)]
 
     def finish(self, buffer: Buffer, place: tuple[Expr, ...], total: Expr | None = None) -> Stmt:
         """Store a result at `place`."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..intrinsics.memory import barrier, shuffle, shuffle_up
+from ..intrinsics.memory import shuffle, shuffle_up
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer, Region
 from ..ir.expr import Const, Expr, Load, cast, const, select
@@ -41,7 +41,7 @@ def scan_on_threads(op: Scan, ctx: ThreadContext, merge: Callable[[str, Expr, Ex
     source, target = _place(op.src), _place(op.dst)
     if op.src.buffer.scope == "fragment":
         staged = ctx.shared(op.src.buffer.name, _padded(op.src.buffer), op.src.buffer.dtype)
-        before += [Alloc(staged), _spill(op.src.buffer, staged, ctx), barrier()]
+        before += [Alloc(staged), _spill(op.src.buffer, staged, ctx)]
         source = Place(staged, source.at)
     if op.dst.buffer.scope == "fragment":
         if op.src.buffer is op.dst.buffer:
@@ -50,7 +50,7 @@ def scan_on_threads(op: Scan, ctx: ThreadContext, merge: Callable[[str, Expr, Ex
             staged = ctx.shared(op.dst.buffer.name, _padded(op.dst.buffer), op.dst.buffer.dtype)
             before.append(Alloc(staged))
         target = Place(staged, target.at)
-        after = [barrier(), _fetch(op.dst, staged, ctx)]
+        after = [_fetch(op.dst, staged, ctx)]
     return Block((*before, _scan(op, source, target, ctx, merge), *after))
 
 
