@@ -30,6 +30,28 @@ def test_rows_strides_and_scalars(becomes):
     assert "v = T.alloc_var" in got
 
 
+def test_what_was_taken_apart_is_one_index_again():
+    """`row // n` and `row % n` of neighbouring dimensions, where no gap lies between them."""
+    n, s = T.dynamic("n, s")
+
+    @T.prim_func
+    def before(x: T.Tensor((4, n, 8), "float32"), y: T.StridedTensor((4, n, 8), (s, 8, 1), "float32")):
+        with T.Kernel(n, 4) as (i, j):
+            row = i * 4 + j
+            x[row // n, row % n, 5] = 1.0
+            x[row // n, i % n, 5] = 2.0
+            x[row % n, row // n, 5] = 3.0
+            y[row // n, row % n, 5] = 4.0
+
+    got = [line.strip() for line in repr(flatten(before.program)).splitlines() if "] = " in line]
+    assert got == [
+        "x[row * 8 + 5] = 1.0",
+        "x[row // n * (n * 8) + i % n * 8 + 5] = 2.0",
+        "x[row % n * (n * 8) + row // n * 8 + 5] = 3.0",
+        "y[row // n * s + row % n * 8 + 5] = 4.0",
+    ]
+
+
 def test_addresses(becomes):
     @T.prim_func
     def before(x: T.Tensor((4, 8), "float32")):

@@ -19,13 +19,13 @@ from ..ir.stmt import (
     For,
     If,
     Let,
-    LoopKind,
     Print,
     Store,
     While,
 )  # fmt: skip
 from .c_text import PREFIX, Names, held, is_small, storage, string
 from .cuda_text import INT, CudaText, int_type
+from .unrolling import pragma
 
 
 class CudaStatements:
@@ -70,8 +70,8 @@ class CudaStatements:
         low, high = self.text.interval(start).low, self.text.interval(stop).high
         self.text.bind(var, Interval(low, max(low, high - 1)))
         paired = paired_store(loop, self.text)
-        if loop.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) or _picks_registers(loop):
-            self.line("#pragma unroll")
+        if (unrolled := pragma(loop)) is not None:
+            self.line(unrolled)
         kind = "int" if Interval(low, high).within(INT) and var.dtype == dt.int32 else "int64_t"
         first, last = self.text.index(start), self.text.index(stop, above=8)
         if kind == "int" and self.text.is_long(start, True):  # beyond `stop` it does not matter where
@@ -177,18 +177,6 @@ class CudaStatements:
 def place(span: Span) -> str:
     """The author's file and line."""
     return f"{span.file.rsplit('/', 1)[-1]}:{span.line}"
-
-
-def _picks_registers(loop: For) -> bool:
-    """Whether a loop with known bounds picks elements of local arrays, which must be known when it is compiled."""
-    if not isinstance(loop.starts[0], Const) or not isinstance(loop.stops[0], Const):
-        return False
-    var = loop.vars[0]
-    return any(
-        node.buffer.scope == "local" and any(x is var for i in node.indices for x in walk(i))
-        for node in walk(loop.body)
-        if isinstance(node, Load | Store | Address)
-    )
 
 
 def guarded_read(node: If) -> Call | None:

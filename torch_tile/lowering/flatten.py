@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
-from ..ir.expr import Address, Expr, Load, binary, const
-from ..ir.node import Rewriter
+from ..ir.expr import Address, Binary, Expr, Load, binary, const
+from ..ir.node import Rewriter, equal
+from ..ir.polynomial import Atoms
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Kernel, Program, Store
 
@@ -87,9 +88,31 @@ def place(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
 def linear(indices: Sequence[Expr], strides: Sequence[Expr]) -> Expr:
     """Where the element lies, in elements from the first."""
     total: Expr = const(0, dt.int32)
-    for index, stride in zip(indices, strides, strict=True):
+    for index, stride in rejoined(indices, strides):
         total = binary("+", total, binary("*", index, stride))
     return simplify(total)
+
+
+def rejoined(indices: Sequence[Expr], strides: Sequence[Expr]) -> list[tuple[Expr, Expr]]:
+    """Indices with their strides, where `x // n` and `x % n` of dimensions that lie one in the other are `x` again."""
+    found: list[tuple[Expr, Expr]] = []
+    for index, stride in zip(indices, strides, strict=True):
+        if found and (whole := _rejoined(*found[-1], index, stride)) is not None:
+            found[-1] = whole, stride
+        else:
+            found.append((index, stride))
+    return found
+
+
+def _rejoined(high: Expr, outer: Expr, low: Expr, inner: Expr) -> Expr | None:
+    """`x` if `high * outer + low * inner` is `x * inner`."""
+    if not (isinstance(high, Binary) and isinstance(low, Binary) and (high.op, low.op) == ("//", "%")):
+        return None
+    if not equal(high.a, low.a) or not equal(high.b, low.b):
+        return None
+    atoms = Atoms()
+    whole = binary("*", inner, high.b)
+    return high.a if atoms.of(outer).key == atoms.of(whole).key else None
 
 
 def product(sizes: Sequence[Expr]) -> Expr:
