@@ -10,11 +10,11 @@ import torch_tile.language as T
 from torch_tile.build import Build
 from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Alloc, For, LoopKind
+from torch_tile.ir.stmt import Alloc, Do, For, LoopKind
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.pipeline_loops import pipeline_loops
 from torch_tile.lowering.pipeline_plan import plan_copies
-from torch_tile.lowering.pipeline_schedule import Schedule, schedule_by_hand
+from torch_tile.lowering.pipeline_schedule import Schedule, schedule_by_hand, single_schedule
 from torch_tile.target import Target
 
 
@@ -81,6 +81,47 @@ def test_copies_of_stage_minus_one_go_as_far_as_stages_allow():
     assert isinstance(found, Schedule)
     assert {b.name: found.versions[id(b)] for b in found.staged} == {"k_tile": 3, "v_tile": 4}
     assert not any(n.why_not for n in same(program))
+
+
+def test_one_stage_fills_a_tile_again_after_its_last_reader():
+    """The keys of the next step come while this one's softmax runs, the values while the first product does."""
+    program = attention_like(None, None, 1)
+    found = single_schedule(loop_of(program).body, plan_copies(loop_of(program)))
+    parts = [(item.ahead, type(item.moves[0].stmt).__name__) for item in found.items]
+    assert parts == [(0, "Copy"), (0, "Let"), (0, "Gemm"), (1, "Copy"), (0, "For"), (0, "Gemm")]
+    assert [b.name for b in found.staged] == ["v_tile", "k_tile"]
+    assert set(found.versions.values()) == {1}
+    assert not any(n.why_not for n in same(program))
+    pipelined = pipeline_loops(program, Build(Target.of("cuda:sm_80")))
+    waits = [n.call.options for n in walk(pipelined) if isinstance(n, Do) and n.call.name == "cp_async_wait"]
+    assert waits == [(0,), (0,)]  # before either copy, where a barrier is needed anyway: none before the last product
+
+
+def test_the_same_by_hand():
+    """A copy of its own iteration is asynchronous too, and an order that fills after the last reader saves memory."""
+    program = attention_like([2, 1, 3, 0, 4], [0, 1, 1, 1, 1], 0)
+    found = schedule(program)
+    assert isinstance(found, Schedule)
+    assert {b.name: found.versions[id(b)] for b in found.staged} == {"k_tile": 1, "v_tile": 1}
+    assert not any(n.why_not for n in same(program))
+
+
+def test_one_stage_without_anything_to_wait_beside_is_a_plain_loop():
+    """A product right after its copies, and nothing else."""
+
+    @T.prim_func
+    def kernel(a: T.Tensor((40, 8)), out: T.Tensor((8, 8)), n: T.int32):
+        with T.Kernel(1, threads=32) as _:
+            tile = T.alloc_shared((8, 8), "float32")
+            total = T.alloc_fragment((8, 8), "float32")
+            T.clear(total)
+            for step in T.Pipelined(n, num_stages=1):
+                T.copy(a[step * 8, 0], tile)
+                T.gemm(tile, tile, total)
+            T.copy(total, out)
+
+    loop = loop_of(kernel.program)
+    assert single_schedule(loop.body, plan_copies(loop)) is None
 
 
 REFUSED = {
