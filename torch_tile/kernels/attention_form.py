@@ -165,7 +165,11 @@ SHORT = (
     Config(16, 64, 128, shared_weights=True),
     *LONG[-3:],
 )
-WIDE = (Config(64, 32, 256, shared_weights=True), *LONG[-3:])  # float32 and float64
+WIDE = (
+    Config(64, 32, 128, shared_weights=True),
+    Config(64, 32, 256, shared_weights=True),
+    *LONG[-3:],
+)  # float32 and float64
 MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
 
 
