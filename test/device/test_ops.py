@@ -1,36 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.ops.tile.*` on CUDA tensors against float64: random shapes and layouts, and that a tile kernel ran."""
 
+import functools
 import math
 
 import pytest
 import torch
 
 import torch_tile.ops  # noqa: F401
-from torch_tile.jit import JITFunction
 from torch_tile.kernels import attention, gemm, mla_decode, norm, softmax
 
-pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("poisoned")]
-
-
-@pytest.fixture(autouse=True)
-def kernels_ran(monkeypatch):
-    """The op ran our kernels, not its reference in plain torch."""
-    ran = []
-    compile = JITFunction.compile
-
-    def noted(self, *args, **kwargs):
-        ran.append(self.__name__)
-        return compile(self, *args, **kwargs)
-
-    monkeypatch.setattr(JITFunction, "compile", noted)
-    yield
-    assert ran
-
-
-def wide(*xs):
-    """Floating tensors in float64; everything else as it is."""
-    return [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in xs]
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("poisoned", "kernels_ran")]
 
 
 EPILOGUES = {  # kinds, text, number of bs
@@ -59,10 +39,13 @@ def test_gemm(epilogue, problems, check):
         aux = [problems.tensor(*shapes[x], dtype=problems.pick(dtype, torch.float32)) for x in kinds]
         aux = [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
         got = torch.ops.tile.gemm(a, bs, aux, kinds, text, out_dtype)
-        want = gemm.reference(a.double(), wide(*bs), wide(*aux), kinds, text, torch.float64)
-        scale = want / math.sqrt(k) if epilogue == "plain" else want
-        got = got.double() / math.sqrt(k) if epilogue == "plain" else got
-        check(got, scale, f"{epilogue} {dtype} {batch}x{m}x{n}x{k} {layout} turned {turned}", dtype)
+
+        def exact(a, *rest, kinds=kinds, text=text, count=count):
+            return gemm.reference(a, rest[:count], rest[count:], kinds, text, torch.float64)
+
+        types = f"{dtype} to {out_dtype} with {[x.dtype for x in aux]}"
+        what = f"{epilogue} {types} {batch}x{m}x{n}x{k} {layout} turned {turned}"
+        check(got, exact, (a, *bs, *aux), what, dtype)
 
 
 @pytest.mark.parametrize("masked", [None, torch.bool, torch.float32], ids=str)
@@ -83,10 +66,13 @@ def test_attention(masked, problems, check):
             mask = keep if masked == torch.bool else torch.randn_like(keep, dtype=masked).masked_fill(~keep, -math.inf)
         options = causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5)
         got = torch.ops.tile.attention_lse(q, k, v, mask, *options)
-        want = attention.reference(*wide(q, k, v), mask, *options)
-        what = f"{dtype} {tuple(q.shape)} {tuple(k.shape)} dv {dv} {layout} {options}"
-        for name, x, y in zip(("out", "lse"), got, want, strict=True):
-            check(x, y, f"{name} of {what}", dtype)
+        shown = None if mask is None else (mask.dtype, tuple(mask.shape))
+        what = f"{dtype} {tuple(q.shape)} {tuple(k.shape)} dv {dv} {layout} {options} mask {shown}"
+
+        def exact(q, k, v, mask=mask, options=options):
+            return attention.reference(q, k, v, mask, *options)
+
+        check(got, exact, (q, k, v), what, dtype)
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -112,10 +98,9 @@ def test_mla_decode(paged, problems, check):
             kv, k_pe = (x.masked_fill(past, math.nan) for x in (kv, k_pe))
         splits = problems.pick(0, 0, 1, 3)
         got = torch.ops.tile.mla_decode_lse(q, q_pe, kv, k_pe, table, seq_lens, None, splits)
-        want = mla_decode.reference(*wide(q, q_pe, kv, k_pe), table, seq_lens, None)
+        exact = functools.partial(mla_decode.reference, block_table=table, seq_lens=seq_lens)
         what = f"{dtype} {tuple(q.shape)}+{rotary} {rows} {seq_lens.tolist()} splits {splits}"
-        for name, x, y in zip(("out", "lse"), got, want, strict=True):
-            check(x, y, f"{name} of {what}", dtype)
+        check(got, exact, (q, q_pe, kv, k_pe), what, dtype)
 
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu")
@@ -130,14 +115,20 @@ def test_rms_norm(residual, problems, check):
         x, other = (problems.tensor(*shape, dtype=dtype) for _ in range(2))
         weight = problems.pick(None, problems.tensor(n, dtype=problems.pick(dtype, torch.float32)))
         options = 1e-6, problems.pick(*ACTIVATIONS), problems.pick(0.0, 1.0), problems.pick(True, False)
+        what = f"{dtype} {shape} {options} {None if weight is None else weight.dtype}"
         if residual:
-            got = torch.ops.tile.add_rms_norm(x, other, weight, *options)
-            total = (x.double() + other.double()).to(dtype)
-            check(got[1], total, f"sum of {dtype} {shape}")
+            y, total = torch.ops.tile.add_rms_norm(x, other, weight, *options)
+            check(total, torch.add, (x, other), what, dtype)
         else:
-            got, total = [torch.ops.tile.rms_norm(x, weight, *options)], x
-        want, _, _ = norm.rms_norm_reference(*wide(total, weight), None, *options)
-        check(got[0], want, f"{dtype} {shape} {options} {None if weight is None else weight.dtype}", dtype)
+            y, total = torch.ops.tile.rms_norm(x, weight, *options), x
+        _, activation, offset, cast_first = options
+        if weight is not None and cast_first:  # the sum with the offset is rounded to the weight's dtype
+            weight, offset = weight + offset, 0.0
+
+        def exact(x, weight=None, rest=(1e-6, activation, offset, cast_first)):
+            return norm.rms_norm_reference(x, weight, None, *rest)[0]
+
+        check(y, exact, (total,) if weight is None else (total, weight), what, dtype)
 
 
 def test_layer_norm(problems, check):
@@ -149,8 +140,14 @@ def test_layer_norm(problems, check):
             problems.pick(None, problems.tensor(n, dtype=problems.pick(dtype, torch.float32))) for _ in "wb"
         )
         got = torch.ops.tile.layer_norm(x, weight, bias)
-        want, _, _ = norm.layer_norm_reference(*wide(x, weight, bias))
-        check(got, want, f"{dtype} {tuple(x.shape)}", dtype)
+        names = [name for name, t in (("weight", weight), ("bias", bias)) if t is not None]
+
+        def exact(x, *factors, names=names):
+            return norm.layer_norm_reference(x, **dict(zip(names, factors, strict=True)))[0]
+
+        given = [t for t in (weight, bias) if t is not None]
+        what = f"{dtype} {tuple(x.shape)} {names} {[t.dtype for t in given]}"
+        check(got, exact, (x, *given), what, dtype)
 
 
 def test_softmax(problems, check):
@@ -164,4 +161,5 @@ def test_softmax(problems, check):
             x = x.masked_fill(torch.rand_like(x, dtype=torch.float32) < 0.5, -math.inf)
         out_dtype = problems.pick(None, None, torch.float32)
         got = torch.ops.tile.softmax(x, dim, out_dtype)
-        check(got, softmax.reference(x.double(), dim), f"{dtype} {shape} {dim}", dtype)
+        exact = functools.partial(softmax.reference, dim=dim)
+        check(got, exact, (x,), f"{dtype} to {out_dtype} {shape} {dim}", dtype)
