@@ -14,6 +14,7 @@ from ..ir.stmt import Program
 from ..ir.verify import Stage, verify
 from .bind_threads import bind_threads
 from .check_kernel import check_kernel
+from .drop_groups import drop_groups
 from .flatten import flatten
 from .guard_bounds import guard_bounds
 from .infer_layouts import infer_layouts
@@ -61,6 +62,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
         (bound(vectorize), Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers
         (guard_bounds, Stage.THREAD),  # global memory is touched only inside its bounds
         (simplify_program, Stage.THREAD),  # no constant branch, no empty loop
+        (drop_groups, Stage.THREAD),  # commits and waits are for copies that are asynchronous
         (bound(place_shared), Stage.THREAD),  # shared buffers have offsets
         (bound(insert_sync), Stage.THREAD),  # every hazard is ordered by a barrier
         (flatten, Stage.FLAT),  # one linear index per access
