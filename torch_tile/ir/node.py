@@ -57,11 +57,14 @@ def field_names(node: Node) -> tuple[str, ...]:
     return _layout(type(node))[1]
 
 
-def children(node: Node) -> Iterator[Node]:
+def children(node: Node) -> tuple[Node, ...]:
     """The nodes that `node` uses, in field order. Symbols that it introduces are not among them."""
-    if not node.is_symbol:
-        for name in _layout(type(node))[0]:
-            yield from _nodes_in(getattr(node, name))
+    found: tuple[Node, ...] | None = node.__dict__.get("_children")
+    if found is None:  # kept: passes walk over what they leave as it is again and again
+        names = () if node.is_symbol else _layout(type(node))[0]
+        found = tuple(child for name in names for child in _nodes_in(getattr(node, name)))
+        node.__dict__["_children"] = found
+    return found
 
 
 def _nodes_in(value: object) -> Iterator[Node]:
@@ -74,31 +77,29 @@ def _nodes_in(value: object) -> Iterator[Node]:
 
 def walk(node: Node) -> Iterator[Node]:
     """`node` and everything below it, parents first."""
-    yield node
-    for child in children(node):
-        yield from walk(child)
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += reversed(children(node))
 
 
 def map_children(node: N, f: Callable[[Any], Any]) -> N:
     """`node` with `f` applied to each child; the same object if no child changed."""
-    if node.is_symbol:
+    if not children(node):
         return node
-    changed = {}
+    changed: dict[str, Any] = {}
     for name in _layout(type(node))[0]:
         old = getattr(node, name)
-        new = _map(old, f)
+        new = f(old) if isinstance(old, Node) else _map(old, f) if isinstance(old, tuple) else old
         if new is not old:
             changed[name] = new
     return replace(node, **changed) if changed else node
 
 
-def _map(value: Any, f: Callable[[Any], Any]) -> Any:
-    if isinstance(value, Node):
-        return f(value)
-    if isinstance(value, tuple) and value:
-        new = tuple(_map(item, f) for item in value)
-        return new if any(a is not b for a, b in zip(value, new, strict=True)) else value
-    return value
+def _map(items: tuple[Any, ...], f: Callable[[Any], Any]) -> tuple[Any, ...]:
+    new = tuple([f(x) if isinstance(x, Node) else _map(x, f) if isinstance(x, tuple) else x for x in items])
+    return new if any(a is not b for a, b in zip(items, new, strict=True)) else items
 
 
 class Rewriter:
