@@ -18,7 +18,7 @@ from ..diagnostics import error
 from ..intrinsics.memory import barrier
 from ..ir import stmt as st
 from ..ir.expr import Address, Call, Expr, Load, Var, unary
-from ..ir.node import Node, Rewriter, children, walk
+from ..ir.node import Node, Rewriter, children, equal, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Block, Do, For, If, Let, Program, Stmt, Store, While
 from .hazards import Access, Collector, Hazards, Swap, trips
@@ -178,7 +178,7 @@ class Walk:
                 here = {place: 100.0**self.depth / 2**self.branches} if front else {}
                 cost = sum(found.values()) + sum(here.values())
                 if best is None or cost < best[0]:
-                    after = leaves if runs else entry.join(leaves)
+                    after = leaves if runs else self._skipped(loop, entry).join(leaves)
                     best = cost, found | here, after
         assert best is not None
         self.divergent = outer
@@ -227,13 +227,35 @@ class Walk:
         self.forced = forced
         if not self.trying:
             self.last = len(places)
-        return places, state.earlier(self._shift(loop, leave=True))
+        return places, self._left(loop, state)
 
     def _entered(self, loop: For | While, entry: State) -> State:
         """What was before a loop as its first iteration sees it."""
         if isinstance(loop, While):
             return entry
         return entry.entering(loop.vars[0], loop.starts[0], self._accesses(loop))
+
+    def _skipped(self, loop: For | While, state: State) -> State:
+        """What was before a loop without iterations: nothing that was done only if it has one."""
+        kept = state.copy()
+        if isinstance(loop, For):
+            runs = simplify(self.facts.collector.expand(loop.starts[0] < loop.stops[0]))
+            kept.since = {
+                k: a for k, a in kept.since.items() if not any(equal(simplify(c), runs) for c in a.conditions)
+            }
+        return kept
+
+    def _left(self, loop: For | While, state: State) -> State:
+        """What an iteration leaves, seen from after the loop: the last one has not done what is for a next one."""
+        left = state.copy()
+        if isinstance(loop, For) and loop.step == 1:
+            last = Swap({id(loop.vars[0]): loop.stops[0] - 1})
+            for key, access in state.since.items():
+                # Where the place changes with the iteration, no earlier one has made an access of the same key.
+                changes = any(n is loop.vars[0] for i in access.indices for n in walk(i))
+                if changes and any(is_literal(simplify(last(c)), False) for c in access.conditions):
+                    del left.since[key]
+        return left.earlier(self._shift(loop, leave=True))
 
     def _head(self, loop: For | While) -> list[Access]:
         return list(self.facts.collector.of(loop.condition)) if isinstance(loop, While) else []
