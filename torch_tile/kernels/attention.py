@@ -121,6 +121,17 @@ def load_queries(
         T.copy(q[sequence, head, member, first, 0], q_tile)
 
 
+@T.macro
+def store_staged(sums: Any, weight: Any, out: Any, place: tuple[Any, ...]) -> None:
+    """Rows of `sums` times their weights, to `out` from `place` on, through shared memory: in runs of 16 bytes."""
+    result = T.alloc_fragment(sums.shape, out.dtype)
+    staged = T.alloc_shared(sums.shape, out.dtype)
+    for i, c in T.Parallel(*sums.shape):
+        result[i, c] = T.cast(sums[i, c] * weight[i], out.dtype)
+    T.copy(result, staged)
+    T.copy(staged, out[place])
+
+
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_attention(config: Config, form: Form) -> Any:
@@ -216,17 +227,11 @@ def flash_attention(config: Config, form: Form) -> Any:
                 lse[(*own, sequence, head, member + row % lanes, row // lanes)] = log_sum
                 fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
             if config.staged:
-                result = T.alloc_fragment((rows, form.tile_dv), out_dtype)
-                staged = T.alloc_shared((rows, form.tile_dv), out_dtype)
-                for i, c in T.Parallel(rows, form.tile_dv):
-                    result[i, c] = T.cast(sums[i, c] * fade[i], out_dtype)
-                T.copy(result, staged)
-                T.copy(staged, out[(*own, sequence, head, member, block * rows, 0)])
+                store_staged(sums, fade, out, (*own, sequence, head, member, block * rows, 0))
             else:
                 for i, c in T.Parallel(rows, form.tile_dv):
                     row = block * rows + i
-                    mean = T.cast(sums[i, c] * fade[i], out_dtype)
-                    out[(*own, sequence, head, member + row % lanes, row // lanes, c)] = mean
+                    out[(*own, sequence, head, member + row % lanes, row // lanes, c)] = sums[i, c] * fade[i]
 
     return attention
 
