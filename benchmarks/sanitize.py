@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel of the library on a GPU under NVIDIA's compute-sanitizer, on small ragged problems.
+
+`python benchmarks/sanitize.py [--only KERNEL] [--tools memcheck,racecheck] [--at-once N] [--seed S]`
+One line for each kernel and tool: what the tool found and how long it took. Fails if any found anything, or any result
+was wrong. Each run is a process of its own, in which every tensor is an allocation of its own size, so that accesses
+between tensors are seen, and is filled by a copy from the host, so that no kernel but ours runs and initcheck knows all
+that was written.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+COUNTS = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
+LIMIT = 200  # seconds for one run
+INSTALLED = "/usr/local/cuda/bin/compute-sanitizer"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="part of a kernel's name")
+    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--at-once", type=int, default=max(1, len(os.sched_getaffinity(0)) - 2))
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--run", help="only run this kernel's problems, here and without a tool")
+    options = parser.parse_args()
+    if options.run:
+        run(options.run, options.seed)
+        return
+    sanitizer = shutil.which("compute-sanitizer") or INSTALLED
+    if not Path(sanitizer).exists():
+        sys.exit("compute-sanitizer was not found; it comes with the CUDA toolkit")
+    names = [name for name in KERNELS if options.only in name]
+    jobs = [(name, tool) for tool in options.tools.split(",") for name in names]
+    print(f"seed {options.seed}: {len(names)} kernels, {len(jobs)} runs, {options.at_once} at once", flush=True)
+    with ThreadPoolExecutor(options.at_once) as pool:
+        # Without a tool first: the kernels are compiled for all others, and wrong results are told apart.
+        plain = list(pool.map(lambda name: sanitized(name, None, options.seed, ""), names))
+        found = list(pool.map(lambda job: sanitized(*job, options.seed, sanitizer), jobs))
+    if any((*plain, *found)):
+        sys.exit(1)
+
+
+def sanitized(name: str, tool: str | None, seed: int, sanitizer: str) -> int:
+    """Run a kernel's problems under a tool (None: under none), print what was found, return how many mistakes."""
+    command = [sys.executable, __file__, "--run", name, "--seed", str(seed)]
+    if tool is not None:
+        command = [sanitizer, "--tool", tool, "--report-api-errors", "no", "--print-limit", "20", *command]
+    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
+        text, failed = done.stdout + done.stderr, done.returncode != 0
+    except subprocess.TimeoutExpired as late:
+        parts = (late.stdout, late.stderr)
+        text = "".join(x.decode(errors="replace") if isinstance(x, bytes) else x or "" for x in parts)
+        text, failed = f"{text}\nstopped after {LIMIT} s", True
+    counts = [int(first or second) for first, second in COUNTS.findall(text)]
+    missing = tool is not None and not counts
+    mistakes = sum(counts) or int(failed or missing)
+    what = "no summary" if missing else "failed" if failed and not sum(counts) else f"{sum(counts)} errors"
+    print(f"{name:24} {tool or 'result':10} {what:12} {time.perf_counter() - start:5.1f} s", flush=True)
+    if mistakes:
+        print("\n".join(f"    {line}" for line in text.splitlines()[-60:]), flush=True)
+    return mistakes
+
+
+class Problems:
+    """Draws tensors on the host, in a few orders of memory, and copies them to the GPU."""
+
+    def __init__(self, seed: int):
+        import torch
+
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def pick(self, *options):
+        return self.random.choice(options)
+
+    def size(self, most):
+        """A size that no tile divides, most of the time."""
+        return self.random.randint(max(1, most // 3), most)
+
+    def tensor(self, *shape, dtype, layout=None):
+        """Dense; at an odd place in something larger; or with rows that have gaps of a few elements."""
+        import torch
+
+        layout = layout or self.pick("dense", "dense", "odd", "gaps")
+        extra, first = {"dense": (0, 0), "odd": (3, 1), "gaps": (8, 0)}[layout]
+        whole = torch.randn([n + extra for n in shape], generator=self.generator).to(dtype)
+        return whole.cuda()[tuple(slice(first, first + n) for n in shape)]
+
+
+def run(name: str, seed: int) -> None:
+    """A kernel's problems; exits with an error if a result is wrong or the kernel did not run."""
+    import torch
+
+    from torch_tile.jit import JITFunction
+
+    ran, compile = [], JITFunction.compile
+
+    def noted(self, *args, **kwargs):
+        ran.append(self.__name__)
+        return compile(self, *args, **kwargs)
+
+    JITFunction.compile = noted
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        problems = Problems(seed)
+        for number in range(3):
+            ran.clear()
+            got, want = KERNELS[name](problems, dtype, number)
+            torch.cuda.synchronize()
+            assert name in ran, f"{name} did not run, but {ran}"
+            for x, y in zip(got, want, strict=True):
+                x, seen = x.cpu().double(), y.isfinite()
+                error = float((x - y)[seen].abs().max() / y[seen].square().mean().sqrt().clamp(min=0.1))
+                assert torch.equal(x.isfinite(), seen) and error < 0.15, f"{name} {dtype} {number}: error {error:.1e}"
+
+
+def wide(*xs):
+    """On the host, in float64."""
+    return [None if x is None else x.cpu().double() if x.is_floating_point() else x.cpu() for x in xs]
+
+
+def product(p, dtype, number, m, n, k, turned):
+    """`gelu(a b + row) * full`, once in batches."""
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import gemm
+
+    lead = (2,) if number == 1 else ()
+    a = p.tensor(*lead, m, k, dtype=dtype)
+    b = p.tensor(*lead, n, k, dtype=dtype).mT if turned else p.tensor(*lead, k, n, dtype=dtype)
+    aux = [p.tensor(n, dtype=torch.float32), p.tensor(*lead, m, n, dtype=dtype)]
+    text = "v=add(acc0,x0);w=gelu(v);y=mul(w,x1);ret y"
+    got = torch.ops.tile.gemm(a, [b], aux, "rt", text, dtype)
+    return [got], [gemm.reference(*wide(a), wide(b), wide(*aux), "rt", text, torch.float64)]
+
+
+def matmul(p, dtype, number):
+    unit = 8 if number == 2 else 1  # which 16-byte accesses divide
+    m, n, k = (unit * p.size(most // unit) for most in (200, 200, 100))
+    return product(p, dtype, number, m, n, k, p.pick(True, False))
+
+
+def split_matmul(p, dtype, number):
+    return product(p, dtype, 0, p.size(60), p.size(60), p.pick(1600, 1500 + p.size(300)), p.pick(True, False))
+
+
+def row_times_matrix(p, dtype, number):
+    return product(p, dtype, 0, 1, p.size(100), p.pick(512, p.size(900)), True)
+
+
+def sdpa(p, dtype, number, keys):
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import attention
+
+    queries, d, groups = p.size(150), p.pick(64, 64, 40), (1, 2, 4)[number]
+    q = p.tensor(1, 2 * groups, queries, d, dtype=dtype)
+    k, v = (p.tensor(1, 2, keys, d, dtype=dtype) for _ in "kv")
+    mask = None
+    if number == 1:
+        mask = (torch.rand(queries, keys, generator=p.generator) > 0.3).cuda()
+    options = number == 0, None, 30 if number == 2 else 0, max(0, keys - queries)
+    got = torch.ops.tile.attention_lse(q, k, v, mask, *options)
+    return got, attention.reference(*wide(q, k, v, mask), *options)
+
+
+def flash_attention(p, dtype, number):
+    return sdpa(p, dtype, number, p.size(120))
+
+
+def combine(p, dtype, number):
+    return sdpa(p, dtype, number, 1100 + p.size(100))
+
+
+def flash_mla(p, dtype, number):
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import mla_decode
+
+    heads, (latent, rotary), page = p.pick(16, 37), p.pick((128, 64), (64, 16), (24, 5)), (0, 64, 17)[number]
+    covered = 3 * page if page else 200
+    rows = (8, page) if page else (2, covered)
+    q, q_pe = (p.tensor(2, p.pick(1, 2), heads, n, dtype=dtype) for n in (latent, latent))
+    q, q_pe = q[:, :1], q_pe[:, :1, :, :rotary]
+    kv, k_pe = (p.tensor(*rows, n, dtype=dtype, layout="dense") for n in (latent, rotary))
+    lens = torch.tensor([covered - p.size(40), p.size(covered)], dtype=torch.int32).cuda()
+    table = torch.randperm(8, generator=p.generator)[:6].reshape(2, 3).int().cuda() if page else None
+    got = torch.ops.tile.mla_decode_lse(q, q_pe, kv, k_pe, table, lens, None, p.pick(0, 1, 2))
+    return got, mla_decode.reference(*wide(q, q_pe, kv, k_pe, table, lens))
+
+
+def rms_norm_rows(p, dtype, number):
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import norm
+
+    n = (p.size(900), 8 * p.size(100), 40_000 + p.size(999))[number]
+    x, other = (p.tensor(p.size(9) if number < 2 else 2, n, dtype=dtype, layout="dense") for _ in range(2))
+    other, weight = other[:1].expand_as(x), p.tensor(n, dtype=dtype)
+    y, total = torch.ops.tile.add_rms_norm(x, other, weight, 1e-6, "silu")
+    return [y], [norm.rms_norm_reference(*wide(total, weight), None, 1e-6, "silu")[0]]
+
+
+def layer_norm_rows(p, dtype, number):
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import norm
+
+    n = (p.size(900), 8 * p.size(100), 40_000 + p.size(999))[number]
+    x, weight, bias = p.tensor(p.size(9), n, dtype=dtype), *(p.tensor(n, dtype=dtype) for _ in "wb")
+    return [torch.ops.tile.layer_norm(x, weight, bias)], [norm.layer_norm_reference(*wide(x, weight, bias))[0]]
+
+
+def softmax_rows(p, dtype, number):
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+
+    shape, dim = [((3, p.size(9), p.size(900)), -1), ((p.size(90), 5, p.size(9)), 0), ((2, 40_001), 1)][number]
+    x = p.tensor(*shape, dtype=dtype)
+    return [torch.ops.tile.softmax(x, dim)], [torch.softmax(*wide(x), dim)]
+
+
+KERNELS: dict[str, Callable] = {
+    f.__name__: f
+    for f in (
+        matmul, split_matmul, row_times_matrix, flash_attention, combine, flash_mla, rms_norm_rows, layer_norm_rows,
+        softmax_rows,
+    )
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
