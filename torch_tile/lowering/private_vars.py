@@ -85,7 +85,8 @@ class _Own(Rewriter):
         names = {
             id(n.buffer): n.buffer for n in walk(loop.body) if isinstance(n, Store) and id(n.buffer) in self.private
         }
-        self.here = {key: replace(buffer) for key, buffer in names.items()}
+        made_here = {id(n.buffer) for n in walk(loop.body) if isinstance(n, Alloc)}  # the iteration's own already
+        self.here = {key: replace(buffer) for key, buffer in names.items() if key not in made_here}
         allocs = tuple(Alloc(b, span=loop.span) for b in self.here.values())
         new: For = self.children(loop)
         self.here = {}
