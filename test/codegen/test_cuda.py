@@ -62,7 +62,7 @@ def test_vectors_guard_and_signature():
 #include "cuda_math.h"
 #include "memory.h"
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(const tile::f16* __restrict__ x, tile::f16* __restrict__ y, const int n) {
   const int t = threadIdx.x;
   const int bx = blockIdx.x;
@@ -90,7 +90,7 @@ def test_small_floats_and_scalars():
         put(x, 0, cast(eps, "float16")),
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(tile::f16* __restrict__ x, const tile::f16 scale_bits, const bool flag, const double eps) {
   const float scale = tile::widen(scale_bits);
   const int t = threadIdx.x;
@@ -120,7 +120,7 @@ def test_large_tensors_and_strides():
         grid=((m + 127) // 128,),
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(const float* __restrict__ x, float* __restrict__ y, const float* __restrict__ z, const int m, const int n, const int64_t s) {
   const int t = threadIdx.x;
   const int bx = blockIdx.x;
@@ -143,13 +143,13 @@ def test_several_kernels():
     second = kernel(put(out, u, load(w, u) + load(x, u)), thread=u)
     source = program([x], first, second, workspaces=[w], outputs=[out])
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel_0(const float* __restrict__ x, float* __restrict__ w) {
   const int t = threadIdx.x;
   w[t] = x[t];
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel_1(const float* __restrict__ x, float* __restrict__ out, const float* __restrict__ w) {
   const int t = threadIdx.x;
   out[t] = w[t] + x[t];
@@ -164,7 +164,7 @@ def test_swizzled_blocks():
     blocks = {"grid": (16, 8, 4), "blocks": (bx, by, bz)}
     rows = program([x], kernel(put(x, bz, by, bx, t), swizzle=(10, "row"), **blocks))
     assert_expected_inline(body(rows), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(int32_t* __restrict__ x) {
   const int t = threadIdx.x;
   const tile::BlockIndex block_index = tile::swizzled_rows<10>();
@@ -186,7 +186,7 @@ def test_math():
         put(x, t, Call("maximum", (Call("tanh", (y,), dt.float32), number(-math.inf, dt.float32)), dt.float32)),
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(float* __restrict__ x) {
   const int t = threadIdx.x;
   const float y = tile::exp2(x[t]);

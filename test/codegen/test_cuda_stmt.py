@@ -29,7 +29,7 @@ def test_control_flow():
         loop(k, lambda i: (Let(name, i * 2 + t), put(x, t % 64, name)), SERIAL, start=4, step=3),
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(int32_t* __restrict__ x, const int32_t k) {
   const int t = threadIdx.x;
   int32_t v = 3;
@@ -64,7 +64,7 @@ def test_shared_memory_swizzled():
         shared_bytes=4096,
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(tile::f16* __restrict__ x) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const int t = threadIdx.x;
@@ -95,7 +95,7 @@ def test_asynchronous_copies():
 
     source = program([x, y], kernel(Alloc(tile), loop((m + 15) // 16, step, SERIAL, "k"), shared_bytes=4096))
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(const tile::f16* __restrict__ x, tile::f16* __restrict__ y, const int m) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const int t = threadIdx.x;
@@ -126,7 +126,7 @@ def test_tensor_cores():
         threads=32, shared_bytes=512,
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(32)
+extern "C" __global__ void __launch_bounds__(32, 1)
 demo_kernel(float* __restrict__ out) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const int t = threadIdx.x;
@@ -168,7 +168,7 @@ def test_neighbours_are_narrowed_together():
         put(y, t, 1, cast(load(h, 3), "float8_e4m3fn")),
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(const float* __restrict__ x, tile::e4m3* __restrict__ y) {
   const int t = threadIdx.x;
   alignas(16) float r[8];
@@ -212,7 +212,7 @@ def test_messages():
         Print("", t * 2, span=SPAN),
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(const float* __restrict__ x) {
   const int t = threadIdx.x;
   if (!(x[t] >= 0.0f)) {  // attention.py:41
@@ -236,7 +236,7 @@ def test_atomics():
         put(k, 1, old),
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(float* __restrict__ x, tile::bf16* __restrict__ h, int32_t* __restrict__ k) {
   const int t = threadIdx.x;
   tile::atomic_add(x + t, 1.0f);
@@ -258,7 +258,7 @@ def test_warps():
         put(x, t, memory.shuffle(load(v), 0)),
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(float* __restrict__ x, uint32_t* __restrict__ b) {
   const int t = threadIdx.x;
   float v = x[t];
@@ -284,7 +284,7 @@ def test_registers_are_indexed_by_constants():
         loop(16, lambda i: put(x, t, i, load(r, i)), SERIAL),
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(float* __restrict__ x, const int32_t n) {
   const int t = threadIdx.x;
   alignas(16) float r[16];
