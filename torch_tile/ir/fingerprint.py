@@ -27,6 +27,7 @@ class _Writer:
         self.lines: dict[str, int] = {}
         self.numbers: dict[int, str] = {}  # by identity; the program keeps its nodes alive
         self.spans: dict[int, str] = {}
+        self.texts: dict[int, str] = {}
         self.symbols = 0
 
     def visit(self, node: Node) -> str:
@@ -48,9 +49,11 @@ class _Writer:
             return self.numbers.get(id(value)) or self.visit(value)
         if isinstance(value, tuple):
             return f"({','.join(map(self.field, value))})"
-        text = repr(value)
-        if " at 0x" in text:
-            raise InternalError(f"{text} is not the same in every process")
+        text = self.texts.get(id(value))
+        if text is None:
+            text = self.texts[id(value)] = repr(value)
+            if " at 0x" in text:
+                raise InternalError(f"{text} is not the same in every process")
         return text
 
     def place(self, span: Span) -> str:
