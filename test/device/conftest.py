@@ -28,7 +28,7 @@ OPERANDS = (torch.float16, torch.bfloat16, torch.float16, torch.bfloat16, torch.
 class Problems:
     """Draws sizes and tensors from a seed: `count` problems for each test."""
 
-    count = int(os.environ.get("TORCH_TILE_DEVICE_PROBLEMS", "100"))
+    count = int(os.environ.get("TORCH_TILE_DEVICE_PROBLEMS", "120"))
 
     def __init__(self, seed, device):
         self.random, self.device = random.Random(seed), device
