@@ -16,7 +16,7 @@ from torch_tile.intrinsics import memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Load, Var, cast, const, select
-from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Program, Store
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, LoopKind, Program, Store
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.flatten import flatten
 from torch_tile.lowering.insert_sync import insert_sync
@@ -79,7 +79,7 @@ class Threads:
         made = []
         for _ in range(self.random.randint(1, 4)):
             kinds = [self.load, self.load, self.store, self.copy, self.wide, self.atomic, self.wait] + (
-                [self.loop, self.branch] * (depth < 2)
+                [self.loop, self.branch] * (depth < 2) + [self.leave] * bool(self.loops)
             )
             made += self.pick(*kinds)(depth)
         return made
@@ -133,6 +133,11 @@ class Threads:
         self.loops.pop()
         stop = const(self.pick(1, 2, 3, 5), dt.int32)
         return [For(LoopKind.SERIAL, (var,), (const(0, dt.int32),), (stop,), body)]
+
+    def leave(self, depth):
+        """All threads leave the iteration, or the loop."""
+        condition = self.loops[-1] % 3 == self.pick(0, 1, 2)
+        return [If(condition, Block((self.pick(Break, Continue)(),)), Block(()))]
 
     def branch(self, depth):
         loop = self.pick(*self.loops) if self.loops else const(1, dt.int32)

@@ -3,6 +3,8 @@
 
 import itertools
 import random
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +13,14 @@ from torch_tile.diagnostics import TileError
 from torch_tile.intrinsics.memory import barrier, cp_async, cp_async_commit, cp_async_wait
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Address, Binary, Load, Var, const
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Store
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Program, Store
 from torch_tile.lowering.insert_sync import insert_sync
 from torch_tile.target import Target
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sync_oracle import is_barrier, races
 
 THREADS = 4
 TX = Var("tx", role="thread")
@@ -66,10 +70,6 @@ def program(*stmts, threads=THREADS):
     return Program("made", (GLOBAL,), (kernel,), (), ())
 
 
-def is_barrier(stmt):
-    return isinstance(stmt, Do) and stmt.call.name == "barrier"
-
-
 def synchronised(made):
     """The program with barriers, checked to be enough, and not to change when looked at again."""
     done = insert_sync(made, Build(Target.of("cuda:sm_80")))
@@ -80,86 +80,6 @@ def synchronised(made):
 
 def barriers(done):
     return sum(map(is_barrier, walk(done)))
-
-
-# The oracle: run all threads together, and look at what lies between two barriers.
-
-
-def races(made, without=None):
-    """Whether in some interval between barriers one thread touches what another one writes."""
-    run = Run(without)
-    kernel = made.kernels[0]
-    run.block(kernel.body, range(kernel.threads[0]), {})
-    return run.found
-
-
-class Run:
-    def __init__(self, without):
-        self.without, self.found, self.names = without, False, {}
-        self.touched = {}  # byte -> {(thread, writes)}
-        self.groups = {}  # thread -> list of groups of bytes; the last one is open
-
-    def touch(self, thread, buffer, indices, env, writes):
-        if buffer.scope != "shared":
-            return
-        place = 0
-        for index, size in zip(indices, buffer.shape, strict=True):
-            place = place * size.value + evaluate(index, env)
-        key = (id(buffer), place) if buffer.offset is None else buffer.offset + 4 * place
-        seen = self.touched.setdefault(key, set())
-        self.found |= any(t != thread and (w or writes) for t, w in seen)
-        seen.add((thread, writes))
-
-    def block(self, block, active, env):
-        for s in block.stmts:
-            if s is not self.without:
-                self.statement(s, active, env)
-
-    def statement(self, s, active, env):
-        if is_barrier(s):
-            assert len(active) == THREADS, "a barrier where not all threads come by"
-            self.touched.clear()
-        elif isinstance(s, Let):
-            self.names[s.var] = s.value
-        elif isinstance(s, For):
-            for turn in range(int(s.stops[0].value)):
-                self.block(s.body, active, {**env, s.vars[0]: turn})
-        elif isinstance(s, If):
-            true = [t for t in active if evaluate(s.condition, self.env(t, env))]
-            for way, who in ((s.then, true), (s.otherwise, [t for t in active if t not in true])):
-                self.block(way, who, env) if who else None
-        elif isinstance(s, Do):
-            for t in active:
-                self.call(s.call, t, env)
-        elif isinstance(s, Store):
-            for t in active:
-                for n in walk(s.value):
-                    if isinstance(n, Load):
-                        self.touch(t, n.buffer, n.indices, self.env(t, env), False)
-                self.touch(t, s.buffer, s.indices, self.env(t, env), True)
-
-    def env(self, thread, env):
-        full = {**env, TX: thread}
-        for name, value in self.names.items():
-            full[name] = evaluate(value, full)
-        return full
-
-    def call(self, call, thread, env):
-        groups = self.groups.setdefault(thread, [[]])
-        if call.name == "cp_async":
-            to = call.args[0]
-            now = self.env(thread, env)
-            self.touch(thread, to.buffer, to.indices, now, True)
-            groups[-1].append((to.buffer, to.indices, now))
-        elif call.name == "cp_async_commit":
-            groups.append([])
-        elif call.name == "cp_async_wait":
-            closed = groups[:-1]
-            done = len(closed) - call.options[0]
-            for group in closed[: max(done, 0)]:
-                for buffer, indices, now in group:
-                    self.touch(thread, buffer, indices, now, True)  # it may land as late as here
-                group.clear()
 
 
 def neighbour(n=1):
@@ -305,6 +225,32 @@ def test_no_barrier_where_threads_part():
     assert barriers(synchronised(fine)) == 1
     fine = program(when(TX < 2, [put(s, TX), get(s, TX)]))
     assert barriers(synchronised(fine)) == 0
+
+
+# Iterations left early.
+
+
+def test_what_was_done_before_a_break_is_ordered_after_the_loop():
+    s = shared("s", THREADS)
+    early = program(loop(4, lambda k: [put(s, TX), when(k >= 2, [Break()]), get(s, neighbour())]), get(s, neighbour(2)))
+    assert barriers(synchronised(early)) == 3
+
+
+def test_what_was_done_before_a_continue_meets_the_next_iteration():
+    s = shared("s", 5, THREADS)
+
+    def body(k):
+        return [put(s, k, TX), when(k < 2, [Continue()]), get(s, k - 1, neighbour()), get(s, k - 2, neighbour())]
+
+    assert barriers(synchronised(program(loop(5, body)))) == 1
+
+
+def test_no_barrier_in_a_loop_that_threads_leave_one_by_one():
+    s = shared("s", THREADS)
+    parts = when(TX < 2, [Break()])
+    assert barriers(synchronised(program(loop(4, lambda k: [put(s, TX), parts]), get(s, neighbour())))) == 1
+    with pytest.raises(TileError, match="divergent_hazard"):
+        synchronised(program(loop(4, lambda k: [parts, put(s, TX), get(s, neighbour())])))
 
 
 # Asynchronous copies.

@@ -56,22 +56,20 @@ class _Groups:
     def __init__(self, most: int, commits: Collection[int] | None):
         self.most, self.commits = most, commits
         self.needed: set[int] = set()  # commits of copies, and waits for some
+        self.lost = False  # whether there were too many ways
         self.counts: dict[int, set[int]] = {}  # how many groups that stay a wait leaves under way
 
     def kernel(self, kernel: st.Kernel) -> bool:
         """Follow all ways through a kernel; whether they are few enough."""
-        try:
-            self.block(kernel.body, {(False, (DROPPED,) * (self.most + 1))})
-        except OverflowError:
-            return False
-        return True
+        self.block(kernel.body, {(False, (DROPPED,) * (self.most + 1))})
+        return not self.lost
 
     def block(self, block: Block, ways: set[Way]) -> set[Way]:
         """All ways after a block, given those before it."""
         for one in block.stmts:
             ways = self.stmt(one, ways)
             if len(ways) > MOST_WAYS:
-                raise OverflowError
+                self.lost, ways = True, set()
         return ways
 
     def stmt(self, one: Stmt, ways: set[Way]) -> set[Way]:

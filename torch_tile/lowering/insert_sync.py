@@ -10,24 +10,25 @@ wait that completes them on. A barrier never stands where only some threads come
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import reduce
 
 from ..build import Build
 from ..diagnostics import error
 from ..intrinsics.memory import barrier
 from ..ir import stmt as st
-from ..ir.expr import Address, Call, Expr, Load, Var, unary
-from ..ir.node import Node, Rewriter, children, equal, walk
+from ..ir.expr import Call, Expr, unary
+from ..ir.node import Rewriter, equal, walk
 from ..ir.simplify import is_literal, simplify
-from ..ir.stmt import Block, Do, For, If, Let, Program, Stmt, Store, While
-from .hazards import Access, Collector, Hazards, Swap, trips
+from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Stmt, While
+from .hazards import Access, Hazards, Swap, trips
+from .sync_facts import Facts
 from .sync_state import State
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
 ITERATIONS = 6  # after so many, an access may be of any earlier iteration
 STARTS = 16  # points of a loop body from which placing is tried
-ORDERED = ("barrier", "cp_async_commit", "cp_async_wait")
 
 Place = tuple[int, int]  # a block by identity, and before which of its statements
 
@@ -61,6 +62,8 @@ class Walk:
         self.branches = 0
         self.divergent = False
         self.conditions: tuple[Expr, ...] = ()  # of the branches around
+        self.exits: list[list[State]] = []  # of the loops around, at their breaks
+        self.turns: list[list[State]] = []  # and where they continue
         self.trying = False
         self.last = 0  # how many barriers the loop walked last has inside
         self.leaves: dict[int, bool] = {}
@@ -94,6 +97,9 @@ class Walk:
             state.wait(pending)
         elif isinstance(one, Block):
             places |= self.block(one, state)
+        elif isinstance(one, Break | Continue):
+            (self.exits if isinstance(one, Break) else self.turns)[-1].append(state.copy())
+            state.become(State(state.most))  # nobody goes on here
         elif not self._accesses(one) and not self.facts.orders(one):
             return
         elif isinstance(one, If):
@@ -150,20 +156,19 @@ class Walk:
             places |= self.block(branch, way)
         self.branches -= 1
         self.divergent, self.conditions = outer
-        joined = state.join(other)
-        state.since, state.flying = joined.since, joined.flying
+        state.become(state.join(other))
 
     # Loops.
 
     def _loop(self, loop: For | While, place: Place, state: State, places: dict[Place, float]) -> None:
         """The cheapest of: a barrier in front or none, and a first barrier at some point of the body or none."""
+        outer, self.divergent = self.divergent, self.divergent or self.facts.parts(loop)
         if isinstance(loop, For) and trips(loop) == 1:
-            places |= self.block(loop.body, state)
-            left = state.earlier(self._shift(loop, leave=True))
-            state.since, state.flying = left.since, left.flying
+            found, ends, exits = self._body(loop, state)
+            places |= found
+            state.become(self._left(loop, ends, exits))
+            self.divergent = outer
             return
-        bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
-        outer, self.divergent = self.divergent, self.divergent or any(map(self.facts.is_divergent, bounds))
         runs = isinstance(loop, For) and is_literal(simplify(loop.starts[0] < loop.stops[0]), True)
         fronts = [False]
         if not outer and self._clash(self._accesses(loop), state) is not None:
@@ -183,7 +188,15 @@ class Walk:
         assert best is not None
         self.divergent = outer
         places |= best[1]
-        state.since, state.flying = best[2].since, best[2].flying
+        state.become(best[2])
+
+    def _body(self, loop: For | While, state: State) -> tuple[dict[Place, float], State, State]:
+        """Places in a body, and what holds where an iteration ends and where the loop is left early."""
+        self.exits.append([])
+        self.turns.append([])
+        places = self.block(loop.body, state)
+        ends = reduce(State.join, self.turns.pop(), state)
+        return places, ends, reduce(State.join, self.exits.pop(), State(state.most))
 
     def _starts(self, loop: For | While) -> Iterator[Place | None]:
         """A barrier to begin with: none, before a statement of the body if several are needed, or ending a branch."""
@@ -217,8 +230,8 @@ class Walk:
             state = entry.join(back)
             for access in self._head(loop):
                 state.add(access)
-            places = self.block(loop.body, state)
-            before, back = back, self._next(loop, state)
+            places, ends, exits = self._body(loop, state)
+            before, back = back, self._next(loop, ends)
             if turn > PASSES:  # from here on it only grows, up to what the body can do
                 back = before.join(back)
             if back.same(before):
@@ -227,7 +240,7 @@ class Walk:
         self.forced = forced
         if not self.trying:
             self.last = len(places)
-        return places, self._left(loop, state)
+        return places, self._left(loop, ends, exits)
 
     def _entered(self, loop: For | While, entry: State) -> State:
         """What was before a loop as its first iteration sees it."""
@@ -245,7 +258,7 @@ class Walk:
             }
         return kept
 
-    def _left(self, loop: For | While, state: State) -> State:
+    def _left(self, loop: For | While, state: State, exits: State) -> State:
         """What an iteration leaves, seen from after the loop: the last one has not done what is for a next one."""
         left = state.copy()
         if isinstance(loop, For) and loop.step == 1:
@@ -255,7 +268,7 @@ class Walk:
                 changes = any(n is loop.vars[0] for i in access.indices for n in walk(i))
                 if changes and any(is_literal(simplify(last(c)), False) for c in access.conditions):
                     del left.since[key]
-        return left.earlier(self._shift(loop, leave=True))
+        return left.join(exits).earlier(self._shift(loop, leave=True))
 
     def _head(self, loop: For | While) -> list[Access]:
         return list(self.facts.collector.of(loop.condition)) if isinstance(loop, While) else []
@@ -278,72 +291,6 @@ class Walk:
             return found[1]
 
         return shift
-
-
-class Facts:
-    """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
-
-    def __init__(self, kernel: st.Kernel):
-        nodes = list(walk(kernel))
-        written = {id(n.buffer) for n in nodes if isinstance(n, Store | Address)}
-        touched = (n.buffer for n in nodes if isinstance(n, Store | Address | Load))
-        relevant = {id(b) for b in touched if b.scope == "shared" or (b.scope == "global" and id(b) in written)}
-        self.lets = [n for n in nodes if isinstance(n, Let)]
-        names: dict[int, Expr] = {}
-        for let in self.lets:
-            value = Swap(names)(let.value)
-            if not any(isinstance(n, Load | Call) for n in walk(value)):
-                names[id(let.var)] = value
-        self.collector = Collector(names, relevant)
-        self.mixed: set[int] = set()  # names and variables whose value differs between threads
-        size = -1
-        while size != len(self.mixed):
-            size = len(self.mixed)
-            self._spread(kernel.body, False)
-        self.memory: dict[int, tuple[st.Stmt, bool]] = {}
-        self.unknown: dict[int, Var] = {}
-        self.stand_ins: dict[int, Mapping[int, Expr]] = {}
-
-    def _spread(self, node: Node, divergent: bool) -> None:
-        if isinstance(node, Let) and self.is_divergent(node.value):
-            self.mixed.add(id(node.var))
-        elif isinstance(node, Store) and node.buffer.scope == "var" and (divergent or self.is_divergent(node.value)):
-            self.mixed.add(id(node.buffer))
-        elif isinstance(node, If):
-            divergent = divergent or self.is_divergent(node.condition)
-        elif isinstance(node, For):
-            divergent = divergent or any(map(self.is_divergent, (*node.starts, *node.stops)))
-        elif isinstance(node, While):
-            divergent = divergent or self.is_divergent(node.condition)
-        for child in children(node):
-            if isinstance(child, Stmt):
-                self._spread(child, divergent)
-
-    def is_divergent(self, e: Expr) -> bool:
-        """Whether threads of the block may see different values; registers are read alike where they decide."""
-        return any(
-            (isinstance(n, Var) and (n.role == "thread" or id(n) in self.mixed))
-            or (isinstance(n, Load) and id(n.buffer) in self.mixed)
-            for n in walk(e)
-        )
-
-    def orders(self, one: Stmt) -> bool:
-        """Whether a statement holds a barrier, or a commit of or wait for copies."""
-        if id(one) not in self.memory:
-            calls = (n.name for n in walk(one) if isinstance(n, Call))
-            self.memory[id(one)] = one, any(name in ORDERED for name in calls)
-        return self.memory[id(one)][1]
-
-    def forgotten(self, loop: For | While) -> Mapping[int, Expr]:
-        """Stand-ins for the variables of a loop, of which nothing is known."""
-        if id(loop) in self.stand_ins:
-            return self.stand_ins[id(loop)]
-        inner = [v for n in walk(loop) if isinstance(n, For) for v in n.vars]
-        inner += [n.var for n in walk(loop) if isinstance(n, Let)]
-        for v in inner:
-            self.unknown.setdefault(id(v), Var(f"earlier_{v.name}", v.type, "let"))
-        self.stand_ins[id(loop)] = {id(v): self.unknown[id(v)] for v in inner}
-        return self.stand_ins[id(loop)]
 
 
 def _is_barrier(one: Stmt) -> bool:

@@ -30,6 +30,10 @@ class State:
         """The same, to go another way."""
         return State(self.most, dict(self.since), dict(self.flying))
 
+    def become(self, other: State) -> None:
+        """Say what another one says."""
+        self.since, self.flying = other.since, other.flying
+
     def join(self, other: State) -> State:
         """Where either may hold."""
         joined = State(self.most, self.since | other.since, dict(self.flying))
@@ -72,7 +76,7 @@ class State:
         if access.asynchronous:
             self.fly(access, frozenset((-1,)))
         else:
-            self.since[access.key] = access
+            self.since[access.key] = _later(access, self.since.get(access.key, access))
 
     def commit(self) -> None:
         """A group of copies is closed."""
@@ -93,8 +97,13 @@ class State:
 
 
 def _later(a: Access, b: Access) -> Access:
-    """Of two accesses to the same places the one that is less iterations ago, of which more is known."""
-    return a if a.age <= b.age else b
+    """Two accesses to the same places as one: the one less iterations ago, made if either was."""
+    if a.age > b.age:
+        a, b = b, a
+    if a is b or a.conditions is b.conditions:
+        return a
+    kept = tuple(c for c in a.conditions if any(c is d or equal(c, d) for d in b.conditions))
+    return a if len(kept) == len(a.conditions) else replace(a, conditions=kept)
 
 
 def _versions(accesses: Sequence[Access]) -> dict[int, set[int]]:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel says about its names and memory, as far as it matters for the order of its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ir import stmt as st
+from ..ir.expr import Address, Call, Expr, Load, Var
+from ..ir.node import Node, children, walk
+from ..ir.stmt import Block, Break, Continue, For, If, Let, Stmt, Store, While
+from .hazards import Collector, Swap
+
+ORDERED = ("barrier", "cp_async_commit", "cp_async_wait")
+
+
+class Facts:
+    """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
+
+    def __init__(self, kernel: st.Kernel):
+        nodes = list(walk(kernel))
+        written = {id(n.buffer) for n in nodes if isinstance(n, Store | Address)}
+        touched = (n.buffer for n in nodes if isinstance(n, Store | Address | Load))
+        relevant = {id(b) for b in touched if b.scope == "shared" or (b.scope == "global" and id(b) in written)}
+        self.lets = [n for n in nodes if isinstance(n, Let)]
+        names: dict[int, Expr] = {}
+        for let in self.lets:
+            value = Swap(names)(let.value)
+            if not any(isinstance(n, Load | Call) for n in walk(value)):
+                names[id(let.var)] = value
+        self.collector = Collector(names, relevant)
+        self.mixed: set[int] = set()  # names and variables whose value differs between threads
+        size = -1
+        while size != len(self.mixed):
+            size = len(self.mixed)
+            self._spread(kernel.body, False)
+        self.memory: dict[int, tuple[st.Stmt, bool]] = {}
+        self.unknown: dict[int, Var] = {}
+        self.stand_ins: dict[int, Mapping[int, Expr]] = {}
+
+    def _spread(self, node: Node, divergent: bool) -> None:
+        if isinstance(node, Let) and self.is_divergent(node.value):
+            self.mixed.add(id(node.var))
+        elif isinstance(node, Store) and node.buffer.scope == "var" and (divergent or self.is_divergent(node.value)):
+            self.mixed.add(id(node.buffer))
+        elif isinstance(node, If):
+            divergent = divergent or self.is_divergent(node.condition)
+        elif isinstance(node, For | While):
+            divergent = divergent or self.parts(node)
+        for child in children(node):
+            if isinstance(child, Stmt):
+                self._spread(child, divergent)
+
+    def is_divergent(self, e: Expr) -> bool:
+        """Whether threads of the block may see different values; registers are read alike where they decide."""
+        return any(
+            (isinstance(n, Var) and (n.role == "thread" or id(n) in self.mixed))
+            or (isinstance(n, Load) and id(n.buffer) in self.mixed)
+            for n in walk(e)
+        )
+
+    def parts(self, loop: For | While) -> bool:
+        """Whether threads may be in different iterations of a loop, or leave it at different times."""
+        bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
+        return any(map(self.is_divergent, bounds)) or self._leaves(loop.body, False)
+
+    def _leaves(self, one: Stmt, divergent: bool) -> bool:
+        """Whether only some threads may leave the iteration in `one`."""
+        if isinstance(one, Break | Continue):
+            return divergent
+        if isinstance(one, If):
+            divergent = divergent or self.is_divergent(one.condition)
+        inside = children(one) if isinstance(one, Block | If) else ()
+        return any(self._leaves(child, divergent) for child in inside if isinstance(child, Stmt))
+
+    def orders(self, one: Stmt) -> bool:
+        """Whether a statement holds a barrier, a commit of or wait for copies, or leaves an iteration."""
+        if id(one) not in self.memory:
+            nodes = list(walk(one))
+            ordered = any(isinstance(n, Call) and n.name in ORDERED for n in nodes)
+            self.memory[id(one)] = one, ordered or any(isinstance(n, Break | Continue) for n in nodes)
+        return self.memory[id(one)][1]
+
+    def forgotten(self, loop: For | While) -> Mapping[int, Expr]:
+        """Stand-ins for the variables of a loop, of which nothing is known."""
+        if id(loop) in self.stand_ins:
+            return self.stand_ins[id(loop)]
+        inner = [v for n in walk(loop) if isinstance(n, For) for v in n.vars]
+        inner += [n.var for n in walk(loop) if isinstance(n, Let)]
+        for v in inner:
+            self.unknown.setdefault(id(v), Var(f"earlier_{v.name}", v.type, "let"))
+        self.stand_ins[id(loop)] = {id(v): self.unknown[id(v)] for v in inner}
+        return self.stand_ins[id(loop)]
