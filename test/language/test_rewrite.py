@@ -262,6 +262,30 @@ def test_names_are_bound_once_and_variables_are_stored():
     assert all(let.var.name not in ("total", "running") for let in nodes(kernel, Let))
 
 
+@pytest.mark.parametrize("flag", [False, True])
+def test_names_of_a_region_that_has_ended_are_bound_anew(flag):
+    @T.prim_func
+    def kernel(out: T.Tensor((8,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(8):
+                d = T.cast(i, "float32")
+                if flag:
+                    d = d * 2.0
+                out[i] = d
+            for i in T.Parallel(8):
+                d = out[i] + 1.0
+                if i > 3:
+                    d = d * 3.0
+                out[i] = d
+            for _half in (0, 1):
+                for i in T.Parallel(8):
+                    d = 0.5  # a variable again, of the type that it had
+                    d = d + out[i]
+                    out[i] = d
+
+    assert run(kernel) == [(i * (1 + flag) + 1) * (3 if i > 3 else 1) + 1 for i in range(8)]
+
+
 def test_source_text_is_left_alone():
     """Strings keep their lines, and columns are those of the file."""
 

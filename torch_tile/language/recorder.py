@@ -20,7 +20,7 @@ from ..ir.node import walk
 from ..ir.stmt import Assert, Break, Continue, If, While
 from .loops import Loop, serial
 from .trace import Scope, Tracer, close_body, let, make_variable, name_symbol
-from .values import Handle, store_variable
+from .values import Handle, store_variable, stored
 
 _UNBOUND, _DEVICE = object(), object()
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -58,8 +58,12 @@ class Recorder:
         scalar = isinstance(value, Expr) or is_number(value)
         fresh = _is_fresh(value)
         if scalar and not fresh and isinstance(previous, Load) and previous.buffer.scope == "var":
-            store_variable(previous, value)
-            return previous
+            if not self.tracer.has_ended(previous.buffer):
+                store_variable(previous, value)
+                return previous
+            if self.tracer.scope is not None:  # again a variable, so that no use after this region goes unnoticed
+                init = value if isinstance(value, Expr) else stored(value, previous.buffer)
+                return make_variable(name, init.dtype, init)
         if previous is not _UNBOUND:
             self._check_rebinding(name, previous)
         self.bound_in[name] = self.tracer.scope

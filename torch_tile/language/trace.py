@@ -73,6 +73,10 @@ class Tracer:
         if self.scopes:
             self.owner[id(symbol)] = symbol, self.scopes[-1]
 
+    def has_ended(self, symbol: Node) -> bool:
+        """Whether the scope that a symbol lives in is closed."""
+        return id(symbol) in self.owner and self.owner[id(symbol)][1].closed
+
     def check_scopes(self, node: Node) -> None:
         """Every symbol used must live in a scope that is still open."""
         for used in children(node):
