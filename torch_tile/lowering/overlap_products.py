@@ -42,7 +42,7 @@ class _Overlap(Rewriter):
         self.build = build
 
     def Kernel(self, kernel: Kernel) -> Kernel:
-        thread = kernel.thread or Var("thread", int32, "thread")
+        thread = Var("thread", int32, "thread") if kernel.thread is None else kernel.thread
         self.ctx = ThreadContext(self.build, thread, math.prod(kernel.threads), Ranges())
         return self.children(kernel)
 
