@@ -34,9 +34,9 @@ class ThreadGenerator:
         self.random, self.name, self.count = random.Random(seed), name, 0
         self.family = self.pick("float32", "float16", "float16", "bfloat16", "float8")
         self.threads = self.pick(32, 64, 128, 128, 256)
-        self.sizes = self.pick((16, 32), (16, 32), (16, 64), (8, 24), (5, 16), (7, 17))
+        self.sizes = self.pick((16, 32), (16, 32), (16, 64), (8, 24), (5, 16), (3, 9))
         if self.family == "float32":  # whose products are made of scalars
-            self.sizes = self.pick((16, 16), (8, 16), (5, 16), (3, 17))
+            self.sizes = self.pick((16, 16), (8, 16), (5, 16), (3, 9))
         self.grid = [self.pick(1, 2) for _ in range(self.pick(1, 2))]
         self.blocks = ["bx", "by"][: len(self.grid)]
         self.tensors, self.params, self.dims = [], [], {}
@@ -128,7 +128,7 @@ class ThreadGenerator:
 
     def copy_in(self):
         lines = []
-        shape = tuple(self.size() for _ in range(self.pick(1, 2, 2, 2)))
+        shape = tuple(self.pick(self.size(), self.size(), 17) for _ in range(self.pick(1, 2, 2, 2)))
         dtype = self.pick(self.float_type(), self.float_type(), "int32")
         tile = self.alloc(shape, dtype, self.pick("shared", "shared", "fragment"), lines)
         origin = self.float_type() if tile.is_float and self.chance(0.2) else dtype
