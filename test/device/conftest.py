@@ -22,6 +22,8 @@ PRECISION = {torch.float64: 2**-48, torch.float32: 2**-20, torch.float16: 2**-11
 DRAWS = 3  # of the changes' signs
 MARGIN = 3  # times that change
 SPACINGS = 2  # and so many units in the last place of the element itself
+# What inputs of size 1 leave of an element by cancellation in the tails of gelu and the like: in float32, in float64.
+FLOOR = (2**-21, 2**-49)
 OPERANDS = (torch.float16, torch.bfloat16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -157,7 +159,7 @@ def misses(got, function, inputs, dtype, generator):
         if not torch.equal(g[special].nan_to_num(7.0, 8.0, 9.0), rounded[special].nan_to_num(7.0, 8.0, 9.0)):
             found.append("infinities or NaN differ")
             continue
-        allowed = MARGIN * change + SPACINGS * spacing(w, g.dtype)
+        allowed = MARGIN * change + SPACINGS * spacing(w, g.dtype) + FLOOR[torch.float64 == g.dtype]
         excess = ((g.double() - w).abs() / allowed).masked_fill(special, 0.0)
         most = float(excess.max()) if excess.numel() else 0.0
         found.append(

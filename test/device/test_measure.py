@@ -124,4 +124,4 @@ def test_mistakes_in_rows(dtype, problems, is_right):
         short = F.rms_norm(x, (2000,), None, 1e-6) * 0.95**-0.5
         assert not is_right(F.silu(short * w), norm_silu, (x, w))  # a tail left out of the mean
     assert not is_right(norm_silu(x, w.roll(8)), norm_silu, (x, w))
-    assert not is_right(torch.softmax(x[:, :1936], -1), lambda x: torch.softmax(x, -1)[:, :1936], (x,))
+    assert not is_right(torch.softmax(x[:, :1000], -1), lambda x: torch.softmax(x, -1)[:, :1000], (x,))  # half a sum

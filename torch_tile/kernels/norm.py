@@ -301,4 +301,5 @@ def layer_norm(
 def _config_for(operands: Sequence[torch.Tensor], machine: Machine) -> Config:
     """The cut for operands of which the first is `[m, n]`."""
     n = operands[0].shape[-1]
-    return config_for(n, vector_of(operands, (n,)) if machine.is_gpu else 1, machine)
+    wide = operands[0].dtype == torch.float64
+    return config_for(n, vector_of(operands, (n,)) if machine.is_gpu else 1, machine, wide)

@@ -35,9 +35,9 @@ class Config:
         return Layout((rows, (Digit(pieces, self.vector, "r"), Digit(self.lanes, 1, "t"), Digit(self.vector, 1, "r"))))
 
 
-def config_for(n: int, vector: int, machine: Machine) -> Config:
-    """The cut of rows of `n` elements, whose starts are multiples of `vector` elements."""
-    return _gpu_config(n, vector) if machine.is_gpu else _cpu_config(n)
+def config_for(n: int, vector: int, machine: Machine, wide: bool = False) -> Config:
+    """The cut of rows of `n` elements, whose starts are multiples of `vector` elements; `wide` ones take 8 bytes."""
+    return _gpu_config(n, vector, 16 if wide else 64) if machine.is_gpu else _cpu_config(n)
 
 
 def _cpu_config(n: int) -> Config:
@@ -46,13 +46,13 @@ def _cpu_config(n: int) -> Config:
     return Config(rows=max(1, min(16, 1024 // width)), width=width, whole=n <= width)
 
 
-def _gpu_config(n: int, vector: int) -> Config:
-    """A row in registers, about 32 elements to a thread and at most 64; longer rows are read piece by piece."""
+def _gpu_config(n: int, vector: int, most: int) -> Config:
+    """A row in registers, about half of `most` elements to a thread; longer rows are read piece by piece."""
     pieces = -(-n // vector)
-    threads = next((t for t in (128, 256, 512) if n <= 32 * t), 512)
+    threads = next((t for t in (128, 256, 512) if n <= most // 2 * t), 512)
     wanted = pieces // 4 if vector > 1 else pieces // 16
     lanes = min(threads, max(1, power_of_two(wanted + 1) // 2))
-    whole = n <= 64 * threads
-    width = -(-pieces // lanes) * lanes * vector if whole else 32 * threads
+    whole = n <= most * threads
+    width = -(-pieces // lanes) * lanes * vector if whole else most // 2 * threads
     lanes = lanes if whole else threads
     return Config(threads // lanes, width, whole, threads, lanes, vector, whole and n == width)

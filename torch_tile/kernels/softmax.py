@@ -101,7 +101,7 @@ def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = No
     unit = is_unit(source) and is_unit(target)
     machine, n = machine_of(x), source.shape[-1]
     vector = vector_of((source, target), (n,)) if machine.is_gpu and unit else 1
-    config = config or config_for(n, vector, machine)
+    config = config or config_for(n, vector, machine, x.dtype == torch.float64)
     machine.kernel(softmax_rows)(config, x.dtype, out.dtype, unit)(source, target)
 
 
