@@ -135,3 +135,16 @@ def _interleave(trace, a, b):
     """Whether a run comes back to one of the two after the other."""
     seen = [x for x in trace if x is a or x is b]
     return sum(x is not y for x, y in itertools.pairwise(seen)) > 1
+
+
+def test_a_first_value_reads_where_its_buffer_lies():
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            a = T.alloc_shared((64,), "float32")
+            a[0] = x[0]
+            first = T.alloc_var("float32", a[0])
+            first += 1.0
+            x[1] = first
+
+    assert place(kernel.program)[0]["a"] == 0

@@ -152,6 +152,7 @@ class _Place(Rewriter):
         new = self.made_for(node.buffer)
         if new.scope == "shared" and new.offset is None:
             return Block(())  # never used
+        node = self.children(node)  # a first value may be an element of another
         return node if new is node.buffer else replace(node, buffer=new)
 
     def made_for(self, buffer: Buffer) -> Buffer:
