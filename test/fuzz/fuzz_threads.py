@@ -168,7 +168,20 @@ class ThreadGenerator:
         if self.chance(0.3):
             other = [Line(f"{target.name}[{place}] = {self.value(target, names)}")] if self.chance(0.4) else None
             body = [Line(f"if {self.condition(names)}:", body, other)]
+        elif self.chance(0.3):
+            body = [*self.rebound("d", target, names), Line(f"{target.name}[{place}] = d")]
         return [*lines, Line(f"for {place} in T.Parallel({', '.join(map(str, target.shape))}):", body)]
+
+    def rebound(self, name, target, names):
+        """A name that the iteration binds again, where Python knows the condition and where it does not."""
+        lines = [Line(f"{name} = {self.value(target, names)}")]
+        for _ in range(self.random.randint(1, 3)):
+            new = self.value(target, names)
+            new = self.pick(f"T.if_then_else({self.condition(names)}, {name}, {new})", f"T.max({name}, {new})", new)
+            again = Line(f"{name} = {new}")
+            heads = f"if {self.condition(names)}:", f"for {self.fresh('r')} in T.serial({self.pick(1, 3)}):"
+            lines.append(self.pick(again, *(Line(head, [again]) for head in ("if True:", "if False:", *heads))))
+        return lines
 
     def product(self):
         """A pipeline of copies and products, with something elementwise after it."""
