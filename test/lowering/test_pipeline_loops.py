@@ -7,9 +7,11 @@ import torch
 import torch_tile.language as T
 from torch_tile.build import Build
 from torch_tile.interp.tiles import evaluate
-from torch_tile.ir.node import walk
+from torch_tile.ir.node import alike, walk
+from torch_tile.ir.printer import to_text
 from torch_tile.ir.stmt import Alloc, Do, For, LoopKind
 from torch_tile.ir.verify import Stage, verify
+from torch_tile.lowering import cuda_passes
 from torch_tile.lowering.pipeline_loops import pipeline_loops
 from torch_tile.target import Target
 from torch_tile.tileop.async_loop import AsyncLoop
@@ -312,3 +314,33 @@ def test_parts_of_a_tile_that_together_fill_it():
 
     program, notes = same(kernel, torch.randn(32, 16), torch.zeros(32, 16))
     assert early(program) == 4 and not any(n.why_not for n in notes)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("trips", [1, 8])
+def test_every_stage_traces_back_alike(tmp_path, trips, stages):
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 32 * trips), "float16"), B: T.Tensor((32 * trips, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128) as _:
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(trips, num_stages=stages):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    program = kernel.program
+    for step, _ in cuda_passes(Build(Target.of("cuda:sm_80"))):
+        program = step(program)
+        text = to_text(program)
+        path = tmp_path / f"{step.__name__}.py"
+        path.write_text(text)
+        space = {"T": T}
+        exec(compile(text, str(path), "exec"), space)
+        back = space["kernel"].program
+        assert alike(back, program), f"after {step.__name__}:\n{text}"

@@ -19,7 +19,7 @@ from ..ir.buffer import Buffer, Range, Region
 from ..ir.dtype import int32
 from ..ir.expr import Call, Const, Expr, Var, const
 from ..ir.node import Rewriter, walk
-from ..ir.simplify import simplify
+from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Stmt
 from ..tileop import gemm_mma
 from ..tileop.async_loop import AsyncLoop
@@ -185,7 +185,8 @@ class _Overlapped:
         """Load the first step of an iteration, if the loop has it."""
         iteration = Instance({id(self.loop.vars[0]): turn}, {}, fresh=False)
         loads = Block(tuple(operand.load(0, iteration) for operand in self.operands.values()))
-        return If(turn < self.loop.stops[0], loads, Block(()), span=self.loop.span)
+        has_it = simplify(turn < self.loop.stops[0])
+        return loads if is_literal(has_it, True) else If(has_it, loads, Block(()), span=self.loop.span)
 
     def _product(self, op: Gemm, step: int) -> Stmt:
         a, b = (self.operands[id(r.buffer), along].part(step) for r, along in _sources(op))

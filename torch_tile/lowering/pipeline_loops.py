@@ -19,10 +19,11 @@ from ..build import Build
 from ..intrinsics.memory import cp_async_commit, cp_async_wait
 from ..ir.buffer import Buffer, Range, Region
 from ..ir.dtype import int32
-from ..ir.expr import Address, Call, Expr, Load, Var, binary, const
+from ..ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
 from ..ir.layout import Digit
 from ..ir.node import Node, Rewriter, field_names, walk
-from ..ir.simplify import simplify
+from ..ir.simplify import is_literal, simplify
+from ..ir.simplify_stmt import simplify_stmt
 from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Program, Stmt, Store
 from ..tileop.async_loop import AsyncLoop
 from ..tileop.copy import Copy
@@ -213,7 +214,9 @@ class _Stages:
             for path, s in parts
         ]
         body = _nested(named)
-        yield from _under(guards, instance(Block(tuple(body))), self.source)
+        made: Block = instance(Block(tuple(body)))
+        # Indices of an iteration known here are worked out, so that a reader sees numbers.
+        yield from _under(guards, simplify_stmt(made) if isinstance(iteration, Const) else made, self.source)
         if item.is_group:
             yield cp_async_commit()
             arrivals.committed += 1
@@ -297,8 +300,11 @@ def _nested(parts: Sequence[tuple[Path, Stmt]]) -> list[Stmt]:
 def _under(guards: Sequence[Expr], stmt: Stmt, loop: For) -> list[Stmt]:
     """`stmt` under conditions; without, its statements."""
     block = stmt if isinstance(stmt, Block) else Block((stmt,))
+    guards = [g for g in map(simplify, guards) if not is_literal(g, True)]
     if not guards or not block.stmts:
         return list(block.stmts)
+    if any(is_literal(g, False) for g in guards):
+        return []
     return [If(reduce(lambda a, b: binary("and", a, b), guards), block, Block(()), span=loop.span)]
 
 
