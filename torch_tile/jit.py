@@ -75,7 +75,9 @@ def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITK
 def note_costs(entries: Sequence[Entry], cubin: Cubin, build: Build) -> None:
     """Put what the assembler says of speed into the schedule report."""
     for entry in entries:
-        found = cubin.resources[entry.name]
+        found = cubin.resources.get(entry.name)
+        if found is None:  # an older NVRTC, which found the code in its own cache, has no log
+            continue
         spilt = f"{found.spills} bytes of registers spilt to memory" if found.spills else ""
         costs = f"{entry.name}: {found.registers} registers, {entry.shared_bytes} bytes of shared memory"
         build.note(entry.span, "T.Kernel", costs, spilt)

@@ -26,8 +26,8 @@ class Buffer(Node):
     `strides` (in elements) is None for row-major contiguous buffers. `origin` is "param" for arguments,
     "empty" for outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers.
     GPU passes set `layout` (where elements of shared memory and fragments lie; None is row-major) and `offset`, the
-    first byte of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes; None
-    is whatever the widest access needs, which launches check.
+    first byte of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes;
+    None is whatever the widest access needs, which launches check.
     """
 
     is_symbol: ClassVar[bool] = True

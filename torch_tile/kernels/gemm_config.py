@@ -76,8 +76,8 @@ class Tile:
 
 # 16-bit operands, by mma.sync. Large tiles reuse more; small ones waste less at the edges of small problems.
 HALF_TILES = (
-    Tile(Config(128, 256, 32, 256, 4, panel=8, staged=True), 1, 1.0),
-    Tile(Config(128, 128, 32, 128, 4, panel=8, staged=True), 2, 0.95),
+    Tile(Config(128, 256, 64, 256, 3, panel=8, staged=True), 1, 1.0),
+    Tile(Config(128, 128, 64, 128, 3, panel=8, staged=True), 2, 0.93),
     Tile(Config(64, 128, 64, 128, 3, panel=8, staged=True), 2, 0.75),
     Tile(Config(64, 64, 64, 128, 4, panel=8, staged=True), 3, 0.55),
     Tile(Config(32, 128, 64, 128, 4), 3, 0.45),

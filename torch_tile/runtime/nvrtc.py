@@ -165,6 +165,8 @@ class _Nvrtc:
     ) -> tuple[bytes, str]:  # fmt: skip
         """Cubin and log. Raises InternalError, with the log, if the text is refused."""
         lib, program = self.library, ctypes.c_void_p()
+        if self.version() >= (13, 0):  # where the driver is, NVRTC has a cache of its own, which gives no log
+            flags = (*flags, "--no-cache")
         self._check(
             lib.nvrtcCreateProgram(
                 ctypes.byref(program), text.encode(), b"kernel.cu", len(headers),
