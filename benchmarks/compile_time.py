@@ -3,7 +3,8 @@
 
 Each row is the median of `--repeat` fresh processes: what tracing, our passes, the text and NVRTC take, all that comes
 after tracing, and the whole; then the same kernel again from the cache, where NVRTC's share is that of finding a cubin.
-No GPU is needed, and torch's own import is not counted. With a GPU, loading into it is. `python benchmarks/compile_time.py [--target cuda:sm_90a] [--only NAME] [--repeat 5]`
+No GPU is needed, and torch's own import is not counted. With a GPU, loading into it is.
+`python benchmarks/compile_time.py [--target cuda:sm_90a] [--only NAME] [--repeat 5]`
 """
 
 from __future__ import annotations
