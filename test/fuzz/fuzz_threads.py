@@ -35,6 +35,8 @@ class ThreadGenerator:
         self.family = self.pick("float32", "float16", "float16", "bfloat16", "float8")
         self.threads = self.pick(32, 64, 128, 128, 256)
         self.sizes = self.pick((16, 32), (16, 32), (16, 64), (8, 24), (5, 16), (3, 9))
+        if self.family == "float8":  # some GPUs make its products of scalars
+            self.sizes = self.pick((16, 32), (16, 24), (8, 24), (5, 16))
         if self.family == "float32":  # whose products are made of scalars
             self.sizes = self.pick((16, 16), (8, 16), (5, 16), (3, 9))
         self.grid = [self.pick(1, 2) for _ in range(self.pick(1, 2))]
