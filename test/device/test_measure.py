@@ -44,12 +44,12 @@ def attention(q, k, v, window=10**9, causal=True):
 
 
 def products(problems):
-    m, n, k = problems.size(90), problems.size(90), problems.size(600)
+    m, n, k = problems.size(90), 16 + problems.size(74), 16 + problems.size(584)  # one element may be lucky
     return (m, k), (n, k), (n,)
 
 
 def rows(problems):
-    n = problems.size(3000)
+    n = 16 + problems.size(2984)
     return (problems.size(30), n), (n,)
 
 

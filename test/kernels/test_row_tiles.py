@@ -34,7 +34,7 @@ def test_rows_of_models_waste_nothing(n, lanes):
     config = config_for(n, 8, GPU)
     assert config.width == n and config.lanes == lanes and config.whole and config.exact
     assert not config_for(n - 8, 8, GPU).exact or config_for(n - 8, 8, GPU).width == n - 8
-    assert not config_for(n - 1, 1, GPU).exact or config_for(n - 1, 1, GPU).width == n - 1
+    assert not config_for(n, 1, GPU).exact  # rows may begin anywhere
 
 
 def test_a_layout_holds_each_element_once():

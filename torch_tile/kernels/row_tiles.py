@@ -14,7 +14,8 @@ class Config:
     """Tiles of `rows` rows by `width` elements. With `whole`, no row is longer than a tile, so each is read once.
 
     For GPUs: `lanes` neighbouring threads share a row, each taking `vector` elements at a time; rows of all operands
-    start at multiples of `vector` elements. With `exact` every row has `width` elements, which saves all conditions.
+    start at multiples of `vector` elements. With `exact` every row has `width` elements, which saves all conditions;
+    only where `vector` is more than 1, as a length that is known would promise that rows are aligned.
     """
 
     rows: int
@@ -55,4 +56,4 @@ def _gpu_config(n: int, vector: int, most: int) -> Config:
     whole = n <= most * threads
     width = -(-pieces // lanes) * lanes * vector if whole else most // 2 * threads
     lanes = lanes if whole else threads
-    return Config(threads // lanes, width, whole, threads, lanes, vector, whole and n == width)
+    return Config(threads // lanes, width, whole, threads, lanes, vector, vector > 1 and whole and n == width)
