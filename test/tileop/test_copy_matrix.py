@@ -104,3 +104,8 @@ def test_refuses_other_layouts(on_threads) -> None:
     odd = on_threads.buffer("odd", (64, 28), dt.float16, "shared", row_major((64, 28)))
     op = Copy(on_threads.box(held), on_threads.box(odd, None, (0, 24)))
     assert copy_matrix.refuses(op, run.ctx) == "the rows of `odd` are not runs of 16 bytes"
+    padded = Partition(FRAGMENTS["m16n8k16"], 2, 1, 2).accumulator(32, 8)
+    held = on_threads.buffer("short", (24, 8), dt.float16, "fragment", padded)
+    short = on_threads.buffer("tile", (24, 8), dt.float16, "shared", row_major((24, 8)))
+    op = Copy(on_threads.box(held), on_threads.box(short))
+    assert "`short` is padded to (32, 8)" in copy_matrix.refuses(op, run.ctx)

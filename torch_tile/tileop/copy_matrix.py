@@ -72,6 +72,8 @@ def blocks_of(fragment: Region, dtype: dt.DType) -> Blocks | str:
     )
     if not whole or layout is None or dtype.itemsize > 4:
         return f"`{buffer.name}` is not copied whole"
+    if layout.shape != sizes:
+        return f"`{buffer.name}` is padded to {layout.shape}, and matrices would write the padding too"
     if any(d.stride % WARP for d in layout.replicas):
         return f"`{buffer.name}` is repeated inside warps"
     dims = [digits for digits, size in zip(layout.dims, sizes or (), strict=True) if size != 1]
