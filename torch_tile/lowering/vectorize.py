@@ -212,7 +212,7 @@ class _Loop:
         if not buffer.may_start_at(width * buffer.dtype.itemsize):
             return False
         if buffer.layout is not None:
-            return width <= aligned_run(buffer.layout) and self.known.divides(width, start.indices[-1])
+            return aligned_run(buffer.layout) % width == 0 and self.known.divides(width, start.indices[-1])
         strides = strides_of(buffer)
         unit = isinstance(strides[-1], Const) and strides[-1].value == 1
         return unit and self.known.divides(width, linear(start.indices, strides))
