@@ -19,8 +19,9 @@ from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.flatten import flatten
 from torch_tile.lowering.guard_bounds import guard_bounds
 from torch_tile.lowering.simplify_program import simplify_program
-from torch_tile.lowering.vectorize import aligned_run, vectorize
+from torch_tile.lowering.vectorize import vectorize
 from torch_tile.target import Target
+from torch_tile.tileop.alignment import aligned_run
 
 BUILD = Build(Target("cuda", 90))
 b, t = Var("b", dt.int32, "block"), Var("t", dt.int32, "thread")
@@ -190,9 +191,13 @@ def test_nothing_to_do():
 
 def test_aligned_run():
     def rows(size, stride):
-        return Layout(((Digit(16, stride, "m"),), (Digit(size, 1, "m"),)))
+        return tile(size, Layout(((Digit(16, stride, "m"),), (Digit(size, 1, "m"),))))
 
-    assert aligned_run(shared_tile((16, 64), 16)) == 8
+    def tile(size, layout):
+        shape = tuple(const(n, dt.int32) for n in (16, size))
+        return Buffer("tile", shape, dt.float16, "shared", layout=layout)
+
+    assert aligned_run(tile(64, shared_tile((16, 64), 16))) == 8
     assert aligned_run(rows(64, 64)) == 64 and aligned_run(rows(64, 72)) == 8 and aligned_run(rows(64, 65)) == 1
 
 

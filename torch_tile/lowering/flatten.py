@@ -15,6 +15,7 @@ from ..ir.node import Rewriter, equal
 from ..ir.polynomial import Atoms
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Kernel, Program, Store
+from ..tileop.alignment import strides_of
 
 A = TypeVar("A", Load, Address, Store)
 
@@ -119,15 +120,3 @@ def product(sizes: Sequence[Expr]) -> Expr:
     """All sizes multiplied."""
     one: Expr = const(1, dt.int32)
     return reduce(lambda a, b: binary("*", a, b), sizes, one)
-
-
-def strides_of(buffer: Buffer) -> tuple[Expr, ...]:
-    """Elements between neighbours in each dimension."""
-    if buffer.strides is not None:
-        return buffer.strides
-    steps: list[Expr] = []
-    step: Expr = const(1, dt.int32)
-    for size in reversed(buffer.shape):
-        steps.insert(0, step)
-        step = binary("*", step, size)
-    return tuple(steps)

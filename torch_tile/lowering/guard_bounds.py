@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 
 from ..intrinsics.memory import cp_async, elements, option
 from ..ir import dtype as dt, expr, stmt
@@ -18,6 +17,7 @@ from ..ir.expr import Address, Call, Expr, Load, Select, Var, binary, const, min
 from ..ir.node import walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, Do, For, If, LoopKind, Program, Stmt, Store
+from ..tileop.base import conjunction
 from .known import Known
 
 NOTHING = Block(())
@@ -128,11 +128,6 @@ class _Guard(Known):
             if upper or n + 1 < len(indices):
                 wanted.append(binary("<", index, size))
         return [c for c in wanted if not self.ranges.prove(c)]
-
-
-def conjunction(conditions: Sequence[Expr]) -> Expr:
-    """All of them."""
-    return reduce(lambda a, b: binary("and", a, b), conditions)
 
 
 def _global(call: Call) -> Address | None:

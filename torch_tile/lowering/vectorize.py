@@ -17,11 +17,11 @@ from ..intrinsics.memory import vector_copy
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.expr import LOGICAL, Address, Binary, Const, Expr, Load, Select, Var, binary, const
-from ..ir.layout import Layout
 from ..ir.node import Node, Rewriter, children, equal, walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, For, If, Let, LoopKind, Program, Stmt, Store
-from .flatten import linear, strides_of
+from ..tileop.alignment import aligned_run, strides_of
+from .flatten import linear
 from .instance import Instance
 from .known import Inline, Known
 from .vector_conditions import in_all_steps
@@ -212,7 +212,7 @@ class _Loop:
         if not buffer.may_start_at(width * buffer.dtype.itemsize):
             return False
         if buffer.layout is not None:
-            return aligned_run(buffer.layout) % width == 0 and self.known.divides(width, start.indices[-1])
+            return aligned_run(buffer) % width == 0 and self.known.divides(width, start.indices[-1])
         strides = strides_of(buffer)
         unit = isinstance(strides[-1], Const) and strides[-1].value == 1
         return unit and self.known.divides(width, linear(start.indices, strides))
@@ -259,16 +259,6 @@ class _WithoutRemainders(Rewriter):
         if new.op != "%" or not isinstance(new.b, Const) or not new.dtype.is_integer:
             return new
         return binary("-", new.a, binary("*", binary("//", new.a, new.b), new.b))
-
-
-def aligned_run(layout: Layout) -> int:
-    """How many neighbours in the last dimension lie side by side, at a multiple of that number whatever else varies."""
-    run = layout.vector_width()
-    for n, digits in enumerate(layout.dims):
-        for digit in digits:
-            if digit.size > 1 and not (n == len(layout.dims) - 1 and digit.stride < run):
-                run = math.gcd(run, digit.stride)
-    return min(run, 1 << layout.swizzle.base) if layout.swizzle is not None else run
 
 
 def _first(local: Buffer) -> Address:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the runs of neighbouring elements are that a buffer keeps together, aligned to their own length."""
+"""Runs of neighbouring elements that a buffer keeps together, aligned to their own length; and its strides."""
 
 from __future__ import annotations
 
 import math
 
+from ..ir import dtype as dt
 from ..ir.buffer import Buffer
+from ..ir.expr import Expr, binary, const
 from ..ir.layout import row_major
 
 
@@ -20,3 +22,15 @@ def aligned_run(buffer: Buffer) -> int:
     layout = layout.canonical
     strides = [d.stride for digits in layout.dims for d in digits if d.axis == "m" and d.stride > 1]
     return math.gcd(layout.vector_width(), *strides)
+
+
+def strides_of(buffer: Buffer) -> tuple[Expr, ...]:
+    """Elements between neighbours in each dimension."""
+    if buffer.strides is not None:
+        return buffer.strides
+    steps: list[Expr] = []
+    step: Expr = const(1, dt.int32)
+    for size in reversed(buffer.shape):
+        steps.insert(0, step)
+        step = binary("*", step, size)
+    return tuple(steps)

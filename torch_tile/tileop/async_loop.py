@@ -21,9 +21,9 @@ from ..ir.expr import Address, Const, Expr, Load, Select, Var, const, select
 from ..ir.node import Rewriter, walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, For, Let, LoopKind, Stmt, Store
-from .alignment import aligned_run
+from .alignment import aligned_run, strides_of
 from .base import RegisteredOp, is_one, tile_op
-from .copy_async import WIDTHS, deal_runs, strides_of
+from .copy_async import WIDTHS, deal_runs
 
 if TYPE_CHECKING:
     from ..interp.env import Env

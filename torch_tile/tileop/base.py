@@ -9,6 +9,7 @@ it through
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ..diagnostics import Diagnostic, error
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer, Range, Region
-from ..ir.expr import Const, Expr, Load, Var, const, to_expr
+from ..ir.expr import Const, Expr, Load, Var, binary, const, to_expr
 from ..ir.node import equal
 from ..ir.stmt import Block, For, LoopKind, Stmt, TileOp
 
@@ -179,3 +180,8 @@ def scalar(value: Any, op: str, dtype: dt.DType) -> Expr:
     from ..ir.expr import cast
 
     return cast(to_expr(value, dtype, op), dtype)
+
+
+def conjunction(conditions: Sequence[Expr]) -> Expr:
+    """All of at least one condition."""
+    return functools.reduce(lambda a, b: binary("and", a, b), conditions)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from ..intrinsics.memory import cp_async
 from ..ir import dtype as dt
 from ..ir.bounds import Ranges
-from ..ir.buffer import Buffer
 from ..ir.divisor import divides
 from ..ir.expr import Address, Const, Expr, Var, const
 from ..ir.stmt import Block, For, If, LoopKind, Stmt
-from .alignment import aligned_run
+from .alignment import aligned_run, strides_of
 from .base import is_one, spread, squeezed, tile_op
 from .copy import Copy
 from .threads import ThreadContext
@@ -123,16 +122,6 @@ def _digits(row: Expr, sizes: Sequence[int]) -> tuple[Expr, ...]:
         found.append(row % size)
         row = row // size
     return (row, *reversed(found)) if sizes else ()
-
-
-def strides_of(buffer: Buffer) -> tuple[Expr, ...]:
-    """Elements from one index of each dimension to the next."""
-    if buffer.strides:
-        return buffer.strides
-    strides: list[Expr] = [const(1, dt.int32)]
-    for size in reversed(buffer.shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides))
 
 
 def _number(extent: Expr) -> int:

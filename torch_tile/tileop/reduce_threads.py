@@ -17,10 +17,10 @@ from ..diagnostics import error
 from ..intrinsics.memory import shuffle_xor
 from ..ir import dtype as dt, layout as layouts
 from ..ir.buffer import Buffer, Region
-from ..ir.expr import Const, Expr, Load, Var, binary, cast, const, select
+from ..ir.expr import Const, Expr, Load, Var, cast, const, select
 from ..ir.layout import Layout
 from ..ir.stmt import Alloc, Block, For, If, LoopKind, Stmt, Store
-from .base import describe, identity_of
+from .base import conjunction, describe, identity_of
 
 if TYPE_CHECKING:
     from .reduce import Reduce
@@ -348,14 +348,6 @@ def _register(result: Layout, op: Reduce, point: list[int]) -> int:
 
 def _power(n: int) -> bool:
     return n & (n - 1) == 0
-
-
-def conjunction(conditions: Sequence[Expr]) -> Expr:
-    """All of at least one condition."""
-    total = conditions[0]
-    for condition in conditions[1:]:
-        total = binary("and", total, condition)
-    return total
 
 
 def guarded(conditions: Sequence[Expr], body: Stmt) -> Stmt:

@@ -16,8 +16,8 @@ from ..ir import dtype as dt
 from ..ir.buffer import Buffer, Region
 from ..ir.expr import Const, Expr, Load, cast, const, select
 from ..ir.stmt import Alloc, Block, Stmt, Store
-from .base import identity_of, serial
-from .reduce_threads import accumulator, conjunction, coordinate, guarded, steps_of, unrolled, whole
+from .base import conjunction, identity_of, serial
+from .reduce_threads import accumulator, coordinate, guarded, steps_of, unrolled, whole
 
 if TYPE_CHECKING:
     from .scan import Scan
