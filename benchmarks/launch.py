@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs before the GPU is at work: a kernel with four tensor arguments, native and in Python.
+"""What a call costs before the GPU is at work: a kernel with four tensor arguments, native, in Python, and in C alone.
 
 On a machine without a GPU the driver is replaced by functions that do nothing, and tensors lie on the CPU: then this is
 the cost of everything but the driver. `python benchmarks/launch.py [--seconds S]`
@@ -37,6 +37,15 @@ int cuFuncSetAttribute(uint64_t, int, int) { return 0; }
 int cuLaunchKernel(uint64_t, int, int, int, int, int, int, int, uint64_t, void**, void**) { return 0; }
 }
 """
+ALONE = """
+#include <cstdint>
+extern "C" void again(long count, void* launch, uint64_t function, int x, int y, int z, int threads, int shared,
+                      uint64_t stream, void** places) {
+  using Launch = int (*)(uint64_t, int, int, int, int, int, int, int, uint64_t, void**, void**);
+  while (count-- > 0) ((Launch)launch)(function, x, y, z, threads, 1, 1, shared, stream, places, 0);
+}
+"""
+BURST = 200  # calls that fit into the stream's queue
 m, n = T.dynamic("m, n")
 
 
@@ -72,8 +81,37 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def cost(call: Callable[[], object], seconds: float, burst: int = 200) -> list[float]:
-    """Seconds of one call, in bursts that fit into the stream's queue; the GPU is waited for between them."""
+def driver_alone(kernel: Any, tensors: tuple[torch.Tensor, ...]) -> Callable[[], object]:
+    """The same launches, BURST of them, by a loop in C: what no caller can save."""
+    import ctypes
+
+    launcher, machine = kernel.launcher, cuda_launch.driver()
+    (plan,) = launcher.plans.values()
+    (each,) = plan.launches
+    values = [tensors[n].data_ptr() if kind == cuda_launch.TENSOR else n for kind, n in each.arguments]
+    slots = (ctypes.c_uint64 * len(values))(*values)
+    places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(slots) + 8 * n for n in range(len(values))))
+    again = ctypes.CDLL(str(compile_shared(ALONE))).again
+    again.argtypes = [
+        ctypes.c_long,
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        *[ctypes.c_int] * 5,
+        ctypes.c_uint64,
+        ctypes.c_void_p,
+    ]
+    stream = cuda_launch.current_stream(plan.device)
+    fixed = (machine.address("cuLaunchKernel"), each.function, *each.grid, each.threads, each.shared, stream, places)
+
+    def call(keep: Any = slots) -> None:
+        with machine.current(plan.context):
+            again(BURST, *fixed)
+
+    return call
+
+
+def cost(call: Callable[[], object], seconds: float, burst: int = BURST) -> list[float]:
+    """Seconds of one call, in bursts; the GPU is waited for between them."""
     samples = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples) < 5:
@@ -102,7 +140,14 @@ def main() -> None:
     for name, call in rivals.items():
         call()
         samples = cost(call, options.seconds)
-        print(f"{name:20} {statistics.median(samples) * 1e6:7.2f} us, best {min(samples) * 1e6:7.2f}")
+        report(name, samples)
+    alone = cost(driver_alone(native, (x, y, z, out)), options.seconds, 1)
+    report("cuLaunchKernel in C", [each / BURST for each in alone])
+
+
+def report(name: str, samples: list[float]) -> None:
+    """Print a line."""
+    print(f"{name:20} {statistics.median(samples) * 1e6:7.2f} us, best {min(samples) * 1e6:7.2f}")
 
 
 def empty(*args: Any) -> None:

@@ -36,7 +36,9 @@ struct Exchange {
 using LaunchKernel = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
 using GetContext = int (*)(void**);
 using SetContext = int (*)(void*);
+using IsNegative = bool (*)(void* const*);  // at::native::is_neg(const at::Tensor&); a Tensor is a pointer to a TensorImpl
 
+constexpr int kMostInline = 5;  // rank up to which a TensorImpl keeps its sizes in itself
 constexpr int kMostArguments = 64, kMostWords = 512, kMostForms = 1024, kSlots = 2 * kMostForms;
 constexpr const char* kName = "torch_tile.kernel";
 
@@ -57,6 +59,8 @@ struct Kernel {
   LaunchKernel launch_kernel;
   GetContext get_context;
   SetContext set_context;
+  IsNegative is_negative;  // NULL: ask Python's
+  int64_t sizes_offset;  // of the sizes in a TensorImpl, bytes
   PyObject* held[kHeld];
   int count;
   bool scalars_matter;  // launch grids depend on scalar arguments, so they are part of the form
@@ -73,6 +77,18 @@ struct Arguments {
   int32_t device_type, device_index;
   int64_t form[kMostWords];
 };
+
+// Whether a tensor is a view whose sign is yet to be turned. Python's `is_neg` costs more than all else that is read.
+bool is_negative(Kernel* kernel, PyObject* object, const Tensor& tensor) {
+  if (kernel->is_negative != NULL && tensor.rank > 0 && tensor.rank <= kMostInline) {
+    void* itself = (char*)tensor.shape - kernel->sizes_offset;
+    return kernel->is_negative(&itself);
+  }
+  PyObject* answer = PyObject_CallFunctionObjArgs(kernel->held[kIsNegative], object, NULL);
+  if (answer == NULL) PyErr_Clear();
+  Py_XDECREF(answer);
+  return answer != Py_False;
+}
 
 // Each reader returns false for what it leaves to Python.
 bool read_tensor(Kernel* kernel, PyObject* object, uint64_t mask, Arguments* into) {
@@ -96,12 +112,7 @@ bool read_tensor(Kernel* kernel, PyObject* object, uint64_t mask, Arguments* int
   into->words = (int)(form - into->form);
   uint64_t address = (uint64_t)tensor.data + tensor.byte_offset;
   if ((address & mask) || (address == 0 && !empty)) return false;
-  if (tensor.code == kFloat || tensor.code == kBfloat) {  // a view whose sign is yet to be turned
-    PyObject* negative = PyObject_CallFunctionObjArgs(kernel->held[kIsNegative], object, NULL);
-    if (negative == NULL) PyErr_Clear();
-    Py_XDECREF(negative);
-    if (negative != Py_False) return false;
-  }
+  if ((tensor.code == kFloat || tensor.code == kBfloat) && is_negative(kernel, object, tensor)) return false;
   if (into->tensors == 0) {
     into->device_type = tensor.device_type;
     into->device_index = tensor.device_index;
@@ -287,18 +298,30 @@ void destroy(PyObject* capsule) {
 
 PyMethodDef launch_method = {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "Launch on these arguments."};
 
-// make(exchange, (slow, failed, is_negative, Tensor, Parameter), (cuLaunchKernel, cuCtxGetCurrent, cuCtxSetCurrent),
-//      kinds, masks, scalars_matter)
+// sizes_of(exchange, tensor): the address of a tensor's sizes, 0 for tensors that DLPack does not describe.
+PyObject* sizes_of(PyObject*, PyObject* args) {
+  PyObject *exchange, *object;
+  if (!PyArg_ParseTuple(args, "OO", &exchange, &object)) return NULL;
+  Exchange* table = (Exchange*)PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
+  if (table == NULL) return NULL;
+  Tensor tensor = {};
+  bool is_known = table->major == 1 && table->tensor_from_object != NULL && table->tensor_from_object(object, &tensor) == 0;
+  PyErr_Clear();
+  return PyLong_FromVoidPtr(is_known ? (void*)tensor.shape : NULL);
+}
+
+// make(exchange, (slow, failed, is_neg, Tensor, Parameter), (cuLaunchKernel, cuCtxGetCurrent, cuCtxSetCurrent),
+//      (at::native::is_neg or 0, offset of sizes), kinds, masks, scalars_matter)
 // -> (launch function, kernel for `remember`), or None if torch's table is of a kind that is not known here.
 PyObject* make(PyObject*, PyObject* args) {
   PyObject *exchange, *held[kHeld];
-  unsigned long long launch_kernel, get_context, set_context;
+  unsigned long long launch_kernel, get_context, set_context, is_negative, sizes_offset;
   const char *kinds, *masks;
   Py_ssize_t count, mask_bytes;
   int scalars_matter;
-  if (!PyArg_ParseTuple(args, "O(OOOOO)(KKK)y#y#p", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
-                        &held[kTensor], &held[kParameter], &launch_kernel, &get_context, &set_context, &kinds, &count,
-                        &masks, &mask_bytes, &scalars_matter))
+  if (!PyArg_ParseTuple(args, "O(OOOOO)(KKK)(KK)y#y#p", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
+                        &held[kTensor], &held[kParameter], &launch_kernel, &get_context, &set_context, &is_negative,
+                        &sizes_offset, &kinds, &count, &masks, &mask_bytes, &scalars_matter))
     return NULL;
   Exchange* table = (Exchange*)PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
   if (table == NULL) return NULL;
@@ -310,6 +333,8 @@ PyObject* make(PyObject*, PyObject* args) {
   kernel->launch_kernel = (LaunchKernel)launch_kernel;
   kernel->get_context = (GetContext)get_context;
   kernel->set_context = (SetContext)set_context;
+  kernel->is_negative = (IsNegative)is_negative;
+  kernel->sizes_offset = (int64_t)sizes_offset;
   kernel->count = (int)count;
   kernel->scalars_matter = scalars_matter;
   memcpy(kernel->kinds, kinds, (size_t)count);
@@ -325,6 +350,7 @@ PyObject* make(PyObject*, PyObject* args) {
 
 PyMethodDef methods[] = {
     {"make", make, METH_VARARGS, "A launch function and its kernel."},
+    {"sizes_of", sizes_of, METH_VARARGS, "The address of a tensor's sizes."},
     {"remember", remember, METH_VARARGS, "Follow a plan for arguments of this form."},
     {NULL, NULL, 0, NULL},
 };

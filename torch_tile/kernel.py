@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 
 class JITKernel:
-    """Call it with the tensors and scalars of the kernel's signature (without those of out_idx)."""
+    """Call it with the tensors and scalars of the kernel's signature (without those of out_idx).
+
+    Raises LaunchError for arguments that the kernel cannot take, or where its target is missing.
+    """
+
+    # A slot, so that a call goes to the launcher without a Python function between.
+    __slots__ = ("__call__", "__dict__", "__weakref__")
+    __call__: Callable[..., Any]
 
     def __init__(
         self, program: Program, lowered: Callable[[], Program], source: str, launcher: BaseLauncher, build: Build,
@@ -30,10 +37,13 @@ class JITKernel:
         self._lowered = lowered
         self.launcher, self.build, self.cubin = launcher, build, cubin
         self.__name__ = program.name
+        self.__call__ = self._first_call
 
-    def __call__(self, *args: Any) -> Any:
-        """Run the kernel; raises LaunchError for arguments that it cannot take, or where its target is missing."""
-        return self.launcher.begin(*args)
+    def _first_call(self, *args: Any) -> Any:
+        """The first call finds the shortest way for those that follow."""
+        result = self.launcher.begin(*args)
+        self.__call__ = self.launcher.begin
+        return result
 
     def __repr__(self) -> str:
         return f"<JITKernel {self.__name__} for {self.target}>"

@@ -23,7 +23,7 @@ from ..ir.stmt import Program
 from ..target import Target
 from .driver import Driver, Function, driver
 from .launch import MOST_FORMS, BaseLauncher, form_of
-from .native_launch import native
+from .native_launch import native, negative_test
 
 if TYPE_CHECKING:
     import torch
@@ -231,6 +231,7 @@ class CudaLauncher(BaseLauncher):
             exchange,
             held,
             addresses,
+            negative_test(),
             "".join(kinds).encode(),
             struct.pack(f"{len(masks)}Q", *masks),
             self.scalars_matter,

@@ -6,6 +6,7 @@ Without a compiler, Python's headers or torch's exchange table there is none, an
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.machinery
 import importlib.util
@@ -21,6 +22,9 @@ from .host_compiler import csrc_dir, find_compiler
 
 NAME = "torch_tile_launch"
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti")
+IS_NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"  # bool at::native::is_neg(const at::Tensor&)
+MOST_INLINE = 5  # rank up to which torch keeps sizes inside a TensorImpl, as csrc/launch.cpp has it
+MOST_OFFSET = 256  # bytes; a TensorImpl has about 200
 _log = logging.getLogger("torch_tile")
 
 
@@ -34,6 +38,32 @@ def native() -> ModuleType | None:
     except (OSError, RuntimeError, ImportError) as problem:
         _log.info("launches go through Python, which takes some microseconds longer: %s", problem)
         return None
+
+
+@functools.cache
+def negative_test() -> tuple[int, int]:
+    """How csrc/launch.cpp asks torch whether a tensor is a lazily negated view, without going through Python.
+
+    The address of torch's own function, and the distance in bytes from a TensorImpl to its sizes, which tells whose
+    sizes DLPack describes. (0, 0) where that is not to be had: then `Tensor.is_neg` is called, 60 ns for each tensor.
+    """
+    import torch
+
+    module = native()
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if module is None or exchange is None:
+        return 0, 0
+    plain = [torch.empty((3,) * rank, device="cpu") for rank in range(1, MOST_INLINE + 1)]
+    samples = [*plain, *map(torch._neg_view, plain)]
+    try:
+        library = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        function = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(ctypes.c_void_p))((IS_NEGATIVE, library))
+    except (OSError, AttributeError):
+        return 0, 0
+    offsets = {module.sizes_of(exchange, each) - each._cdata for each in samples}
+    answers = [function(ctypes.byref(ctypes.c_void_p(each._cdata))) == each.is_neg() for each in samples]
+    is_sure = all(answers) and len(offsets) == 1 and 0 < min(offsets) < MOST_OFFSET
+    return (ctypes.cast(function, ctypes.c_void_p).value or 0, offsets.pop()) if is_sure else (0, 0)
 
 
 def _build() -> Path:
