@@ -26,7 +26,8 @@ class Access:
     """What a call does with the memory behind operand number `operand`, an `Address`.
 
     `kind` is "r", "w" or "rw"; `elements` of the buffer's type are touched, from the address on, by each thread that
-    runs the call. An asynchronous access happens at any time up to the wait that completes it.
+    runs the call; -1 stands for any of the buffer. An asynchronous access happens at any time up to the wait that
+    completes it.
     """
 
     operand: int
@@ -50,8 +51,8 @@ class Intrinsic:
 
     For GPUs: `cuda` is the C++ function, or gives it from the call; `header` of csrc/ declares it; `arch` is the least
     compute capability that has it; `effects` tells what a call does to memory; `convergent` says who must call it
-    together ("block", "warp" or ""). `meaning` computes it on NumPy arrays, one entry per thread, for a convergent one
-    whole warps at once (arrays `[warps, 32, ...]`); its last argument is the call's options.
+    together ("block", "role", "warpgroup", "warp" or ""). `meaning` computes it on NumPy arrays, one entry per thread,
+    for a warp's whole warps at once (arrays `[warps, 32, ...]`); its last argument is the call's options.
     """
 
     name: str

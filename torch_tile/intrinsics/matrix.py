@@ -40,7 +40,7 @@ class Shape:
         return size // 32
 
 
-def _digits(text: str) -> Digits:
+def digits_of(text: str) -> Digits:
     """From "2:2r 8:4t", digits with size, stride and axis."""
     found = []
     for item in text.split():
@@ -50,7 +50,7 @@ def _digits(text: str) -> Digits:
 
 
 def _shape(m: int, n: int, k: int, a: tuple[str, str], b: tuple[str, str], d: tuple[str, str]) -> Shape:
-    operands = ((_digits(rows), _digits(columns)) for rows, columns in (a, b, d))
+    operands = ((digits_of(rows), digits_of(columns)) for rows, columns in (a, b, d))
     return Shape(m, n, k, *operands)
 
 

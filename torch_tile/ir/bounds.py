@@ -17,6 +17,8 @@ from .polynomial import EXACT, Atom, Atoms, Polynomial, number
 from .stmt import Kernel
 
 BUDGET = 200  # polynomials looked at in one proof
+ONE = number(1)
+UNBOUNDED, NATURAL = Interval(), Interval(low=0)
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
 
@@ -34,6 +36,7 @@ class Ranges:
         self._numeric: dict[int, Interval] = {}
         self._depth: dict[int, int] = {}
         self._verdicts: dict[Hashable, bool] = {}
+        self._intervals: dict[int, tuple[Expr, Interval]] = {}
         self._values: dict[int, Expr] = {}
 
     # Entering scopes.
@@ -93,7 +96,8 @@ class Ranges:
     def _copy(self) -> Ranges:
         new = copy.copy(self)
         new._lower, new._upper = dict(self._lower), dict(self._upper)
-        new._numeric, new._depth, new._verdicts = dict(self._numeric), dict(self._depth), {}
+        new._numeric, new._depth = dict(self._numeric), dict(self._depth)
+        new._verdicts, new._intervals = {}, {}
         new._values = dict(self._values)
         return new
 
@@ -137,21 +141,25 @@ class Ranges:
 
     def interval(self, expr: Expr) -> Interval:
         """Numbers between which an integer or bool expression lies."""
+        if isinstance(expr, Var) and expr.type is dt.int32:  # asked for often
+            return self._of_var(expr)
+        known = self._intervals.get(id(expr))
+        if known is not None:
+            return known[1]
         dtype = expr.dtype
-        if dtype.is_float:
-            return Interval()
-        found = self._interval(expr)
-        if dtype in EXACT or found.within(range_of(dtype)):
-            return found
-        return range_of(dtype)
+        found = UNBOUNDED if dtype.is_float else self._interval(expr)
+        if dtype not in EXACT and not dtype.is_float and not found.within(range_of(dtype)):
+            found = range_of(dtype)
+        self._intervals[id(expr)] = expr, found
+        return found
 
     def _of_var(self, var: Var) -> Interval:
         known = self._numeric.get(id(var))
         if known is not None:
             return known
         if var.role == "dim":
-            return Interval(low=0)
-        return range_of(var.type) if var.role == "param" or var.type not in EXACT else Interval()
+            return NATURAL
+        return range_of(var.type) if var.role == "param" or var.type not in EXACT else UNBOUNDED
 
     def _interval(self, expr: Expr) -> Interval:
         if isinstance(expr, Const):
@@ -172,7 +180,7 @@ class Ranges:
             inner = self.interval(expr.args[0])
             return Interval(max(inner.low, -inner.high, 0), max(-inner.low, inner.high))
         known = isinstance(expr, Load | Cast) or expr.dtype not in EXACT
-        return range_of(expr.dtype) if known else Interval()
+        return range_of(expr.dtype) if known else UNBOUNDED
 
     # Proofs.
 
@@ -210,18 +218,16 @@ class Ranges:
         if op not in COMPARISONS or a.dtype.is_float or b.dtype.is_float:
             return False
         x, y = self.interval(a), self.interval(b)
-        apart = {"<": x.high < y.low, "<=": x.high <= y.low, ">": x.low > y.high, ">=": x.low >= y.high}
-        if apart.get(op):
+        if _apart(op, x, y):
             return True
         p = self._atoms.of(b) - self._atoms.of(a)
-        one = number(1)
         if op in ("<", "<="):
-            return self._shown(p - one if op == "<" else p)
+            return self._shown(p - ONE if op == "<" else p)
         if op in (">", ">="):
-            return self._shown(p.scaled(-1) - one if op == ">" else p.scaled(-1))
+            return self._shown(p.scaled(-1) - ONE if op == ">" else p.scaled(-1))
         if op == "==":
             return self._shown(p) and self._shown(p.scaled(-1))
-        return self._shown(p - one) or self._shown(p.scaled(-1) - one)
+        return self._shown(p - ONE) or self._shown(p.scaled(-1) - ONE)
 
     def _shown(self, p: Polynomial) -> bool:
         key = p.key
@@ -314,6 +320,15 @@ class Ranges:
         if inner:
             return max(self._rank(n) for n in inner) + 0.25
         return self._depth.get(atom, 0)
+
+
+def _apart(op: str, x: Interval, y: Interval) -> bool:
+    """Whether `op` holds between all numbers of two intervals."""
+    if op in ("<", "<="):
+        return x.high < y.low if op == "<" else x.high <= y.low
+    if op in (">", ">="):
+        return x.low > y.high if op == ">" else x.low >= y.high
+    return False
 
 
 def interval(expr: Expr, ranges: Ranges) -> Interval:

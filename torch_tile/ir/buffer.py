@@ -12,8 +12,9 @@ from .expr import Const, Expr
 from .layout import Layout
 from .node import Node
 
-# Who sees a buffer: every block; one block; one block's registers, spread over its threads; one thread.
-SCOPES = ("global", "shared", "fragment", "local", "var")
+# Who sees a buffer: every block; one block; one block's registers, spread over its threads; one thread. A "barrier" is
+# an array of mbarriers in a block's shared memory.
+SCOPES = ("global", "shared", "fragment", "local", "var", "barrier")
 SPELLINGS = {
     "shared.dyn": "shared", "local.fragment": "fragment", "local.var": "var",
 } | {s: s for s in SCOPES}  # fmt: skip
@@ -27,7 +28,7 @@ class Buffer(Node):
     "empty" for outputs that the launcher allocates, "workspace" for scratch memory, "tile" for on-chip buffers.
     GPU passes set `layout` (where elements of shared memory and fragments lie; None is row-major) and `offset`, the
     first byte of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes;
-    None is whatever the widest access needs, which launches check.
+    None is whatever the widest access needs, which launches check. Each mbarrier of a "barrier" waits for `arrivals`.
     """
 
     is_symbol: ClassVar[bool] = True
@@ -40,6 +41,7 @@ class Buffer(Node):
     layout: Layout | None = None
     offset: int | None = None
     align: int | None = None
+    arrivals: int = 0
 
     def may_start_at(self, bytes: int) -> bool:
         """Whether accesses may rely on an address that is a multiple of so many bytes."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .expr import Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
-    """A scalar type. `kind` is one of bool, int, uint, float."""
+    """A scalar type, of which there is one object. `kind` is one of bool, int, uint, float."""
 
     name: str
     kind: str
@@ -30,6 +30,9 @@ class DType:
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return to_dtype, (self.name,)  # copies are the same object
 
     def __call__(self, value: Any) -> Expr:
         """`T.float32(x)`: `x` converted to this type."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from . import dtype as dt
 Limit = int | float  # an integer, or infinity
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Interval:
-    """The integers from `low` to `high`, both included; either may be infinite."""
+    """The integers from `low` to `high`, both included; either may be infinite. Never changed."""
 
     low: Limit = -math.inf
     high: Limit = math.inf
@@ -35,6 +36,8 @@ class Interval:
         return Interval(-self.high, -self.low)
 
     def __mul__(self, other: Interval) -> Interval:
+        if other.low == other.high and other.low > 0:
+            return Interval(_times(self.low, other.low), _times(self.high, other.low))
         corners = [_times(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
         return Interval(min(corners), max(corners))
 
@@ -45,6 +48,7 @@ class Interval:
         return Interval(max(self.low, other.low), min(self.high, other.high))
 
 
+@functools.cache
 def range_of(dtype: dt.DType) -> Interval:
     """All values of an integer or bool type."""
     if dtype.kind == "bool":

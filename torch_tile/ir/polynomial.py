@@ -9,7 +9,6 @@ An atom is a variable, a floor division, a minimum, a maximum, a select, or anyt
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -27,7 +26,11 @@ def structure(value: object) -> Hashable:
     if isinstance(value, Node):
         if value.is_symbol:
             return id(value)
-        return (type(value).__name__, *(structure(getattr(value, name)) for name in field_names(value)))
+        known: Hashable = value.__dict__.get("_structure")
+        if known is None:
+            known = (type(value).__name__, *[structure(getattr(value, name)) for name in field_names(value)])
+            value.__dict__["_structure"] = known
+        return known
     if isinstance(value, tuple):
         return tuple([structure(item) for item in value])
     if isinstance(value, dt.DType):
@@ -41,7 +44,8 @@ class Polynomial:
     __slots__ = ("terms",)
 
     def __init__(self, terms: Mapping[Monomial, int]):
-        self.terms = {m: c for m, c in terms.items() if c}
+        """Of `terms` without factors of 0."""
+        self.terms = terms
 
     @property
     def key(self) -> Hashable:
@@ -67,7 +71,10 @@ class Polynomial:
     def _merge(self, other: Polynomial, sign: int) -> Polynomial:
         terms = dict(self.terms)
         for m, c in other.terms.items():
-            terms[m] = terms.get(m, 0) + sign * c
+            if both := terms.get(m, 0) + sign * c:
+                terms[m] = both
+            else:
+                del terms[m]
         return Polynomial(terms)
 
     def __mul__(self, other: Polynomial) -> Polynomial:
@@ -80,11 +87,13 @@ class Polynomial:
             for n, d in other.terms.items():
                 both = tuple(sorted(m + n)) if m and n else m or n
                 terms[both] = terms.get(both, 0) + c * d
-        return Polynomial(terms)
+        return Polynomial({m: c for m, c in terms.items() if c})
 
     def scaled(self, factor: int) -> Polynomial:
         """This polynomial times an integer."""
-        return self if factor == 1 else Polynomial({m: c * factor for m, c in self.terms.items()})
+        if factor == 1:
+            return self
+        return Polynomial({m: c * factor for m, c in self.terms.items()} if factor else {})
 
     def atoms(self) -> set[int]:
         """Numbers of the atoms that occur."""
@@ -109,12 +118,24 @@ class Polynomial:
         common = math.gcd(*(c for m, c in self.terms.items() if m))
         if common <= 1:
             return self
-        return Polynomial({m: c // common for m, c in self.terms.items()})
+        return Polynomial({m: c // common for m, c in self.terms.items() if m or c >= common or c < 0})
+
+
+def _without(m: Monomial, factors: Monomial) -> Monomial | None:
+    """A monomial divided by another one; None if it is no multiple."""
+    if not factors:
+        return m
+    left = list(m)
+    for factor in factors:
+        if factor not in left:
+            return None
+        left.remove(factor)
+    return tuple(left)
 
 
 def number(value: int) -> Polynomial:
     """A constant polynomial."""
-    return Polynomial({(): value})
+    return Polynomial({(): value} if value else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,13 +197,13 @@ class Atoms:
         rest: dict[Monomial, int] = {}
         ((factors, scale),) = d.terms.items()
         for m, c in x.terms.items():
-            count = Counter(m)
-            count.subtract(factors)
-            whole = min(count.values(), default=0) >= 0
-            if whole and c % scale == 0:
-                quotient[tuple(sorted(count.elements()))] = c // scale
+            whole = _without(m, factors)
+            if whole is not None and c % scale == 0:
+                quotient[whole] = c // scale
             elif not m and not factors:
-                quotient[()], rest[()] = divmod(c, scale)
+                rest[()] = c % scale
+                if c // scale:
+                    quotient[()] = c // scale
             else:
                 rest[m] = c
         return Polynomial(quotient), Polynomial(rest)

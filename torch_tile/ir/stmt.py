@@ -88,6 +88,20 @@ class If(Stmt):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Role(Stmt):
+    """Threads `first` to `first + count - 1` of the block run `body`, the others pass by; both are multiples of 32.
+
+    Roles that follow each other run at the same time. `registers`, if not 0, is how many each thread of these whole
+    warpgroups may use, a multiple of 8 from 24 to 256.
+    """
+
+    first: int
+    count: int
+    body: Block
+    registers: int = 0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Let(Stmt):
     """Name a value for the rest of the block."""
 
@@ -209,5 +223,5 @@ def dimensions(program: Program) -> list[Var]:
 
 __all__ = [
     "Alloc", "Assert", "Block", "Break", "Continue", "DType", "Do", "For", "If", "Kernel", "Let", "LoopKind", "Print",
-    "Program", "Stmt", "Store", "TileOp", "While", "dimensions",
+    "Program", "Role", "Stmt", "Store", "TileOp", "While", "dimensions",
 ]  # fmt: skip

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Hopper does beside its threads: mbarriers, copies by the tensor memory accelerator, roles of warps.
+
+A phase of an mbarrier completes once its arrivals and all bytes that were expected have come; the next one begins at
+once. `mbarrier_wait(b, p)` passes when the phase of parity p has completed: a fresh barrier is in phase 0, so waiting
+for parity 1 passes and for parity 0 does not. The C++ is in csrc/mbarrier.h and csrc/tma.h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..ir import dtype as dt
+from ..ir.expr import Address, Call, Expr, cast, to_expr
+from ..ir.stmt import Do
+from ..ir.tensor_map import TensorMap
+from .base import Access, Intrinsic, declare, same
+
+# Evict hints of L2, as options of `tma_load`.
+POLICIES = ("", "evict_first", "evict_last")
+
+
+def _do(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
+    return Do(Call(name, args, dt.int32, options))
+
+
+def _int(value: Any) -> Expr:
+    return cast(to_expr(value), dt.int32)
+
+
+# mbarriers.
+
+
+def mbarrier_init(barrier: Address, arrivals: int) -> Do:
+    """A fresh barrier, each of whose phases waits for `arrivals`. By one thread; `fence_barrier_init` follows."""
+    return _do("mbarrier_init", barrier, options=(arrivals,))
+
+
+def fence_barrier_init() -> Do:
+    """Barriers made by this thread are seen by the copy engine, and by others after a block barrier."""
+    return _do("fence_barrier_init")
+
+
+def mbarrier_wait(barrier: Address, parity: Any) -> Do:
+    """Wait until the phase of this parity has completed; what its copies brought is seen from here on."""
+    return _do("mbarrier_wait", barrier, _int(parity))
+
+
+def mbarrier_arrive(barrier: Address) -> Do:
+    """This thread arrives."""
+    return _do("mbarrier_arrive", barrier)
+
+
+def warp_arrive(barrier: Address) -> Do:
+    """The threads of a warp wait for each other, then the warp arrives once."""
+    return _do("warp_arrive", barrier)
+
+
+def mbarrier_expect(barrier: Address, size: Any) -> Do:
+    """The current phase waits for `size` bytes more. No arrival."""
+    return _do("mbarrier_expect", barrier, _int(size))
+
+
+# Bulk copies, each by the one thread that calls it.
+
+
+def tma_load(dst: Address, source: TensorMap, place: Sequence[Expr], barrier: Address, policy: str = "") -> Do:
+    """Start copying a box to shared memory; its bytes count for `barrier`, those outside the tensor as 0.
+
+    `place` is the index of the box's first element, outermost dimension first; `dst` lies at a multiple of 128 bytes
+    (of 8 times the swizzle's span where there is one).
+    """
+    return _do("tma_load", dst, source, barrier, *map(_int, place), options=(policy,))
+
+
+def tma_store(target: TensorMap, src: Address, place: Sequence[Expr], combine: str = "") -> Do:
+    """Start copying a box from shared to global memory; what lies outside the tensor is dropped.
+
+    With `combine` ("add", "min", "max") it is added to, or compared with, what is there. The copy belongs to the group
+    that the next `bulk_commit` of the same thread closes.
+    """
+    return _do("tma_store", target, src, *map(_int, place), options=(combine,))
+
+
+def bulk_commit() -> Do:
+    """Close this thread's group of bulk stores."""
+    return _do("bulk_commit")
+
+
+def bulk_wait(pending: int, read: bool = True) -> Do:
+    """Wait until at most `pending` of this thread's newest groups are under way: until they have read their source if
+    `read`, else until their results are there.
+    """
+    return _do("bulk_wait", options=(pending, read))
+
+
+def prefetch_map(source: TensorMap) -> Do:
+    """Bring a map near before its first use."""
+    return _do("prefetch_map", source)
+
+
+def fence_proxy_async() -> Do:
+    """What this thread wrote to shared memory by ordinary stores is seen by wgmma and bulk copies after the next
+    barrier.
+    """
+    return _do("fence_proxy_async")
+
+
+# Roles.
+
+
+def named_barrier(number: int, threads: int) -> Do:
+    """`threads` threads of the block (whole warps) wait for each other at barrier `number` (1 to 15)."""
+    return _do("named_barrier", options=(number, threads))
+
+
+def named_barrier_arrive(number: int, threads: int) -> Do:
+    """Arrive at a named barrier without waiting; what this thread wrote before is seen by those that wait there."""
+    return _do("named_barrier_arrive", options=(number, threads))
+
+
+def set_registers(count: int, more: bool) -> Do:
+    """Each thread of this warpgroup has `count` registers from here on, `more` than before or fewer."""
+    return _do("set_registers", options=(count, more))
+
+
+def grid_wait() -> Do:
+    """Wait until the kernels before this one in the stream, if it was started early, are done."""
+    return _do("grid_wait")
+
+
+def grid_launch() -> Do:
+    """Let the next kernel of the stream start early, as far as this block is concerned."""
+    return _do("grid_launch")
+
+
+# Effects.
+
+
+def box_elements(call: Call) -> int:
+    """Elements of the box that a bulk copy moves."""
+    (found,) = (a for a in call.args if isinstance(a, TensorMap))
+    return math.prod(found.box)
+
+
+def _tma_load(call: Call) -> tuple[Access, ...]:
+    return (Access(0, "w", box_elements(call), True),)
+
+
+def _tma_store(call: Call) -> tuple[Access, ...]:
+    return (Access(1, "r", box_elements(call), True),)
+
+
+def _declare(name: str, arity: int, header: str, **fields: Any) -> None:
+    declare(Intrinsic(name, arity, same, "", cuda=fields.pop("cuda", name), header=header, arch=90, **fields))
+
+
+_declare("mbarrier_init", 1, "mbarrier.h")
+_declare("fence_barrier_init", 0, "mbarrier.h")
+_declare("mbarrier_wait", 2, "mbarrier.h")
+_declare("mbarrier_arrive", 1, "mbarrier.h")
+_declare("warp_arrive", 1, "mbarrier.h", convergent="warp")
+_declare("mbarrier_expect", 2, "mbarrier.h")
+_declare("tma_load", -1, "tma.h", effects=_tma_load, cuda=lambda call: f"tma_load{_suffix(call.options[0])}")
+_declare("tma_store", -1, "tma.h", effects=_tma_store, cuda=lambda call: f"tma_store{_suffix(call.options[0])}")
+_declare("bulk_commit", 0, "tma.h")
+_declare("bulk_wait", 0, "tma.h")
+_declare("prefetch_map", 1, "tma.h")
+_declare("fence_proxy_async", 0, "tma.h")
+_declare("named_barrier", 0, "sync.h", convergent="role")
+_declare("named_barrier_arrive", 0, "sync.h", convergent="warp")
+_declare("set_registers", 0, "sync.h", convergent="warpgroup")
+_declare("grid_wait", 0, "sync.h")
+_declare("grid_launch", 0, "sync.h")
+
+
+def _suffix(word: object) -> str:
+    return f"_{word}" if word else ""
+
+
+__all__ = [
+    "POLICIES", "box_elements", "bulk_commit", "bulk_wait", "fence_barrier_init", "fence_proxy_async", "grid_launch",
+    "grid_wait", "mbarrier_arrive", "mbarrier_expect", "mbarrier_init", "mbarrier_wait", "named_barrier",
+    "named_barrier_arrive", "prefetch_map", "set_registers", "tma_load", "tma_store", "warp_arrive",
+]  # fmt: skip

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one warpgroup (four warps) does with matrices: wgmma, its operands in shared memory or registers.
+
+A product is asynchronous: from `wgmma` until the `wgmma_wait` for its group nobody may touch its accumulators, its
+registers of A, or the shared memory that it reads. The C++ of each shape is generated (codegen/cuda_wgmma.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..ir import dtype as dt
+from ..ir.expr import Address, Call, Expr, cast, to_expr
+from ..ir.stmt import Do
+from .base import Access, Intrinsic, declare, same
+from .matrix import Digits, digits_of
+
+if TYPE_CHECKING:
+    from ..target import Target
+
+M = 64  # rows of every shape
+THREADS = 128
+LARGEST_N = 256
+
+# Where the elements of one instruction's operands lie in a warpgroup; columns of the accumulator in blocks of 8.
+ROWS_D: Digits = digits_of("4:32t 2:2r 8:4t")
+COLUMNS_D: Digits = digits_of("4:1t 2:1r")  # of one block; blocks are 4 registers apart
+A_16: tuple[Digits, Digits] = digits_of("4:32t 2:2r 8:4t"), digits_of("2:4r 4:1t 2:1r")  # 64 x 16
+A_8: tuple[Digits, Digits] = digits_of("4:32t 2:4r 8:4t"), digits_of("2:8r 4:1t 4:1r")  # 64 x 32
+A_32: tuple[Digits, Digits] = digits_of("4:32t 2:1r 8:4t"), digits_of("2:2r 4:1t")  # 64 x 8, tf32
+
+_FP8 = ("float8_e4m3fn", "float8_e5m2")
+_INT8 = ("int8", "uint8")
+# Which products there are: (a, b, d) -> elements of K in one instruction.
+PRODUCTS = {
+    ("float16", "float16", "float32"): 16,
+    ("float16", "float16", "float16"): 16,
+    ("bfloat16", "bfloat16", "float32"): 16,
+    ("tf32", "tf32", "float32"): 8,
+    **{(a, b, "float32"): 32 for a in _FP8 for b in _FP8},
+    **{(a, b, "int32"): 32 for a in _INT8 for b in _INT8},
+}
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """How a wgmma walks an operand in shared memory from its start on, all in bytes.
+
+    `swizzle` is the span of a row's panel (128, 64, 32; 0 for none). `across` says that memory runs along M (of A) or N
+    (of B), not along K; 16-bit types only. Along K: groups of 8 rows are `stride` apart, `leading` is not used (with no
+    swizzle: the two halves of K in one instruction are `leading` apart). Across: groups of 8 steps of K are `stride`
+    apart, panels along M or N are `leading` apart.
+    """
+
+    swizzle: int
+    leading: int
+    stride: int
+    across: bool = False
+
+
+def step_of(a: str, b: str, d: str, target: Target) -> int:
+    """Elements of K that one instruction multiplies for these types (dtype names or "tf32"); 0 if `target` has none."""
+    return PRODUCTS.get((a, b, d), 0) if target.capability == 90 else 0
+
+
+def allowed_n(n: int, a: str) -> bool:
+    """Whether an instruction may have `n` columns."""
+    if a in _INT8:
+        return n in (8, 24) or (n % 16 == 0 and 16 <= n <= LARGEST_N)
+    return n % 8 == 0 and 8 <= n <= LARGEST_N
+
+
+def wgmma(
+    d: Address, a: Address, b: Address, n: int, types: tuple[str, str, str], a_walk: Descriptor | None,
+    b_walk: Descriptor, a_step: Any = 0, b_step: Any = 0, keep: Any = True,
+) -> Do:  # fmt: skip
+    """`d = a * b (+ d if keep)` for 64 x `n` accumulators from `d` on; `types` of a, b, d are a key of PRODUCTS.
+
+    A is in registers if `a_walk` is None. `a_step` and `b_step` are bytes by which a step of K moves the start of an
+    operand in shared memory, before its swizzle. `a` and `b` name the first element of the operand's first row.
+    """
+    walks = tuple(() if w is None else (w.swizzle, w.leading, w.stride, w.across) for w in (a_walk, b_walk))
+    steps = (cast(to_expr(x), dt.int32) for x in (a_step, b_step))
+    return Do(Call("wgmma", (d, a, b, *steps, _flag(keep)), dt.int32, (n, *types, *walks)))
+
+
+def walks_of(call: Call) -> tuple[Descriptor | None, Descriptor]:
+    """How a `wgmma` walks its operands; None for A in registers."""
+    a, b = (Descriptor(*x) if isinstance(x, tuple) and x else None for x in call.options[4:6])
+    assert b is not None
+    return a, b
+
+
+def wgmma_fence() -> Do:
+    """Registers that ordinary code wrote are seen by the products that follow; before the first of a sequence."""
+    return Do(Call("wgmma_fence", (), dt.int32))
+
+
+def wgmma_commit() -> Do:
+    """Close this warpgroup's group of products."""
+    return Do(Call("wgmma_commit", (), dt.int32))
+
+
+def wgmma_wait(pending: int) -> Do:
+    """Wait until at most `pending` of this warpgroup's newest groups of products are under way."""
+    return Do(Call("wgmma_wait", (), dt.int32, (pending,)))
+
+
+def _flag(value: Any) -> Expr:
+    return cast(to_expr(value), dt.bool_)
+
+
+def accumulators(call: Call) -> int:
+    """Elements of the accumulator that one thread holds."""
+    return M * int(str(call.options[0])) // THREADS
+
+
+def a_registers(call: Call) -> int:
+    """Elements of A that one thread holds."""
+    a, b, d = (str(x) for x in call.options[1:4])
+    return M * PRODUCTS[a, b, d] // THREADS
+
+
+def _effects(call: Call) -> tuple[Access, ...]:
+    """Operands in shared memory count as read whole: what an instruction reads is no run of elements."""
+    in_registers = walks_of(call)[0] is None
+    a = Access(1, "r", a_registers(call)) if in_registers else Access(1, "r", -1)
+    return Access(0, "rw", accumulators(call)), a, Access(2, "r", -1)
+
+
+_GROUP: dict[str, Any] = {"convergent": "warpgroup", "header": "wgmma.h", "arch": 90}
+declare(Intrinsic("wgmma", 6, same, "", cuda="wgmma", effects=_effects, **_GROUP))
+declare(Intrinsic("wgmma_fence", 0, same, "", cuda="wgmma_fence", **_GROUP))
+declare(Intrinsic("wgmma_commit", 0, same, "", cuda="wgmma_commit", **_GROUP))
+declare(Intrinsic("wgmma_wait", 0, same, "", cuda="wgmma_wait", **_GROUP))
