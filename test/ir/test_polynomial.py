@@ -49,7 +49,8 @@ def test_others_have_not():
 
 def polynomials() -> st.SearchStrategy[Polynomial]:
     monomials = st.lists(st.integers(0, 2), max_size=2).map(lambda m: tuple(sorted(m)))
-    return st.dictionaries(monomials, st.integers(-9, 9), max_size=4).map(Polynomial)
+    factors = st.integers(-9, 9).filter(bool)
+    return st.dictionaries(monomials, factors, max_size=4).map(Polynomial)
 
 
 def at(p: Polynomial, point: list[int]) -> int:
