@@ -27,7 +27,8 @@ def measure(case_name: str, target_name: str) -> dict[str, float]:
 
     import torch
 
-    from torch_tile import jit, stored
+    from torch_tile import jit, lowering
+    from torch_tile.codegen import cuda
     from torch_tile.runtime import nvrtc
     from torch_tile.target import Target
     from torch_tile.tools.library import catalogue, compiled
@@ -46,8 +47,8 @@ def measure(case_name: str, target_name: str) -> dict[str, float]:
 
         setattr(module, name, run)
 
-    timed(stored, "lower", "passes")
-    timed(stored, "emit_cuda", "text")
+    timed(lowering, "lower", "passes")
+    timed(cuda, "emit_cuda", "text")
     timed(nvrtc, "compile_cubin", "nvrtc")
     timed(jit, "compile_program", "compile")
     timed(jit.JITFunction, "_compile", "total")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from .diagnostics import Span
@@ -56,6 +57,11 @@ class Build:
     def schedule(self, name: str) -> Schedule:
         """The report so far, of the kernel `name`."""
         return Schedule(name, self.target, tuple(self.notes))
+
+
+def is_watched() -> bool:
+    """Whether the stages of a compilation are written down or checked, so that the passes have to run."""
+    return bool(os.environ.get("TORCH_TILE_DUMP")) or os.environ.get("TORCH_TILE_VERIFY", "0") != "0"
 
 
 @dataclass(frozen=True, repr=False)

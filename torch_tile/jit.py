@@ -19,7 +19,6 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .build import Build, PassOptions
-from .codegen.cpu import ENTRY, emit_cpu
 from .diagnostics import TileError, diagnose, error
 from .ir.buffer import Buffer
 from .ir.stmt import Program, dimensions
@@ -27,7 +26,6 @@ from .kernel import JITKernel
 from .language.eager import EagerCall, Specialisation, specialise, trace_eager
 from .language.program import PrimFunc
 from .language.rewrite import source_tree
-from .lowering import CPU_PASSES, lower
 from .options import pass_options
 from .runtime.host_compiler import compile_shared
 from .runtime.launch import Launcher
@@ -35,7 +33,7 @@ from .runtime.library import load_entry
 from .target import Target
 
 if TYPE_CHECKING:
-    from .codegen.cuda import Entry
+    from .codegen.cuda_source import Entry
     from .runtime.nvrtc import Cubin
 
 
@@ -49,6 +47,9 @@ def compile_program(
 
 def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
     """The steps for the CPU."""
+    from .codegen.cpu import ENTRY, emit_cpu
+    from .lowering import CPU_PASSES, lower
+
     lowered = lower(program, CPU_PASSES)  # passes: lowering/__init__.py
     source = emit_cpu(lowered, dimensions(program))  # C++: codegen/cpu.py
     library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py

@@ -7,7 +7,6 @@ the text, its entries, and the schedule report. The cubin lies below, keyed by t
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -15,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .build import Build, Note, Placement
-from .codegen.cuda import CudaSource, Entry, emit_cuda
+from .build import Build, Note, Placement, is_watched
+from .codegen.cuda_source import CudaSource, Entry
 from .diagnostics import Span
 from .ir import expr
 from .ir.dtype import DType, to_dtype
@@ -24,7 +23,6 @@ from .ir.expr import Expr, Var
 from .ir.fingerprint import fingerprint
 from .ir.node import field_names
 from .ir.stmt import Program, dimensions
-from .lowering import cuda_passes, is_watched, lower
 from .runtime.cache import get_or_build, key_of
 
 PARTS = ("codegen", "intrinsics", "ir", "lowering", "tileop")  # folders that decide what a traced program becomes
@@ -37,15 +35,18 @@ def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[]
     """
     made: list[Program] = []
 
-    def lowered() -> Program:
-        if not made:
-            made.append(lower(program, cuda_passes(Build(build.target, build.options))))
-        return made[0]
+    def lowered(here: Build | None = None) -> Program:
+        from .lowering import cuda_passes, lower  # not before: most processes find the text and need no pass
+
+        if not made or here is not None:
+            made.append(lower(program, cuda_passes(here or Build(build.target, build.options))))
+        return made[-1]
 
     def text() -> str:
+        from .codegen.cuda import emit_cuda
+
         here = Build(build.target, build.options)
-        made.append(lower(program, cuda_passes(here)))  # passes: lowering/__init__.py
-        return packed(emit_cuda(made[0], here, program), here, program)  # CUDA C++: codegen/cuda.py
+        return packed(emit_cuda(lowered(here), here, program), here, program)  # CUDA C++: codegen/cuda.py
 
     def make(output: Path) -> None:
         output.write_text(text())
@@ -102,7 +103,7 @@ def _symbols(program: Program) -> list[Var]:
 
 
 def _fields(value: Any, symbols: dict[int, int]) -> list[Any]:
-    return [_pack(getattr(value, f.name), symbols) for f in dataclasses.fields(value)]
+    return [_pack(each, symbols) for each in (value if isinstance(value, tuple) else vars(value).values())]
 
 
 def _pack(value: Any, symbols: dict[int, int]) -> Any:
@@ -114,7 +115,7 @@ def _pack(value: Any, symbols: dict[int, int]) -> Any:
     if isinstance(value, DType):
         return ["DType", value.name]
     if isinstance(value, Span):
-        return ["Span", *dataclasses.astuple(value)]
+        return ["Span", *vars(value).values()]
     if isinstance(value, tuple):
         return ["tuple", *(_pack(v, symbols) for v in value)]
     return value

@@ -111,3 +111,15 @@ def test_sizes_of():
     assert module.sizes_of(exchange, torch.eye(3).to_sparse()) == 0
     with pytest.raises(ValueError, match="invalid PyCapsule"):
         module.sizes_of(object(), x)
+
+
+def test_a_module_that_is_there_needs_no_compiler(monkeypatch):
+    assert native_launch.native() is not None
+
+    def missing():
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(native_launch, "find_compiler", missing)
+    assert native_launch._build().is_file()
+    monkeypatch.setattr(native_launch, "FLAGS", (*native_launch.FLAGS, "-DOTHER"))
+    assert native_launch.native.__wrapped__() is None

@@ -7,19 +7,17 @@ around them are unrolled, so that they stay in registers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..build import Build
-from ..diagnostics import Span
 from ..intrinsics import lookup
 from ..intrinsics.memory import option
 from ..ir import dtype as dtypes
 from ..ir.buffer import Buffer
-from ..ir.expr import Address, Call, Const, Expr, Load, Var
+from ..ir.expr import Address, Call, Const, Load, Var
 from ..ir.interval import Interval
 from ..ir.node import walk
 from ..ir.stmt import Kernel, Program, Store, dimensions
 from .c_text import Names, is_small, storage
+from .cuda_source import CudaSource, Entry
 from .cuda_stmt import CudaStatements
 
 SHARED = "shared_memory"  # the name of the block's shared memory
@@ -30,35 +28,6 @@ KINDS = {
     "uint64": "Q", "float32": "f", "float64": "d", "float16": "H", "bfloat16": "H", "float8_e4m3fn": "B",
     "float8_e5m2": "B",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One function of the text and how it is launched.
-
-    `args` are its parameters: a number is a position among the tensors (buffer parameters, outputs, workspaces), a
-    variable is a dimension or a scalar parameter, in which `grid` is given, too. `kinds` are their C types as the
-    module `struct` writes them ("P" a pointer, "i", "q", "f", ...); small floats are their bits ("H", "B"). One that
-    `folds` may be launched with all its blocks in x, where the grid has too many of them in y or z.
-    """
-
-    name: str
-    args: tuple[int | Var, ...]
-    grid: tuple[Expr, ...]
-    threads: int
-    shared_bytes: int
-    span: Span | None = None
-    kinds: str = ""
-    folds: bool = False
-
-
-@dataclass(frozen=True)
-class CudaSource:
-    """Generated text, its entries in the order of their launches, and the alignment in bytes each tensor must have."""
-
-    text: str
-    entries: tuple[Entry, ...]
-    alignment: tuple[int, ...]
 
 
 def emit_cuda(program: Program, build: Build, source: Program | None = None) -> CudaSource:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..build import Build
+from ..build import Build, is_watched
 from ..ir.stmt import Program
 from ..ir.verify import Stage, verify
 from .bind_threads import bind_threads
@@ -87,11 +87,6 @@ def lower(program: Program, passes: Sequence[tuple[Pass, Stage]] = CPU_PASSES) -
             _dump(Path(folder), f"{program.name}_{number:02d}_{step.__name__}.py", new, seconds)
         program = new
     return program
-
-
-def is_watched() -> bool:
-    """Whether the stages of a compilation are written down or checked, so that the passes have to run."""
-    return bool(os.environ.get("TORCH_TILE_DUMP")) or os.environ.get("TORCH_TILE_VERIFY", "0") != "0"
 
 
 def _dump(folder: Path, name: str, program: Program, seconds: float) -> None:

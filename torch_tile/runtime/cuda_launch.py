@@ -11,8 +11,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..binding import Binding, Sizes, scalar, size_of
 from ..diagnostics import LaunchError
@@ -28,7 +27,7 @@ from .native_launch import native, negative_test
 if TYPE_CHECKING:
     import torch
 
-    from ..codegen.cuda import CudaSource, Entry
+    from ..codegen.cuda_source import CudaSource, Entry
 
 LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -40,8 +39,7 @@ LETTERS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel of a plan. Each argument is (TENSOR or SCALAR, its position among those) or (NUMBER, 64 bits)."""
 
     function: int
@@ -51,8 +49,7 @@ class Launch:
     arguments: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What is launched, and on which device, for arguments of one form."""
 
     context: int

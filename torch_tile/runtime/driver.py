@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..diagnostics import LaunchError
 
@@ -21,8 +21,7 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAP
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(NamedTuple):
     """A kernel that is ready to be launched in `context`; both are the driver's handles."""
 
     name: str

@@ -6,15 +6,15 @@ Looking does not load it, because a kernel that is found in the cache needs no c
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 MAJORS = (13, 12)  # CUDA versions whose NVRTC we know, best first
 
@@ -23,8 +23,7 @@ class NoNvrtcError(RuntimeError):
     """No NVRTC on this machine; the message says where it was looked for and how to get it."""
 
 
-@dataclass(frozen=True)
-class NvrtcLibrary:
+class NvrtcLibrary(NamedTuple):
     """The library's file, the library of built-ins that it opens itself, and a text that differs whenever they do."""
 
     path: Path
@@ -90,18 +89,31 @@ def _packages(name: str) -> list[Path]:
 
 def _newest(folder: Path) -> Path | None:
     """The library in a folder. Torch may rename its copy (libnvrtc-1a2b3c.so.12); the alternative build is not it."""
-    found = [p for p in folder.glob("libnvrtc*.so*") if re.fullmatch(r"libnvrtc(-[0-9a-f]+)?\.so(\.\d+)*", p.name)]
-    known = [p for p in found if _major(p) in MAJORS]
+    known = [p for p in _libraries(folder) if _is_whole(p.name) and _major(p) in MAJORS]
     return max(known, key=lambda path: (_major(path), -len(path.name)), default=None)
 
 
 def _major(path: Path) -> int:
     """The CUDA version in a file name, or in that of the file it links to; 0 if neither says."""
     for name in (path.name, path.resolve().name):
-        match = re.search(r"\.so\.(\d+)", name)
-        if match:
-            return int(match[1])
+        number = name.partition(".so.")[2].partition(".")[0]
+        if number.isdecimal():
+            return int(number)
     return 0
+
+
+def _libraries(folder: Path) -> list[Path]:
+    """The libraries of NVRTC in a folder, those that it opens itself among them."""
+    with contextlib.suppress(OSError):
+        return [folder / name for name in os.listdir(folder) if name.startswith("libnvrtc") and ".so" in name]
+    return []
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a file name is `libnvrtc.so`, with or without a version and the digest that a wheel adds."""
+    stem, _, version = name.partition(".so")
+    digest = stem.removeprefix("libnvrtc").removeprefix("-")
+    return not digest.strip("0123456789abcdef") and all(map(str.isdecimal, version.split(".")[1:]))
 
 
 def _load_by_name(name: str) -> Path | None:
@@ -117,7 +129,7 @@ def _load_by_name(name: str) -> Path | None:
 
 
 def _library(path: Path) -> NvrtcLibrary:
-    builtins = [p for p in path.parent.glob("libnvrtc-builtins*.so*") if ".alt." not in p.name]
+    builtins = [p for p in _libraries(path.parent) if "-builtins" in p.name and ".alt." not in p.name]
     beside = max(builtins, key=lambda p: (_major(p) == _major(path), len(p.name)), default=None)
     sizes = [f"{p.name} {p.stat().st_size}" for p in (path.resolve(), *([beside.resolve()] if beside else []))]
     return NvrtcLibrary(path, beside, " ".join(sizes))

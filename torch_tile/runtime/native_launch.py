@@ -12,8 +12,9 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
+import platform
 import subprocess
-import sysconfig
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -68,14 +69,16 @@ def negative_test() -> tuple[int, int]:
 
 def _build() -> Path:
     source = csrc_dir() / "launch.cpp"
-    compiler = find_compiler()
-    include = sysconfig.get_path("include")
-    if not (Path(include) / "Python.h").is_file():
-        raise RuntimeError(f"there is no Python.h in {include}")
-    command = [*compiler.command, *FLAGS, f"-I{include}", str(source)]
-    key = key_of(source.read_bytes(), compiler.identity, *command)
+    # Nothing in it depends on the compiler, which is not looked for where the module is there.
+    key = key_of(source.read_bytes(), *FLAGS, sys.platform, platform.machine(), str(sys.implementation.cache_tag))
 
     def build(output: Path) -> None:
+        import sysconfig
+
+        compiler, include = find_compiler(), sysconfig.get_path("include")
+        if not (Path(include) / "Python.h").is_file():
+            raise RuntimeError(f"there is no Python.h in {include}")
+        command = [*compiler.command, *FLAGS, f"-I{include}", str(source)]
         result = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True, check=False)
         if result.returncode:
             raise RuntimeError(f"{compiler.command[0]} refused {source}: {result.stderr[:2000]}")

@@ -14,8 +14,8 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..build import PassOptions
 from ..diagnostics import InternalError
@@ -29,8 +29,7 @@ _ERROR_LINES = 30
 _log = logging.getLogger("torch_tile")
 
 
-@dataclass(frozen=True)
-class Resources:
+class Resources(NamedTuple):
     """What one thread or block of a kernel takes: registers, and bytes of spills, stack and static shared memory."""
 
     registers: int = 0
@@ -40,8 +39,7 @@ class Resources:
     barriers: int = 0
 
 
-@dataclass(frozen=True)
-class Cubin:
+class Cubin(NamedTuple):
     """A compiled module: its bytes, the compiler's log, and the resources of each entry by name."""
 
     data: bytes
@@ -52,6 +50,8 @@ class Cubin:
     @property
     def warnings(self) -> list[str]:
         """Lines of the log that cost speed or hint at a fault: the assembler's C75xx advice, and every warning."""
+        if "warning" not in self.log and "(C" not in self.log:
+            return []
         return [line.strip() for line in self.log.splitlines() if re.search(r"\(C\d{4}\)|\bwarning\b", line)]
 
 
@@ -123,21 +123,23 @@ def _read_header(path: str, changed: int) -> tuple[bytes, list[str]]:
 def resources_of(log: str) -> dict[str, Resources]:
     """What the verbose assembler said of each entry function."""
     found: dict[str, Resources] = {}
-    parts = re.split(r"Compiling entry function '([^']+)'", log)
-    for name, said in zip(parts[1::2], parts[2::2], strict=True):
+    for part in log.split("Compiling entry function '")[1:]:
+        name, _, said = part.partition("'")
         found[name] = Resources(
-            registers=_number(r"Used (\d+) registers", said),
-            spills=_number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said),
-            stack=_number(r"(\d+) bytes stack frame", said),
-            shared=_number(r"(\d+) bytes smem", said),
-            barriers=_number(r"used (\d+) barriers", said),
+            registers=_number(said, "registers"),
+            spills=_number(said, "bytes spill stores") + _number(said, "bytes spill loads"),
+            stack=_number(said, "bytes stack frame"),
+            shared=_number(said, "bytes smem"),
+            barriers=_number(said, "barriers"),
         )
     return found
 
 
-def _number(pattern: str, text: str) -> int:
-    match = re.search(pattern, text)
-    return int(match[1]) if match else 0
+def _number(text: str, unit: str) -> int:
+    """The number before the first `unit` in `text`; 0 if there is none."""
+    before, _, _ = text.partition(f" {unit}")
+    last = before.rsplit(None, 1)[-1] if before != text else ""
+    return int(last) if last.isdecimal() else 0
 
 
 class _Nvrtc:
