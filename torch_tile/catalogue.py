@@ -125,6 +125,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "threads exchange values through `{buffer}` where not all threads of the block pass, so no barrier can stand",
         "end the `if` before the values are read, or let every thread take part",
     ),
+    "bulk_copy": ("T.tma_copy cannot be made of bulk copies: {why}", "mend that, or use T.copy"),
     "slow_schedule": ("strict: {op} became {became}", "{why}: mend that, or leave out strict=True"),
     "device_assert": ("device assertion failed: {message}", "see the condition at this line"),
 }

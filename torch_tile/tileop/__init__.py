@@ -1,7 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations on whole tiles; importing this package declares them all."""
 
-from . import async_loop, atomic, copy, copy_async, fill, gemm, reduce, scan
+from . import async_loop, atomic, copy, copy_async, copy_tma, fill, gemm, reduce, scan
 from .base import RegisteredOp, tile_ops
 
-__all__ = ["RegisteredOp", "async_loop", "atomic", "copy", "copy_async", "fill", "gemm", "reduce", "scan", "tile_ops"]
+__all__ = [
+    "RegisteredOp",
+    "async_loop",
+    "atomic",
+    "copy",
+    "copy_async",
+    "copy_tma",
+    "fill",
+    "gemm",
+    "reduce",
+    "scan",
+    "tile_ops",
+]

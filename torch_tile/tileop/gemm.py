@@ -12,7 +12,7 @@ from ..ir import dtype as dt
 from ..ir.buffer import Region
 from ..ir.expr import Address, Call, Expr, const
 from ..ir.stmt import Block, Do, Stmt
-from . import gemm_mma, gemm_scalar
+from . import gemm_mma, gemm_scalar, gemm_wgmma
 from .base import RegisteredOp, describe, is_one, need_region, same_extents, tile_op
 from .fill import Fill
 from .threads import Demand, Layouts, ThreadContext
@@ -34,7 +34,7 @@ class Carrier(Protocol):
         """What one thread does."""
 
 
-CARRIERS: tuple[Carrier, ...] = gemm_mma, gemm_scalar  # the first that does not refuse takes the product
+CARRIERS: tuple[Carrier, ...] = gemm_wgmma, gemm_mma, gemm_scalar  # the first that does not refuse takes the product
 
 
 class GemmWarpPolicy(enum.Enum):
@@ -52,7 +52,10 @@ class GemmWarpPolicy(enum.Enum):
 @tile_op("gemm")
 @dataclass(frozen=True, eq=False, repr=False)
 class Gemm(RegisteredOp):
-    """A is (M, K), or (K, M) with transpose_A; B is (K, N), or (N, K) with transpose_B; C is (M, N)."""
+    """A is (M, K), or (K, M) with transpose_A; B is (K, N), or (N, K) with transpose_B; C is (M, N).
+
+    A product by wgmma ends with a wait for all but the `wg_wait` youngest groups of products; -1 is none.
+    """
 
     A: Region
     B: Region
@@ -61,15 +64,16 @@ class Gemm(RegisteredOp):
     transpose_B: bool = False
     policy: GemmWarpPolicy = GemmWarpPolicy.Square
     clear_accum: bool = False
+    wg_wait: int = 0
 
     @classmethod
     def build(
         cls, A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
-        policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, **hints: Any,
+        policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, wg_wait: int = 0, **hints: Any,
     ) -> Gemm:  # fmt: skip
-        """Operands are buffers or slices; `hints` (k_pack, wg_wait, mbar) only concern GPUs."""
+        """Operands are buffers or slices; `hints` (k_pack, mbar) only concern GPUs."""
         a, b, c = (need_region(x, "gemm", name) for x, name in ((A, "A"), (B, "B"), (C, "C")))
-        return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum))
+        return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait))
 
     def check(self) -> list[Diagnostic]:
         """Shapes must fit, operands must be on chip, and the types must have a product."""
@@ -118,6 +122,9 @@ class Gemm(RegisteredOp):
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """By the first carrier that does not refuse; the report says why the ones before it did."""
         carrier, reasons = self.carrier(ctx)
+        reasons = [r for r in reasons if r != gemm_wgmma.NO_BULK_COPIES]
+        if carrier is gemm_mma and ctx.asynchronous and reasons:
+            ctx.build.note(self.span, "T.gemm", "mma.sync", reasons[0])
         if carrier is gemm_scalar:
             exact = gemm_mma.has_product(self, ctx)
             became = "multiply-adds of single elements" + ("" if exact else f" ({'; '.join(reasons)})")

@@ -8,7 +8,7 @@ that runs the op.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..build import Build
 from ..diagnostics import Span
@@ -61,6 +61,7 @@ class ThreadContext:
     """The group of `count` threads that runs an op: `thread` is the running thread's index in it.
 
     `ranges` is what is known of variables where the op stands, `values` are the integer names bound there.
+    `asynchronous` threads are a role beside one that copies: what they multiply comes by bulk copies.
     """
 
     build: Build
@@ -69,6 +70,7 @@ class ThreadContext:
     ranges: Ranges
     values: Mapping[int, Expr] = field(default_factory=dict)
     _registers: dict[int, tuple[Buffer, Buffer]] = field(default_factory=dict)
+    asynchronous: bool = False
 
     @property
     def target(self) -> Target:
@@ -86,7 +88,7 @@ class ThreadContext:
 
     def at(self, ranges: Ranges, values: Mapping[int, Expr]) -> ThreadContext:
         """The same threads at another point of the kernel."""
-        return ThreadContext(self.build, self.thread, self.count, ranges, values, self._registers)
+        return replace(self, ranges=ranges, values=values)
 
     def local(self, name: str, size: int, dtype: DType) -> Buffer:
         """A fresh array of each thread; who asks for it puts its Alloc into the statements it returns."""
