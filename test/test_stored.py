@@ -11,8 +11,12 @@ import torch_tile
 import torch_tile.language as T
 from torch_tile import lowering, stored
 from torch_tile.build import Build, PassOptions
+from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
 from torch_tile.diagnostics import TileError
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Const
 from torch_tile.ir.node import alike, equal
+from torch_tile.ir.stmt import dimensions
 from torch_tile.runtime.cache import CacheError
 from torch_tile.target import Target
 
@@ -77,6 +81,22 @@ def test_what_is_found_is_what_was_made(monkeypatch):
         assert all(equal(x, y) for x, y in zip(a.grid, b.grid, strict=True))
     assert alike(lazily(), lowered()) and lowerings == ["kernel", "kernel"]
     assert lazily() is lazily() and len(lowerings) == 2
+
+
+def test_tensor_maps_are_kept():
+    program = scale().program
+    (m,) = dimensions(program)
+    wanted = MapArg(1, (m, Const(24, int32)), (m * 24, Const(1, int32)), (64, 8), 32, "float16", 2)
+    entry = Entry("kernel", (0, wanted, m), (m,), 64, 0, None, "PMi", False, (2, 1, 1), True)
+    text = stored.packed(CudaSource("", (entry,), (2, 16)), Build(HOPPER), program)
+    (found,) = stored.unpacked(text, Build(HOPPER), program).entries
+    _, got, _ = found.args
+    assert isinstance(got, MapArg) and found[3:] == entry[3:]
+    for mine, given in zip(got, wanted, strict=True):
+        if isinstance(mine, tuple) and not isinstance(mine[0], int):
+            assert all(equal(x, y) for x, y in zip(mine, given, strict=True))
+        else:
+            assert mine == given
 
 
 def test_the_report_is_kept():

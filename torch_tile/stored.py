@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .build import Build, Note, Placement, is_watched
-from .codegen.cuda_source import CudaSource, Entry
+from .codegen.cuda_source import CudaSource, Entry, MapArg
 from .diagnostics import Span
 from .ir import expr
 from .ir.dtype import DType, to_dtype
@@ -114,6 +114,8 @@ def _pack(value: Any, symbols: dict[int, int]) -> Any:
         return [type(value).__name__, *(_pack(getattr(value, name), symbols) for name in field_names(value))]
     if isinstance(value, DType):
         return ["DType", value.name]
+    if isinstance(value, MapArg):
+        return ["MapArg", *(_pack(v, symbols) for v in value)]
     if isinstance(value, Span):
         return ["Span", *vars(value).values()]
     if isinstance(value, tuple):
@@ -132,4 +134,6 @@ def _unpack(value: Any, symbols: list[Var]) -> Any:
     if kind == "Span":
         return Span(*rest)
     parts = [_unpack(v, symbols) for v in rest]
+    if kind == "MapArg":
+        return MapArg(*parts)
     return tuple(parts) if kind == "tuple" else getattr(expr, kind)(*parts)

@@ -17,13 +17,25 @@ FAKE = Path(__file__).with_name("fake_cuda.cpp")
 CONTEXT = 0x1000  # of device 0; each further device's is one more
 
 
+class Map(ctypes.Structure):
+    """A tensor map: what the driver was to make it from."""
+
+    _fields_ = [
+        ("address", ctypes.c_uint64), ("sizes", ctypes.c_uint64 * 5), ("strides", ctypes.c_uint64 * 4),
+        ("boxes", ctypes.c_uint * 5), ("data_type", ctypes.c_uint8), ("rank", ctypes.c_uint8),
+        ("swizzle", ctypes.c_uint8), ("promotion", ctypes.c_uint8), ("number", ctypes.c_uint64),
+        ("rest", ctypes.c_uint64 * 2),
+    ]  # fmt: skip
+
+
 class Record(ctypes.Structure):
     """One launch, as the driver was asked for it."""
 
     _fields_ = [
         ("function", ctypes.c_uint64), ("context", ctypes.c_uint64), ("stream", ctypes.c_uint64),
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
-        ("slots", ctypes.c_uint64 * 16),
+        ("cluster", ctypes.c_uint * 3), ("early", ctypes.c_uint), ("is_extended", ctypes.c_uint),
+        ("slots", ctypes.c_uint64 * 16), ("maps", Map * 4),
     ]  # fmt: skip
 
 

@@ -53,6 +53,32 @@ def test_launch(fake_cuda):
         fake_cuda.driver.launch(7, (1, 1, 1), 32, 0, 0, [])
 
 
+def test_launches_with_attributes(fake_cuda):
+    assert ctypes.sizeof(module._Config) == 56 and ctypes.sizeof(module._Attribute) == 72  # as cuda.h has them
+    assert (module._Config.stream.offset, module._Config.count.offset, module._Attribute.value.offset) == (32, 48, 8)
+    fake_cuda.number("slots").value, fake_cuda.number("map_slots").value = 3, 0b010
+    memory = (ctypes.c_char * 128)(*range(128))
+    with fake_cuda.driver.current(0x1000):
+        fake_cuda.driver.launch(7, (4, 6, 8), 128, 99, 2**40, [1, memory, 5], (2, 1, 1))
+        fake_cuda.driver.launch(8, (4, 6, 8), 128, 99, 2**40, [1, memory, 5], (1, 3, 2), early=True)
+        fake_cuda.driver.launch(9, (4, 6, 8), 128, 99, 2**40, [1, memory, 5], early=True)
+        fake_cuda.driver.launch(10, (4, 6, 8), 128, 99, 2**40, [1, memory, 5])
+    found = fake_cuda.launches()
+    assert [(r.function, tuple(r.cluster), r.early, r.is_extended) for r in found] == [
+        (7, (2, 1, 1), 0, 1), (8, (1, 3, 2), 1, 1), (9, (1, 1, 1), 1, 1), (10, (1, 1, 1), 0, 0),
+    ]  # fmt: skip
+    for record in found:
+        assert list(record.grid) == [4, 6, 8] and list(record.block) == [128, 1, 1]
+        assert (record.shared, record.stream, record.context) == (99, 2**40, 0x1000)
+        assert list(record.slots[:3]) == [1, 0, 5] and bytes(record.maps[0]) == bytes(range(128))
+
+
+def test_an_old_driver(fake_cuda, monkeypatch):
+    monkeypatch.setattr(fake_cuda.driver, "library", object())
+    with pytest.raises(LaunchError, match="this machine has no cuLaunchKernelEx; a newer driver does"):
+        fake_cuda.driver.launch(7, (1, 1, 1), 32, 0, 0, [], early=True)
+
+
 def test_what_the_driver_tells(fake_cuda):
     assert fake_cuda.driver.version() == (13, 1)
     assert fake_cuda.driver.capability(3) == 90

@@ -20,9 +20,10 @@ from ..ir.expr import Scalar, Var
 from ..ir.node import walk
 from ..ir.stmt import Program
 from ..target import Target
-from .driver import Driver, Function, driver
+from .driver import NO_CLUSTER, Driver, Function, driver
 from .launch import MOST_FORMS, BaseLauncher, form_of
 from .native_launch import native, negative_test
+from .tensor_map import GRANULE, TensorMaps, map_form
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
-TENSOR, SCALAR, NUMBER = 0, 1, 2  # kinds of a kernel's arguments in a plan
+TENSOR, SCALAR, NUMBER, MAP = 0, 1, 2, 3  # kinds of a kernel's arguments in a plan
 # Scalars that csrc/launch.cpp converts itself, by the letters of the struct module.
 LETTERS = {
     "bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",
@@ -40,13 +41,19 @@ LETTERS = {
 
 
 class Launch(NamedTuple):
-    """One kernel of a plan. Each argument is (TENSOR or SCALAR, its position among those) or (NUMBER, 64 bits)."""
+    """One kernel of a plan.
+
+    Each argument is (TENSOR or SCALAR, its position among those), (NUMBER, 64 bits) or (MAP, its position in `maps`).
+    """
 
     function: int
     grid: tuple[int, int, int]
     threads: int
     shared: int
     arguments: tuple[tuple[int, int], ...]
+    maps: tuple[TensorMaps, ...] = ()
+    cluster: tuple[int, int, int] = NO_CLUSTER
+    early: bool = False
 
 
 class Plan(NamedTuple):
@@ -55,6 +62,11 @@ class Plan(NamedTuple):
     context: int
     device: int
     launches: tuple[Launch, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether csrc/launch.cpp can follow it."""
+        return all(not each.maps and each.cluster == NO_CLUSTER and not each.early for each in self.launches)
 
     def packed(self) -> bytes:
         """The plan as csrc/launch.cpp reads it."""
@@ -80,6 +92,8 @@ class CudaLauncher(BaseLauncher):
         self.alignments = dict(
             zip((id(b) for b in self.everything if isinstance(b, Buffer)), source.alignment, strict=True)
         )
+        for mapped in self.mapped_tensors():
+            self.alignments[id(mapped)] = max(GRANULE, self.alignments[id(mapped)])
         used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
         self.scalars_matter = any(n is p for n in used for p in self.scalars)
         self.functions: dict[int, dict[str, Function]] = {}
@@ -120,14 +134,17 @@ class CudaLauncher(BaseLauncher):
                 self.plans.clear()
             self.plans[form] = plan
         pointers = [self.address(p, a) for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)]
-        if self.remember is not None:
+        if self.remember is not None and plan.is_plain:
             self.remember(args, plan.packed())
         values = (pointers, [slot_of(p, number) for p, number in scalars.items()])
         machine, stream = driver(), current_stream(plan.device)
         with machine.current(plan.context):
             for each in plan.launches:
-                slots = [n if kind == NUMBER else values[kind][n] for kind, n in each.arguments]
-                machine.launch(each.function, each.grid, each.threads, each.shared, stream, slots)
+                maps = [m.at(pointers[m.form.position]) for m in each.maps]
+                slots = [
+                    maps[n] if kind == MAP else n if kind == NUMBER else values[kind][n] for kind, n in each.arguments
+                ]
+                machine.launch(*each[:4], stream, slots, each.cluster, each.early)
 
     def address(self, param: Buffer, tensor: torch.Tensor) -> int:
         """Where a tensor begins, if that is where the kernel's accesses can begin."""
@@ -149,12 +166,12 @@ class CudaLauncher(BaseLauncher):
         sizes = self.whole.sizes_of(args[: len(self.program.params)], self.kind)
         device = self.index_of(args)
         functions = self.load(machine, device)
-        launches = [self.launch(entry, functions[entry.name], sizes, scalars) for entry in self.source.entries]
+        launches = [self.launch(e, functions[e.name], sizes, scalars, machine) for e in self.source.entries]
         self.use_native(machine)
         return Plan(machine.context(device), device, tuple(each for each in launches if each is not None))
 
     def launch(
-        self, entry: Entry, function: Function, sizes: Sizes, scalars: Mapping[Var, Scalar]
+        self, entry: Entry, function: Function, sizes: Sizes, scalars: Mapping[Var, Scalar], machine: Driver
     ) -> Launch | None:  # fmt: skip
         """One kernel; None if its grid is empty."""
         extents = [size_of(size, {**sizes, **scalars}, f"{entry.name}'s grid") for size in entry.grid]
@@ -164,13 +181,20 @@ class CudaLauncher(BaseLauncher):
             return None
         if entry.folds and max(y, z) > GRID_LIMITS[1]:
             grid = (x * y * z, 1, 1)
-        for axis, extent, limit in zip("xyz", grid, GRID_LIMITS, strict=True):
+        for axis, extent, limit, group in zip("xyz", grid, GRID_LIMITS, entry.cluster, strict=True):
             if extent > limit:
                 raise LaunchError(f"{entry.name} has {extent} blocks in {axis}; the GPU allows {limit}")
+            if extent % group:
+                raise LaunchError(f"{entry.name} has {extent} blocks in {axis}, which are no clusters of {group}")
         arguments: list[tuple[int, int]] = []
+        maps: list[TensorMaps] = []
+        names = [p.name for p in self.everything if isinstance(p, Buffer)]
         for argument, kind in zip(entry.args, entry.kinds, strict=True):
             if isinstance(argument, int):
                 arguments.append((TENSOR, argument))
+            elif not isinstance(argument, Var):
+                arguments.append((MAP, len(maps)))
+                maps.append(TensorMaps(map_form(argument, names[argument.position], sizes), machine))
             elif argument in sizes:
                 if kind == "i" and sizes[argument] > LARGEST_INT:
                     found = f"size `{argument.name}` = {sizes[argument]}"
@@ -178,7 +202,14 @@ class CudaLauncher(BaseLauncher):
                 arguments.append((NUMBER, sizes[argument]))
             else:
                 arguments.append((SCALAR, next(n for n, p in enumerate(self.scalars) if p is argument)))
-        return Launch(function.handle, grid, entry.threads, entry.shared_bytes, tuple(arguments))
+        shape = grid, entry.threads, entry.shared_bytes
+        return Launch(function.handle, *shape, tuple(arguments), tuple(maps), entry.cluster, entry.early)
+
+    def mapped_tensors(self) -> list[Buffer]:
+        """The tensors that kernels see through tensor maps."""
+        tensors = [p for p in self.everything if isinstance(p, Buffer)]
+        args = [a for entry in self.source.entries for a in entry.args]
+        return [tensors[a.position] for a in args if not isinstance(a, int | Var)]
 
     def index_of(self, args: Sequence[Any]) -> int:
         """The number of the device that the tensors are on."""

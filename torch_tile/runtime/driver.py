@@ -19,6 +19,8 @@ SHARED_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that every f
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_CLUSTER, _SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .._PROGRAMMATIC_STREAM_SERIALIZATION
+NO_CLUSTER = (1, 1, 1)
 
 
 class Function(NamedTuple):
@@ -27,6 +29,25 @@ class Function(NamedTuple):
     name: str
     handle: int
     context: int
+
+
+class _Value(ctypes.Union):
+    _fields_ = [("room", ctypes.c_uint64 * 8), ("words", ctypes.c_uint * 3)]
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("id", ctypes.c_uint), ("value", _Value)]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint),
+    ]  # fmt: skip
 
 
 class Driver:
@@ -81,14 +102,46 @@ class Driver:
         return functions
 
     def launch(
-        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int, slots: Sequence[int]
+        self, function: int, grid: Sequence[int], threads: int, shared: int, stream: int,
+        slots: Sequence[int | ctypes.Array[ctypes.c_char]], cluster: tuple[int, int, int] = NO_CLUSTER,
+        early: bool = False,
     ) -> None:  # fmt: skip
-        """Start a kernel of the current context on `stream`; each slot holds the 8 bytes of one argument."""
-        values = (ctypes.c_uint64 * max(1, len(slots)))(*slots)
+        """Start a kernel of the current context on `stream`.
+
+        Each slot is one argument: the 8 bytes that hold it, or all its bytes. Blocks come in groups of `cluster`; an
+        `early` kernel may begin before the one ahead of it has ended, and waits where it must.
+        """
+        numbers = [0 if isinstance(s, ctypes.Array) else s for s in slots]
+        values = (ctypes.c_uint64 * max(1, len(slots)))(*numbers)
         start = ctypes.addressof(values)
-        places = (ctypes.c_void_p * max(1, len(slots)))(*(start + 8 * n for n in range(len(slots))))
+        found = (ctypes.addressof(s) if isinstance(s, ctypes.Array) else start + 8 * n for n, s in enumerate(slots))
+        places = (ctypes.c_void_p * max(1, len(slots)))(*found)
         kernel, queue = ctypes.c_void_p(function), ctypes.c_void_p(stream)
-        self._check("cuLaunchKernel", kernel, *grid, threads, 1, 1, shared, queue, places, None)
+        attributes = ([(_CLUSTER, cluster)] if cluster != NO_CLUSTER else []) + (
+            [(_SERIALIZATION, (1,))] if early else []
+        )
+        if not attributes:
+            self._check("cuLaunchKernel", kernel, *grid, threads, 1, 1, shared, queue, places, None)
+            return
+        asked = (_Attribute * len(attributes))(*(_Attribute(kind, _Value(words=words)) for kind, words in attributes))
+        config = _Config(tuple(grid), (threads, 1, 1), shared, queue, asked, len(asked))
+        self._check("cuLaunchKernelEx", ctypes.byref(config), kernel, places, None)
+
+    def encode_tiled(
+        self, into: int, data_type: int, address: int, sizes: Sequence[int], strides: Sequence[int],
+        box: Sequence[int], swizzle: int, promotion: int,
+    ) -> None:  # fmt: skip
+        """Write the tensor map of a tensor at `address` to the 128 bytes at `into`, a multiple of 64.
+
+        Numbers are the driver's; the innermost dimension comes first; `strides`, of all others, are in bytes. What is
+        outside the tensor reads as 0.
+        """
+        rank = len(sizes)
+        places = (ctypes.c_void_p(into), data_type, rank, ctypes.c_void_p(address))
+        tensor = (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * rank)(*strides)
+        boxes = (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
+        no_interleave, zero_fill = 0, 0
+        self._check("cuTensorMapEncodeTiled", *places, *tensor, *boxes, no_interleave, swizzle, promotion, zero_fill)
 
     @contextmanager
     def current(self, context: int) -> Iterator[None]:
@@ -121,7 +174,10 @@ class Driver:
         return value.value
 
     def _check(self, name: str, *args: object) -> None:
-        status = getattr(self.library, name)(*args)
+        function = getattr(self.library, name, None)
+        if function is None:
+            raise LaunchError(f"NVIDIA's driver on this machine has no {name}; a newer driver does")
+        status = function(*args)
         if status:
             raise LaunchError(f"{name}: {self.error(status)}")
 
