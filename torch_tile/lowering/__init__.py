@@ -27,6 +27,7 @@ from .place_shared import place_shared
 from .recompute_indices import recompute_indices
 from .simplify_program import simplify_program
 from .split_parallel import split_parallel
+from .split_warps import split_warps
 from .vectorize import vectorize
 
 Pass = Callable[[Program], Program]
@@ -55,6 +56,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
 
     return (
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
+        (bound(split_warps), Stage.TILE),  # products by wgmma: a warp of its own copies tiles ahead
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(overlap_products), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts

@@ -17,11 +17,11 @@ from ..ir import dtype as dt
 from ..ir.buffer import Region
 from ..ir.expr import Call, Expr, Load, Var, binary, const
 from ..ir.node import Rewriter, walk
-from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Print, Program, Stmt, Store
+from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Print, Program, Role, Stmt, Store
 from ..tileop import RegisteredOp
 from ..tileop.base import serial, spread, squeezed
 from ..tileop.nest import Inline, is_static
-from ..tileop.threads import ThreadContext
+from ..tileop.threads import ThreadContext, role_context
 from .bind_loop import bind_loop, load_of
 from .instance import Instance
 from .known import Known
@@ -51,6 +51,15 @@ class _Bind(Known):
     def here(self) -> ThreadContext:
         """The threads at this point."""
         return self.ctx.at(self.ranges, dict(self.values.known))
+
+    def Role(self, role: Role) -> Stmt:
+        """The threads of a role among themselves."""
+        assert self.thread is not None
+        outer = self.ctx
+        self.ctx = role_context(role, outer.build, self.thread, self.ranges, {})
+        new = super().Role(role)
+        self.ctx = outer
+        return new
 
     def RegisteredOp(self, op: RegisteredOp) -> Stmt:
         """What a thread does for an op, its nests bound. Only a bare store speaks of the block, not of a thread."""

@@ -17,12 +17,12 @@ from ..ir.buffer import Buffer
 from ..ir.expr import Load, Var
 from ..ir.layout import replicated, row_major, spread
 from ..ir.node import Rewriter, walk
-from ..ir.stmt import Alloc, For, Kernel, LoopKind, Program, Store
+from ..ir.stmt import Alloc, For, Kernel, LoopKind, Program, Role, Store
 from ..tileop import RegisteredOp
 from ..tileop.gemm import Gemm
 from ..tileop.nest import Nest, is_static, nest_of
 from ..tileop.parallel import default_layout, demands, following
-from ..tileop.threads import Demand, Layouts, ThreadContext
+from ..tileop.threads import Demand, Layouts, ThreadContext, role_context
 from .known import Known
 from .private_vars import private_vars
 
@@ -80,7 +80,7 @@ def _laid_out(kernel: Kernel, build: Build) -> Kernel:
     _fill_up(survey, known)
     build.placements += [Placement(d.buffer.name, d.buffer.scope, str(d.layout), d.why, d.span) for d in known]
     new: Kernel = _Apply(known, survey.members)(kernel)
-    return new if new.thread is not None else replace(new, thread=survey.thread)
+    return new if new.thread is not None else replace(new, thread=survey.running)
 
 
 def _decide(demand: Demand, known: Layouts) -> bool:
@@ -110,7 +110,7 @@ def _require(survey: _Survey, known: Layouts) -> None:
     for buffer in survey.scalars:
         shape = buffer.static_shape
         if shape is not None:
-            _decide(Demand(buffer, replicated(shape, survey.count), False, "read outside T.Parallel"), known)
+            _decide(Demand(buffer, replicated(shape, survey.count(buffer)), False, "read outside T.Parallel"), known)
 
 
 def _propagate(members: list[_Member], known: Layouts) -> None:
@@ -131,7 +131,7 @@ def _fill_up(survey: _Survey, known: Layouts) -> None:
         if buffer.scope == "shared":
             layout, why = row_major(shape), "row-major"
         else:
-            layout, why = spread(shape, survey.count, 1), "spread over the threads"
+            layout, why = spread(shape, survey.count(buffer), 1), "spread over the threads"
         _decide(Demand(buffer, layout, False, why), known)
 
 
@@ -149,15 +149,31 @@ class _Survey(Known):
     def __init__(self, build: Build, kernel: Kernel):
         super().__init__()
         self.build = build
-        self.count = math.prod(kernel.threads)
-        self.thread = Var("thread", dt.int32, "thread") if kernel.thread is None else kernel.thread
+        self.of_block = math.prod(kernel.threads)
+        self.running = Var("thread", dt.int32, "thread") if kernel.thread is None else kernel.thread
+        self.role: Role | None = None
+        self.counts: dict[int, int] = {}  # how many threads share a buffer
         self.members: list[_Member] = []
         self.buffers: list[Buffer] = []
         self.scalars: list[Buffer] = []
 
     def context(self) -> ThreadContext:
         """The threads at this point."""
-        return ThreadContext(self.build, self.thread, self.count, self.ranges, dict(self.values.known))
+        known = dict(self.values.known)
+        if self.role is None:
+            return ThreadContext(self.build, self.running, self.of_block, self.ranges, known)
+        return role_context(self.role, self.build, self.running, self.ranges, known)
+
+    def Role(self, role: Role) -> Role:
+        """What its threads do together."""
+        self.role = role
+        super().Role(role)
+        self.role = None
+        return role
+
+    def count(self, buffer: Buffer) -> int:
+        """How many threads share a fragment."""
+        return self.counts.get(id(buffer), self.of_block)
 
     def RegisteredOp(self, op: RegisteredOp) -> RegisteredOp:
         """An op on whole tiles."""
@@ -170,7 +186,9 @@ class _Survey(Known):
         """A nest, which is not looked into, or a loop."""
         if loop.kind is not LoopKind.PARALLEL:
             return super().For(loop)  # type: ignore[return-value]
-        self.buffers += [n.buffer for n in walk(loop.body) if isinstance(n, Alloc) and _is_tile(n.buffer)]
+        for node in walk(loop.body):
+            if isinstance(node, Alloc) and _is_tile(node.buffer):
+                self._add(node.buffer)
         if is_static(loop):
             ctx = self.context()
             self.members.append(_Member(loop, ctx, nest_of(loop, ctx.values)))
@@ -179,8 +197,13 @@ class _Survey(Known):
     def Alloc(self, node: Alloc) -> Alloc:
         """A tile."""
         if _is_tile(node.buffer):
-            self.buffers.append(node.buffer)
+            self._add(node.buffer)
         return self.children(node)
+
+    def _add(self, tile: Buffer) -> None:
+        self.buffers.append(tile)
+        if self.role is not None:
+            self.counts[id(tile)] = self.role.count
 
     def Load(self, node: Load) -> Load:
         """A fragment's element used by all threads."""

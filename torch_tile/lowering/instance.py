@@ -10,6 +10,7 @@ from typing import TypeVar
 from ..ir.buffer import Buffer, Range, Region
 from ..ir.dtype import int32
 from ..ir.expr import Address, Expr, Load, Var, const
+from ..ir.layout import Digit
 from ..ir.node import Rewriter
 from ..ir.stmt import Alloc, For, Let, Store
 
@@ -90,3 +91,11 @@ class Instance(Rewriter):
     def Var(self, var: Var) -> Expr:
         """What a variable stands for in this iteration."""
         return self.values.get(id(var), var)
+
+
+def versions_of(tile: Buffer, count: int) -> Buffer:
+    """Memory for `count` tiles, the version first."""
+    layout = tile.layout
+    if layout is not None:
+        layout = replace(layout, dims=((Digit(count, layout.extent("m"), "m"),), *layout.dims))
+    return Buffer(tile.name, (const(count, int32), *tile.shape), tile.dtype, tile.scope, layout=layout, span=tile.span)

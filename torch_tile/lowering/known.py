@@ -10,11 +10,13 @@ from ..ir.bounds import Ranges
 from ..ir.divisor import divides, divisor_of
 from ..ir.expr import Call, Expr, Select, Var, unary
 from ..ir.node import N, Rewriter
-from ..ir.stmt import Block, For, If, Kernel, Let, Stmt
+from ..ir.stmt import Block, For, If, Kernel, Let, Role, Stmt
 
 
 class Known(Rewriter):
     """Carries `ranges` through kernels, loops, branches and names; unchanged nodes stay the same objects."""
+
+    thread: Var | None = None  # of the kernel
 
     def __init__(self) -> None:
         self.ranges = Ranges()
@@ -23,9 +25,17 @@ class Known(Rewriter):
     def Kernel(self, kernel: Kernel) -> Kernel:
         """Block indices are below the grid, the thread below the number of threads."""
         ranges = self.ranges.kernel(kernel)
+        self.thread = kernel.thread
         if kernel.thread is not None:
             ranges = ranges.loop(kernel.thread, 0, math.prod(kernel.threads))
         return self.within(ranges, kernel)
+
+    def Role(self, role: Role) -> Stmt:
+        """The thread is one of the role's."""
+        if self.thread is None:
+            return self.children(role)
+        last = role.first + role.count - 1
+        return self.within(self.ranges.within(self.thread, role.first, last), role)
 
     def For(self, loop: For) -> Stmt:
         """Loop variables are inside their bounds."""

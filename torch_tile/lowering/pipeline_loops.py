@@ -20,7 +20,6 @@ from ..intrinsics.memory import cp_async_commit, cp_async_wait
 from ..ir.buffer import Buffer, Range, Region
 from ..ir.dtype import int32
 from ..ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
-from ..ir.layout import Digit
 from ..ir.node import Node, Rewriter, field_names, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.simplify_stmt import simplify_stmt
@@ -28,7 +27,7 @@ from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopK
 from ..tileop.async_loop import AsyncLoop
 from ..tileop.copy import Copy
 from ..tileop.copy_async import AsyncCopy
-from .instance import Instance
+from .instance import Instance, versions_of
 from .pipeline_plan import Branch, Path, first_access, leaves, plan_copies, reads_of
 from .pipeline_schedule import Item, Schedule, schedule_by_hand, single_schedule, usual_schedule
 
@@ -146,7 +145,7 @@ class _Stages:
 
     def __init__(self, loop: For, schedule: Schedule):
         self.source, self.items, self.versions = loop, schedule.items, schedule.versions
-        self.tiles = {id(b): _versions_of(b, self.versions[id(b)]) for b in schedule.staged}
+        self.tiles = {id(b): versions_of(b, self.versions[id(b)]) for b in schedule.staged}
         self.before = schedule.before
         self.depth = max(item.ahead for item in self.items)
         groups = [item for item in self.items if item.is_group]
@@ -314,11 +313,3 @@ def _started(stmt: Stmt) -> Stmt:
         return AsyncLoop(stmt, span=stmt.span)
     assert isinstance(stmt, Copy)
     return AsyncCopy(**{name: getattr(stmt, name) for name in field_names(stmt)}, span=stmt.span)
-
-
-def _versions_of(tile: Buffer, count: int) -> Buffer:
-    """Memory for `count` tiles, the version first."""
-    layout = tile.layout
-    if layout is not None:
-        layout = replace(layout, dims=((Digit(count, layout.extent("m"), "m"),), *layout.dims))
-    return Buffer(tile.name, (const(count, int32), *tile.shape), tile.dtype, tile.scope, layout=layout, span=tile.span)

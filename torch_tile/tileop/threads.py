@@ -18,6 +18,7 @@ from ..ir.buffer import Buffer
 from ..ir.dtype import DType
 from ..ir.expr import Expr, const
 from ..ir.layout import Layout
+from ..ir.stmt import Role
 from ..target import Target
 
 
@@ -54,6 +55,14 @@ class Layouts:
     def __iter__(self) -> Iterator[Demand]:
         """All decisions, in the order in which they were first made."""
         return iter(self._decided.values())
+
+
+def role_context(
+    role: Role, build: Build, thread: Expr, ranges: Ranges, values: Mapping[int, Expr]
+) -> ThreadContext:  # fmt: skip
+    """The threads of a role, counted from 0; `thread` is the running thread's index in the block."""
+    own = thread - role.first if role.first else thread
+    return ThreadContext(build, own, role.count, ranges, values, asynchronous=True)
 
 
 @dataclass

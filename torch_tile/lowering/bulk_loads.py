@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which copies of a kernel a warp of its own can make by the tensor memory accelerator, and what they are awaited for.
+
+A tile that is filled by bulk copies only, in the body of one loop (or of the kernel) where all its readers are too, is
+handed over turn by turn: the copier fills it, the others read it and let it go. Tiles that are first read by the same
+statement are one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..build import Build
+from ..ir.buffer import Buffer
+from ..ir.expr import Call, Const, Expr, Load, Var
+from ..ir.node import Node, walk
+from ..ir.stmt import Block, Break, Continue, For, If, Kernel, Let, LoopKind, Role, Stmt, While
+from ..tileop import copy_tma, gemm_wgmma
+from ..tileop.copy import Copy
+from ..tileop.gemm import Gemm
+from ..tileop.threads import ThreadContext
+from .known import Known
+from .pipeline_plan import filling, uses
+
+
+@dataclass(eq=False)
+class Body:
+    """The statements of a loop, or of a kernel (`loop` None), with the bulk loads among them outside inner loops."""
+
+    loop: For | None
+    block: Block
+    outer: Body | None
+    loads: list[Copy] = field(default_factory=list)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it may run more than once."""
+        return self.loop is not None
+
+    @property
+    def loops(self) -> list[For]:
+        """The loops around, outermost first."""
+        above = [] if self.outer is None else self.outer.loops
+        return above if self.loop is None else [*above, self.loop]
+
+
+@dataclass(eq=False)
+class Group:
+    """Tiles of one body that are handed over together: from statement `first` of the body to statement `last`.
+
+    `stages` turns of them may be under way at a time.
+    """
+
+    body: Body
+    tiles: list[Buffer]
+    first: int
+    last: int
+    stages: int
+
+    @property
+    def name(self) -> str:
+        """Of its barriers."""
+        return "_".join(t.name for t in self.tiles)
+
+
+@dataclass
+class Loads:
+    """`groups` that a warp of its own can load, and `why_not` for each pipelined copy that it cannot."""
+
+    groups: list[Group]
+    why_not: list[tuple[Stmt, str]]
+
+    @property
+    def copies(self) -> set[int]:
+        """The statements that are its work, by identity."""
+        tiles = {id(t): g.body for g in self.groups for t in g.tiles}
+        return {id(c) for g in self.groups for c in g.body.loads if id(c.dst.buffer) in tiles}
+
+
+class Survey(Known):
+    """Each copy and product with the threads and facts of its place."""
+
+    def __init__(self, build: Build, thread: Var, count: int):
+        super().__init__()
+        self.build, self.running, self.count = build, thread, count
+        self.contexts: dict[int, ThreadContext] = {}
+        self.products: list[Gemm] = []
+
+    def here(self) -> ThreadContext:
+        """The threads at this point."""
+        known = dict(self.values.known)
+        return ThreadContext(self.build, self.running, self.count, self.ranges, known, asynchronous=True)
+
+    def Copy(self, op: Copy) -> Copy:
+        """Copies of every kind."""
+        self.contexts[id(op)] = self.here()
+        return op
+
+    def Gemm(self, op: Gemm) -> Gemm:
+        """Products that can go by wgmma."""
+        if gemm_wgmma.refuses(op, self.here()) is None:
+            self.products.append(op)
+        return op
+
+
+def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
+    """The loads of a kernel, or why it keeps all its threads together."""
+    if not survey.products:
+        return "no product goes by wgmma"
+    if any(isinstance(n, Role | Break | Continue | copy_tma.TmaCopy) or _is_barrier(n) for n in walk(kernel.body)):
+        return "its author orders threads by hand, or leaves loops early"
+    bodies = list(_bodies(Body(None, kernel.body, None), survey))
+    written = {id(b) for n in walk(kernel.body) for b in (uses(n)[1] if isinstance(n, Stmt) and _is_leaf(n) else [])}
+    groups: list[Group] = []
+    why_not: list[tuple[Stmt, str]] = []
+    for body in bodies:
+        reasons = {id(c): _why_not(c, body, bodies, kernel, written, survey) for c in body.loads}
+        bad = {id(c.dst.buffer) for c in body.loads if reasons[id(c)]}
+        pipelined = body.loop is not None and body.loop.kind is LoopKind.PIPELINED and body.loop.stages > 0
+        why_not += [(c, reasons[id(c)]) for c in body.loads if pipelined and reasons[id(c)]]
+        stages = body.loop.stages if pipelined and body.loop is not None else 1
+        good = {id(c.dst.buffer): c.dst.buffer for c in body.loads if id(c.dst.buffer) not in bad}
+        groups += _groups(body, list(good.values()), stages)
+        if pipelined:
+            others = [s for s in _own(body.block) if not isinstance(s, Copy) and filling(s) is not None]
+            why_not += [(s, "it gathers elements") for s in others]
+    pipelined_groups = [g for g in groups if g.body.loop is not None and g.body.loop.kind is LoopKind.PIPELINED]
+    if not pipelined_groups:
+        return "no pipelined loop loads a tile that bulk copies can bring"
+    return Loads(groups, why_not)
+
+
+def _bodies(body: Body, survey: Survey) -> Iterator[Body]:
+    """A body and those inside, outer ones first."""
+    inner: list[Body] = []
+    for one in _own(body.block):
+        if isinstance(one, Copy) and is_load(one):
+            body.loads.append(one)
+        elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
+            inner.append(Body(one, one.body, body))
+    yield body
+    for each in inner:
+        yield from _bodies(each, survey)
+
+
+def _own(block: Block) -> Iterator[Stmt]:
+    """Statements outside inner loops, also under conditions."""
+    for one in block.stmts:
+        yield one
+        if isinstance(one, If):
+            yield from _own(one.then)
+            yield from _own(one.otherwise)
+
+
+def _why_not(
+    copy: Copy, body: Body, bodies: list[Body], kernel: Kernel, written: set[int], survey: Survey
+) -> str:  # fmt: skip
+    """Why a copy is not made ahead by another warp; "" if it can be."""
+    tile = copy.dst.buffer
+    if why := copy_tma.refuses(copy, survey.contexts[id(copy)]):
+        return why
+    if id(copy.src.buffer) in written:
+        return f"the kernel writes `{copy.src.buffer.name}`"
+    needed = list(_needed(copy, body))
+    for node in needed:
+        if isinstance(node, Load) and (node.buffer.scope != "global" or id(node.buffer) in written):
+            return f"where it reads depends on `{node.buffer.name}`, which the kernel's threads compute"
+    loads = {id(c) for b in bodies for c in b.loads if c.dst.buffer is tile}
+    if not loads <= {id(c) for c in body.loads}:
+        return f"`{tile.name}` is filled in several loops"
+    touched = [s for s in walk(kernel.body) if isinstance(s, Stmt) and _is_leaf(s) and id(s) not in loads]
+    inside = {id(s) for s in walk(body.block)}
+    for stmt in touched:
+        reads, writes = uses(stmt)
+        if any(b is tile for b in writes):
+            return f"`{tile.name}` is written by the kernel's threads, too"
+        if any(r.buffer is tile for r in reads) and id(stmt) not in inside:
+            return f"`{tile.name}` is read outside the loop that fills it"
+    places = [n for n, s in enumerate(body.block.stmts) if any(id(x) in loads for x in walk(s))]
+    readers = _readers(body, tile)
+    if not readers or readers[0] < places[0]:
+        return f"`{tile.name}` holds values of an earlier iteration, or is not read"
+    return ""
+
+
+def _needed(copy: Copy, body: Body) -> Iterator[Node]:
+    """Everything that decides whether, how often and from where a copy reads."""
+    wanted = {id(n) for n in walk(copy.src) if isinstance(n, Var)}
+    yield from walk(copy.src)
+    yield from walk(copy.dst)
+    above: Body | None = body
+    while above is not None:
+        for one in _own(above.block):
+            if isinstance(one, If) and any(n is copy for n in walk(one)):
+                yield from walk(one.condition)
+                wanted |= {id(n) for n in walk(one.condition) if isinstance(n, Var)}
+        if above.loop is not None:
+            bounds = (*above.loop.starts, *above.loop.stops)
+            for bound in bounds:
+                yield from walk(bound)
+                wanted |= {id(n) for n in walk(bound) if isinstance(n, Var)}
+        lets = [s for s in _own(above.block) if isinstance(s, Let)]
+        for let in reversed(lets):
+            if id(let.var) in wanted:
+                yield from walk(let.value)
+                wanted |= {id(n) for n in walk(let.value) if isinstance(n, Var)}
+        above = above.outer
+
+
+def _groups(body: Body, tiles: list[Buffer], stages: int) -> Iterator[Group]:
+    """Tiles by their first reader."""
+    by_first: dict[int, list[Buffer]] = {}
+    for tile in tiles:
+        by_first.setdefault(_readers(body, tile)[0], []).append(tile)
+    for first, found in sorted(by_first.items()):
+        yield Group(body, found, first, max(_readers(body, t)[-1] for t in found), stages)
+
+
+def _readers(body: Body, tile: Buffer) -> list[int]:
+    """The statements of a body that read a tile."""
+    found = []
+    for n, one in enumerate(body.block.stmts):
+        leaves = [s for s in walk(one) if isinstance(s, Stmt) and _is_leaf(s)]
+        bounds = [n for s in walk(one) if isinstance(s, For | While | If) for n in _heads(s)]
+        reads = any(r.buffer is tile for s in leaves for r in uses(s)[0] if not _fills(s, tile))
+        if reads or any(isinstance(x, Load) and x.buffer is tile for b in bounds for x in walk(b)):
+            found.append(n)
+    return found
+
+
+def _heads(one: For | While | If) -> tuple[Expr, ...]:
+    return (*one.starts, *one.stops) if isinstance(one, For) else (one.condition,)
+
+
+def _fills(stmt: Stmt, tile: Buffer) -> bool:
+    return isinstance(stmt, Copy) and stmt.dst.buffer is tile
+
+
+def _is_leaf(stmt: Stmt) -> bool:
+    """Whether a statement holds no others, or is a nest of its own."""
+    if isinstance(stmt, For):
+        return stmt.kind is LoopKind.PARALLEL
+    return not isinstance(stmt, Block | If | While | Role)
+
+
+def _is_barrier(node: Node) -> bool:
+    return isinstance(node, Call) and node.name in ("barrier", "warp_barrier", "cp_async_commit", "cp_async_wait")
+
+
+def is_load(node: Node) -> bool:
+    """Whether it is a T.copy from global to shared memory."""
+    return type(node) is Copy and (node.src.buffer.scope, node.dst.buffer.scope) == ("global", "shared")
+
+
+def is_zero(e: Expr) -> bool:
+    """Whether it is the literal 0."""
+    return isinstance(e, Const) and e.value == 0
