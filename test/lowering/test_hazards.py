@@ -81,7 +81,7 @@ def test_random_patterns_against_sets(seed):
             seen = {}
             for turn in range(int(loop.stops[0].value)):
                 numbers = Numbers({id(r): np.full(threads, turn)}, np.arange(threads))
-                rows, columns = (numbers(i) for i in a.indices[1:])
+                rows, columns = (np.broadcast_to(numbers(i), threads) for i in a.indices[1:])
                 for t in range(threads):
                     for n in range(a.count):
                         seen.setdefault((int(rows[t]), int(columns[t]) + n), set()).add(t)

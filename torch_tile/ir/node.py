@@ -37,6 +37,7 @@ class Node:
         return to_text(self)
 
 
+NONE: frozenset[int] = frozenset()
 _LAYOUTS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
@@ -84,6 +85,15 @@ def walk(node: Node) -> Iterator[Node]:
         yield node
         below = node.__dict__.get("_children")
         waiting += reversed(children(node) if below is None else below)
+
+
+def symbols(node: Node) -> frozenset[int]:
+    """The symbols (by identity) that `node` uses, itself or below it; kept with the node."""
+    found: frozenset[int] | None = node.__dict__.get("_symbols")
+    if found is None:
+        found = frozenset((id(node),)) if node.is_symbol else NONE.union(*map(symbols, children(node)))
+        node.__dict__["_symbols"] = found
+    return found
 
 
 def map_children(node: N, f: Callable[[Any], Any]) -> N:

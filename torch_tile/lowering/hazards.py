@@ -8,20 +8,22 @@ compared symbolically. What is not shown to be harmless is a hazard.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ..intrinsics.base import lookup
+from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
-from ..ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
-from ..ir.node import Node, Rewriter, children, walk
+from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Unary, Var, const
+from ..ir.node import NONE, Node, Rewriter, children, symbols, walk
 from ..ir.polynomial import structure
-from ..ir.simplify import simplify
+from ..ir.simplify import Simplifier, simplify
 from ..ir.stmt import For, If, Store
 from .place_shared import shared_size
+from .thread_values import Numbers, is_unsure
 
 LARGEST = 1 << 20  # elements that are looked at one by one
 
@@ -63,13 +65,16 @@ class Access:
 
     @cached_property
     def symbols(self) -> frozenset[int]:
-        """Variables of the indices, by identity, without those of its own loops."""
-        used = {id(n) for e in (*self.indices, *self.conditions) for n in walk(e) if isinstance(n, Var)}
-        return frozenset(used - {id(v) for loop in self.loops for v in loop.vars})
+        """What indices and conditions use, by identity, without the variables of its own loops."""
+        used = NONE.union(*map(symbols, (*self.indices, *self.conditions)))
+        return used - {id(v) for loop in self.loops for v in loop.vars}
 
-    def earlier(self, values: Mapping[int, Expr], forgotten: Mapping[int, Expr], limit: int) -> Access:
+    def earlier(
+        self, values: Mapping[int, Expr], forgotten: Mapping[int, Expr], limit: int,
+        simplify: Callable[[Expr], Expr] = simplify,
+    ) -> Access:  # fmt: skip
         """The access as a later iteration sees it: with `values` of variables, after `limit` iterations `forgotten`."""
-        if not self.symbols & values.keys():
+        if self.symbols.isdisjoint(values):
             return self
         known = values if self.age < limit else forgotten
         swap = Swap({i: known[i] for i in self.symbols & known.keys()})
@@ -83,6 +88,10 @@ class Swap(Rewriter):
 
     def __init__(self, values: Mapping[int, Expr]):
         self.values = values
+
+    def __call__(self, node: Any) -> Any:
+        """The same object without such a variable."""
+        return node if symbols(node).isdisjoint(self.values) else super().__call__(node)
 
     def Var(self, var: Var) -> Expr:
         """What stands for it."""
@@ -98,6 +107,8 @@ class Collector:
 
     def of(self, node: Node, loops: tuple[For, ...] = (), conditions: tuple[Expr, ...] = ()) -> Iterator[Access]:
         """Accesses of a statement or expression and all below it."""
+        if self.relevant.isdisjoint(symbols(node)):
+            return
         if isinstance(node, For):
             for bound in (*node.starts, *node.stops):
                 yield from self.of(bound, loops, conditions)
@@ -142,11 +153,20 @@ class Hazards:
 
     def __init__(self, threads: int):
         self.threads = threads
+        self.pairs: dict[tuple[int, int], tuple[Access, Access, bool]] = {}  # by identity: keys take long to hash
         self.known: dict[Hashable, bool] = {}
         self.tables: dict[Hashable, _Table | None] = {}
+        self.simplify = Simplifier(Ranges())  # one for all, since indices share much
 
     def between(self, a: Access, b: Access) -> bool:
         """Whether `b` by one thread may touch what `a` by another touched, and one of the two writes."""
+        pair = id(a), id(b)
+        found = self.pairs.get(pair)
+        if found is None:
+            found = self.pairs[pair] = a, b, self._between(a, b)
+        return found[2]
+
+    def _between(self, a: Access, b: Access) -> bool:
         if not (a.writes or b.writes) or (a.atomic and b.atomic):
             return False
         if a.buffer is not b.buffer:
@@ -160,16 +180,17 @@ class Hazards:
         x, y = self._table(a), self._table(b)
         if x is None or y is None:
             fixed = [[e if _is_fixed(e, side.loops) else None for e in side.indices] for side in (a, b)]
-            return not any(p is not None and q is not None and _differ(p, q) for p, q in zip(*fixed, strict=True))
+            pairs = zip(*fixed, strict=True)
+            return not any(p is not None and q is not None and self._differ(p, q) for p, q in pairs)
         shifts: list[int | None] = []
         for p, q in zip(x.sides, y.sides, strict=True):
             if p is None or q is None:
                 shifts.append(None)
                 continue
-            apart = simplify(p.rest - q.rest)
+            apart = self.simplify(p.rest - q.rest)
             if isinstance(apart, Const):
                 shifts.append(int(apart.value))
-            elif p.alone and q.alone and _differ(p.rest, q.rest):
+            elif p.alone and q.alone and self._differ(p.rest, q.rest):
                 return False
             else:
                 shifts.append(None)
@@ -177,8 +198,21 @@ class Hazards:
 
     def _table(self, access: Access) -> _Table | None:
         if access.key not in self.tables:
-            self.tables[access.key] = _table(access, self.threads)
+            self.tables[access.key] = _table(access, self.threads, self.simplify)
         return self.tables[access.key]
+
+    def _differ(self, p: Expr, q: Expr) -> bool:
+        """Whether two values, each the same for all threads, certainly differ."""
+        p, q = self.simplify(p), self.simplify(q)
+        apart = self.simplify(p - q)
+        if isinstance(apart, Const):
+            return bool(apart.value != 0)
+        if not (isinstance(p, Binary) and isinstance(q, Binary) and p.op == q.op == "%"):
+            return False
+        m, n, apart = p.b, q.b, self.simplify(p.a - q.a)
+        if not (isinstance(m, Const) and isinstance(n, Const) and isinstance(apart, Const)):
+            return False
+        return bool(m.value == n.value and apart.value % m.value)
 
 
 def _overlap(a: Buffer, b: Buffer) -> bool:
@@ -188,29 +222,10 @@ def _overlap(a: Buffer, b: Buffer) -> bool:
     return a.offset < b.offset + shared_size(b) and b.offset < a.offset + shared_size(a)
 
 
-def _differ(p: Expr, q: Expr) -> bool:
-    """Whether two values, each the same for all threads, certainly differ."""
-    p, q = simplify(p), simplify(q)
-    apart = simplify(p - q)
-    if isinstance(apart, Const):
-        return bool(apart.value != 0)
-    if not (isinstance(p, Binary) and isinstance(q, Binary) and p.op == q.op == "%"):
-        return False
-    m, n, apart = p.b, q.b, simplify(p.a - q.a)
-    if not (isinstance(m, Const) and isinstance(n, Const) and isinstance(apart, Const)):
-        return False
-    return bool(m.value == n.value and apart.value % m.value)
-
-
 def _is_fixed(e: Expr, loops: Sequence[For]) -> bool:
     """Whether `e` is the same for all threads and all turns of `loops`."""
     turning = {id(v) for loop in loops for v in loop.vars}
-    return not any(_is_unsure(n) or id(n) in turning for n in walk(e))
-
-
-def _is_unsure(node: Node) -> bool:
-    """What may differ between threads: their index, memory, names of loaded values."""
-    return isinstance(node, Load | Call) or (isinstance(node, Var) and node.role in ("thread", "let"))
+    return not any(is_unsure(n) or id(n) in turning for n in walk(e))
 
 
 @dataclass(frozen=True)
@@ -220,6 +235,13 @@ class _Side:
     rest: Expr
     values: Any
     alone: bool
+
+    @cached_property
+    def step(self) -> int:
+        """The greatest common divisor of the values."""
+        import numpy as np
+
+        return int(np.gcd.reduce(self.values)) if self.values.size else 0
 
 
 @dataclass(frozen=True)
@@ -234,7 +256,9 @@ class _Table:
         """Whether different threads (any, if `collective`) touch an element of both."""
         import numpy as np
 
-        mine, theirs = self._keys(shifts, True), other._keys([0 if s is not None else None for s in shifts], False)
+        unit = self._unit(other, shifts)
+        mine = self._keys(shifts, unit)
+        theirs = other._keys([0 if s is not None else None for s in shifts], unit)
         low = [min(int(a.min()), int(b.min())) for a, b in zip(mine, theirs, strict=True) if a.size and b.size]
         size = [max(int(a.max()), int(b.max())) + 1 for a, b in zip(mine, theirs, strict=True) if a.size and b.size]
         if not self.thread.size or not other.thread.size:
@@ -242,57 +266,65 @@ class _Table:
         spans = [s - at for s, at in zip(size, low, strict=True)]
         if math.prod(spans) > 4 * LARGEST:
             return True
-        keys = []
-        for table, sides in ((self, mine), (other, theirs)):
-            key = np.zeros_like(sides[0]) if sides else np.zeros(table.thread.size * 1, np.int64)
+        # By place: one of the threads that touch it, and whether others do.
+        owner, several = np.full((2, math.prod(spans)), -1, np.int32), np.zeros((2, math.prod(spans)), bool)
+        for n, (table, sides) in enumerate(((self, mine), (other, theirs))):
+            key = np.zeros_like(sides[0]) if sides else np.zeros(table.thread.size, np.int64)
             for side, span, at in zip(sides, spans, low, strict=True):
                 key = key * span + (side - at)
-            keys.append((key, np.repeat(table.thread, key.size // table.thread.size)))
-        total = math.prod(spans)
-        first, last = (np.full((2, total), n, np.int64) for n in (1 << 40, -1))
-        for n, (key, thread) in enumerate(keys):
-            np.minimum.at(first[n], key, thread)
-            np.maximum.at(last[n], key, thread)
-        both = (last[0] >= 0) & (last[1] >= 0)
+            thread = np.repeat(table.thread, key.size // table.thread.size)
+            owner[n][key] = thread
+            several[n][key[owner[n][key] != thread]] = True
+        both = (owner[0] >= 0) & (owner[1] >= 0)
         if collective:
             return bool(both.any())
-        return bool((both & (np.minimum(first[0], first[1]) != np.maximum(last[0], last[1]))).any())
+        return bool((both & (several[0] | several[1] | (owner[0] != owner[1]))).any())
 
-    def _keys(self, shifts: Sequence[int | None], moved: bool) -> list[Any]:
-        """The indices of the known dimensions, every element of a run on its own."""
+    def _unit(self, other: _Table, shifts: Sequence[int | None]) -> int:
+        """How many elements of the last dimension count as one: runs of both begin and end at its multiples."""
+        if not shifts or shifts[-1] is None:
+            return 1
+        mine, theirs = self.sides[-1], other.sides[-1]
+        assert mine is not None and theirs is not None
+        return math.gcd(self.count, other.count, mine.step, theirs.step, shifts[-1])
+
+    def _keys(self, shifts: Sequence[int | None], unit: int) -> list[Any]:
+        """The indices of the known dimensions, every `unit` of a run on its own."""
         import numpy as np
 
-        run = self.count if shifts and shifts[-1] is not None else 1
+        run = self.count // unit if shifts and shifts[-1] is not None else 1
         found = []
         for dim, (side, shift) in enumerate(zip(self.sides, shifts, strict=True)):
             if side is None or shift is None:
                 continue
-            values = (side.values + (shift if moved else 0))[:, None]
-            steps = np.arange(run) if dim == len(shifts) - 1 else np.zeros(run, np.int64)
-            found.append((values + steps).reshape(-1))
+            values = side.values + shift
+            if dim == len(shifts) - 1:
+                values = (values[:, None] // unit + np.arange(run)).reshape(-1)
+            else:
+                values = np.repeat(values, run)
+            found.append(values)
         return found
 
 
-def _table(access: Access, threads: int) -> _Table | None:
+def _table(access: Access, threads: int, simplify: Simplifier) -> _Table | None:
     """The places of an access; None if there are too many."""
     import numpy as np
 
     extents = [trips(loop) for loop in access.loops]
     if None in extents or threads * math.prod(e for e in extents if e) * access.count > LARGEST:
         return None
-    shape = (threads, *(e or 0 for e in extents))
-    grid = np.indices(shape).reshape(len(shape), -1)
+    thread, *turns = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]  # what varies along one axis only
     values: dict[int, Any] = {}
-    for loop, turn in zip(access.loops, grid[1:], strict=True):
+    for loop, turn in zip(access.loops, turns, strict=True):
         values[id(loop.vars[0])] = int(loop.starts[0].value) + turn * loop.step  # type: ignore[attr-defined]
-    numbers = Numbers(values, grid[0])
-    active = np.ones(grid.shape[1], bool)
+    numbers = Numbers(values, thread)
+    active = np.ones(tuple(e or 0 for e in (threads, *extents)), bool)
     for condition in access.conditions:
         for part in _conjuncts(condition):
             if numbers.knows(part):
                 active &= numbers(part)
     sides = tuple(_side(simplify(index), numbers, active) for index in access.indices)
-    return _Table(sides, grid[0][active], access.count)
+    return _Table(sides, np.broadcast_to(thread, active.shape)[active], access.count)
 
 
 def trips(loop: For) -> int | None:
@@ -315,7 +347,10 @@ def _side(index: Expr, numbers: Numbers, active: Any) -> _Side | None:
     if parts is None:
         return None
     rest, own = parts
-    return _Side(rest, numbers(own)[active], isinstance(own, Const) and own.value == 0)
+    import numpy as np
+
+    values = np.broadcast_to(numbers(own), active.shape)[active]
+    return _Side(rest, values, isinstance(own, Const) and own.value == 0)
 
 
 def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr] | None:
@@ -334,54 +369,3 @@ def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr] | None:
         a = _split(e.a, numbers)
         return None if a is None else (a[0] * e.b, a[1] * e.b)
     return None
-
-
-class Numbers:
-    """Integer expressions of the thread and of some loop variables, computed for all of them at once."""
-
-    def __init__(self, values: Mapping[int, Any], thread: Any):
-        self.values, self.thread = values, thread
-
-    def knows(self, e: Expr) -> bool:
-        """Whether `e` can be computed."""
-        if isinstance(e, Var):
-            return e.role == "thread" or id(e) in self.values
-        known = isinstance(e, Const | Unary | Select) or (isinstance(e, Binary) and e.op in _operators())
-        known = known or (isinstance(e, Cast) and e.type.is_integer)
-        return known and not e.dtype.is_float and all(self.knows(c) for c in children(e) if isinstance(c, Expr))
-
-    def touches(self, e: Expr) -> bool:
-        """Whether `e` depends on the thread or on a loop, or may do so through memory."""
-        return any(_is_unsure(n) or id(n) in self.values for n in walk(e))
-
-    def __call__(self, e: Expr) -> Any:
-        """The values of `e`."""
-        import numpy as np
-
-        if isinstance(e, Var):
-            return self.thread if e.role == "thread" else self.values[id(e)]
-        if isinstance(e, Const):
-            return np.full(self.thread.shape, e.value)
-        if isinstance(e, Cast):
-            return self(e.a)
-        if isinstance(e, Unary):
-            a = self(e.a)
-            return ~a if e.op in ("not", "~") else -a
-        if isinstance(e, Select):
-            return np.where(self(e.condition), self(e.a), self(e.b))
-        assert isinstance(e, Binary)
-        b = self(e.b)
-        if e.op in ("//", "%"):
-            b = np.where(b == 0, 1, b)
-        return _operators()[e.op](self(e.a), b)
-
-
-def _operators() -> dict[str, Any]:
-    import numpy as np
-
-    return {
-        "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.mod, "<<": np.left_shift,
-        ">>": np.right_shift, "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor, "min": np.minimum,
-        "max": np.maximum, "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater,
-        ">=": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
-    }  # fmt: skip

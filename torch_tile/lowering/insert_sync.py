@@ -178,8 +178,9 @@ class Walk:
             entry = state.copy()
             if front:
                 entry.since.clear()
+            first = self._entered(loop, entry)
             for start in self._starts(loop):
-                found, leaves = self._steady(loop, entry, start)
+                found, leaves = self._steady(loop, first, start)
                 here = {place: 100.0**self.depth / 2**self.branches} if front else {}
                 cost = sum(found.values()) + sum(here.values())
                 if best is None or cost < best[0]:
@@ -219,11 +220,11 @@ class Walk:
         return any(a.writes and not a.asynchronous and a.buffer.scope == "shared" for a in found)
 
     def _steady(self, loop: For | While, entry: State, start: Place | None) -> tuple[dict[Place, float], State]:
-        """Places inside a loop, and what holds at the end of an iteration, seen from after the loop."""
+        """Places inside a loop entered with `entry`, and what an iteration leaves, seen from after the loop."""
         forced = self.forced
         self.forced = forced | {start} if start else forced
         self.depth += 1
-        back, entry = State(entry.most), self._entered(loop, entry)
+        back = State(entry.most)
         for turn in itertools.count():
             if turn == PASSES:
                 self.forced = self.forced | {(id(loop.body), 0)}
@@ -246,16 +247,15 @@ class Walk:
         """What was before a loop as its first iteration sees it."""
         if isinstance(loop, While):
             return entry
-        return entry.entering(loop.vars[0], loop.starts[0], self._accesses(loop))
+        return entry.entering(loop.vars[0], loop.starts[0], self._accesses(loop), self.hazards.simplify)
 
     def _skipped(self, loop: For | While, state: State) -> State:
         """What was before a loop without iterations: nothing that was done only if it has one."""
         kept = state.copy()
         if isinstance(loop, For):
-            runs = simplify(self.facts.collector.expand(loop.starts[0] < loop.stops[0]))
-            kept.since = {
-                k: a for k, a in kept.since.items() if not any(equal(simplify(c), runs) for c in a.conditions)
-            }
+            known = self.hazards.simplify
+            runs = known(self.facts.collector.expand(loop.starts[0] < loop.stops[0]))
+            kept.since = {k: a for k, a in kept.since.items() if not any(equal(known(c), runs) for c in a.conditions)}
         return kept
 
     def _left(self, loop: For | While, state: State, exits: State) -> State:
@@ -287,7 +287,8 @@ class Walk:
         def shift(access: Access) -> Access:
             found = known.get(id(access))
             if found is None:  # the access is kept, so that its id stays its own
-                found = known[id(access)] = access, access.earlier(values, forgotten, ITERATIONS)
+                new = access.earlier(values, forgotten, ITERATIONS, self.hazards.simplify)
+                found = known[id(access)] = access, new
             return found[1]
 
         return shift

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..ir import stmt as st
 from ..ir.expr import Address, Call, Expr, Load, Var
-from ..ir.node import Node, children, walk
+from ..ir.node import Node, children, symbols, walk
 from ..ir.stmt import Block, Break, Continue, For, If, Let, Stmt, Store, While
 from .hazards import Collector, Swap
 
@@ -29,7 +29,8 @@ class Facts:
             if not any(isinstance(n, Load | Call) for n in walk(value)):
                 names[id(let.var)] = value
         self.collector = Collector(names, relevant)
-        self.mixed: set[int] = set()  # names and variables whose value differs between threads
+        # Names and variables whose value differs between threads.
+        self.mixed = {id(n) for n in nodes if isinstance(n, Var) and n.role == "thread"}
         size = -1
         while size != len(self.mixed):
             size = len(self.mixed)
@@ -53,11 +54,7 @@ class Facts:
 
     def is_divergent(self, e: Expr) -> bool:
         """Whether threads of the block may see different values; registers are read alike where they decide."""
-        return any(
-            (isinstance(n, Var) and (n.role == "thread" or id(n) in self.mixed))
-            or (isinstance(n, Load) and id(n.buffer) in self.mixed)
-            for n in walk(e)
-        )
+        return not self.mixed.isdisjoint(symbols(e))
 
     def parts(self, loop: For | While) -> bool:
         """Whether threads may be in different iterations of a loop, or leave it at different times."""

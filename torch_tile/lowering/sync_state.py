@@ -58,13 +58,20 @@ class State:
             new.fly(shift(access), younger)
         return new
 
-    def entering(self, var: Var, start: Expr, inside: Sequence[Access]) -> State:
+    def entering(
+        self, var: Var, start: Expr, inside: Sequence[Access], simplify: Callable[[Expr], Expr] = simplify
+    ) -> State:
         """As the first iteration of a loop over `var` with the accesses `inside` sees it.
 
         What the loop counts as versions, modulo their number, is told from `var - start`, which is 0.
         """
         versions = _versions(inside)
-        return self.earlier(lambda access: _entering(access, var - start, versions.get(id(access.buffer), set())))
+        turns = var - start
+
+        def moved(access: Access) -> Access:
+            return _entering(access, turns, versions.get(id(access.buffer), set()), simplify)
+
+        return self.earlier(moved)
 
     def fly(self, access: Access, younger: frozenset[int]) -> None:
         """A copy is under way, besides others that are alike."""
@@ -116,7 +123,7 @@ def _versions(accesses: Sequence[Access]) -> dict[int, set[int]]:
     return found
 
 
-def _entering(access: Access, turns: Expr, dims: set[int]) -> Access:
+def _entering(access: Access, turns: Expr, dims: set[int], simplify: Callable[[Expr], Expr]) -> Access:
     indices = list(access.indices)
     for dim in dims:
         size = access.buffer.shape[dim]
