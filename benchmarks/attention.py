@@ -1,55 +1,178 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and MLA decoding against torch.
+"""Attention forward and decoding: `python -m benchmarks.attention [--quick] [--only decode] [--rivals cuDNN,FA2]`.
 
-`python benchmarks/attention.py [--only NAME] [--seconds S]`
+Work counts half for causal masks. Rivals: cuDNN and FlashAttention-2 as torch ships them, flex_attention (Triton) on a
+few rows because it compiles for each, FlashAttention-3 and TileLang where they are installed.
 """
 
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from timer import arguments, report
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torch_tile.kernels.attention import attention
-from torch_tile.kernels.mla_decode import mla_decode, reference
-
-PROBLEMS = [  # name, dtype, heads, key heads, queries, keys, head dim, causal, mask
-    ("prefill", torch.float32, 8, 8, 1024, 1024, 64, False, None),
-    ("prefill_causal", torch.float32, 8, 8, 1024, 1024, 64, True, None),
-    ("prefill_bool", torch.float32, 8, 8, 512, 512, 64, False, torch.bool),
-    ("prefill_float", torch.float32, 8, 8, 512, 512, 64, False, torch.float32),
-    ("prefill_128", torch.float32, 8, 2, 512, 512, 128, True, None),
-    ("prefill_bf16", torch.bfloat16, 8, 8, 512, 512, 64, True, None),
-    ("decode", torch.float32, 32, 8, 1, 2048, 128, False, None),
-]
+from benchmarks import tilelang_kernels
+from benchmarks.problem import Case, Prepare, Problem, sample_of
+from benchmarks.runner import main
+from benchmarks.timer import Call, name_of
+from torch_tile.kernels.attention import attention, reference
 
 
-def time_attention(
-    name: str, dtype: torch.dtype, heads: int, kv_heads: int, q_len: int, kv_len: int, d: int, causal: bool,
-    mask_dtype: torch.dtype | None, seconds: float,
-) -> None:  # fmt: skip
-    q, k, v = (torch.randn(1, *s, d, dtype=dtype) for s in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len)))
-    mask = None if mask_dtype is None else torch.randn(q_len, kv_len)
-    mask = mask > 0 if mask is not None and mask_dtype == torch.bool else mask
-    rivals = {
-        "torch": partial(F.scaled_dot_product_attention, q, k, v, mask, is_causal=causal, enable_gqa=True),
-        "tile": partial(attention, q, k, v, mask, causal),
+@dataclass(frozen=True)
+class Shape:
+    """`cudnn` is how many times faster than cuDNN we should be, where FlashAttention-3 is not there to be matched."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    d: int
+    causal: bool
+    cudnn: float = 1.0
+    v_d: int = 0  # 0: d
+    dtype: torch.dtype = torch.float16
+    flex: bool = False
+    quick: bool = False
+
+    @property
+    def is_decode(self) -> bool:
+        return self.queries < self.keys
+
+    @property
+    def name(self) -> str:
+        heads = f"h{self.heads}" if self.heads == self.kv_heads else f"h{self.heads}/{self.kv_heads}"
+        d = f"d{self.d}/{self.v_d}" if self.v_d else f"d{self.d}"
+        kind, queries = ("decode", f" q{self.queries}") if self.is_decode else ("attention", "")
+        order = "causal" if self.causal else "full"
+        return f"{kind} b{self.batch} s{self.keys}{queries} {heads} {d} {order} {name_of(self.dtype)}"
+
+
+def square(
+    batch: int, n: int, causal: bool, cudnn: float, heads: int = 32, kv_heads: int = 32, d: int = 128, v_d: int = 0,
+    dtype: torch.dtype = torch.float16, flex: bool = False, quick: bool = False,
+) -> Shape:  # fmt: skip
+    return Shape(batch, heads, kv_heads, n, n, d, causal, cudnn, v_d, dtype, flex, quick)
+
+
+def decode(batch: int, keys: int, cudnn: float, queries: int = 1, quick: bool = False) -> Shape:
+    return Shape(batch, 64, 8, queries, keys, 128, False, cudnn, dtype=torch.bfloat16, quick=quick)
+
+
+BF16 = torch.bfloat16
+ON_GPU = (
+    square(1, 512, True, 1.15), square(1, 512, False, 1.15), square(1, 1024, True, 1.27, flex=True),
+    square(1, 1024, False, 1.15, flex=True), square(1, 4096, True, 1.23, flex=True, quick=True),
+    square(2, 8192, True, 1.15, flex=True), square(2, 8192, False, 1.09, quick=True), square(1, 16384, True, 1.14),
+    square(1, 4096, True, 1.16, dtype=BF16), square(2, 8192, True, 1.13, dtype=BF16),
+    square(2, 8192, False, 1.09, dtype=BF16), square(1, 16384, True, 1.15, dtype=BF16),
+    square(2, 4096, True, 1.15, 64, 8, dtype=BF16, quick=True), square(2, 8192, False, 1.06, 64, 8, dtype=BF16),
+    square(2, 8192, True, 1.10, d=64, dtype=BF16, quick=True),
+    square(1, 4096, True, 1.10, 128, 128, 192, 128, dtype=BF16),
+    decode(1, 8192, 1.3), decode(8, 8192, 1.15, quick=True), decode(32, 8192, 0.98), decode(128, 4096, 0.98),
+    decode(8, 8192, 3.0, queries=8), decode(8, 8192, 3.0, queries=16),
+)  # fmt: skip
+FP32 = torch.float32
+ON_CPU = (
+    Shape(1, 2, 2, 40, 40, 16, True, dtype=FP32, quick=True), Shape(2, 4, 2, 1, 70, 16, False, dtype=FP32, quick=True),
+    Shape(1, 2, 1, 33, 33, 24, False, v_d=16, dtype=BF16, quick=True),
+    Shape(1, 8, 8, 1024, 1024, 64, False, dtype=FP32), Shape(1, 8, 8, 1024, 1024, 64, True, dtype=FP32),
+    Shape(1, 8, 2, 512, 512, 128, True, dtype=FP32), Shape(1, 8, 8, 512, 512, 64, True, dtype=BF16),
+    Shape(1, 32, 8, 1, 2048, 128, False, dtype=FP32),
+)  # fmt: skip
+
+
+def problems(device: str) -> Iterator[Problem]:
+    for s in ON_GPU if device == "cuda" else ON_CPU:
+        v_d = s.v_d or s.d
+        pairs = s.batch * s.heads * s.queries * s.keys * (0.5 if s.causal else 1.0)
+        elements = s.batch * (s.heads * s.queries + s.kv_heads * s.keys) * (s.d + v_d)
+        group = "decode" if s.is_decode else f"attention {name_of(s.dtype)}"
+        asked = {"cuDNN": s.cudnn} if s.is_decode else {"FA3": 1.0, "cuDNN": s.cudnn}
+        yield Problem(
+            s.name, group, s.dtype, 2.0 * pairs * (s.d + v_d), float(s.dtype.itemsize * elements),
+            partial(case, s, device), asked if device == "cuda" else {}, quick=s.quick,
+        )  # fmt: skip
+
+
+def case(s: Shape, device: str) -> Case:
+    draw = partial(torch.randn, device=device, dtype=s.dtype)
+    q = draw(s.batch, s.heads, s.queries, s.d)
+    k, v = (draw(s.batch, s.kv_heads, s.keys, d) for d in (s.d, s.v_d or s.d))
+    heads = sample_of(s.batch * s.heads, 8, device)
+    b, h = heads // s.heads, heads % s.heads
+    rows = sample_of(s.queries, 64, device)
+
+    def expected() -> torch.Tensor:
+        own = [x.double()[:, None] for x in (q[b, h][:, rows], k[b, h // (s.heads // s.kv_heads)])]
+        values = v[b, h // (s.heads // s.kv_heads)].double()[:, None]
+        seen = torch.arange(s.keys, device=device) <= rows[:, None] if s.causal else None
+        return reference(*own, values, seen)[0][:, 0]
+
+    def sample(out: torch.Tensor) -> torch.Tensor:
+        return out[b, h][:, rows]
+
+    return Case(partial(attention, q, k, v, None, s.causal), rivals_of(s, q, k, v), sample, expected)
+
+
+def rivals_of(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Prepare]:
+    grouped = s.heads != s.kv_heads
+    sdpa = partial(F.scaled_dot_product_attention, q, k, v, is_causal=s.causal, enable_gqa=grouped)
+    if q.device.type == "cpu":
+        return {"torch": lambda: sdpa, "flex": partial(flex, s, q, k, v)}
+    rivals: dict[str, Prepare] = {
+        "cuDNN": lambda: partial(through, SDPBackend.CUDNN_ATTENTION, sdpa),
+        "FA2": lambda: partial(through, SDPBackend.FLASH_ATTENTION, sdpa),
+        "FA3": partial(flash_attention_3, s, q, k, v),
     }
-    flops = 4.0 * heads * q_len * kv_len * d * (0.5 if causal else 1.0)
-    report(f"{name} {heads}x{q_len}x{kv_len}x{d}", rivals, flops, seconds=seconds)
+    if s.flex:
+        rivals["flex"] = partial(flex, s, q, k, v)
+    if not s.is_decode and not s.v_d:
+        rivals["tilelang"] = partial(tilelang, s, q, k, v)
+    return rivals
 
 
-def main() -> None:
-    options = arguments(__doc__)
-    for name, *problem in PROBLEMS:
-        if options.only in name:
-            time_attention(name, *problem, options.seconds)
-    if options.only in "mla_decode":
-        q, q_pe = torch.randn(2, 1, 16, 512), torch.randn(2, 1, 16, 64)
-        kv, k_pe = torch.randn(2, 1024, 512), torch.randn(2, 1024, 64)
-        rivals = {"torch": partial(reference, q, q_pe, kv, k_pe), "tile": partial(mla_decode, q, q_pe, kv, k_pe)}
-        report("mla_decode 2x16x1024x(512+64)", rivals, 2.0 * 2 * 16 * 1024 * (2 * 512 + 64), seconds=options.seconds)
+def through(backend: SDPBackend, call: Call) -> object:
+    with sdpa_kernel(backend):
+        return call()
+
+
+def flash_attention_3(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
+    """Its tensors are `[batch, length, heads, d]`."""
+    module = importlib.import_module("flash_attn_interface")
+    operands = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    function = module.flash_attn_with_kvcache if s.is_decode else module.flash_attn_func
+
+    def call() -> torch.Tensor:
+        out = function(*operands, causal=s.causal)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return call
+
+
+def flex(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch.compiler.reset()
+    mask = None
+    if s.causal:
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, s.queries, s.keys, device=q.device.type)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return partial(compiled, q, k, v, block_mask=mask, enable_gqa=s.heads != s.kv_heads)
+
+
+def tilelang(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
+    module = importlib.import_module("tilelang")
+    dtype = str(s.dtype).removeprefix("torch.")
+    sizes = (s.batch, s.heads, s.kv_heads, s.keys, s.d)
+    return partial(tilelang_kernels.attention(module, *sizes, s.causal, dtype), q, k, v)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(["attention"], __doc__))

@@ -1,50 +1,152 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One timer for all benchmarks: rivals take turns, so that a slow moment of the machine meets all of them.
+"""One timer for all benchmarks: rivals take turns, each from a cold L2 cache, and the machine's ceilings are measured
+in the same run.
 
-Prints the median time of each rival, its spread (half the distance between the quartiles), its rate, and its speed
-relative to the first rival. OMP_NUM_THREADS says how many cores take part.
+Turns, because clocks follow the power that the chip draws: a slow moment meets all rivals, and who goes first changes
+from round to round. What is timed on a GPU is its own time, between two events.
 """
+
+from __future__ import annotations
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+Call = Callable[[], object]
 
-def interleaved(rivals: dict[str, Callable[[], object]], seconds: float = 1.0) -> dict[str, list[float]]:
-    """Times of single calls, in seconds, after one call of each to warm up; about `seconds` in all."""
-    for call in rivals.values():
+FLUSHED = 256 * 2**20  # bytes written before each sample; the largest L2 cache of today holds half of that
+BURST = 5  # rounds between two waits for the GPU
+LEAD = 8  # flushes at the start of a burst: while the GPU is at them, the host gets ahead of it
+FEWEST, MOST = 5, 200  # rounds
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call: the median, and the 20th and 80th percentile of `count` samples."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Timing:
+        ordered = sorted(samples)
+        last = len(ordered) - 1
+        low, high = (ordered[round(part * last)] for part in (0.2, 0.8))
+        return cls(statistics.median(ordered), low, high, len(ordered))
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the percentiles, as a share of the median."""
+        return (self.high - self.low) / 2 / self.median if self.median else 0.0
+
+
+def measure(calls: Mapping[str, Call], seconds: float, device: str) -> dict[str, Timing]:
+    """Time each call for about `seconds` in all; they must have been made once before, so that all is compiled."""
+    samples = (by_events if device == "cuda" else by_clock)(calls, seconds)
+    return {name: Timing.of(times) for name, times in samples.items()}
+
+
+def rounds_for(seconds: float, round_seconds: float) -> int:
+    return max(FEWEST, min(MOST, int(seconds / max(round_seconds, 1e-9))))
+
+
+def turns(names: Sequence[str], number: int) -> Sequence[str]:
+    """The order of a round: each is first in its turn."""
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def by_clock(calls: Mapping[str, Call], seconds: float) -> dict[str, list[float]]:
+    """Samples of each call, in seconds, on the CPU."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    start = time.perf_counter()
+    for call in calls.values():
         call()
-    times: dict[str, list[float]] = {name: [] for name in rivals}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or min(map(len, times.values())) < 5:
-        for name, call in rivals.items():
+    for number in range(rounds_for(seconds, time.perf_counter() - start)):
+        for name in turns(list(calls), number):
             start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return times
+            calls[name]()
+            samples[name].append(time.perf_counter() - start)
+    return samples
 
 
-def report(
-    what: str, rivals: dict[str, Callable[[], object]], work: float, unit: str = "GFLOP/s", seconds: float = 1.0
-) -> None:
-    """Time the rivals, of which the first is the yardstick, and print a line for each. `work`: flop, or bytes."""
-    times = interleaved(rivals, seconds)
-    yardstick = statistics.median(next(iter(times.values())))
-    for name, samples in times.items():
-        median = statistics.median(samples)
-        first, _, third = statistics.quantiles(samples, n=4)
-        print(
-            f"{what:40} {name:14} {median * 1e6:11.1f} us +-{(third - first) / 2 / median:4.0%} "
-            f"{work / median / 1e9:9.1f} {unit}  {yardstick / median:6.2f}x",
-            flush=True,
-        )
+def by_events(calls: Mapping[str, Call], seconds: float) -> dict[str, list[float]]:
+    """Samples of each call, in seconds, on the current stream of the GPU."""
+    cache = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
+
+    def one_round(number: int) -> dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]:
+        events = {}
+        for name in turns(list(calls), number):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            cache.zero_()
+            start.record()
+            calls[name]()
+            stop.record()
+            events[name] = (start, stop)
+        return events
+
+    one_round(0)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    one_round(1)
+    torch.cuda.synchronize()
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    rounds = rounds_for(seconds, time.perf_counter() - begin)
+    for first in range(0, rounds, BURST):
+        for _ in range(LEAD):
+            cache.zero_()
+        made = [one_round(number) for number in range(first, min(first + BURST, rounds))]
+        torch.cuda.synchronize()
+        for events in made:
+            for name, (start, stop) in events.items():
+                samples[name].append(start.elapsed_time(stop) / 1e3)
+    return samples
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """What every benchmark takes from its command line."""
+@dataclass(frozen=True)
+class Ceilings:
+    """The most that the machine did in this run: bytes/s copied (read plus written) and read, flop/s of torch.mm on
+    N(0, 1) data by dtype.
+    """
+
+    copy: float
+    read: float
+    products: dict[str, float]
+
+    def seconds(self, flops: float, moved: float, dtype: str, traffic: str) -> tuple[float, str]:
+        """The least time for so many operations and bytes, and which of the two it takes: "flops" or "bytes"."""
+        by_flops = flops / self.products.get(dtype, max(self.products.values()))
+        by_bytes = moved / (self.read if traffic == "read" else self.copy)
+        return (by_flops, "flops") if by_flops >= by_bytes else (by_bytes, "bytes")
+
+
+def measure_ceilings(device: str, dtypes: Sequence[torch.dtype], seconds: float) -> Ceilings:
+    """The machine's ceilings, by torch's own copy, sum and product; a copy reads too, and bounds reading from below."""
+    n, size = (2**28, 8192) if device == "cuda" else (2**22, 512)
+    x = torch.randn(n, device=device)
+    y = torch.empty_like(x)
+    timed = measure({"copy": partial(y.copy_, x), "read": x.sum}, seconds / 2, device)
+    del x, y
+    copy, read = 2.0 * 4 * n / timed["copy"].low, 4.0 * n / timed["read"].low
+    pairs = {dtype: [torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)] for dtype in dtypes}
+    timed = measure({name_of(d): partial(torch.mm, *pair) for d, pair in pairs.items()}, seconds / 2, device)
+    return Ceilings(copy, max(read, copy), {name: 2.0 * size**3 / t.low for name, t in timed.items()})
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """fp16, bf16, fp32 or fp64."""
+    return str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """What small benchmarks take from their command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each line")
     parser.add_argument("--only", default="", help="run the problems whose name contains this")

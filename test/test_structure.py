@@ -45,6 +45,7 @@ NOT_MIRRORED = {
     "test_structure.py": "is about the whole tree",
     "test_readme.py": "runs the examples of README.md",
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
+    "benchmarks": "tests benchmarks/, file for file",
     "csrc": "tests the headers of csrc/, name for name",
     "cubins": "compiles every kernel of the library for every chip",
     "fuzz": "random programs through the interpreter and the CPU target",
