@@ -8,4 +8,28 @@ namespace tile {
 TILE_DEVICE void barrier() { __syncthreads(); }      // all threads of the block
 TILE_DEVICE void warp_barrier() { __syncwarp(); }    // the 32 threads of a warp
 
+// `threads` threads of the block, whole warps, at barrier `number`; 0 is that of `barrier`.
+template <int number, int threads> TILE_DEVICE void named_barrier() {
+  static_assert(number > 0 && number < 16 && threads % 32 == 0, "barriers 1 to 15 are met by whole warps");
+  asm volatile("bar.sync %0, %1;" ::"n"(number), "n"(threads) : "memory");
+}
+
+// The same for those that need not wait for the others.
+template <int number, int threads> TILE_DEVICE void named_barrier_arrive() {
+  static_assert(number > 0 && number < 16 && threads % 32 == 0, "barriers 1 to 15 are met by whole warps");
+  asm volatile("bar.arrive %0, %1;" ::"n"(number), "n"(threads) : "memory");
+}
+
+// Registers of each thread of this warpgroup from here on, more than before or fewer (sm_90a).
+template <int count, bool more> TILE_DEVICE void set_registers() {
+  static_assert(count % 8 == 0 && count >= 24 && count <= 256, "a multiple of 8 from 24 to 256");
+  if constexpr (more)
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+  else
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+TILE_DEVICE void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for the kernels before this one
+TILE_DEVICE void grid_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }  // the next may start
+
 }  // namespace tile

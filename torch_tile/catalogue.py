@@ -25,6 +25,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "not_in_kernel": ("`{what}` is used outside `with T.Kernel(...)`", "move it into the kernel's body"),
     "nested_kernel": ("T.Kernel inside another T.Kernel", "close the first kernel before opening the second"),
+    "not_outermost": (
+        "`{what}` is used inside a {region}",
+        "move it into the kernel's body itself, around or before the {region}",
+    ),
     "bad_annotation": (
         "parameter `{name}` has the annotation {got}, which is neither a tensor nor a scalar type",
         "annotate it with T.Tensor(shape, dtype) or a dtype such as T.int32",
@@ -126,6 +130,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "end the `if` before the values are read, or let every thread take part",
     ),
     "bulk_copy": ("T.tma_copy cannot be made of bulk copies: {why}", "mend that, or use T.copy"),
+    "no_config": (
+        "autotune: none of the {count} configurations of `{name}` works",
+        "the notes say what went wrong with each: mend that, or give other configurations",
+    ),
     "slow_schedule": ("strict: {op} became {became}", "{why}: mend that, or leave out strict=True"),
     "device_assert": ("device assertion failed: {message}", "see the condition at this line"),
 }

@@ -100,6 +100,22 @@ def not_in_kernel_at_all():
     T.alloc_shared((4,), "float32")
 
 
+def not_outermost():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            for i in T.serial(4):
+                with T.role(0, 32):  # here
+                    A[i] = 0.0
+
+
+def barrier_not_outermost():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _, T.role(0, 32):
+            T.alloc_barrier(1)  # here
+
+
 def nested_kernel():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):
@@ -193,6 +209,8 @@ CASES = {
     rebound_parameter: ("rebound_in_region", "n = n * 2"),
     not_in_kernel: ("not_in_kernel", "T.clear(A)"),
     not_in_kernel_at_all: ("not_in_kernel", None),
+    not_outermost: ("not_outermost", "T.role(0, 32)"),
+    barrier_not_outermost: ("not_outermost", "T.alloc_barrier(1)"),
     nested_kernel: ("nested_kernel", "T.Kernel(2)"),
     bad_annotation: ("bad_annotation", "n: list"),
     bad_annotation_missing: ("bad_annotation", "A"),

@@ -8,19 +8,24 @@ around them are unrolled, so that they stay in registers.
 from __future__ import annotations
 
 from ..build import Build
+from ..diagnostics import error
 from ..intrinsics import lookup
 from ..intrinsics.memory import option
 from ..ir import dtype as dtypes
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Const, Load, Var
 from ..ir.interval import Interval
-from ..ir.node import walk
-from ..ir.stmt import Kernel, Program, Store, dimensions
+from ..ir.node import Node, children, walk
+from ..ir.stmt import Kernel, Program, Role, Store, dimensions
+from ..ir.tensor_map import TensorMap
+from ..target import Target
 from .c_text import Names, is_small, storage
-from .cuda_source import CudaSource, Entry
+from .cuda_source import CudaSource, Entry, MapArg
 from .cuda_stmt import CudaStatements
+from .cuda_wgmma import wgmma_functions
 
 SHARED = "shared_memory"  # the name of the block's shared memory
+MAP_ALIGNMENT = 16  # bytes, of a tensor that has a tensor map
 MOST_BLOCKS = 65535  # in y and z, on every GPU
 LARGEST_SIZE = 2**31 - 2**16  # of a dimension passed as `int`: rounding it up to whole tiles does not overflow
 KINDS = {
@@ -52,13 +57,31 @@ def long_dimensions(source: Program) -> set[int]:
 
 
 def used_symbols(kernel: Kernel) -> dict[int, Buffer | Var]:
-    """The variables and buffers that a kernel's body mentions, by id."""
+    """The variables and buffers that a kernel's body needs, by id. What a tensor map says only its launcher needs."""
     found: dict[int, Buffer | Var] = {}
-    for node in walk(kernel.body):
+    waiting: list[Node] = [kernel.body]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, Var):
             found[id(node)] = node
         elif isinstance(node, Load | Address | Store):
             found[id(node.buffer)] = node.buffer
+        elif isinstance(node, Role) and kernel.thread is not None:
+            found[id(kernel.thread)] = kernel.thread
+        if not isinstance(node, TensorMap):
+            waiting += children(node)
+    return found
+
+
+def calls_of(program: Program, target: Target) -> list[Call]:
+    """The calls of all kernels, each of which `target` must have; TileError (`unsupported_on_target`) otherwise."""
+    found = [node for kernel in program.kernels for node in walk(kernel.body) if isinstance(node, Call)]
+    for call in found:
+        if not lookup(call.name).exists_on(target.capability):
+            raise error(
+                "unsupported_on_target", call.span, what=f"`{call.name}`", target=str(target),
+                fix=f"compile for {lookup(call.name).where}",
+            )  # fmt: skip
     return found
 
 
@@ -73,6 +96,8 @@ def written_buffers(kernel: Kernel) -> set[int]:
                 address = node.args[access.operand]
                 if "w" in access.kind and isinstance(address, Address):
                     found.add(id(address.buffer))
+            if node.name == "tma_store":
+                found |= {id(a.buffer) for a in node.args if isinstance(a, TensorMap)}
     return found
 
 
@@ -89,13 +114,15 @@ class _Cuda:
         self.scalars = [p for p in program.params if isinstance(p, Var)]
 
     def run(self) -> CudaSource:
+        calls = calls_of(self.program, self.build.target)
         functions = [self.function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
         headers = sorted({h for _, _, used in functions for h in used} - {"cuda_types.h", "cuda_math.h"})
         lines = [f"// {self.program.name} for {self.build.target}"]
         if self.build.options.fast_math:
             lines.append("#define TILE_FAST_MATH")
         lines += [f'#include "{header}"' for header in ("cuda_types.h", "cuda_math.h", *headers)]
-        text = "\n".join(lines) + "\n" + "".join(f"\n{body}" for _, body, _ in functions)
+        products = wgmma_functions(call for call in calls if call.name == "wgmma")
+        text = "\n".join(lines) + "\n" + products + "".join(f"\n{body}" for _, body, _ in functions)
         return CudaSource(text, tuple(entry for entry, _, _ in functions), self.alignment())
 
     def function(self, number: int, kernel: Kernel) -> tuple[Entry, str, set[str]]:
@@ -106,8 +133,8 @@ class _Cuda:
         if may_fold(kernel):
             used |= {id(n): n for extent in kernel.grid[:2] for n in walk(extent) if isinstance(n, Var)}
         names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
-        out = CudaStatements(names, SHARED)
-        args: list[int | Var] = []
+        out = CudaStatements(names, SHARED, kernel)
+        args: list[int | Var | MapArg] = []
         params, prologue, kinds = [], [], ""
         for position, buffer in enumerate(self.tensors):
             if id(buffer) in used:
@@ -115,6 +142,10 @@ class _Cuda:
                 constant = "" if id(buffer) in written else "const "
                 params.append(f"{constant}{storage(buffer.dtype)}* __restrict__ {names.of(buffer)}")
                 kinds += "P"
+        for each, name_of_map in self.maps(kernel, out):
+            args.append(each)
+            params.append(f"const __grid_constant__ tile::TensorMap {name_of_map}")
+            kinds += "M"
         for var in (*self.sizes, *self.scalars):
             if id(var) in used:
                 args.append(var)
@@ -136,8 +167,17 @@ class _Cuda:
         out.body(kernel.body)
         out.close()
         launch = kernel.grid, threads, kernel.shared_bytes, kernel.span
-        entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel))
+        early = any(isinstance(n, Call) and n.name == "grid_wait" for n in walk(kernel.body))
+        entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), early=early)
         return entry, "\n".join(out.lines) + "\n", out.text.headers
+
+    def maps(self, kernel: Kernel, out: CudaStatements) -> list[tuple[MapArg, str]]:
+        """The tensor maps of a kernel, each once, with the names of their parameters."""
+        for node in walk(kernel.body):
+            if isinstance(node, TensorMap):
+                out.text.map_name(node)
+        positions = {id(b): position for position, b in enumerate(self.tensors)}
+        return [(_map_arg(each, positions[id(each.buffer)]), name) for each, name in out.text.maps]
 
     def parameter(self, var: Var, out: CudaStatements) -> tuple[str, list[str]]:
         """A dimension or scalar: its declaration, and what the function's first lines make of it."""
@@ -185,12 +225,19 @@ class _Cuda:
             out.line(f"const int {out.names.of(var)} = {here};")
 
     def alignment(self) -> tuple[int, ...]:
-        """For each tensor, the bytes that its widest access takes."""
+        """For each tensor, the bytes that its widest access takes, or a tensor map of it."""
         found = {id(b): b.dtype.itemsize for b in self.tensors}
         for kernel in self.program.kernels:
             for node in walk(kernel.body):
-                if isinstance(node, Call) and node.name in ("vector_copy", "cp_async"):
+                if isinstance(node, TensorMap):
+                    found[id(node.buffer)] = max(found[id(node.buffer)], MAP_ALIGNMENT)
+                elif isinstance(node, Call) and node.name in ("vector_copy", "cp_async"):
                     for address in node.args:
                         if isinstance(address, Address) and id(address.buffer) in found:
                             found[id(address.buffer)] = max(found[id(address.buffer)], option(node))
         return tuple(found[id(b)] for b in self.tensors)
+
+
+def _map_arg(node: TensorMap, position: int) -> MapArg:
+    dtype = node.buffer.dtype
+    return MapArg(position, node.sizes, node.strides, node.box, node.swizzle, dtype.name, dtype.itemsize)

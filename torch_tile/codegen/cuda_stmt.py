@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
 from ..diagnostics import InternalError, Span
 from ..ir import dtype as dt
 from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
@@ -18,8 +22,11 @@ from ..ir.stmt import (
     Do,
     For,
     If,
+    Kernel,
     Let,
     Print,
+    Role,
+    Stmt,
     Store,
     While,
 )  # fmt: skip
@@ -27,12 +34,15 @@ from .c_text import PREFIX, Names, held, is_small, storage, string
 from .cuda_text import INT, CudaText, int_type
 from .unrolling import pragma
 
+REGISTERS = 65536  # of an SM, which one block may have to itself
+
 
 class CudaStatements:
-    """Collects the lines of one function."""
+    """Collects the lines of one function; `shared` is the name of the block's shared memory."""
 
-    def __init__(self, names: Names, shared: str):
+    def __init__(self, names: Names, shared: str, kernel: Kernel):
         self.names, self.shared = names, shared
+        self.thread, self.threads = kernel.thread, math.prod(kernel.threads)
         self.text = CudaText(names)
         self.lines: list[str] = []
         self.depth = 0
@@ -54,11 +64,49 @@ class CudaStatements:
 
     def body(self, block: Block) -> None:
         """All statements of a block."""
-        for stmt in block.stmts:
-            method = getattr(self, f"_{type(stmt).__name__.lower()}", None)
-            if method is None:
-                raise InternalError(f"no CUDA for {type(stmt).__name__}", stmt.span)
-            method(stmt)
+        for kind, stmts in groupby(block.stmts, type):
+            if kind is Role:
+                self.roles([s for s in stmts if isinstance(s, Role)])
+                continue
+            for stmt in stmts:
+                self.statement(stmt)
+
+    def statement(self, stmt: Stmt) -> None:
+        """One statement that is no role."""
+        method = getattr(self, f"_{type(stmt).__name__.lower()}", None)
+        if method is None:
+            raise InternalError(f"no CUDA for {type(stmt).__name__}", stmt.span)
+        method(stmt)
+
+    def roles(self, roles: Sequence[Role]) -> None:
+        """Roles that follow each other run at the same time: branches on the thread's index, uniform in each warp."""
+        thread = self.thread
+        assert thread is not None
+        for number, role in enumerate(roles):
+            test = condition(role, roles[:number], self.threads, self.names.of(thread))
+            branch = f"if ({test})" if test else ""
+            if number == 0:
+                self.open(branch, role.span)
+            else:
+                self.close(f"}} else {branch} {{" if branch else "} else {")
+                self.depth += 1
+            self.set_registers(role)
+            self.within(thread, Interval(role.first, role.first + role.count - 1))
+            self.body(role.body)
+            self.within(thread, Interval(0, self.threads - 1))
+        self.close()
+
+    def within(self, var: Var, interval: Interval) -> None:
+        """From here on `var` lies in `interval`, whatever was known of it."""
+        self.text.bind(var, interval)
+        self.text.intervals.clear()
+
+    def set_registers(self, role: Role) -> None:
+        """Move registers between warpgroups: each thread starts with an equal share."""
+        share = REGISTERS // self.threads // 8 * 8
+        if role.registers not in (0, share):
+            self.text.headers.add("sync.h")
+            self.line(f"tile::set_registers<{role.registers}, {str(role.registers > share).lower()}>();")
 
     def _block(self, block: Block) -> None:
         self.open()
@@ -128,7 +176,7 @@ class CudaStatements:
             init = f" = {self.text.assigned(node.init, buffer.dtype)}" if node.init is not None else ""
             self.line(f"{held(buffer.dtype)} {name}{init};", node.span)
             return
-        if buffer.scope == "shared":
+        if buffer.scope in ("shared", "barrier"):
             if buffer.offset is None:
                 raise InternalError(f"`{buffer.name}` has no place in shared memory", node.span)
             self.line(f"{kind}* const {name} = reinterpret_cast<{kind}*>({self.shared} + {buffer.offset});", node.span)
@@ -172,6 +220,17 @@ class CudaStatements:
         message = node.message.replace("%", "%%")
         text = string(f"{message}: {form}\n" if message else f"{form}\n")
         self.line(f"printf({text}, ({kind}){self.text.value(value, above=PREFIX)});", node.span)
+
+
+def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> str:
+    """Whether `thread`, which has none of the roles `before`, has this one, as C++ text; empty if it always has."""
+    end = role.first + role.count
+    if sum(r.count for r in before) + role.count == threads:
+        return ""
+    is_least = sum(r.count for r in before if r.first < role.first) == role.first
+    is_greatest = sum(r.count for r in before if r.first >= end) == threads - end
+    tests = ([] if is_least else [f"{thread} >= {role.first}"]) + ([] if is_greatest else [f"{thread} < {end}"])
+    return " && ".join(tests)
 
 
 def place(span: Span) -> str:

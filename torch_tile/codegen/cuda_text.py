@@ -15,6 +15,7 @@ from ..ir.dtype import DType
 from ..ir.expr import COMPARISONS, LOGICAL, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
 from ..ir.interval import Interval, of_binary, range_of
 from ..ir.node import children, equal
+from ..ir.tensor_map import TensorMap
 from .c_text import PRECEDENCE, PREFIX, SIGNED, SPELLING, Names, Text, held, is_small, literal, storage
 
 INT = range_of(dt.int32)
@@ -31,10 +32,19 @@ class CudaText(Text):
         self.made: dict[int, bool] = {}
         self.keep: list[Expr] = []  # so that ids stay their own
         self.headers: set[str] = set()
+        self.maps: list[tuple[TensorMap, str]] = []  # with their names
 
     def bind(self, var: Var, interval: Interval) -> None:
         """`var` lies in `interval`."""
         self.known[id(var)] = interval
+
+    def map_name(self, tensor_map: TensorMap) -> str:
+        """The parameter that holds a tensor map; maps that say the same share one."""
+        found = next((name for known, name in self.maps if equal(known, tensor_map)), None)
+        if found is None:
+            found = self.names.of(Var(f"{tensor_map.buffer.name}_map", tensor_map.dtype))
+            self.maps.append((tensor_map, found))
+        return found
 
     def bind_block(self, var: Var, extent: Expr) -> None:
         """`var` is a block index below `extent`, which is at least 1 where the kernel runs."""
@@ -188,6 +198,9 @@ class CudaText(Text):
         if load.dtype == dt.bfloat16 and buffer.scope == "local" and (buffer.static_shape or (1,))[0] % 2 == 0:
             return f"tile::widen({self.names.of(buffer)}, {self.index(load.indices[0])})", 99
         return super()._load(load, False)
+
+    def _tensormap(self, node: TensorMap, wide: bool) -> tuple[str, int]:
+        return f"&{self.map_name(node)}", PREFIX
 
     def _unary(self, node: Unary, wide: bool) -> tuple[str, int]:
         text, own = super()._unary(node, wide)

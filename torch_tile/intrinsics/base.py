@@ -50,9 +50,10 @@ class Intrinsic:
     call).
 
     For GPUs: `cuda` is the C++ function, or gives it from the call; `header` of csrc/ declares it; `arch` is the least
-    compute capability that has it; `effects` tells what a call does to memory; `convergent` says who must call it
-    together ("block", "role", "warpgroup", "warp" or ""). `meaning` computes it on NumPy arrays, one entry per thread,
-    for a warp's whole warps at once (arrays `[warps, 32, ...]`); its last argument is the call's options.
+    compute capability that has it, or the only one if `only`; `effects` tells what a call does to memory; `convergent`
+    says who must call it together ("block", "role", "warpgroup", "warp" or ""). `meaning` computes it on NumPy arrays,
+    one entry per thread, for a warp's whole warps at once (arrays `[warps, 32, ...]`); its last argument is the call's
+    options.
     """
 
     name: str
@@ -67,6 +68,16 @@ class Intrinsic:
     effects: Callable[[Call], tuple[Access, ...]] = no_effects
     convergent: str = ""
     meaning: Callable[..., Any] | None = None
+    only: bool = False
+
+    def exists_on(self, capability: int) -> bool:
+        """Whether GPUs of this compute capability have it."""
+        return capability == self.arch if self.only else capability >= self.arch
+
+    @property
+    def where(self) -> str:
+        """The targets that have it."""
+        return f"sm_{self.arch}a" if self.only else f"sm_{self.arch} or later"
 
     def spelling(self, call: Call) -> str:
         """The C++ function that a CUDA kernel calls for `call`, options as template arguments."""

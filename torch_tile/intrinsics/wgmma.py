@@ -111,6 +111,31 @@ def _flag(value: Any) -> Expr:
     return cast(to_expr(value), dt.bool_)
 
 
+# Names of types in PTX.
+_PTX = {
+    "float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8",
+    "uint8": "u8", "float32": "f32", "int32": "s32",
+}  # fmt: skip
+
+
+def shape_of(call: Call) -> tuple[int, int, str, str, str]:
+    """Columns and elements of K of one instruction, and PTX's names of the types of a, b, d."""
+    n, a, b, d = int(str(call.options[0])), *(str(x) for x in call.options[1:4])
+    return n, PRODUCTS[a, b, d], _PTX[a], _PTX[b], _PTX[d]
+
+
+def product_name(call: Call) -> str:
+    """The C++ function of a `wgmma`; "ss" or "rs" says whether A is in shared memory or in registers."""
+    n, k, a, b, d = shape_of(call)
+    return f"wgmma_m{M}n{n}k{k}_{d}_{a}_{b}_{'ss' if walks_of(call)[0] else 'rs'}"
+
+
+def _spelling(call: Call) -> str:
+    given = (w for w in walks_of(call) if w is not None)
+    walks = [f"tile::Walk<{w.swizzle}, {w.leading}, {w.stride}, {str(w.across).lower()}>" for w in given]
+    return f"{product_name(call)}<{', '.join(walks)}>"
+
+
 def accumulators(call: Call) -> int:
     """Elements of the accumulator that one thread holds."""
     return M * int(str(call.options[0])) // THREADS
@@ -129,8 +154,8 @@ def _effects(call: Call) -> tuple[Access, ...]:
     return Access(0, "rw", accumulators(call)), a, Access(2, "r", -1)
 
 
-_GROUP: dict[str, Any] = {"convergent": "warpgroup", "header": "wgmma.h", "arch": 90}
-declare(Intrinsic("wgmma", 6, same, "", cuda="wgmma", effects=_effects, **_GROUP))
+_GROUP: dict[str, Any] = {"convergent": "warpgroup", "header": "wgmma.h", "arch": 90, "only": True}
+declare(Intrinsic("wgmma", 6, same, "", cuda=_spelling, effects=_effects, **_GROUP))
 declare(Intrinsic("wgmma_fence", 0, same, "", cuda="wgmma_fence", **_GROUP))
 declare(Intrinsic("wgmma_commit", 0, same, "", cuda="wgmma_commit", **_GROUP))
 declare(Intrinsic("wgmma_wait", 0, same, "", cuda="wgmma_wait", **_GROUP))

@@ -20,6 +20,7 @@ from .buffer import Buffer, Range, Region
 from .dtype import DType
 from .expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, natural, to_expr
 from .node import Node
+from .tensor_map import TensorMap
 
 PRECEDENCE = {
     "or": 1, "and": 2, "not": 3, "==": 4, "!=": 4, "<": 4, "<=": 4, ">": 4, ">=": 4, "|": 5, "^": 6, "&": 7, "<<": 8,
@@ -103,6 +104,9 @@ class ExprPrinter:
             return f"T.address_of({self.element(e.buffer, e.indices)})", ATOM
         if isinstance(e, Call):
             return self._call(e), ATOM
+        if isinstance(e, TensorMap):
+            seen = f"{self.names(e.buffer)}, {self.shape(e.sizes)}, {self.shape(e.strides)}"
+            return f"T.tensor_map({seen}, box={e.box!r}, swizzle={e.swizzle})", ATOM
         return f"<{type(e).__name__}>", ATOM
 
     def _binary(self, e: Binary) -> tuple[str, int]:

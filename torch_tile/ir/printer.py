@@ -178,9 +178,18 @@ class Printer(ExprPrinter):
             init = "" if s.init is None else f", {self.value(s.init, b.dtype)}"
             self.line(f"{name} = T.alloc_var({b.dtype!r}{init})")
         else:
+            if b.scope == "barrier":
+                placed = "" if b.offset is None else f", offset={b.offset}"
+                self.line(f"{name} = T.alloc_barrier({b.arrivals}, {self.shape(b.shape)}{placed})")
+                return
             placed = "" if b.layout is None else f', layout="{b.layout}"'
             placed += "" if b.offset is None else f", offset={b.offset}"
             self.line(f"{name} = T.{ALLOCATORS[b.scope]}({self.shape(b.shape)}, {b.dtype!r}{placed})")
+
+    def _role(self, s: stmt.Role) -> None:
+        registers = f", registers={s.registers}" if s.registers else ""
+        self.line(f"with T.role({s.first}, {s.count}{registers}):")
+        self.body(s.body)
 
     def _store(self, s: stmt.Store) -> None:
         target = self.element(s.buffer, s.indices)
@@ -217,6 +226,7 @@ _STATEMENTS: dict[type[stmt.Stmt], Callable[[Printer, Any], None]] = {
     stmt.If: Printer._if,
     stmt.Let: Printer._let,
     stmt.Print: Printer._print,
+    stmt.Role: Printer._role,
     stmt.Store: Printer._store,
     stmt.While: Printer._while,
 }

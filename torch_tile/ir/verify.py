@@ -7,8 +7,10 @@ What breaks a rule here is a bug of ours: authors' mistakes are found before, wh
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 from ..diagnostics import InternalError
@@ -17,6 +19,7 @@ from .buffer import Range, Region
 from .expr import COMPARISONS, INTEGER_ONLY, LOGICAL, Address, Binary, Const, Load, Select, Unary, Var
 from .node import Node, children
 from .stmt import LoopKind
+from .tensor_map import TensorMap
 
 
 class Stage(enum.Enum):
@@ -58,6 +61,8 @@ class _Verifier:
         self.bound: dict[int, Node] = {}  # every symbol met so far, which keeps its id its own
         self.visible: set[int] = set()
         self.loops = 0
+        self.threads = 0  # of a block of the kernel around
+        self.outermost: set[int] = set()  # ids of the statements of its body itself
 
     def program(self, p: stmt.Program) -> None:
         """Sizes known at run time are bound by the shapes of the parameters."""
@@ -113,6 +118,10 @@ class _Verifier:
         self.need(len(k.grid) == len(k.blocks), "one block index per grid extent", k)
         for extent in k.grid:
             self(extent)
+        self.threads, self.outermost = math.prod(k.threads), set(map(id, k.body.stmts))
+        for together in (list(s) for kind, s in groupby(k.body.stmts, type) if kind is stmt.Role):
+            taken = [n for r in together if isinstance(r, stmt.Role) for n in range(r.first, r.first + r.count, 32)]
+            self.need(len(taken) == len(set(taken)), "a warp has one role", together[0])
         with self.scope(k.blocks if k.thread is None else (*k.blocks, k.thread), k):
             self(k.body)
 
@@ -146,6 +155,9 @@ class _Verifier:
         laid_out = a.buffer.layout is not None or scope not in ("shared", "fragment")
         self.need(self.stage is not Stage.LAID_OUT or laid_out, f"`{a.buffer.name}` has no layout", a)
         self.need(self.stage is not Stage.THREAD or scope != "fragment", f"`{a.buffer.name}` is a fragment", a)
+        if scope == "barrier":
+            self.need(id(a) in self.outermost, "mbarriers are for the whole block", a)
+            self.need(a.buffer.arrivals > 0, f"`{a.buffer.name}` waits for nobody", a)
         for size in (*a.buffer.shape, *(a.buffer.strides or ())):
             self(size)
         self.bind((a.buffer,), a)
@@ -157,9 +169,30 @@ class _Verifier:
         buffer, indices = node.buffer, node.indices
         self.need(len(indices) == buffer.rank, f"`{buffer.name}` has {buffer.rank} dimensions", node)
         self.need(self.stage is not Stage.FLAT or buffer.rank <= 1, f"`{buffer.name}` is not flat", node)
+        # A tile op is given an mbarrier as an element, a call its address.
+        is_named = isinstance(node, Address) or (isinstance(node, Load) and stmt.TileOp not in self.gone)
+        self.need(buffer.scope != "barrier" or is_named, f"`{buffer.name}` is no memory to read or write", node)
         self.need(all(i.dtype.is_integer for i in indices), "indices are integers", node)
         if isinstance(node, stmt.Store):
             self.need(node.value.dtype == buffer.dtype, f"`{buffer.name}` holds {buffer.dtype}", node)
+
+    def role(self, r: stmt.Role) -> None:
+        """Whole warps of the block; whole warpgroups if they change their registers."""
+        self.need(id(r) in self.outermost, "roles are statements of the kernel itself", r)
+        unit = 128 if r.registers else 32
+        fits = r.first >= 0 and r.count > 0 and r.first + r.count <= self.threads
+        self.need(fits and r.first % unit == r.count % unit == 0, f"a role has threads of {self.threads} by {unit}", r)
+        allowed = r.registers == 0 or (r.registers % 8 == 0 and 24 <= r.registers <= 256)
+        self.need(allowed, "registers are a multiple of 8 from 24 to 256", r)
+
+    def tensor_map(self, m: TensorMap) -> None:
+        """What the tensor memory accelerator takes."""
+        rank, row = len(m.sizes), (m.box or (0,))[-1] * m.buffer.dtype.itemsize
+        self.need(1 <= rank == len(m.strides) == len(m.box) <= 5, "a tensor map has one to five dimensions", m)
+        self.need(all(1 <= n <= 256 for n in m.box) and row % 16 == 0, "boxes have 1 to 256 elements a side", m)
+        fits = m.swizzle == 0 or (m.swizzle in (32, 64, 128) and row <= m.swizzle)
+        self.need(fits, "a swizzle spans 32, 64 or 128 bytes, and rows of boxes no more", m)
+        self.need(m.buffer.scope == "global", "tensor maps are of global memory", m)
 
     def region(self, r: Region) -> None:
         """One range per dimension."""
@@ -231,6 +264,8 @@ _CHECKS: dict[type[Node], Callable[[_Verifier, Any], None]] = {
     Load: _Verifier.access,
     Address: _Verifier.access,
     stmt.Store: _Verifier.access,
+    stmt.Role: _Verifier.role,
+    TensorMap: _Verifier.tensor_map,
     Region: _Verifier.region,
     Range: _Verifier.range,
     Const: _Verifier.const,

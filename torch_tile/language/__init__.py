@@ -9,7 +9,7 @@ from .. import tileop as _tileop
 from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
 from ..tileop.gemm import GemmWarpPolicy
 from . import math as _math
-from .effects import address_of, assume, call, device_assert, evaluate, print
+from .effects import address_of, assume, call, device_assert, evaluate, print, tensor_map
 from .layout import (
     Fragment,
     Layout,
@@ -49,6 +49,7 @@ from .math import (
 from .program import PrimFunc, Ref, macro, prim_func
 from .scopes import (
     Kernel,
+    alloc_barrier,
     alloc_fragment,
     alloc_global,
     alloc_local,
@@ -57,8 +58,10 @@ from .scopes import (
     const,
     dynamic,
     empty,
+    role,
     symbolic,
     use_swizzle,
+    ws,
 )  # fmt: skip
 from .threads import (
     get_block_binding,
@@ -113,13 +116,14 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Buffer", "Cast", "DType", "Fragment", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Pipelined",
     "PrimFunc", "Ref", "Select", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up",
-    "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "assume",
-    "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "call", "cast", "ceildiv", "clamp", "clear", "const",
-    "device_assert", "dtype", "dynamic", "empty", "evaluate", "floordiv", "floormod", "get_block_binding",
-    "get_block_bindings", "get_block_extent", "get_thread_binding", "get_thread_bindings", "get_thread_extent",
-    "get_thread_extents", "grid", "if_then_else", "infinity", "logical_and", "logical_or", "macro",
-    "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout", "make_linear_layout",
-    "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value", "min", "min_value",
-    "prim_func", "print", "ptx_commit_group", "ptx_wait_group", "serial", "shift_left", "shift_right", "symbolic",
-    "sync_threads", "sync_warp", "thread_index", "truncdiv", "unroll", "use_swizzle", "vectorized",
+    "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var",
+    "annotate_layout", "assume", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "call", "cast",
+    "ceildiv", "clamp", "clear", "const", "device_assert", "dtype", "dynamic", "empty", "evaluate", "floordiv",
+    "floormod", "get_block_binding", "get_block_bindings", "get_block_extent", "get_thread_binding",
+    "get_thread_bindings", "get_thread_extent", "get_thread_extents", "grid", "if_then_else", "infinity",
+    "logical_and", "logical_or", "macro", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout",
+    "make_linear_layout", "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value", "min",
+    "min_value", "prim_func", "print", "ptx_commit_group", "ptx_wait_group", "role", "serial", "shift_left",
+    "shift_right", "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_index", "truncdiv", "unroll",
+    "use_swizzle", "vectorized", "ws",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from ..intrinsics import lookup
 from ..ir import dtype as dt
 from ..ir.expr import Address, Call, Expr, is_number, to_expr, truth
 from ..ir.stmt import Assert, Do, Print
+from ..ir.tensor_map import TensorMap
 from ..tileop.base import region_of
 from .trace import tracer
 from .values import Handle, dtype_of
@@ -51,9 +52,22 @@ def call(name: str, *args: Any, dtype: Any = "int32", options: tuple[Any, ...] =
     return Call(lookup(name).name, tuple(to_expr(a) for a in args), dtype_of(dtype), options)
 
 
+def tensor_map(buffer: Any, sizes: Any, strides: Any, box: tuple[int, ...], swizzle: int = 0) -> Expr:
+    """What the tensor memory accelerator is told of a tensor, as in printed kernels: an operand of target-level calls.
+
+    `sizes` and `strides`, in elements, and the `box` that one copy moves have its dimensions, outermost first; the rows
+    of boxes lie in shared memory swizzled over so many bytes.
+    """
+    region = region_of(buffer)
+    if region is None or region.buffer.scope != "global":
+        raise error("bad_operand", None, op="T.tensor_map", got=repr(buffer)[:60])
+    extents, steps = (tuple(to_expr(x) for x in given) for given in (sizes, strides))
+    return TensorMap(region.buffer, extents, steps, tuple(box), swizzle)
+
+
 def evaluate(value: Expr) -> None:
     """Call for effect."""
     tracer("T.evaluate").emit(Do(value))
 
 
-__all__ = ["address_of", "assume", "call", "device_assert", "dt", "evaluate", "print"]
+__all__ = ["address_of", "assume", "call", "device_assert", "dt", "evaluate", "print", "tensor_map"]

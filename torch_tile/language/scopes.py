@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels and memory of the language: T.Kernel, T.alloc_*, T.empty, dimensions, annotations."""
+"""Kernels and memory of the language: T.Kernel, roles of warps, T.alloc_*, T.empty, dimensions, annotations."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from ..diagnostics import error
+from ..diagnostics import Span, error
 from ..ir import dtype as dt
 from ..ir.buffer import SPELLINGS, Buffer
 from ..ir.expr import Expr, Load, Var, cast, is_number, to_expr
-from ..ir.stmt import Alloc, Kernel as KernelNode
+from ..ir.stmt import Alloc, Kernel as KernelNode, Role
 from .layout import request
-from .trace import author_span, close_body, make_variable, tracer, with_span
+from .trace import Tracer, author_span, close_body, make_variable, tracer, with_span
 from .values import Handle, TensorType, dtype_of, shape_of
 
 
@@ -68,6 +70,52 @@ class Kernel:
             at.kernels.append(with_span(made, self.span))
 
 
+def _outermost(what: str) -> Tracer:
+    """The tracer, in the body of a kernel itself."""
+    at = tracer(what)
+    if not at.scopes:
+        raise error("not_in_kernel", None, what=what)
+    if len(at.scopes) > 1:
+        raise error("not_outermost", None, what=what, region=at.scopes[-1].what)
+    return at
+
+
+def role(first: int, count: int, registers: int = 0) -> contextlib.AbstractContextManager[None]:
+    """`with T.role(first, count):` threads `first` to `first + count - 1` of the block run the body, whole warps.
+
+    Roles that follow each other run at the same time. `registers` is how many each of their threads may use, if not an
+    equal share: a multiple of 8 from 24 to 256, for whole warpgroups of 128 threads.
+    """
+    at, unit = _outermost("T.role"), 128 if registers else 32
+    fix = f"give multiples of {unit} within the {at.threads} threads of the block"
+    for name, value, good in (
+        ("first", first, isinstance(first, int) and 0 <= first < at.threads and first % unit == 0),
+        ("count", count, isinstance(count, int) and 0 < count <= at.threads - first and count % unit == 0),
+    ):
+        if not good:
+            raise error("bad_argument", None, op="T.role", name=name, why=f"is {value!r}", fix=fix)
+    if registers and not (registers % 8 == 0 and 24 <= registers <= 256):
+        fix = "give a multiple of 8 from 24 to 256"
+        raise error("bad_argument", None, op="T.role", name="registers", why=f"is {registers!r}", fix=fix)
+    return _recorded(at, first, count, registers, author_span())
+
+
+@contextlib.contextmanager
+def _recorded(at: Tracer, first: int, count: int, registers: int, span: Span | None) -> Iterator[None]:
+    with at.open("role") as scope:
+        yield
+    at.emit(with_span(Role(first, count, close_body(scope), registers), span))
+
+
+def ws(*groups: int) -> contextlib.AbstractContextManager[None]:
+    """`with T.ws(0, 1):` these warpgroups of 128 threads, which follow each other, run the body."""
+    ordered = sorted(groups)
+    if not ordered or ordered != list(range(ordered[0], ordered[0] + len(ordered))):
+        fix = "give numbers that follow each other, or several roles"
+        raise error("bad_argument", None, op="T.ws", name="groups", why=f"is {groups!r}", fix=fix)
+    return role(128 * ordered[0], 128 * len(ordered))
+
+
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:
     """Visit the blocks in panels, for better reuse in the L2 cache; results do not depend on it."""
     if enable:
@@ -107,6 +155,19 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Han
     if scope not in SPELLINGS:
         raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
     return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")
+
+
+def alloc_barrier(arrivals: int, shape: Any = (1,), offset: int | None = None) -> Handle:
+    """An array of mbarriers in shared memory, each of whose phases waits for `arrivals` threads or warps."""
+    at = _outermost("T.alloc_barrier")
+    if not isinstance(arrivals, int) or not 0 < arrivals < 2**20:
+        fix = "give a number from 1 to 2^20 - 1"
+        raise error("bad_argument", None, op="T.alloc_barrier", name="arrivals", why=f"is {arrivals!r}", fix=fix)
+    sizes = shape_of(shape, "T.alloc_barrier's shape")
+    buffer = Buffer("", sizes, dt.uint64, "barrier", offset=offset, arrivals=arrivals)
+    at.emit(Alloc(buffer))
+    at.own(buffer)
+    return Handle(buffer)
 
 
 def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Load:

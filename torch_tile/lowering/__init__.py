@@ -18,6 +18,7 @@ from .drop_groups import drop_groups
 from .flatten import flatten
 from .guard_bounds import guard_bounds
 from .infer_layouts import infer_layouts
+from .init_barriers import init_barriers
 from .insert_sync import insert_sync
 from .lower_tile_ops import lower_tile_ops
 from .overlap_products import overlap_products
@@ -66,6 +67,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
         (simplify_program, Stage.THREAD),  # no constant branch, no empty loop
         (drop_groups, Stage.THREAD),  # commits and waits are for copies that are asynchronous
         (bound(place_shared), Stage.THREAD),  # shared buffers have offsets
+        (init_barriers, Stage.THREAD),  # mbarriers are made by one thread before all others meet at them
         (bound(insert_sync), Stage.THREAD),  # every hazard is ordered by a barrier
         (flatten, Stage.FLAT),  # one linear index per access
         (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses from one iteration to the next

@@ -15,6 +15,7 @@ from ..ir.node import Rewriter, equal
 from ..ir.polynomial import Atoms
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Kernel, Program, Store
+from ..ir.tensor_map import TensorMap
 from ..tileop.alignment import strides_of
 
 A = TypeVar("A", Load, Address, Store)
@@ -69,6 +70,11 @@ class _Flatten(Rewriter):
 
     def Store(self, node: Store) -> Store:
         return self.access(node)
+
+    def TensorMap(self, node: TensorMap) -> TensorMap:
+        """Keeps the sizes and strides that the one-dimensional form no longer shows."""
+        new, flat = self.children(node), self.one(node.buffer)
+        return new if flat is node.buffer else replace(new, buffer=flat)
 
     def access(self, node: A) -> A:
         """An access of the one-dimensional form."""

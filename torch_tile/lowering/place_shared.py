@@ -3,7 +3,8 @@
 
 A buffer is alive from its first access to its last; where it outlives an iteration of a loop, through the whole loop.
 Each buffer takes the tightest gap that it fits, larger ones first. Memory used again may cost a barrier (insert_sync
-decides), so small buffers keep bytes of their own.
+decides), so small buffers keep bytes of their own. So do mbarriers, and tiles that bulk copies fill or read: no barrier
+of threads says when those are done. What different roles use they use at the same time.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from dataclasses import dataclass, replace
 from ..build import Build
 from ..diagnostics import Span, error
 from ..ir.buffer import Buffer
-from ..ir.expr import Address, Load
+from ..ir.expr import Address, Call, Load
 from ..ir.node import Node, Rewriter, children, walk
-from ..ir.stmt import Alloc, Block, For, Kernel, Program, Stmt, Store, While
+from ..ir.stmt import Alloc, Block, For, Kernel, Program, Role, Stmt, Store, While
 
+SCOPES = ("shared", "barrier")  # whose buffers lie in shared memory
 ALIGNMENT = 128  # bytes: a row of all banks
+BARRIER_ALIGNMENT = 8  # bytes: one mbarrier
 SWIZZLED_ALIGNMENT = 1024  # eight such rows, after which every swizzle repeats
 SMALL = 1024  # bytes: up to this, memory used again saves less than the barrier that it costs
 SPARE = 4096  # bytes that may be spent on that
@@ -44,6 +47,8 @@ class Life:
     loops: tuple[int, ...]  # around its allocation
     first: int = -1
     last: int = -1
+    roles: frozenset[tuple[int, int]] = frozenset()  # that use it: which group of roles, and which of them
+    alone: bool = False
 
     @property
     def size(self) -> int:
@@ -52,7 +57,8 @@ class Life:
 
     def meets(self, other: Life) -> bool:
         """Whether both are alive at some point."""
-        return self.first <= other.last and other.first <= self.last
+        together = any(a[0] == b[0] and a != b for a in self.roles for b in other.roles)
+        return self.alone or other.alone or together or (self.first <= other.last and other.first <= self.last)
 
 
 def shared_size(buffer: Buffer) -> int:
@@ -65,10 +71,10 @@ def shared_size(buffer: Buffer) -> int:
 
 def _placed(kernel: Kernel, build: Build) -> Kernel:
     lives = lives_of(kernel)
-    if all(n.buffer.offset is not None for n in walk(kernel) if isinstance(n, Alloc) and n.buffer.scope == "shared"):
+    if all(n.buffer.offset is not None for n in walk(kernel) if isinstance(n, Alloc) and n.buffer.scope in SCOPES):
         return kernel
     offsets, total = _offsets(lives)
-    apart, more = _offsets([replace(x, first=-1, last=1 << 60) if x.size <= SMALL else x for x in lives])
+    apart, more = _offsets([replace(x, alone=True) if x.size <= SMALL else x for x in lives])
     if more <= min(total + SPARE, build.target.shared_limit):
         offsets, total = apart, more
     if total > build.target.shared_limit:
@@ -91,27 +97,39 @@ def lives_of(kernel: Kernel) -> list[Life]:
     found: dict[int, Life] = {}
     starts, ends = list[int](), list[int]()  # of the loops, by number
     inside: list[tuple[Life, tuple[int, ...]]] = []
-    clock = 0
+    clock = group = 0
+    role: tuple[int, int] | None = None
 
     def visit(node: Node, loops: tuple[int, ...]) -> None:
-        nonlocal clock
+        nonlocal clock, role
         clock += 1
+        if isinstance(node, Role):
+            role = group, node.first
         if isinstance(node, For | While):
             loops = (*loops, len(ends))
             starts.append(clock)
             ends.append(0)
-        if isinstance(node, Alloc) and node.buffer.scope == "shared":
-            found[id(node.buffer)] = Life(node.buffer, node.span, loops)
+        if isinstance(node, Alloc) and node.buffer.scope in SCOPES:
+            found[id(node.buffer)] = Life(node.buffer, node.span, loops, alone=node.buffer.scope == "barrier")
+        if isinstance(node, Call) and node.name in ("tma_load", "tma_store"):
+            for address in node.args:
+                if isinstance(address, Address) and (life := found.get(id(address.buffer))):
+                    life.alone = True
         if isinstance(node, Load | Store | Address) and (life := found.get(id(node.buffer))):
             life.first = clock if life.first < 0 else life.first
             life.last = clock
+            life.roles |= {role} if role else frozenset()
             inside.append((life, loops))
         for child in children(node):
             visit(child, loops)
         if isinstance(node, For | While):
             ends[loops[-1]] = clock
+        if isinstance(node, Role):
+            role = None
 
-    visit(kernel.body, ())
+    for stmt in kernel.body.stmts:
+        group += not isinstance(stmt, Role)  # those that follow each other run at the same time
+        visit(stmt, ())
     for life, loops in inside:
         for loop in loops[len(life.loops) :]:
             life.first, life.last = min(life.first, starts[loop]), max(life.last, ends[loop])
@@ -122,13 +140,20 @@ def _offsets(lives: Sequence[Life]) -> tuple[dict[int, int], int]:
     """Offsets by buffer: of the gaps between what is alive at the same time, the smallest that fits. And the total."""
     placed: list[tuple[Life, int]] = []
     for life in sorted(lives, key=lambda x: -x.size):
-        swizzled = life.buffer.layout is not None and life.buffer.layout.swizzle is not None
-        unit = SWIZZLED_ALIGNMENT if swizzled else ALIGNMENT
+        unit = _alignment(life.buffer)
         taken = sorted((offset, offset + other.size) for other, offset in placed if other.meets(life))
         fitting = [(end - at, at) for at, end in _gaps(taken, unit) if end - at >= life.size]
         placed.append((life, min(fitting)[1]))
     total = max((offset + life.size for life, offset in placed), default=0)
     return {id(life.buffer): offset for life, offset in placed}, total
+
+
+def _alignment(buffer: Buffer) -> int:
+    """Bytes of which the offset of a buffer is a multiple."""
+    if buffer.scope == "barrier":
+        return BARRIER_ALIGNMENT
+    swizzled = buffer.layout is not None and buffer.layout.swizzle is not None
+    return SWIZZLED_ALIGNMENT if swizzled else ALIGNMENT
 
 
 def _gaps(taken: Sequence[tuple[int, int]], unit: int) -> Iterator[tuple[int, float]]:
@@ -150,7 +175,7 @@ class _Place(Rewriter):
 
     def Alloc(self, node: Alloc) -> Stmt:
         new = self.made_for(node.buffer)
-        if new.scope == "shared" and new.offset is None:
+        if new.scope in SCOPES and new.offset is None:
             return Block(())  # never used
         node = self.children(node)  # a first value may be an element of another
         return node if new is node.buffer else replace(node, buffer=new)

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barriers in shared memory whose phases wait for arrivals of threads and for bytes of bulk copies (sm_90 and later).
+#pragma once
+#include "memory.h"
+
+namespace tile {
+
+template <int arrivals> TILE_DEVICE void mbarrier_init(uint64_t* barrier) {
+  static_assert(arrivals > 0 && arrivals < 1 << 20, "a phase waits for 1 to 2^20 - 1 arrivals");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "n"(arrivals) : "memory");
+}
+
+// Barriers made by this thread are seen by the copy engine.
+TILE_DEVICE void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Until the phase of this parity has completed. The label is the braces' own, however often this is inlined.
+TILE_DEVICE void mbarrier_wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred completed;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 completed, [%0], %1;\n"
+      "@!completed bra again;\n"
+      "}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+TILE_DEVICE void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// One arrival for the warp, after all of its threads have come here.
+TILE_DEVICE void warp_arrive(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
+// The current phase waits for so many bytes more.
+TILE_DEVICE void mbarrier_expect(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
+}  // namespace tile

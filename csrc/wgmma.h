@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands around products of a warpgroup (sm_90a only); the products themselves are generated, one function for each
+// shape that a kernel uses (torch_tile/codegen/cuda_wgmma.py).
+#pragma once
+#include "memory.h"
+
+namespace tile {
+
+TILE_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TILE_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int pending> TILE_DEVICE void wgmma_wait() {
+  static_assert(pending >= 0 && pending <= 7, "at most 7 groups can be under way");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// How a product walks an operand in shared memory (intrinsics/wgmma.py, Descriptor), in bytes. Of the descriptor's bits
+// only the start varies: 0-13 hold it, 16-29 `leading`, 32-45 `stride`, all in units of 16 bytes, and 62-63 the swizzle.
+template <int swizzle, int leading, int stride, bool across> struct Walk {
+  static_assert(swizzle == 0 || swizzle == 32 || swizzle == 64 || swizzle == 128, "a panel spans 32, 64 or 128 bytes");
+  static_assert(leading % 16 == 0 && leading >= 0 && leading < 1 << 18, "`leading` is a multiple of 16 below 2^18");
+  static_assert(stride % 16 == 0 && stride >= 0 && stride < 1 << 18, "`stride` is a multiple of 16 below 2^18");
+  static constexpr int is_across = across;
+  static constexpr uint64_t upper = stride >> 4 | (swizzle == 128 ? 1u : swizzle == 64 ? 2u : swizzle == 32 ? 3u : 0u) << 30;
+
+  // `step` bytes after `start`, both multiples of 16. Shared addresses lie below 2^18, so that sums stay in their bits.
+  TILE_DEVICE static uint64_t from(const void* start, int step) {
+    const unsigned lower = (shared_address(start) >> 4) + (step >> 4) + (leading >> 4 << 16);
+    return upper << 32 | lower;
+  }
+};
+
+}  // namespace tile

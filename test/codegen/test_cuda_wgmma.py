@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every product of a warpgroup compiles, from shared memory and from registers, without advice of the assembler."""
+
+import itertools
+
+import pytest
+from expecttest import assert_expected_inline
+from flat_kernels import at, compiles, emitted, kernel, load, loop, program, put, t, tensor
+
+from torch_tile.codegen.cuda_wgmma import wgmma_functions
+from torch_tile.intrinsics import wgmma
+from torch_tile.intrinsics.wgmma import PRODUCTS, Descriptor, accumulators, allowed_n
+from torch_tile.ir.stmt import Alloc
+
+ALONG, ACROSS = Descriptor(128, 16, 1024), Descriptor(128, 8192, 1024, True)
+
+
+def one_product(n, types, a_walk, b_walk, keep=True):
+    """A kernel of a single product, whose accumulator begins as a tensor's elements."""
+    kind, of_b, of_d = types
+    of_a, of_b = ("float32" if x == "tf32" else x for x in (kind, of_b))
+    count = n * 64 // 128
+    a = tensor("a", (64 * PRODUCTS[types] // 128,), of_a, "local")
+    in_shared = tensor("a_tile", (64, 128), of_a, "shared", offset=0)
+    b, d = tensor("b_tile", (256, 64), of_b, "shared", offset=32768), tensor("d", (count,), of_d, "local")
+    out = tensor("out", (128, count), of_d)
+    read = tensor("read", (128, a.static_shape[0]), of_a)
+    begin = (Alloc(a), loop(a.shape[0], lambda i: put(a, i, load(read, t, i)))) if a_walk is None else ()
+    where = at(a, 0) if a_walk is None else at(in_shared, 0, 0)
+    return program([read, out], kernel(
+        Alloc(in_shared), Alloc(b), Alloc(d), *begin,
+        loop(count, lambda i: put(d, i, load(out, t, i))),
+        wgmma.wgmma_fence(),
+        wgmma.wgmma(at(d, 0), where, at(b, 0, 0), n, types, a_walk, b_walk, 32, 64, keep),
+        wgmma.wgmma_commit(), wgmma.wgmma_wait(0),
+        loop(count, lambda i: put(out, t, i, load(d, i))),
+        shared_bytes=65536,
+    ))  # fmt: skip
+
+
+def walks(types):
+    """Ways in which A (None: in registers) and B may lie; only 16-bit types run across K."""
+    ways = (ALONG, ACROSS) if types[0] in ("float16", "bfloat16") else (ALONG,)
+    return list(itertools.product((None, *ways), ways))
+
+
+@pytest.mark.parametrize("types", PRODUCTS, ids="-".join)
+def test_every_product_compiles(types):
+    for number, (a_walk, b_walk) in enumerate(walks(types)):
+        n = (8, 24, 64, 96, 128, 256)[number]
+        assert allowed_n(n, types[0])
+        compiles(one_product(n, types, a_walk, b_walk), ("sm_90a",))
+
+
+@pytest.mark.parametrize("types", [("bfloat16", "bfloat16", "float32"), ("int8", "uint8", "int32")], ids="-".join)
+def test_the_largest(types, n=256):
+    """An accumulator that takes half of a thread's registers."""
+    compiles(one_product(n, types, None, ALONG), ("sm_90a",))
+    compiles(one_product(n, types, ALONG, ALONG, t < 64), ("sm_90a",))
+
+
+def test_text():
+    source = one_product(8, ("float16", "float16", "float16"), None, ACROSS)
+    (call,) = (s.call for s in source.kernels[0].body.stmts if getattr(getattr(s, "call", None), "name", "") == "wgmma")
+    assert accumulators(call) == 4
+    assert_expected_inline(wgmma_functions([call, call]), """\
+
+namespace tile {
+template <class B>
+TILE_DEVICE void wgmma_m64n8k16_f16_f16_f16_rs(f16* d, const void* a, const void* b, int a_step, int b_step, bool keep) {
+  const unsigned* x = static_cast<const unsigned*>(a);
+  unsigned* y = reinterpret_cast<unsigned*>(d);
+  asm volatile(
+      "{\\n"
+      ".reg .pred keep;\\n"
+      "setp.ne.b32 keep, %7, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 "
+      "{%0, %1}, "
+      "{%2, %3, %4, %5}, %6, keep, 1, 1, %8;\\n"
+      "}"
+      : "+r"(y[0]), "+r"(y[1])
+      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(B::from(b, b_step)), "r"(int(keep)), "n"(B::is_across));
+}
+}  // namespace tile
+""")  # fmt: skip  # noqa: E501
+    assert wgmma_functions([]) == ""
+    text = emitted(source).text
+    assert text.count("void wgmma_m64n8k16") == 1
+    assert "tile::wgmma_m64n8k16_f16_f16_f16_rs<tile::Walk<128, 8192, 1024, true>>(d, a, b_tile, 32, 64, true);" in text

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thread makes the mbarriers of a kernel before anybody meets at them.
+
+Runs once their places are known; the block's barrier after it orders it before all that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from ..intrinsics import bulk, memory
+from ..ir import dtype as dt
+from ..ir.buffer import Buffer
+from ..ir.expr import Address, Binary, Call, const
+from ..ir.node import walk
+from ..ir.stmt import Alloc, Block, If, Kernel, Program, Stmt
+
+
+def init_barriers(program: Program) -> Program:
+    """Each mbarrier waits for its arrivals from its allocation on; programs without mbarriers stay as they are."""
+    kernels = tuple(map(_initialised, program.kernels))
+    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
+    return program if same else replace(program, kernels=kernels)
+
+
+def _initialised(kernel: Kernel) -> Kernel:
+    stmts = kernel.body.stmts
+    made = [n for n, s in enumerate(stmts) if isinstance(s, Alloc) and s.buffer.scope == "barrier"]
+    done = any(isinstance(n, Call) and n.name == "mbarrier_init" for n in walk(kernel.body))
+    if not made or done or kernel.thread is None:
+        return kernel
+    buffers = [s.buffer for s in stmts if isinstance(s, Alloc) and s.buffer.scope == "barrier"]
+    inits = Block((*(each for b in buffers for each in _of(b)), bulk.fence_barrier_init()))
+    first = If(Binary("==", kernel.thread, const(0, dt.int32)), inits, Block(()))
+    after = max(made) + 1
+    return replace(kernel, body=Block((*stmts[:after], first, memory.barrier(), *stmts[after:])))
+
+
+def _of(buffer: Buffer) -> Iterator[Stmt]:
+    """The making of each mbarrier of an array."""
+    shape = buffer.static_shape
+    assert shape is not None, f"`{buffer.name}` has a dynamic size"
+    for place in product(*map(range, shape)):
+        yield bulk.mbarrier_init(Address(buffer, tuple(const(n, dt.int32) for n in place)), buffer.arrivals)
