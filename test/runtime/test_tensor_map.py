@@ -12,7 +12,7 @@ from torch_tile.diagnostics import InternalError, LaunchError
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Const, Var, to_expr
 from torch_tile.ir.stmt import dimensions
-from torch_tile.runtime import cuda_launch, tensor_map
+from torch_tile.runtime import cuda_launch
 from torch_tile.runtime.cuda_launch import CudaLauncher
 from torch_tile.runtime.tensor_map import ALIGNMENT, KEPT, SIZE, TensorMaps, aligned_memory, map_form
 from torch_tile.target import Target
@@ -156,7 +156,7 @@ def copy(way, fake_cuda):
 
     def launcher(**fields):
         entry = Entry("kernel", args, program.kernels[0].grid, 32, 0, None, "MiPMqi")._replace(**fields)
-        return OnCpu(program, CudaSource("", (entry,), (2, 2)), b"\x7fELF", Target("cuda", 90))
+        return OnCpu(program, CudaSource("", (entry,), (16, 16)), b"\x7fELF", Target("cuda", 90))
 
     fake_cuda.number("slots").value, fake_cuda.number("map_slots").value = 6, 0b1001
     return launcher
@@ -232,7 +232,3 @@ def test_failures_are_the_drivers(copy, fake_cuda):
     fake_cuda.number("refuse").value = 700
     with pytest.raises(LaunchError, match=r"cuLaunchKernel(Ex)?: CUDA_ERROR_FAKE \(700\)"):
         launcher.begin(x, 1, x)
-
-
-def test_tensors_that_maps_see_are_aligned(copy):
-    assert sorted(copy().alignments.values()) == [tensor_map.GRANULE] * 2

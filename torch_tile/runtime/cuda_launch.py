@@ -23,7 +23,7 @@ from ..target import Target
 from .driver import NO_CLUSTER, Driver, Function, driver
 from .launch import MOST_FORMS, BaseLauncher, form_of
 from .native_launch import native, negative_test
-from .tensor_map import GRANULE, TensorMaps, map_form
+from .tensor_map import TensorMaps, map_form
 
 if TYPE_CHECKING:
     import torch
@@ -92,8 +92,6 @@ class CudaLauncher(BaseLauncher):
         self.alignments = dict(
             zip((id(b) for b in self.everything if isinstance(b, Buffer)), source.alignment, strict=True)
         )
-        for mapped in self.mapped_tensors():
-            self.alignments[id(mapped)] = max(GRANULE, self.alignments[id(mapped)])
         used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
         self.scalars_matter = any(n is p for n in used for p in self.scalars)
         self.functions: dict[int, dict[str, Function]] = {}
@@ -204,12 +202,6 @@ class CudaLauncher(BaseLauncher):
                 arguments.append((SCALAR, next(n for n, p in enumerate(self.scalars) if p is argument)))
         shape = grid, entry.threads, entry.shared_bytes
         return Launch(function.handle, *shape, tuple(arguments), tuple(maps), entry.cluster, entry.early)
-
-    def mapped_tensors(self) -> list[Buffer]:
-        """The tensors that kernels see through tensor maps."""
-        tensors = [p for p in self.everything if isinstance(p, Buffer)]
-        args = [a for entry in self.source.entries for a in entry.args]
-        return [tensors[a.position] for a in args if not isinstance(a, int | Var)]
 
     def index_of(self, args: Sequence[Any]) -> int:
         """The number of the device that the tensors are on."""
