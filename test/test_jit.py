@@ -48,6 +48,14 @@ def test_lazy_kernels_are_kept_per_arguments():
         scaled(5, factors=3)
 
 
+def test_tracing_and_building_by_hand():
+    program, tensors = scaled.trace(5, factor=3)
+    assert tensors == [] and scaled.build(program, "cpu")(torch.ones(5))[0] == 3
+    fast = scaled.with_pass_configs({"tl.enable_fast_math": True})
+    assert fast.options.fast_math and not scaled.options.fast_math
+    assert fast(5) is not scaled(5) and fast.on("cpu") is not scaled.on("cpu")
+
+
 def test_unhashable_arguments_are_compared_by_value():
     made = []
 

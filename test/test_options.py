@@ -35,6 +35,14 @@ def test_switches(options, wanted):
     assert pass_options("jit", **options) == wanted
 
 
+def test_switches_stand_unless_they_are_named():
+    base = PassOptions(strict=True, fast_math=True, tf32=True)
+    assert pass_options("jit", base) == base
+    assert pass_options("jit", base, pass_configs={"tl.enable_fast_math": False}) == PassOptions(True, False, True)
+    assert pass_options("jit", base, pass_configs={"tl.strict": False}) == PassOptions(False, True, True)
+    assert pass_options("jit", base, pass_configs={"tl.enable_tf32": 0}) == PassOptions(True, True, False)
+
+
 def test_misspelt_options_are_refused():
     with pytest.raises(TileError, match=r"jit: argument `pass_config` is not an option[\s\S]*mean pass_configs\?"):
         pass_options("jit", pass_config={})

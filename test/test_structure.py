@@ -29,6 +29,7 @@ LAYERS = [
     {"profiler", "stored"},
     {"kernel", "testing"},
     {"jit"},
+    {"autotuner"},
     {PACKAGE},
     {"kernels"},
     {"ops"},

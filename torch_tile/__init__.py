@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import ops as ops
 
 if TYPE_CHECKING:
+    from .autotuner import autotune
     from .diagnostics import InternalError, LaunchError, TileError
     from .inductor.explain import explain
     from .integrations.replace import replace_layers
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _LAZY = {
     "jit": "jit:",
     "compile": "jit:compile",
+    "autotune": "autotuner:autotune",
+    "autotuner": "autotuner:",
     "JITKernel": "kernel:JITKernel",
     "TileError": "diagnostics:TileError",
     "LaunchError": "diagnostics:LaunchError",
@@ -61,6 +64,7 @@ __all__ = [
     "LaunchError",
     "TensorSupplyType",
     "TileError",
+    "autotune",
     "compile",
     "do_bench",
     "explain",

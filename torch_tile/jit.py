@@ -14,7 +14,7 @@ import copy
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from .diagnostics import TileError, diagnose, error
 from .ir.buffer import Buffer
 from .ir.stmt import Program, dimensions
 from .kernel import JITKernel
-from .language.eager import EagerCall, Specialisation, specialise, trace_eager
+from .language.eager import Specialisation, specialise, trace_eager
 from .language.program import PrimFunc
 from .language.rewrite import source_tree
 from .options import pass_options
@@ -108,10 +108,16 @@ def compile(
 
 
 def _compile(func: PrimFunc, out_idx: int | Sequence[int] | None, target: object, options: PassOptions) -> JITKernel:
+    program = _traced(func, "compile").program
+    return compile_program(program, _positions(out_idx, program), target, options)
+
+
+def _traced(func: object, op: str) -> PrimFunc:
+    """`func`, which must be a traced kernel."""
     if not isinstance(func, PrimFunc):
         fix = "decorate the kernel with @T.prim_func"
-        raise error("bad_argument", None, op="compile", name="func", why=f"is {type(func).__name__}", fix=fix)
-    return compile_program(func.program, _positions(out_idx, func.program), target, options)
+        raise error("bad_argument", None, op=op, name="func", why=f"is {type(func).__name__}", fix=fix)
+    return func
 
 
 def jit(
@@ -156,12 +162,31 @@ class JITFunction:
                 made._start_empty()
             return self.elsewhere[machine]
 
+    def with_pass_configs(self, configs: Mapping[str, Any]) -> JITFunction:
+        """The same kernel function with other switches of the compiler; those not named stay as they are."""
+        made = copy.copy(self)
+        made.options = pass_options("jit", self.options, pass_configs=configs)
+        made.elsewhere = {}
+        made._start_empty()
+        return made
+
+    def trace(self, *args: Any, **kwargs: Any) -> tuple[Program, list[Any]]:
+        """The program for these arguments, and what an eager call passes to it. Nothing is compiled or kept."""
+        if self.is_lazy:
+            return _traced(self.function(*args, **kwargs), "jit").program, []
+        call = specialise(self.function, self.signature, args, kwargs)
+        return trace_eager(call)[0], call.tensors
+
+    def build(self, program: Program, target: object) -> JITKernel:
+        """The kernel of a program that `trace` gave. Any thread may call it."""
+        return compile_program(program, _positions(self.out_idx, program), target, self.options)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lazy style: the kernel for these arguments. Eager style: run on these tensors."""
         if self.is_lazy:
             return self.compile(*args, **kwargs)
         call = specialise(self.function, self.signature, args, kwargs)
-        target = self._target_of(call)
+        target = self.target_for(call.tensors)
         with self.lock:
             found = self.specialisations.get(call.key)
             kernel = None if found is None else self.kernels.get((target, call.key, found.values(call)))
@@ -172,11 +197,11 @@ class JITFunction:
                 self.kernels[target, call.key, found.values(call)] = kernel
         return kernel(*call.tensors)
 
-    def _target_of(self, call: EagerCall) -> object:
+    def target_for(self, tensors: Sequence[Any]) -> object:
         """Where an eager kernel runs: on the device of its first tensor, unless its author says otherwise."""
         if self.target != "auto":
             return self.target
-        device = next((t.device for t in call.tensors if hasattr(t, "device")), None)
+        device = next((t.device for t in tensors if hasattr(t, "device")), None)
         return "auto" if device is None else Target.of_device(device)
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,9 @@ class JITKernel:
         self.program, self.source = program, source
         self._lowered = lowered
         self.launcher, self.build, self.cubin = launcher, build, cubin
+        self.config: Mapping[str, Any] | None = None  # what the autotuner chose, and its milliseconds
+        self.latency: float | None = None
+        self.ref_latency: float | None = None
         self.__name__ = program.name
         self.__call__ = self._first_call
 

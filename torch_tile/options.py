@@ -36,10 +36,14 @@ class PassConfigKey(metaclass=_Keys):
 
 
 def pass_options(
-    op: str, strict: bool = False, pass_configs: Mapping[str, Any] | None = None,
+    op: str, base: PassOptions | None = None, /, strict: bool = False, pass_configs: Mapping[str, Any] | None = None,
     compile_flags: str | list[str] | tuple[str, ...] | None = None, **others: Any,
 ) -> PassOptions:  # fmt: skip
-    """The compiler's switches from the keyword arguments of `op`; TileError for one that is none of TileLang's."""
+    """The compiler's switches from the keyword arguments of `op`; TileError for one that is none of TileLang's.
+
+    Switches of `base` stand unless an argument says otherwise.
+    """
+    base = base or PassOptions()
     for name in others:
         if name not in ACCEPTED:
             near = difflib.get_close_matches(name, KNOWN, 1)
@@ -47,9 +51,9 @@ def pass_options(
             raise error("bad_argument", None, op=op, name=name, why="is not an option", fix=fix)
     configs = {str(key).lower(): value for key, value in (pass_configs or {}).items()}
     flags = compile_flags.split() if isinstance(compile_flags, str) else list(compile_flags or ())
-    fast = configs.get("tl.enable_fast_math", not configs.get("tl.disable_fast_math", True))
+    fast = configs.get("tl.enable_fast_math", not configs.get("tl.disable_fast_math", not base.fast_math))
     return PassOptions(
-        strict=bool(strict or configs.get("tl.strict")),
+        strict=bool(strict or configs.get("tl.strict", base.strict)),
         fast_math=bool(fast or any(flag in FAST_MATH_FLAGS for flag in flags)),
-        tf32=bool(configs.get("tl.enable_tf32")),
+        tf32=bool(configs.get("tl.enable_tf32", base.tf32)),
     )

@@ -137,6 +137,21 @@ def divergent_hazard():
     insert_sync(made, Build(Target.of("cuda:sm_90a")))
 
 
+def no_config():
+    @tilelang.autotune(configs=[{"block": 0}, {"block": -1}])
+    @tilelang.jit(out_idx=[-1])
+    def kernel(n, block):
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32")):
+            with T.Kernel(T.ceildiv(n, block)) as bx:
+                tile = T.alloc_shared((block,), "float32")
+                T.copy(tile, A[bx * block])
+
+        return main
+
+    kernel(64)
+
+
 CASES = {
     non_affine_region: ("non_affine_region", "T.copy(A[i * i : i * i + 4], tile)"),
     dynamic_tile: ("dynamic_tile", "T.alloc_shared((n,), \"float32\")"),
@@ -148,6 +163,7 @@ CASES = {
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
     unsupported_on_target: ("unsupported_on_target", "T.copy(A[i * 8], tile)"),
     device_assert: ("device_assert", "T.device_assert(A[0] > 0.0, \"A must be positive\")"),
+    no_config: ("no_config", None),
     device_assert_in_interpreter: ("device_assert", "assert A[0] > 0.0, \"A must be positive\""),
 }  # fmt: skip
 

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+import time
+
+import pytest
+
+from torch_tile.autotuner.race import ROUNDS, race
+
+
+class Timer:
+    """Milliseconds of named calls, turn by turn; the last one repeats."""
+
+    def __init__(self, **speeds):
+        self.speeds, self.log = speeds, []
+
+    def __call__(self, call, warmup, rep):
+        name = call()
+        self.log.append(name)
+        turn = self.log.count(name) - 1
+        return self.speeds[name][min(turn, len(self.speeds[name]) - 1)]
+
+
+def run(timer, **options):
+    calls = [lambda name=name: name for name in timer.speeds]
+    return dict(zip(timer.speeds, race(calls, timer=timer, **options), strict=True))
+
+
+def test_the_slow_leave_after_a_turn():
+    timer = Timer(slow=[2.0], best=[1.0], near=[1.2])
+    found = run(timer)
+    assert found["slow"].dropped and found["slow"].latency == 2.0 and len(found["slow"].turns) == 1
+    assert not found["best"].dropped and len(found["best"].turns) == len(found["near"].turns) == ROUNDS
+    assert timer.log[:5] == ["slow", "best", "near", "near", "best"]  # there and back
+
+
+def test_all_stay_without_early_stop():
+    found = run(Timer(slow=[20.0], best=[1.0]), stop_factor=None)
+    assert len(found["slow"].turns) == ROUNDS and not found["slow"].dropped
+
+
+def test_a_slow_moment_is_forgiven():
+    """The median over the turns counts, and one that stays until the end may be the best."""
+    found = run(Timer(steady=[1.0], disturbed=[1.25, 0.8]))
+    assert found["disturbed"].latency == pytest.approx(0.8) and not found["disturbed"].dropped
+
+
+def test_what_raises_is_out_and_the_others_go_on():
+    def bad():
+        raise RuntimeError("no")
+
+    failures, told = [], []
+    good, out = race(
+        [lambda: None, bad], 1, 1, timer=lambda call, *_: (call(), 1.0)[1], told=lambda: told.append(1),
+        failed=lambda: failures.append(1),
+    )  # fmt: skip
+    assert good.latency == 1.0 and out.latency is None and str(out.failure) == "no"
+    assert len(failures) == 1 and len(told) == ROUNDS + 1
+
+
+def test_a_lost_machine_ends_the_race():
+    def lost():
+        raise OSError("the GPU is gone")
+
+    def bad():
+        raise RuntimeError("no")
+
+    with pytest.raises(OSError, match="gone"):
+        race([bad, lambda: None], timer=lambda call, *_: call() or 1.0, failed=lost)
+
+
+def test_real_time():
+    slow, fast = race([lambda: time.sleep(0.005), lambda: None], warmup=1, rep=8)
+    assert slow.dropped and slow.latency >= 5 and fast.latency < slow.latency
+
+
+def test_nothing_to_do():
+    assert race([]) == []

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a traced program should take: waves of blocks, times what one block computes and moves.
+
+The model ranks configurations of one kernel, so that the hopeless ones are neither compiled nor run; it does not
+foretell times. Work is counted on stage TILE: products, scalar operations, bytes between global memory and blocks, and
+the memory that a block holds. Loops count their iterations with outer variables, block indices included, at the middle
+of their range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..ir.buffer import Buffer, Region
+from ..ir.evaluate import evaluate
+from ..ir.expr import Binary, Call, Cast, Expr, Load, Scalar, Select, Unary, Var
+from ..ir.node import Node, children, walk
+from ..ir.stmt import Alloc, For, If, Kernel, Let, LoopKind, Program, Store
+from ..lowering.pipeline_plan import filling
+from ..target import Target
+from ..tileop import RegisteredOp
+from ..tileop.gemm import Gemm
+
+UNKNOWN_TRIPS = 8  # iterations of a loop whose bounds depend on data
+REGISTER_FILE = 65536  # of an SM
+MOST_REGISTERS = 255  # of a thread; more are spilt
+OTHER_REGISTERS = 40  # addresses, counters and operands, beside the fragments
+WARPS_AT_FULL_RATE = 8  # that keep the tensor cores of an SM busy
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine does per second: flops and bytes of one SM (or core), and bytes of its memory as a whole.
+
+    `product` is for products of 16-bit operands by tensor cores; `shared` bytes between shared memory and registers;
+    `step` the seconds that an iteration waits for its loads unless other work covers them, `launch` those of a launch.
+    """
+
+    product: float
+    scalar: float
+    traffic: float
+    shared: float
+    memory: float
+    step: float
+    launch: float
+    threads: int = 2048
+
+
+# Data sheets, rounded; per SM at the boost clock.
+_AMPERE = Rates(2.9e12, 1.8e11, 4.5e10, 1.8e11, 1.9e12, 1e-6, 3e-6)
+GPUS = {
+    80: _AMPERE,
+    86: Rates(1.7e12, 4.4e11, 2.5e10, 2.2e11, 0.9e12, 1e-6, 3e-6, 1536),
+    89: Rates(2.6e12, 6.0e11, 3.5e10, 3.0e11, 1.0e12, 1e-6, 3e-6, 1536),
+    90: Rates(7.4e12, 4.4e11, 5.0e10, 2.2e11, 4.0e12, 1e-6, 3e-6),
+    100: Rates(15e12, 4.6e11, 7.0e10, 2.4e11, 7.5e12, 1e-6, 3e-6),
+    120: Rates(2.6e12, 6.0e11, 4.0e10, 3.0e11, 1.7e12, 1e-6, 3e-6, 1536),
+}
+CORE = Rates(8e10, 2e10, 8e9, 3e10, 4e10, 0.0, 3e-6)
+
+
+@dataclass
+class Work:
+    """What one block of a kernel does: flops of products (as 16-bit ones), scalar operations, bytes, steps of loops."""
+
+    products: float = 0.0
+    scalars: float = 0.0
+    shared_bytes: float = 0.0  # read by products
+    moved: dict[int, float] = field(default_factory=dict)  # bytes of each global buffer, by identity
+    steps: float = 0.0
+    waits: float = 0.0  # steps that nothing overlaps
+    held: int = 0  # bytes of shared memory, at the least
+    fragments: int = 0  # bytes of registers of all threads
+
+    @property
+    def bytes(self) -> float:
+        """All bytes between global memory and the block."""
+        return sum(self.moved.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the model says of a program; `refused` is why it cannot run, "" if it can.
+
+    `shared` bytes of a block at the least, `registers` of a thread, `waves` of blocks, and all `flops` and `bytes`.
+    """
+
+    seconds: float
+    waves: float
+    shared: int
+    registers: int
+    flops: float
+    bytes: float
+    refused: str = ""
+
+
+def estimate(program: Program, target: Target, units: int, sizes: Mapping[Var, Scalar] | None = None) -> Estimate:
+    """The model's word on `program` for a machine of `units` SMs or cores; `sizes` are its run-time sizes, if known."""
+    rates = CORE if target.kind == "cpu" else GPUS.get(target.capability, GPUS[90 if target.capability > 89 else 80])
+    parts = [_launch(kernel, program, target, rates, units, dict(sizes or {})) for kernel in program.kernels]
+    return Estimate(
+        sum(p.seconds for p in parts),
+        sum(p.waves for p in parts),
+        max(p.shared for p in parts),
+        max(p.registers for p in parts),
+        sum(p.flops for p in parts),
+        sum(p.bytes for p in parts),
+        next((p.refused for p in parts if p.refused), ""),
+    )
+
+
+def _launch(
+    kernel: Kernel, program: Program, target: Target, rates: Rates, units: int, values: dict[Var, Scalar]
+) -> Estimate:
+    """The estimate of one kernel."""
+    grid = [max(1, _number(extent, values, UNKNOWN_TRIPS)) for extent in kernel.grid]
+    values |= {block: extent // 2 for block, extent in zip(kernel.blocks, grid, strict=True)}
+    count, threads = math.prod(grid), math.prod(kernel.threads)
+    work = work_of(kernel, values, target)
+    registers = OTHER_REGISTERS + work.fragments // (4 * threads)
+    resident = 1
+    refused = ""
+    if target.kind == "cuda":
+        resident = _resident(work, threads, registers, target, rates)
+        if work.held > target.shared_limit:
+            refused = f"needs {work.held} bytes of shared memory; {target} has {target.shared_limit}"
+    waves = count / (units * resident)
+    full, rest = divmod(count, units * resident)
+    turns = full * _turn(work, resident, threads, target, rates)
+    turns += _turn(work, math.ceil(rest / units), threads, target, rates)
+    seconds = max(turns, _distinct(work, program, count, values) / rates.memory) + rates.launch
+    seconds *= max(1.0, registers / MOST_REGISTERS) ** 2 if target.kind == "cuda" else 1.0  # spilt registers
+    flops, moved = count * (work.products + work.scalars), count * work.bytes
+    return Estimate(seconds, waves, work.held, registers, flops, moved, refused)
+
+
+def _resident(work: Work, threads: int, registers: int, target: Target, rates: Rates) -> int:
+    """How many blocks an SM holds at once, by shared memory, registers and threads."""
+    by_shared = (target.shared_limit + 1024) // (work.held + 1024)
+    by_registers = REGISTER_FILE // (threads * min(registers, MOST_REGISTERS))
+    return max(1, min(by_shared, by_registers, rates.threads // threads, 32))
+
+
+def _turn(work: Work, resident: int, threads: int, target: Target, rates: Rates) -> float:
+    """Seconds in which one SM or core finishes `resident` blocks that it runs side by side."""
+    if not resident:
+        return 0.0
+    busy = min(1.0, resident * threads / 32 / WARPS_AT_FULL_RATE) if target.kind == "cuda" else 1.0
+    compute = max(work.products / rates.product, work.shared_bytes / rates.shared) / busy + work.scalars / rates.scalar
+    traffic = work.bytes / rates.traffic
+    alone = max(compute, traffic) + rates.step * (1 + work.waits)
+    return max(resident * max(compute, traffic), alone)
+
+
+def _distinct(work: Work, program: Program, count: int, values: Mapping[Var, Scalar]) -> float:
+    """Bytes that have to come from or go to memory at least once: no more of a buffer than it holds."""
+    total = 0.0
+    for buffer in (*program.params, *program.workspaces, *program.outputs):
+        if isinstance(buffer, Buffer) and id(buffer) in work.moved:
+            held = math.prod(_number(size, values, 1) for size in buffer.shape) * buffer.dtype.bits / 8
+            total += min(held, count * work.moved[id(buffer)])
+    return total
+
+
+def work_of(kernel: Kernel, values: dict[Var, Scalar], target: Target) -> Work:
+    """What the block with these indices does; `values` has the indices and the run-time sizes."""
+    counter = _Counter(kernel, values, target)
+    counter.visit(kernel.body, 1.0)
+    counter.work.held = max(counter.held, max(counter.shared.values(), default=0))
+    return counter.work
+
+
+class _Counter:
+    """Walks a body with the number of times that each part of it runs."""
+
+    def __init__(self, kernel: Kernel, values: dict[Var, Scalar], target: Target):
+        self.work, self.values, self.target = Work(), values, target
+        self.warps = max(1, math.prod(kernel.threads) // 32)
+        self.shared: dict[int, int] = {}  # bytes of each tile, by identity
+        self.held = 0  # bytes of the tiles that a loop fills, all versions of them
+
+    def visit(self, node: Node, times: float) -> None:
+        """Count `node`, which runs `times` times."""
+        if isinstance(node, For):
+            self.loop(node, times)
+        elif isinstance(node, If):
+            self.scalars(node.condition, times)
+            holds = _known(node.condition, self.values)
+            if holds is None or holds:
+                self.visit(node.then, times)
+            if not holds:
+                self.visit(node.otherwise, times)
+        elif isinstance(node, Alloc):
+            self.alloc(node.buffer)
+        elif isinstance(node, RegisteredOp):
+            self.op(node, times)
+        elif isinstance(node, Store):
+            self.move(node.buffer, times)
+            self.scalars(node, times)
+        elif isinstance(node, Expr):
+            self.scalars(node, times)
+        else:
+            for child in children(node):
+                self.visit(child, times)
+            if isinstance(node, Let):
+                self.bind(node.var, node.value)
+
+    def loop(self, loop: For, times: float) -> None:
+        """A loop, whose variables stand at their middle inside."""
+        trips = 1.0
+        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
+            first = _number(start, self.values, 0)
+            last = _number(stop, self.values, first + UNKNOWN_TRIPS * loop.step)
+            trips *= max(0, math.ceil((last - first) / loop.step))
+            self.values[var] = (first + last) // 2
+        if loop.kind is LoopKind.PIPELINED:
+            tiles = [f.region.buffer for n in walk(loop.body) if (f := filling(n)) is not None]
+            versions = max(1, loop.stages)
+            self.held = max(self.held, sum(versions * _bytes(b) for b in {id(b): b for b in tiles}.values()))
+        if loop.kind in (LoopKind.PIPELINED, LoopKind.SERIAL) and any(isinstance(n, RegisteredOp) for n in walk(loop)):
+            self.work.steps += times * trips
+            self.work.waits += times * trips / max(1, loop.stages) ** 2
+        self.visit(loop.body, times * trips)
+
+    def bind(self, var: Var, value: Expr) -> None:
+        """Remember a name's value, if it follows from what is known."""
+        found = _known(value, self.values)
+        if found is not None:
+            self.values[var] = found
+
+    def alloc(self, buffer: Buffer) -> None:
+        """A tile comes to life."""
+        if buffer.scope == "shared":
+            self.shared[id(buffer)] = _bytes(buffer)
+        elif buffer.scope in ("fragment", "local"):
+            self.work.fragments += _bytes(buffer) * (1 if buffer.scope == "fragment" else 32 * self.warps)
+
+    def op(self, op: RegisteredOp, times: float) -> None:
+        """A tile op: what it moves of global memory, and what it computes."""
+        read, written = op.accesses()
+        for region in (*read, *written):
+            self.move(region.buffer, times * self.elements(region))
+        if isinstance(op, Gemm):
+            m, n = (self.size(e) for e in op.C.tile_shape[-2:])
+            k = self.elements(op.A) / m
+            self.work.products += times * 2.0 * m * n * k * self.cost(op)
+            # Each warp reads the rows and columns of its own part of the result.
+            self.work.shared_bytes += times * k * (m + n) * math.sqrt(self.warps) * op.A.buffer.dtype.bits / 8
+        else:
+            self.work.scalars += times * max((self.elements(r) for r in (*read, *written)), default=0.0)
+
+    def cost(self, op: Gemm) -> float:
+        """How much longer a product takes than one of 16-bit operands."""
+        bits = max(op.A.buffer.dtype.bits, op.B.buffer.dtype.bits)
+        if self.target.kind == "cpu":
+            return max(1.0, bits / 32)
+        return 0.5 if bits <= 8 else 1.0 if bits <= 16 else 16.0 * bits / 32
+
+    def scalars(self, node: Node, times: float) -> None:
+        """Operations and global loads of scalar expressions."""
+        for each in walk(node):
+            if isinstance(each, Load):
+                self.move(each.buffer, times)
+            elif isinstance(each, Binary | Call | Cast | Select | Unary):
+                self.work.scalars += times
+
+    def move(self, buffer: Buffer, elements: float) -> None:
+        """Elements that go to or come from a buffer; those on the chip cost nothing here."""
+        if buffer.scope == "global":
+            moved = self.work.moved
+            moved[id(buffer)] = moved.get(id(buffer), 0.0) + elements * buffer.dtype.bits / 8
+
+    def elements(self, region: Region) -> float:
+        """How many elements a region has."""
+        return math.prod(self.size(extent) for extent in region.extents)
+
+    def size(self, extent: Expr) -> float:
+        """An extent as a number, at least 1."""
+        return float(max(1, _number(extent, self.values, 1)))
+
+
+def _bytes(tile: Buffer) -> int:
+    """Bytes of an on-chip tile."""
+    return math.prod(tile.static_shape or (1,)) * tile.dtype.bits // 8
+
+
+def _known(expr: Expr, values: Mapping[Var, Scalar]) -> Scalar | None:
+    """An expression's value; None where it does not follow from `values`."""
+    try:
+        return evaluate(expr, values)
+    except (KeyError, ValueError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def _number(expr: Expr, values: Mapping[Var, Scalar], otherwise: int) -> int:
+    """An integer expression's value, or `otherwise`."""
+    found = _known(expr, values)
+    return otherwise if found is None else int(found)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`@autotune(configs=...)` above `@jit`: calls leave out the tunable arguments, and get the fastest configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from ..diagnostics import error
+from ..jit import JITFunction
+from .result import AutotuneResult, Config
+from .session import Settings, variant
+from .tuner import AutoTuner
+
+Configs = Sequence[Config] | Callable[..., Sequence[Config]]
+MOST_FORMS = 1024  # forms of arguments that are remembered
+
+_inputs: ContextVar[Sequence[Any] | None] = ContextVar("autotune_inputs", default=None)
+
+
+@contextlib.contextmanager
+def set_autotune_inputs(*tensors: Any) -> Iterator[None]:
+    """Lazy kernels tuned inside are timed on these arguments (or on one list of them), not on made-up ones."""
+    given = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
+    token = _inputs.set(given)
+    try:
+        yield
+    finally:
+        _inputs.reset(token)
+
+
+def autotune(function: Any = None, *, configs: Configs, do_not_specialize: Sequence[str] = (), **settings: Any) -> Any:
+    """Decorator above `@jit`: at the first call for new arguments, find the fastest of `configs` on this machine.
+
+    `configs` are dicts of keyword arguments of the kernel function (`pass_configs` may be one), or a function that
+    makes them from the arguments of the call. Arguments named in `do_not_specialize` start no new search.
+
+    `settings`, with their defaults: `warmup=25` and `rep=100` ms for each configuration that runs to its end;
+    `timeout=100` seconds to compile one; `early_stop=True` drops those slower than `early_stop_factor=1.3` times the
+    best after a quarter of the time; `prune=3.0` does not try those that the cost model expects to take so many times
+    the best's time (None: all are tried); `ref_prog`, a function of the same arguments that results are compared with
+    (`rtol`, `atol`, `max_mismatched_ratio`, `manual_check_prog`, `skip_check`); `supply_type` or `supply_prog` make the
+    inputs of lazy kernels; eager ones are timed on the call's tensors, with copies of those that they write.
+    """
+    made = Settings(**settings)
+
+    def decorate(decorated: Any) -> AutotunedFunction:
+        if not isinstance(decorated, JITFunction):
+            fix = "put @torch_tile.autotune(...) above @torch_tile.jit"
+            why = f"is {type(decorated).__name__}, not a function decorated with @jit"
+            raise error("bad_argument", None, op="autotune", name="function", why=why, fix=fix)
+        return AutotunedFunction(decorated, configs, made, do_not_specialize)
+
+    return decorate if function is None else decorate(function)
+
+
+class AutotunedFunction:
+    """A kernel function whose tunable arguments are found by measuring. What was found is kept for each form of the
+    other arguments, here and on disk.
+    """
+
+    def __init__(
+        self, function: JITFunction, configs: Configs, settings: Settings, do_not_specialize: Sequence[str] = ()
+    ):
+        self.function, self.configs, self.settings = function, configs, settings
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+        self.names = tuple(function.signature.parameters)
+        self.ignored = frozenset(do_not_specialize)
+        self.found: dict[Any, tuple[JITFunction, Config, Any]] = {}
+        self.lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Lazy style: the fastest kernel for these arguments. Eager style: run it on these tensors.
+
+        Tunable arguments that are given stay as they are.
+        """
+        key = self._key(args, kwargs)
+        found = self.found.get(key)
+        if found is None:
+            with self.lock:
+                found = self.found.get(key) or self._find(key, args, kwargs)
+        function, config, kernel = found
+        return kernel if kernel is not None else function(*args, **kwargs, **config)
+
+    def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
+        """What a call with these arguments finds, with the table of all that was tried."""
+        configs = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
+        given = {*self.names[: len(args)], *kwargs}
+        left = [{name: value for name, value in config.items() if name not in given} for config in configs]
+        unique = [config for number, config in enumerate(left) if config not in left[:number]]
+        return AutoTuner(self.function, unique, self.settings).run(args=args, kwargs=kwargs, inputs=_inputs.get())
+
+    def _find(self, key: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[JITFunction, Config, Any]:
+        if len(self.found) >= MOST_FORMS:
+            self.found.clear()
+        result = self.tune(*args, **kwargs)
+        function, config = variant(self.function, result.config)
+        self.found[key] = function, config, result.kernel
+        return self.found[key]
+
+    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The form of a call."""
+        named = [*zip(self.names, args, strict=False), *sorted(kwargs.items())]
+        return tuple((name, _form(value)) for name, value in named if name not in self.ignored)
+
+
+def _form(value: Any) -> Any:
+    """What tells arguments apart: a tensor's dtype, sizes, strides and device; other values themselves."""
+    if hasattr(value, "stride"):
+        return value.dtype, value.shape, value.stride(), value.device
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return type(value), value

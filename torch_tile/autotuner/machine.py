@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine that kernels are tuned on: its name, its size, whether it is here, and what compiles for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from ..runtime.cache import key_of
+from ..runtime.find_nvrtc import find_nvrtc
+from ..runtime.host_compiler import find_compiler, headers_digest
+from ..stored import PARTS
+from ..target import Target, detected
+
+UNITS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}  # SMs of a usual GPU, where none is here
+
+
+def can_measure(target: Target) -> bool:
+    """Whether kernels for `target` can be timed now: the GPU is here, and no CUDA graph is being captured."""
+    if target.kind == "cpu":
+        return True
+    import torch
+
+    return detected() == target.capability and not torch.cuda.is_current_stream_capturing()
+
+
+def units_of(target: Target) -> int:
+    """SMs of the GPU, or threads of the CPU."""
+    import torch
+
+    if target.kind == "cpu":
+        return torch.get_num_threads()
+    if detected() == target.capability:
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return UNITS.get(target.capability, 128)
+
+
+def device_name(target: Target) -> str:
+    """What the outcome of a race belongs to: the GPU's name; for the CPU, how many threads take part."""
+    import torch
+
+    return f"{units_of(target)} threads" if target.kind == "cpu" else torch.cuda.get_device_name()
+
+
+def surroundings(target: Target) -> tuple[str, ...]:
+    """The target, and all that decides what a program becomes there."""
+    compiler = find_nvrtc().identity if target.kind == "cuda" else find_compiler().identity
+    return str(target), compiler, own_text()
+
+
+@functools.cache
+def own_text() -> str:
+    """A digest of the compiler's own text: what was measured with another one says nothing of this one."""
+    root = Path(__file__).parents[1]
+    files = sorted(path for part in (".", *PARTS) for path in (root / part).glob("*.py"))
+    return key_of(headers_digest(), *(path.read_bytes() for path in files))
+
+
+def synchronize(target: Target) -> None:
+    """Wait for the GPU; raises if a kernel has made it unusable for this process."""
+    if target.kind == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def on_device(tensors: Sequence[Any]) -> AbstractContextManager[Any]:
+    """The GPU of the tensors is the current one inside."""
+    import torch
+
+    device = next((t.device for t in tensors if isinstance(t, torch.Tensor) and t.is_cuda), None)
+    return nullcontext() if device is None else torch.cuda.device(device)
