@@ -32,8 +32,8 @@ LARGEST = 1 << 20  # elements that are looked at one by one
 class Access:
     """`count` elements from `indices` on, for every thread and every turn of `loops` where all `conditions` hold.
 
-    A `collective` access is made by a warp together, so that no thread of it can be singled out. `origin` is the node
-    that makes it, `age` how many iterations ago, if in a loop around.
+    A `count` of -1 stands for any of the buffer. A `collective` access is made by a warp together, so that no thread of it can be singled
+    out. `origin` is the node that makes it, `age` how many iterations ago, if in a loop around.
     """
 
     buffer: Buffer
@@ -149,10 +149,12 @@ class Collector:
 
 
 class Hazards:
-    """Which accesses of the `threads` threads of a block need a barrier between them; answers are remembered."""
+    """Which accesses of `threads` threads of a block, from thread `first` on, need a barrier between them; answers are
+    remembered.
+    """
 
-    def __init__(self, threads: int):
-        self.threads = threads
+    def __init__(self, threads: int, first: int = 0):
+        self.threads, self.first = threads, first
         self.pairs: dict[tuple[int, int], tuple[Access, Access, bool]] = {}  # by identity: keys take long to hash
         self.known: dict[Hashable, bool] = {}
         self.tables: dict[Hashable, _Table | None] = {}
@@ -179,6 +181,8 @@ class Hazards:
     def _meet(self, a: Access, b: Access) -> bool:
         x, y = self._table(a), self._table(b)
         if x is None or y is None:
+            if a.count < 0 or b.count < 0:
+                return True
             fixed = [[e if _is_fixed(e, side.loops) else None for e in side.indices] for side in (a, b)]
             pairs = zip(*fixed, strict=True)
             return not any(p is not None and q is not None and self._differ(p, q) for p, q in pairs)
@@ -198,7 +202,7 @@ class Hazards:
 
     def _table(self, access: Access) -> _Table | None:
         if access.key not in self.tables:
-            self.tables[access.key] = _table(access, self.threads, self.simplify)
+            self.tables[access.key] = _table(access, self.threads, self.first, self.simplify)
         return self.tables[access.key]
 
     def _differ(self, p: Expr, q: Expr) -> bool:
@@ -306,14 +310,17 @@ class _Table:
         return found
 
 
-def _table(access: Access, threads: int, simplify: Simplifier) -> _Table | None:
-    """The places of an access; None if there are too many."""
+def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _Table | None:
+    """The places of an access; None if there are too many, or nothing but its buffer is known."""
     import numpy as np
 
+    if access.count < 0:
+        return None
     extents = [trips(loop) for loop in access.loops]
     if None in extents or threads * math.prod(e for e in extents if e) * access.count > LARGEST:
         return None
     thread, *turns = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]  # what varies along one axis only
+    thread = thread + first
     values: dict[int, Any] = {}
     for loop, turn in zip(access.loops, turns, strict=True):
         values[id(loop.vars[0])] = int(loop.starts[0].value) + turn * loop.step  # type: ignore[attr-defined]

@@ -10,20 +10,21 @@ wait that completes them on. A barrier never stands where only some threads come
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 
 from ..build import Build
-from ..diagnostics import error
-from ..intrinsics.memory import barrier
+from ..diagnostics import Span, error
+from ..intrinsics.bulk import fence_proxy_async, named_barrier
+from ..intrinsics.memory import barrier, warp_barrier
 from ..ir import stmt as st
 from ..ir.expr import Call, Expr, unary
 from ..ir.node import Rewriter, equal, walk
 from ..ir.simplify import is_literal, simplify
-from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Stmt, While
+from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from .hazards import Access, Hazards, Swap, trips
-from .sync_facts import Facts
+from .sync_facts import Facts, handed_over
 from .sync_state import State
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
@@ -45,17 +46,34 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     for extent in kernel.threads:
         threads *= extent
     walker = Walk(kernel, threads)
-    waits = (n.options[0] for n in walk(kernel.body) if isinstance(n, Call) and n.name == "cp_async_wait")
-    places = walker.block(kernel.body, State(max((int(str(n)) for n in waits), default=0)))
-    return _Insert(set(places))(kernel) if places else kernel
+    places = walker.block(kernel.body, State(_most_pending(kernel.body)))
+    if not places and not walker.fences:
+        return kernel
+    return _Insert(set(places), walker.fences, walker.others)(kernel)  # type: ignore[no-any-return]
+
+
+def _most_pending(body: Block) -> int:
+    """Of the groups of copies that waits leave under way."""
+    waits = (n.options[0] for n in walk(body) if isinstance(n, Call) and n.name == "cp_async_wait")
+    return max((int(str(n)) for n in waits), default=0)
 
 
 class Walk:
-    """Finds the places of barriers in one kernel. Blocks and statements are known by identity."""
+    """Finds the places of barriers in one kernel, or role. Blocks and statements are known by identity.
 
-    def __init__(self, kernel: st.Kernel, threads: int):
-        self.facts = Facts(kernel)
-        self.hazards = Hazards(threads)
+    `fences` are places before barriers where what threads wrote is shown to wgmma and bulk copies; `others` the
+    barriers that are not the block's.
+    """
+
+    def __init__(self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[int] | None = None):
+        self.kernel, self.threads = kernel, threads
+        self.filled = handed_over(kernel) if filled is None else filled
+        self.facts = Facts(kernel, self.filled)
+        self.hazards = Hazards(threads, first)
+        self.fences: set[Place] = set()
+        self.others: dict[Place, Do] = {}
+        self.roles = 0
+        self.after_roles = False
         self.collected: dict[int, list[Access]] = {}
         self.forced: set[Place] = set()
         self.depth = 0  # of loops
@@ -83,12 +101,21 @@ class Walk:
 
     def _barrier(self, place: Place, state: State, places: dict[Place, float]) -> None:
         places[place] = 100.0**self.depth / 2**self.branches
+        self._clear(place, state)
+
+    def _clear(self, place: Place, state: State) -> None:
+        """At a barrier, all is ordered; engines need a fence besides to see what threads wrote."""
+        engines = self.facts.read_by_engines
+        if any(a.writes and id(a.buffer) in engines for a in state.since.values()):
+            self.fences.add(place)
         state.since.clear()
 
     def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
-        if call is not None and call.name == "barrier":
-            state.since.clear()
+        if isinstance(one, Role):
+            self._role(one, place, state, places)
+        elif call is not None and (call.name == "barrier" or _is_for_all(call, self.threads)):
+            self._clear(place, state)
         elif call is not None and call.name == "cp_async_commit":
             state.commit()
         elif call is not None and call.name == "cp_async_wait":
@@ -114,12 +141,26 @@ class Walk:
     def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """A barrier before `one` if what it does meets what was done."""
         clash = self._clash(new, state)
-        if clash is None:
+        if clash is None and not (self.after_roles and new):
             return
-        if not self.divergent:
+        self.after_roles = False
+        if clash is None or not self.divergent:
             self._barrier(place, state, places)
         elif clash.buffer.scope == "shared":
             raise error("divergent_hazard", one.span or clash.origin.span, buffer=clash.buffer.name)
+
+    def _role(self, role: Role, place: Place, state: State, places: dict[Place, float]) -> None:
+        """Its threads among themselves; what was before is seen by all roles, mbarriers order them among each other."""
+        if state.since:
+            self._barrier(place, state, places)
+        self.roles += 1
+        inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled)
+        found = inner.block(role.body, State(_most_pending(role.body)))
+        wait = warp_barrier() if role.count == 32 else named_barrier(self.roles, role.count)
+        self.others |= dict.fromkeys(found, wait)
+        self.fences |= inner.fences
+        places |= found
+        self.after_roles = True
 
     def _clash(self, new: list[Access], state: State) -> Access | None:
         found = (a for a in new if any(self.hazards.between(old, a) for old in state.since.values()))
@@ -298,19 +339,30 @@ def _is_barrier(one: Stmt) -> bool:
     return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "barrier"
 
 
-class _Insert(Rewriter):
-    """Puts barriers into blocks."""
+def _is_for_all(call: Call, threads: int) -> bool:
+    """Whether it is a named barrier for all threads of the role."""
+    return call.name == "named_barrier" and call.options[1] == threads
 
-    def __init__(self, places: set[Place]):
-        self.places = places
+
+class _Insert(Rewriter):
+    """Puts barriers and fences into blocks."""
+
+    def __init__(self, places: set[Place], fences: set[Place], others: Mapping[Place, Do]):
+        self.places, self.fences, self.others = places, fences, others
+
+    def at(self, place: Place, span: Span | None) -> Iterator[Stmt]:
+        """What stands there."""
+        if place in self.fences:
+            yield replace(fence_proxy_async(), span=span)
+        if place in self.places:
+            yield replace(self.others.get(place) or barrier(), span=span)
 
     def Block(self, block: Block) -> Block:
         new: list[Stmt] = []
         for n, one in enumerate(block.stmts):
-            if (id(block), n) in self.places:
-                new.append(replace(barrier(), span=one.span))
+            new += self.at((id(block), n), one.span)
             new.append(self(one))
-        if (id(block), len(block.stmts)) in self.places:
-            new.append(replace(barrier(), span=block.stmts[-1].span))
+        if block.stmts:
+            new += self.at((id(block), len(block.stmts)), block.stmts[-1].span)
         same = len(new) == len(block.stmts) and all(a is b for a, b in zip(new, block.stmts, strict=True))
         return block if same else Block(tuple(new), span=block.span)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipelined products on Hopper: a warp of its own copies tiles ahead, the threads of the kernel multiply.
 
-The kernel gets 32 threads more, and two roles. Turn after turn the copier waits until a stage of a group of tiles is
+The kernel gets a warp or warpgroup more, and two roles. Turn after turn the copier waits until a stage of a group of tiles is
 empty and starts the copies that fill it; the others wait until it is full, read it and let it go. Turns are counted in
 closed form, from the loop's variable; a loop that is run again goes on counting. Afterwards no pipelined loop of such a
 kernel is left; other kernels stay as they are.
@@ -30,6 +30,7 @@ from .instance import Instance, versions_of
 from .pipeline_schedule import without
 
 WARP, WARPGROUP = 32, 128
+ALL_REGISTERS, FEWEST_REGISTERS = 65536, 24  # of a block; of a thread
 ZERO = const(0, int32)
 
 
@@ -60,6 +61,19 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
     return _Roles(normal, loads, survey, thread, build).kernel()
 
 
+def _shares(count: int) -> tuple[int, tuple[int, int]]:
+    """How many threads copy beside `count` that multiply, and the registers of each of both.
+
+    One warp copies where the others have registers enough. Several warpgroups get those that a fourth does not need.
+    """
+    groups = count // WARPGROUP
+    if groups == 1:
+        return WARP, (0, 0)
+    entry = ALL_REGISTERS // (count + WARPGROUP) // 8 * 8
+    left = entry * (groups + 1) - FEWEST_REGISTERS
+    return WARPGROUP, (min(left // groups // 8 * 8, 240), FEWEST_REGISTERS)
+
+
 class _FromZero(Rewriter):
     """Loops that load tiles count their turns from 0."""
 
@@ -81,6 +95,7 @@ class _Roles:
         self.source, self.groups, self.copies = kernel, loads.groups, loads.copies
         self.survey, self.thread, self.build = survey, thread, build
         self.count = math.prod(kernel.threads)
+        self.copiers, self.registers = _shares(self.count)
         self.tiles = {id(t): versions_of(t, g.stages) for g in self.groups for t in g.tiles}
         self.group_of = {id(t): g for g in self.groups for t in g.tiles}
         self.full = {id(g): _barriers(f"{g.name}_full", g.stages, 1) for g in self.groups}
@@ -99,10 +114,11 @@ class _Roles:
         copying = Instance({}, {}, fresh=True)(place(without(copying, set())))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
-        roles = Role(0, self.count, rest), Role(self.count, WARP, copying)
+        theirs, few = self.registers
+        roles = Role(0, self.count, rest, theirs), Role(self.count, self.copiers, copying, few)
         self._report()
         body = Block((*allocs, *shared, *roles))
-        return replace(self.source, threads=(self.count + WARP,), thread=self.thread, body=body)
+        return replace(self.source, threads=(self.count + self.copiers,), thread=self.thread, body=body)
 
     # Turns.
 

@@ -11,17 +11,28 @@ from ..ir.node import Node, children, symbols, walk
 from ..ir.stmt import Block, Break, Continue, For, If, Let, Stmt, Store, While
 from .hazards import Collector, Swap
 
-ORDERED = ("barrier", "cp_async_commit", "cp_async_wait")
+ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait")
+
+
+def handed_over(kernel: st.Kernel) -> frozenset[int]:
+    """The tiles (by identity) that bulk copies fill: mbarriers order who touches them."""
+    loads = [n for n in walk(kernel) if isinstance(n, Call) and n.name == "tma_load"]
+    return frozenset(id(call.args[0].buffer) for call in loads if isinstance(call.args[0], Address))
 
 
 class Facts:
     """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
 
-    def __init__(self, kernel: st.Kernel):
+    def __init__(self, kernel: st.Kernel, handed_over: frozenset[int] = frozenset()):
         nodes = list(walk(kernel))
         written = {id(n.buffer) for n in nodes if isinstance(n, Store | Address)}
         touched = (n.buffer for n in nodes if isinstance(n, Store | Address | Load))
         relevant = {id(b) for b in touched if b.scope == "shared" or (b.scope == "global" and id(b) in written)}
+        relevant -= handed_over
+        calls = [n for n in nodes if isinstance(n, Call) and n.name in ("wgmma", "tma_store")]
+        addresses = [a for call in calls for a in call.args if isinstance(a, Address)]
+        # What wgmma and bulk copies read, past the proxy through which threads write.
+        self.read_by_engines = {id(a.buffer) for a in addresses if a.buffer.scope == "shared"}
         self.lets = [n for n in nodes if isinstance(n, Let)]
         names: dict[int, Expr] = {}
         for let in self.lets:
