@@ -89,10 +89,10 @@ def plot(run: Run, path: Path) -> bool:
     figure, axes = plt.subplots(figsize=(9, 6))
     ends = [min(intensity.values()) / 2, max(intensity.values()) * 2]
     steps = [ends[0] * (ends[1] / ends[0]) ** (i / 200) for i in range(201)]
-    for name, rate in head["ceilings"]["products"].items():
-        roof = [min(rate, x * head["ceilings"]["read"]) for x in steps]
-        axes.plot(steps, [y / 1e12 for y in roof], color="black", linewidth=1)
-        axes.annotate(f"torch.mm {name}", (ends[1], rate / 1e12), ha="right", va="bottom", fontsize=8)
+    for number, (name, rate) in enumerate(head["ceilings"]["products"].items()):
+        roof = [min(rate, x * head["ceilings"]["read"]) / 1e12 for x in steps]
+        style = ("-", "--", ":", "-.")[number % 4]
+        axes.plot(steps, roof, style, color="black", linewidth=1, label=f"read, torch.mm {name}")
     for number, family in enumerate(dict.fromkeys(r.family for r in right)):
         own = [r for r in right if r.family == family]
         colour = f"C{number}"

@@ -67,7 +67,7 @@ def test_the_roofline(file, monkeypatch, tmp_path):
     """What is drawn, by a matplotlib that only notes it."""
     points, lines, saved = [], [], []
     axes = SimpleNamespace(
-        plot=lambda x, y, **o: lines.append((x, y)), annotate=lambda *a, **o: None, legend=lambda: None,
+        plot=lambda x, y, style, **o: lines.append((x, y)), legend=lambda: None,
         scatter=lambda x, y, **o: points.append((x, y, o.get("label"))), set=lambda **o: None,
         set_title=lambda *a, **o: None,
     )  # fmt: skip
