@@ -32,8 +32,8 @@ LARGEST = 1 << 20  # elements that are looked at one by one
 class Access:
     """`count` elements from `indices` on, for every thread and every turn of `loops` where all `conditions` hold.
 
-    A `count` of -1 stands for any of the buffer. A `collective` access is made by a warp together, so that no thread of it can be singled
-    out. `origin` is the node that makes it, `age` how many iterations ago, if in a loop around.
+    A `count` of -1 stands for any of the buffer. A `collective` access is made by a warp together, so that no thread of
+    it can be singled out. `origin` is the node that makes it, `age` how many iterations ago, if in a loop around.
     """
 
     buffer: Buffer

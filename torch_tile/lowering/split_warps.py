@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipelined products on Hopper: a warp of its own copies tiles ahead, the threads of the kernel multiply.
 
-The kernel gets a warp or warpgroup more, and two roles. Turn after turn the copier waits until a stage of a group of tiles is
-empty and starts the copies that fill it; the others wait until it is full, read it and let it go. Turns are counted in
-closed form, from the loop's variable; a loop that is run again goes on counting. Afterwards no pipelined loop of such a
-kernel is left; other kernels stay as they are.
+The kernel gets a warp or warpgroup more, and two roles. Turn after turn the copier waits until a stage of a group of
+tiles is empty and starts the copies that fill it; the others wait until it is full, read it and let it go. Turns are
+counted in closed form, from the loop's variable; a loop that is run again goes on counting. Afterwards no pipelined
+loop of such a kernel is left; other kernels stay as they are.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class _Roles:
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
         copying = Block((*self._bases(), *self._copy(self.source.body, self._top())))
         copying = Instance({}, {}, fresh=True)(place(without(copying, set())))
+        if self.copiers > WARP:  # the others are there only because warpgroups give registers as a whole
+            copying = Block((If(self.thread < self.count + WARP, copying, Block(())),))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers
