@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of a warpgroup on a GPU: every type, walk and width, exact against torch.
+
+The host writes each operand's bytes where the rules of the hardware put them; a kernel copies them to shared memory (or
+registers), multiplies, and stores accumulators by thread and register.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from torch_tile.build import Build, PassOptions
+from torch_tile.codegen.cuda import emit_cuda
+from torch_tile.intrinsics import bulk, memory, wgmma
+from torch_tile.intrinsics.wgmma import PRODUCTS, Descriptor, allowed_n
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Load, Var, const
+from torch_tile.ir.stmt import Alloc, Block, For, Kernel, LoopKind, Program, Store
+from torch_tile.lowering.flatten import flatten
+from torch_tile.runtime.cuda_launch import CudaLauncher
+from torch_tile.runtime.nvrtc import compile_cubin
+from torch_tile.target import Target
+
+pytestmark = pytest.mark.cuda
+HOPPER = Target("cuda", 90)
+M, THREADS, K_BYTES, STEP_BYTES = 64, 128, 256, 32
+STEPS = K_BYTES // STEP_BYTES
+SPANS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}  # bytes of a panel, and the bits of a chunk's place that a swizzle turns
+T = Var("t", dt.int32, "thread")
+
+
+def swizzled(at, span):
+    return at ^ ((at >> 3) & SPANS[span])
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An operand in shared memory: where the byte of (row, byte along K) lies, its walk, and its steps of K."""
+
+    name: str
+    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    walk: Descriptor
+    step: Callable[[int], int]
+
+
+def along(span, rows, itemsize):
+    """Memory runs along K: panels of `span` bytes; without a swizzle, groups of 8 rows of 16 bytes."""
+    if span == 0:
+        return Placed(
+            "along K, no swizzle", lambda r, k: k // 16 * rows * 16 + r * 16 + k % 16, Descriptor(0, rows * 16, 128),
+            lambda step: step * 2 * rows * 16,
+        )  # fmt: skip
+    return Placed(
+        f"along K, {span}", lambda r, k: swizzled(k // span * rows * span + r * span + k % span, span),
+        Descriptor(span, 16, 8 * span),
+        lambda step: step * STEP_BYTES // span * rows * span + step * STEP_BYTES % span,
+    )  # fmt: skip
+
+
+def across(span, rows, itemsize):
+    """Memory runs along rows of the operand (M or N); 16-bit types. Without a swizzle, groups of 8 rows by 8 of K."""
+    depth = K_BYTES // 2
+    if span == 0:
+        group = rows // 8 * 128
+        return Placed(
+            "across K, no swizzle",
+            lambda r, k: k // 16 * group + r // 8 * 128 + k // 2 % 8 * 16 + r % 8 * 2 + k % 2,
+            Descriptor(0, group, 128, True), lambda step: step * 2 * group,
+        )  # fmt: skip
+    panel = span // 2
+    return Placed(
+        f"across K, {span}",
+        lambda r, k: swizzled(r // panel * depth * span + k // 2 * span + r % panel * 2, span) + k % 2,
+        Descriptor(span, depth * span, 8 * span, True), lambda step: step * 16 * span,
+    )  # fmt: skip
+
+
+def walks(types, rows):
+    """All ways in which an operand may lie in shared memory."""
+    itemsize = torch_type(types[0]).itemsize
+    ways = (along, across) if itemsize == 2 else (along,)
+    return [way(span, rows, itemsize) for way in ways for span in SPANS]
+
+
+def torch_type(name):
+    return torch.float32 if name == "tf32" else dt.to_dtype(name).as_torch()
+
+
+# What the host does.
+
+
+def values(rows, name):
+    """An operand, exact in its type; sums are exact in float16 and in what fp8 products are summed in."""
+    size = (rows, K_BYTES // torch_type(name).itemsize)
+    if name in ("int8", "uint8"):
+        return torch.randint(-128, 128, size).to(torch_type(name))
+    return torch.randint(-2, 3, size).to(torch_type(name))
+
+
+def image(operand, placed):
+    """The bytes of shared memory, as 32-bit words, whole rounds of the block."""
+    raw = operand.contiguous().view(torch.uint8)
+    rows, columns = torch.meshgrid(*map(torch.arange, raw.shape), indexing="ij")
+    at = placed.at(rows, columns).reshape(-1)
+    assert at.unique().numel() == at.numel()
+    size = 4 * THREADS
+    found = torch.randint(0, 256, (-(-int(at.max() + 1) // size) * size,), dtype=torch.uint8)
+    found[at] = raw.reshape(-1)
+    return found.view(torch.int32)
+
+
+def registers(operand):
+    """A by thread and register: for each step of K, 4 words of a thread."""
+    itemsize = operand.itemsize
+    per_word, count = 4 // itemsize, 16 // itemsize
+    t, step, v = torch.meshgrid(torch.arange(THREADS), torch.arange(STEPS), torch.arange(count), indexing="ij")
+    row = 16 * (t // 32) + t % 32 // 4 + 8 * (v // per_word % 2)
+    column = step * STEP_BYTES // itemsize + per_word * (t % 4) + v % per_word + 4 * per_word * (v // (2 * per_word))
+    return operand[row, column].contiguous().view(torch.int32).reshape(THREADS, -1)
+
+
+def accumulators(d):
+    """D by thread and register."""
+    t, r = torch.meshgrid(torch.arange(THREADS), torch.arange(M * d.shape[1] // THREADS), indexing="ij")
+    return d[16 * (t // 32) + t % 32 // 4 + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (t % 4) + r % 2]
+
+
+# What the device does.
+
+
+def loop(count, body):
+    i = Var("i", dt.int32, "loop")
+    kind = LoopKind.UNROLLED if count <= 128 else LoopKind.SERIAL
+    return For(kind, (i,), (const(0, dt.int32),), (const(count, dt.int32),), Block((body(i),)))
+
+
+def buffer(name, kind, *shape, scope="global", **fields):
+    return Buffer(name, tuple(const(n, dt.int32) for n in shape), dt.to_dtype(kind), scope, **fields)
+
+
+def first(of, index=0):
+    return Address(of, (const(index, dt.int32),))
+
+
+def product(number, types, n, a, b, a_words, b_words, keep):
+    """A kernel and its tensors (A, B, accumulators); A lies as `a` says, in registers if that is None."""
+    given = buffer(f"a_{number}", "int32", THREADS, 4 * STEPS) if a is None else buffer(f"a_{number}", "int32", a_words)
+    b_given, out = buffer(f"b_{number}", "int32", b_words), buffer(f"d_{number}", types[2], THREADS, M * n // THREADS)
+    a_tile = buffer("a_tile", "int32", a_words, scope="shared", offset=0)
+    b_tile = buffer("b_tile", "int32", b_words, scope="shared", offset=4 * a_words)
+    a_own = buffer("a_own", "int32", 4 * STEPS, scope="local")
+    d = buffer("d", types[2], M * n // THREADS, scope="local")
+
+    def fill(tile, source, words):
+        return loop(words // THREADS, lambda i: Store(tile, (i * THREADS + T,), Load(source, (i * THREADS + T,))))
+
+    begin = [Alloc(a_tile), Alloc(b_tile), Alloc(a_own), Alloc(d), fill(b_tile, b_given, b_words)]
+    if a is None:
+        begin.append(loop(4 * STEPS, lambda i: Store(a_own, (i,), Load(given, (T, i)))))
+    else:
+        begin.append(fill(a_tile, given, a_words))
+    begin.append(loop(M * n // THREADS, lambda i: Store(d, (i,), Load(out, (T, i)))))
+    steps = [
+        wgmma.wgmma(
+            first(d), first(a_own, 4 * step) if a is None else first(a_tile), first(b_tile), n, types,
+            a and a.walk, b.walk, a.step(step) if a else 0, b.step(step), keep != 0 if step == 0 else True,
+        )
+        for step in range(STEPS)
+    ]  # fmt: skip
+    end = loop(M * n // THREADS, lambda i: Store(out, (T, i), Load(d, (i,))))
+    body = (
+        *begin, bulk.fence_proxy_async(), memory.barrier(), wgmma.wgmma_fence(), *steps, wgmma.wgmma_commit(),
+        wgmma.wgmma_wait(0), end,
+    )  # fmt: skip
+    one = (const(1, dt.int32),)
+    made = Kernel(
+        one, (Var("b", dt.int32, "block"),), (THREADS,), Block(body), thread=T, shared_bytes=4 * (a_words + b_words)
+    )
+    return made, (given, b_given, out)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product by hand: its types and width, how operands lie, and their values."""
+
+    types: tuple[str, str, str]
+    n: int
+    a: Placed | None
+    b: Placed
+    a_values: torch.Tensor
+    b_values: torch.Tensor
+
+    @property
+    def name(self):
+        return f"{self.n} columns, A {self.a.name if self.a else 'in registers'}, B {self.b.name}"
+
+
+def cases(types, sizes, a_ways, b_ways):
+    """All combinations; a way is a function of rows, or None for A in registers."""
+    for n in sizes:
+        a_values, b_values = values(M, types[0]), values(n, types[1])
+        yield from (Case(types, n, a and a(M), b(n), a_values, b_values) for a in a_ways for b in b_ways)
+
+
+def compiled(found):
+    """One module with a kernel for each case: a launcher, and the tensors it takes but for accumulators."""
+    keep = Var("keep", dt.int32, "param")
+    kernels, params, tensors = [], [], []
+    for number, case in enumerate(found):
+        a = registers(case.a_values) if case.a is None else image(case.a_values, case.a)
+        b = image(case.b_values, case.b)
+        a_words = 0 if case.a is None else a.numel()
+        made, buffers = product(number, case.types, case.n, case.a, case.b, max(THREADS, a_words), b.numel(), keep)
+        kernels.append(made)
+        params += buffers
+        tensors.append((a, b))
+    program = Program("products", (*params, keep), tuple(kernels), (), ())
+    source = emit_cuda(flatten(program), Build(HOPPER, PassOptions()), program)
+    cubin = compile_cubin(source.text, HOPPER)
+    assert cubin.warnings == [] and not any(used.spills for used in cubin.resources.values())
+    return CudaLauncher(program, source, cubin.data, HOPPER), tensors
+
+
+def check(found):
+    """Exact, whether the accumulators' old values are kept or not."""
+    found = list(found)
+    launcher, tensors = compiled(found)
+    given = [tuple(x.cuda() for x in pair) for pair in tensors]
+    wrong = []
+    for keep in (0, 1):
+        before = [torch.randint(-9, 10, (M, c.n)).to(torch_type(c.types[2])) for c in found]
+        got = [accumulators(d).contiguous().cuda() for d in before]
+        launcher(*(x for pair, d in zip(given, got, strict=True) for x in (*pair, d)), keep)
+        for case, d, had in zip(found, got, before, strict=True):
+            want = case.a_values.double() @ case.b_values.double().T + keep * had.double()
+            if not torch.equal(d.cpu().double(), accumulators(want)):
+                wrong.append(f"{case.name}, keep {keep}")
+    assert not wrong, f"{len(wrong)} of {2 * len(found)}: {'; '.join(wrong)}"
+
+
+@pytest.fixture
+def hopper():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an sm_90")
+
+
+def ways(types):
+    """Every way an operand lies, as functions of its rows."""
+    names = [(way, span) for way in ((along, across) if PRODUCTS[types] == 16 else (along,)) for span in SPANS]
+    return {f"{way.__name__} {span}": (lambda rows, way=way, span=span: way(span, rows, 0)) for way, span in names}
+
+
+EACH = [(types, a) for types in PRODUCTS for a in ("registers", *ways(types))]
+
+
+def walks_of(types, a, n=64):
+    """A in one way, B in each."""
+    found = ways(types)
+    return cases(types, (n,), (None if a == "registers" else found[a],), found.values())
+
+
+def widths_of(types, a):
+    """Every width, A in one way, and B in panels of 128 bytes."""
+    found = ways(types)
+    last = "across 128" if PRODUCTS[types] == 16 else "along 128"
+    return cases(types, [n for n in range(8, 257, 8) if allowed_n(n, types[0])], (found.get(a),), (found[last],))
+
+
+@pytest.mark.parametrize(("types", "a"), EACH, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+def test_walks(types, a, hopper):
+    check(walks_of(types, a, 192 if a == "registers" else 64))
+
+
+SWEPT = [
+    ("float16", "float16", "float16"), ("bfloat16", "bfloat16", "float32"), ("tf32", "tf32", "float32"),
+    ("float8_e4m3fn", "float8_e5m2", "float32"), ("int8", "uint8", "int32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("a", ["registers", "along 128"])
+@pytest.mark.parametrize("types", SWEPT, ids="-".join)
+def test_widths(types, a, hopper):
+    check(widths_of(types, a))
