@@ -17,9 +17,11 @@ from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.intrinsics.wgmma import PRODUCTS, Descriptor, allowed_n
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Load, Var, const
-from torch_tile.ir.stmt import Alloc, Block, For, Kernel, LoopKind, Program, Store
+from torch_tile.ir.expr import Address, Binary, Load, Var, const
+from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Store
+from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.lowering.flatten import flatten
+from torch_tile.lowering.init_barriers import init_barriers
 from torch_tile.runtime.cuda_launch import CudaLauncher
 from torch_tile.runtime.nvrtc import compile_cubin
 from torch_tile.target import Target
@@ -175,11 +177,12 @@ def product(number, types, n, a, b, a_words, b_words, keep):
         *begin, bulk.fence_proxy_async(), memory.barrier(), wgmma.wgmma_fence(), *steps, wgmma.wgmma_commit(),
         wgmma.wgmma_wait(0), end,
     )  # fmt: skip
-    one = (const(1, dt.int32),)
-    made = Kernel(
-        one, (Var("b", dt.int32, "block"),), (THREADS,), Block(body), thread=T, shared_bytes=4 * (a_words + b_words)
-    )
-    return made, (given, b_given, out)
+    return one_block(body, 4 * (a_words + b_words)), (given, b_given, out)
+
+
+def one_block(body, shared_bytes):
+    grid, block = (const(1, dt.int32),), (Var("b", dt.int32, "block"),)
+    return Kernel(grid, block, (THREADS,), Block(tuple(body)), thread=T, shared_bytes=shared_bytes)
 
 
 @dataclass(frozen=True)
@@ -218,10 +221,14 @@ def compiled(found):
         params += buffers
         tensors.append((a, b))
     program = Program("products", (*params, keep), tuple(kernels), (), ())
+    return launcher_of(program), tensors
+
+
+def launcher_of(program):
     source = emit_cuda(flatten(program), Build(HOPPER, PassOptions()), program)
     cubin = compile_cubin(source.text, HOPPER)
     assert cubin.warnings == [] and not any(used.spills for used in cubin.resources.values())
-    return CudaLauncher(program, source, cubin.data, HOPPER), tensors
+    return CudaLauncher(program, source, cubin.data, HOPPER)
 
 
 def check(found):
@@ -284,3 +291,73 @@ SWEPT = [
 @pytest.mark.parametrize("types", SWEPT, ids="-".join)
 def test_widths(types, a, hopper):
     check(widths_of(types, a))
+
+
+# Operands that come by tensor maps.
+
+DEPTH = K_BYTES // 2  # of 16-bit operands
+
+
+def brought(name, shape, rows, placed, offset, ready):
+    """A bfloat16 tensor, its tile in shared memory at `offset`, and the statements that bring its panels."""
+    deep, span = placed.walk.across, placed.walk.swizzle
+    outer, inner = (DEPTH, rows) if deep else (rows, DEPTH)
+    stride = -(-shape[1] // 8) * 8
+    numbers = tuple(const(n, dt.int32) for n in shape), tuple(const(n, dt.int32) for n in (stride, 1))
+    given = Buffer(name, numbers[0], dt.bfloat16, "global", strides=numbers[1])
+    tile = buffer(f"{name}_tile", "bfloat16", rows * DEPTH, scope="shared", offset=offset)
+    seen = TensorMap(given, *numbers, (outer, span // 2), span)
+    loads = [
+        bulk.tma_load(
+            first(tile, n * outer * span // 2), seen, (const(0, dt.int32), const(n * span // 2, dt.int32)), ready
+        )
+        for n in range(-(-inner * 2 // span))
+    ]
+    return given, tile, (bulk.mbarrier_expect(ready, rows * DEPTH * 2), *loads)
+
+
+def tiles_by_tma(a, b, n, a_shape, b_shape):
+    """D = A * B for operands that are smaller than their tiles."""
+    types = ("bfloat16", "bfloat16", "float32")
+    size = (M + n) * DEPTH * 2
+    full = Buffer("full", (const(1, dt.int32),), dt.uint64, "barrier", offset=size, arrivals=1)
+    ready = first(full)
+    a_given, a_tile, a_loads = brought("a", a_shape, M, a, 0, ready)
+    b_given, b_tile, b_loads = brought("b", b_shape, n, b, M * DEPTH * 2, ready)
+    d, out = (
+        buffer("d", "float32", M * n // THREADS, scope="local"),
+        buffer("out", "float32", THREADS, M * n // THREADS),
+    )
+    body = (
+        Alloc(a_tile), Alloc(b_tile), Alloc(full), Alloc(d),
+        loop(M * n // THREADS, lambda i: Store(d, (i,), const(0.0, dt.float32))),
+        If(Binary("==", T, const(0, dt.int32)), Block((*a_loads, *b_loads, bulk.mbarrier_arrive(ready))), Block(())),
+        bulk.mbarrier_wait(ready, 0), wgmma.wgmma_fence(),
+        *(
+            wgmma.wgmma(first(d), first(a_tile), first(b_tile), n, types, a.walk, b.walk, a.step(s), b.step(s))
+            for s in range(STEPS)
+        ),
+        wgmma.wgmma_commit(), wgmma.wgmma_wait(0), loop(M * n // THREADS, lambda i: Store(out, (T, i), Load(d, (i,)))),
+    )  # fmt: skip
+    params = a_given, b_given, out
+    return launcher_of(init_barriers(Program("by_tma", params, (one_block(body, size + 8),), (), ())))
+
+
+@pytest.mark.parametrize("b", [f"{way} {span}" for way in ("along", "across") for span in (32, 64, 128)])
+@pytest.mark.parametrize("a", [f"{way} {span}" for way in ("along", "across") for span in (32, 64, 128)])
+def test_operands_by_tma(a, b, hopper):
+    n, k = 192, DEPTH - 3
+    found = ways(("bfloat16", "bfloat16", "float32"))
+    placed = found[a](M), found[b](n)
+    shapes = [(k, r) if p.walk.across else (r, k) for p, r in zip(placed, (M - 7, n - 30), strict=True)]
+    launcher = tiles_by_tma(*placed, n, *shapes)
+    x, y = (
+        torch.randint(-9, 10, (r, -(-c // 8) * 8), device="cuda").bfloat16()[:, :c] for r, c in shapes
+    )  # fmt: skip
+    out = torch.full((THREADS, M * n // THREADS), float("nan"), device="cuda")
+    for _ in range(2):
+        launcher(x, y, out)
+    want = torch.zeros(M, n, dtype=torch.float64)
+    rows, columns = (t.mT if p.walk.across else t for t, p in zip((x, y), placed, strict=True))
+    want[: M - 7, : n - 30] = rows.cpu().double() @ columns.cpu().double().T
+    assert torch.equal(out.cpu().double(), accumulators(want))
