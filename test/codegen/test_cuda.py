@@ -5,7 +5,9 @@ EXPECTTEST_ACCEPT=1 writes the text of a test anew. Run one test at a time then.
 """
 
 import math
+from dataclasses import replace
 
+import pytest
 from expecttest import assert_expected_inline
 from flat_kernels import (
     SERIAL,
@@ -26,12 +28,15 @@ from flat_kernels import (
 )
 
 from torch_tile.codegen.cuda import LARGEST_SIZE
-from torch_tile.diagnostics import Span
-from torch_tile.intrinsics import memory
+from torch_tile.codegen.cuda_source import MapArg
+from torch_tile.diagnostics import Span, TileError
+from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Call, Var, cast
+from torch_tile.ir.expr import Call, Expr, Var, cast
 from torch_tile.ir.interval import Interval
+from torch_tile.ir.node import equal
 from torch_tile.ir.stmt import Alloc, Block, If, Let, Store
+from torch_tile.ir.tensor_map import TensorMap
 
 SPAN = Span("kernels/attention.py", 41, 41, 1, 2)
 
@@ -204,6 +209,83 @@ def test_lines_of_the_author():
     source = program([x], kernel(Store(x, (t,), number(1.0, dt.float32), span=SPAN), span=SPAN))
     assert "demo_kernel(float* __restrict__ x) {  // attention.py:41\n" in body(source)
     assert "  x[t] = 1.0f;  // attention.py:41\n" in body(source)
+
+
+def box(m, of, rows=64, swizzle=128, strides=None):
+    """What the tensor memory accelerator is told of an m x 64 tensor of 16-bit floats."""
+    return TensorMap(of, (m, number(64)), strides or (number(64), number(1)), (rows, 64), swizzle)
+
+
+def brought(*maps):
+    """One thread brings a box by each map."""
+    tile = tensor("tile", (64, 64), "float16", "shared", offset=0)
+    ready = tensor("ready", (1,), "uint64", "barrier", offset=8192, arrivals=1)
+    loads = [bulk.tma_load(at(tile, 0, 0), each, (t, number(0)), at(ready, 0)) for each in maps]
+    return Alloc(tile), Alloc(ready), If(t == 0, Block(tuple(loads)), Block(()))
+
+
+def test_tensor_maps():
+    """Equal ones are one parameter, after the pointers; only what is also read otherwise has a pointer."""
+    m, s, n = Var("m", dt.int32, "dim"), Var("s", dt.int32, "dim"), Var("n", dt.int32, "dim")
+    x, y = tensor("x", (m, 64), "float16"), tensor("y", (n, 64), "float16", strides=(s, number(1)))
+    out = tensor("out", (128,), "float16")
+    across = box(n, y, 32, 128, (s, number(1)))
+    source = program([x, out, y], kernel(
+        *brought(box(m, x), across, box(m, x), box(m, x, swizzle=0)), put(out, t, load(y, t, 0)), shared_bytes=8200,
+    ))  # fmt: skip
+    text = body(source)
+    assert (
+        "demo_kernel(tile::f16* __restrict__ out, const tile::f16* __restrict__ y, "
+        "const __grid_constant__ tile::TensorMap x_map, const __grid_constant__ tile::TensorMap y_map, "
+        "const __grid_constant__ tile::TensorMap x_map_1, const int64_t s) {"
+    ) in text
+    assert [line.strip() for line in text.splitlines() if "tma_load" in line] == [
+        f"tile::tma_load(tile_1, &{name}, ready, t, 0);" for name in ("x_map", "y_map", "x_map", "x_map_1")
+    ]
+    made = emitted(source)
+    (entry,) = made.entries
+    assert entry.kinds == "PPMMMq" and made.alignment == (16, 2, 16)
+    first = MapArg(0, (m, number(64)), (number(64), number(1)), (64, 64), 128, "float16", 2)
+    assert all(equal_or_same(a, b) for a, b in zip(entry.args[2], first, strict=True))
+    assert entry.args[3].position == 2 and entry.args[3].sizes[0] is n and entry.args[3].strides[0] is s
+    assert entry.args[:2] == (1, 2) and entry.args[4].swizzle == 0 and entry.args[5] is s
+    compiles(source, ("sm_90a",))
+
+
+def equal_or_same(a, b):
+    return all(map(equal, a, b)) if isinstance(a, tuple) and isinstance(a[0], Expr) else a == b
+
+
+def test_a_tensor_that_bulk_copies_write_is_not_constant():
+    x, tile = tensor("x", (128, 64), "float16"), tensor("tile", (64, 64), "float16", "shared", offset=0)
+    stores = bulk.tma_store(box(number(128), x), at(tile, 0, 0), (number(0), number(0))), bulk.bulk_commit()
+    source = program([x], kernel(Alloc(tile), put(tile, t, 0, load(x, t, 0)), *stores, shared_bytes=8192))
+    assert "demo_kernel(tile::f16* __restrict__ x, const __grid" in body(source)
+    compiles(source, ("sm_90a",))
+
+
+def test_early_starts():
+    x = tensor("x", (128,), "float32")
+    source = program([x], kernel(bulk.grid_launch(), bulk.grid_wait(), put(x, t, 1.0)))
+    assert emitted(source).entries[0].early
+    assert not emitted(program([x], kernel(bulk.grid_launch(), put(x, t, 1.0)))).entries[0].early
+
+
+@pytest.mark.parametrize(
+    ("statement", "chips", "fix"),
+    [(wgmma.wgmma_fence(), (80, 89, 100, 120), "sm_90a"), (bulk.fence_proxy_async(), (80, 89), "sm_90 or later")],
+)
+def test_instructions_that_a_chip_does_not_have(statement, chips, fix):
+    """Even a later one may have lost them."""
+    node = replace(statement, call=replace(statement.call, span=SPAN))
+    source = program([], kernel(node))
+    emitted(source, 90)
+    for chip in chips:
+        with pytest.raises(TileError) as caught:
+            emitted(source, chip)
+        assert caught.value.code == "unsupported_on_target" and caught.value.span is SPAN
+        assert f"`{statement.call.name}` is not supported on target cuda:sm_{chip}" in str(caught.value)
+        assert f"compile for {fix}" in str(caught.value)
 
 
 def test_largest_size_leaves_room_for_whole_tiles():

@@ -12,11 +12,12 @@ import pytest
 from torch_tile.diagnostics import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Binary, Const, Var, const
+from torch_tile.ir.expr import Address, Binary, Const, Var, const
 from torch_tile.ir.fingerprint import fingerprint
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import Node
-from torch_tile.ir.stmt import Alloc, Assert, Block, For, Let, LoopKind, Store
+from torch_tile.ir.stmt import Alloc, Assert, Block, Do, For, Let, LoopKind, Role, Store
+from torch_tile.ir.tensor_map import TensorMap
 
 HERE = Span("a.py", 3, 3, 4, 9)
 
@@ -71,6 +72,20 @@ def test_sharing_does_not_matter():
     shared, apart = Binary("+", one, one), Binary("+", copy.copy(one), one)
     following = [Binary("*", Binary("+", e, x), y) for e in (shared, apart)]
     assert fingerprint(following[0]) == fingerprint(following[1])
+
+
+def test_what_hopper_adds():
+    """Every field of roles, mbarriers and tensor maps counts."""
+    a = Buffer("A", (const(64, dt.int32),) * 2, dt.float16, "global")
+    seen = TensorMap(a, a.shape, (const(64, dt.int32), const(1, dt.int32)), (64, 64), 128)
+    maps = [seen, replace(seen, box=(32, 64)), replace(seen, swizzle=64), replace(seen, sizes=a.shape[:1])]
+    role = Role(0, 128, Block(()))
+    roles = [role, replace(role, first=128), replace(role, count=256), replace(role, registers=24)]
+    ready = Buffer("ready", (const(2, dt.int32),), dt.uint64, "barrier", arrivals=1)
+    barriers = [Alloc(b) for b in (ready, replace(ready, arrivals=2))]
+    allocated = [Block((each, Do(Address(each.buffer, (const(0, dt.int32),))))) for each in barriers]
+    for values in (maps, roles, allocated):
+        assert len({fingerprint(v) for v in values}) == len(values)
 
 
 def test_where_an_address_would_decide():

@@ -48,6 +48,9 @@ from torch_tile.ir.stmt import (
     While,
 )  # fmt: skip
 from torch_tile.lowering import CPU_PASSES, cuda_passes
+from torch_tile.lowering.flatten import flatten
+from torch_tile.lowering.init_barriers import init_barriers
+from torch_tile.lowering.place_shared import place_shared
 from torch_tile.target import Target
 
 M, N = (Var(n, dt.int32, "dim") for n in "MN")
@@ -332,6 +335,40 @@ def test_layouts_offsets_and_threads_trace_back():
     assert 'layout="[64:64m | 64:1m] ^(3,3,3)"' in texts["infer_layouts"] and "loop_layout=" in texts["infer_layouts"]
     assert "thread = T.thread_index()" in texts["flatten"] and "shared_bytes=" in texts["flatten"]
     assert "offset=0" in texts["flatten"] and 'T.call("barrier", dtype=T.int32)' in texts["flatten"]
+
+
+def test_roles_barriers_and_tensor_maps_trace_back():
+    """A role is no scope of the author's, and a flat tensor's map still shows its sizes and strides."""
+
+    @T.prim_func
+    def kernel(A: T.StridedTensor((M, N), (N * 2, 1), "float16"), B: T.Tensor((64, M), "float16")):
+        with T.Kernel(2, threads=160) as bx:
+            thread = T.thread_index()
+            full = T.alloc_barrier(1, 2)
+            a = T.alloc_shared((2, 64, 64), "float16")
+            with T.role(0, 128, registers=168):
+                for k in T.serial(4):
+                    T.evaluate(T.call("mbarrier_wait", T.address_of(full[k % 2]), k // 2 % 2))
+                    B[thread % 64, k] = a[k % 2, thread % 64, bx]
+            with T.role(128, 32):
+                box = T.tensor_map(A, (M, N), (N * 2, 1), box=(64, 64), swizzle=128)
+                for k in T.serial(4):
+                    if thread == 128:
+                        place = T.address_of(a[k % 2, 0, 0]), box, T.address_of(full[k % 2]), k * 64, bx * 64
+                        T.evaluate(T.call("tma_load", *place, options=("evict_first",)))
+
+    program = kernel.program
+    text = to_text(program)
+    assert "full = T.alloc_barrier(1, (2,))" in text and "with T.role(0, 128, registers=168):" in text
+    assert "T.tensor_map(A, (M, N), (N * 2, 1), box=(64, 64), swizzle=128)" in text
+    build = Build(Target.of("cuda:sm_90a"))
+    for step in (lambda p: p, lambda p: place_shared(p, build), init_barriers, flatten):
+        program = step(program)
+        text = to_text(program)
+        back = trace(text)
+        assert alike(back, program), text
+        assert to_text(back) == text
+    assert "T.alloc_barrier(1, (2,), offset=16384)" in text and "A: T.Tensor((M * N,), T.float16)" in text
 
 
 @pytest.mark.parametrize("name", sorted(n for n in names() if lookup(n).header and not lookup(n).cpu))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -7,13 +8,14 @@ import torch_tile.language as T
 from torch_tile.diagnostics import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
-from torch_tile.ir.expr import Address, Binary, Cast, Const, Expr, Load, Select, Unary, Var, const, natural
+from torch_tile.ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const, natural
 from torch_tile.ir.stmt import (
     Alloc,
     Assert,
     Block,
     Break,
     Continue,
+    Do,
     For,
     If,
     Kernel,
@@ -21,10 +23,12 @@ from torch_tile.ir.stmt import (
     LoopKind,
     Print,
     Program,
+    Role,
     Stmt,
     Store,
     While,
 )  # fmt: skip
+from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.tileop import tile_ops
 
@@ -57,6 +61,23 @@ def both(var: Var = i) -> tuple[tuple[Var, ...], tuple[Expr, ...], tuple[Expr, .
     return (var, j), (zero, zero), (M, M)
 
 
+def roles(*given: Role) -> Program:
+    """A kernel of 384 threads."""
+    whole = program(*given)
+    return replace(whole, kernels=(replace(whole.kernels[0], threads=(384,)),))
+
+
+def box(*sizes: int, swizzle: int = 128, of: Buffer = square) -> Program:
+    """A copy of a box of a matrix of floats."""
+    seen = TensorMap(of, (M,) * len(sizes), (M,) * (len(sizes) - 1) + (one,), sizes, swizzle)
+    call = Call(
+        "tma_load", (Address(tile, (zero,)), seen, Address(ready, (zero,)), *(zero for _ in sizes)), dt.int32, ("",)
+    )
+    return program(Alloc(tile), Alloc(ready), Do(call))
+
+
+ready = Buffer("ready", (const(2, dt.int32),), dt.uint64, "barrier", arrivals=1)
+warp = Role(0, 32, nothing)
 whole = Region(tile, (Range(zero, const(8, dt.int32)),))
 fill = tile_ops()["fill"].build(whole, 0)
 
@@ -72,6 +93,9 @@ GOOD = {
     "a parallel nest": (program(For(LoopKind.PARALLEL, *both(), nothing)), Stage.LOOPS),
     "the grid uses sizes and scalars": (program(grid=(M // 4, n), blocks=(bx, k)), Stage.FLAT),
     "two dimensions": (program(Store(square, (zero, zero), half)), Stage.LOOPS),
+    "roles": (roles(Role(256, 128, nothing, 24), Role(0, 256, nothing, 240), put(half), warp), Stage.FLAT),
+    "boxes": (box(64, 32), Stage.THREAD),
+    "an mbarrier of a tile op": (program(Alloc(ready), put(Cast(dt.float32, Load(ready, (one,))))), Stage.TILE),
     "sizes of flattened buffers": (program(put(half, Var("stride", dt.int32, "dim") * 2)), Stage.FLAT),
 }  # fmt: skip
 
@@ -128,6 +152,26 @@ BAD = {
     "a float bound": (program(loop(stop=half)), "loop bounds are integers"),
     "break outside a loop": (program(If(n < 3, Block((Break(),)), nothing)), "break outside a loop"),
     "continue after a loop": (program(loop(Continue()), Continue()), "continue outside a loop"),
+    # roles, mbarriers, tensor maps
+    "a role in a loop": (program(loop(Role(0, 32, nothing))), "roles are statements of the kernel itself"),
+    "a role in a role": (program(Role(0, 32, Block((Role(0, 32, nothing),)))), "roles are statements of the kernel"),
+    "a role beyond the block": (roles(Role(256, 160, nothing)), "a role has threads of 384 by 32"),
+    "a part of a warp": (roles(Role(0, 48, nothing)), "a role has threads of 384 by 32"),
+    "registers of a part of a warpgroup": (roles(Role(0, 32, nothing, 240)), "a role has threads of 384 by 128"),
+    "registers that there are not": (roles(Role(0, 128, nothing, 260)), "registers are a multiple of 8 from 24 to 256"),
+    "two roles of a warp": (roles(Role(0, 256, nothing), Role(128, 128, nothing)), "a warp has one role"),
+    "an mbarrier in a role": (program(Role(0, 32, Block((Alloc(ready),)))), "mbarriers are for the whole block"),
+    "an mbarrier for nobody": (program(Alloc(replace(ready, arrivals=0))), "`ready` waits for nobody"),
+    "a store to an mbarrier": (
+        program(Alloc(ready), Store(ready, (zero,), Const(1, dt.uint64))),
+        "`ready` is no memory",
+    ),
+    "a box of too many dimensions": (box(1, 1, 1, 1, 1, 8), "a tensor map has one to five dimensions"),
+    "a box without a size": (box(0, 32), "boxes have 1 to 256 elements a side"),
+    "a box of a part of 16 bytes": (box(8, 6, swizzle=0), "boxes have 1 to 256 elements a side"),
+    "a box wider than its swizzle": (box(8, 64), "rows of boxes no more"),
+    "an unknown swizzle": (box(8, 16, swizzle=100), "a swizzle spans 32, 64 or 128 bytes"),
+    "a box of shared memory": (box(8, of=tile), "tensor maps are of global memory"),
     "a grid of another rank": (program(grid=(one, one)), "one block index per grid extent"),
 }
 
@@ -143,6 +187,11 @@ LATER = {
     "a tile op among loops": (program(Alloc(tile), fill), Stage.LOOPS, "Fill may not appear"),
     "a region in flat code": (program(Alloc(tile), Print("", whole)), Stage.FLAT, "Region may not appear"),
     "a parallel loop in flat code": (program(loop(kind=LoopKind.PARALLEL)), Stage.FLAT, "T.Parallel may not appear"),
+    "an mbarrier as a value": (
+        program(Alloc(ready), put(Cast(dt.float32, Load(ready, (zero,))))),
+        Stage.LOOPS,
+        "`ready` is no memory",
+    ),
     "two dimensions in flat code": (program(Store(square, (zero, zero), half)), Stage.FLAT, "`S` is not flat"),
     "an address in flat code": (
         program(put(Cast(dt.float32, Address(square, (zero, zero))))),

@@ -7,7 +7,7 @@ from torch_tile.diagnostics import TileError
 from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Alloc
+from torch_tile.ir.stmt import Alloc, Role
 
 
 def test_kernels():
@@ -117,3 +117,46 @@ def test_wrong_shapes(make):
                 make((2, "four"), "float32")
 
     assert caught.value.code == "bad_shape"
+
+
+def test_roles_and_barriers():
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=384) as _:
+            ready = T.alloc_barrier(3, 4)
+            with T.role(256, 128, registers=24):
+                T.evaluate(T.call("mbarrier_arrive", T.address_of(ready[2])))
+            with T.ws(1, 0):
+                A[0] = 1.0
+
+    alloc, producer, consumer = kernel.program.kernels[0].body.stmts
+    assert (alloc.buffer.scope, alloc.buffer.arrivals, alloc.buffer.static_shape) == ("barrier", 3, (4,))
+    assert isinstance(producer, Role) and (producer.first, producer.count, producer.registers) == (256, 128, 24)
+    assert isinstance(consumer, Role) and (consumer.first, consumer.count, consumer.registers) == (0, 256, 0)
+    assert producer.span.source().strip() == "with T.role(256, 128, registers=24):"
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: T.role(128, 128), "first"),
+        (lambda: T.role(16, 32), "first"),
+        (lambda: T.role(0, 100), "count"),
+        (lambda: T.role(96, 64), "count"),
+        (lambda: T.role(0, 64, registers=24), "count"),
+        (lambda: T.role(0, 128, registers=20), "registers"),
+        (lambda: T.ws(), "groups"),
+        (lambda: T.ws(0, 2), "groups"),
+        (lambda: T.alloc_barrier(0), "arrivals"),
+        (lambda: T.alloc_barrier([1, 2]), "arrivals"),
+    ],
+)
+def test_wrong_roles_and_barriers(make, name):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=128) as _:
+                make()
+
+    assert caught.value.code == "bad_argument" and f"`{name}`" in str(caught.value)

@@ -52,6 +52,26 @@ def test_what_was_taken_apart_is_one_index_again():
     ]
 
 
+def test_tensor_maps_keep_what_a_flat_buffer_does_not_show(becomes):
+    m, s = T.dynamic("m, s")
+
+    @T.prim_func
+    def before(x: T.StridedTensor((m, 64), (s, 1), "float16")):
+        with T.Kernel(1, threads=32) as _:
+            thread = T.thread_index()
+            ready = T.alloc_barrier(1, (2, 2))
+            tile = T.alloc_shared((8, 64), "float16")
+            if thread == 0:
+                T.evaluate(T.call(
+                    "tma_load", T.address_of(tile[0, 0]), T.tensor_map(x, (m, 64), (s, 1), box=(8, 64), swizzle=128),
+                    T.address_of(ready[1, 1]), thread, 0, options=("",),
+                ))  # fmt: skip
+
+    got = repr(flatten(before.program))
+    assert "x: T.Tensor((m * 64,), T.float16)" in got and "T.alloc_barrier(1, (4,))" in got
+    assert "T.tensor_map(x, (m, 64), (s, 1), box=(8, 64), swizzle=128), T.address_of(ready[3])" in got
+
+
 def test_addresses(becomes):
     @T.prim_func
     def before(x: T.Tensor((4, 8), "float32")):

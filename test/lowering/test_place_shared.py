@@ -148,3 +148,71 @@ def test_a_first_value_reads_where_its_buffer_lies():
             x[1] = first
 
     assert place(kernel.program)[0]["a"] == 0
+
+
+def test_mbarriers_have_bytes_of_their_own():
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            first = T.alloc_barrier(1, 3)
+            a = T.alloc_shared((1000,), "float32")
+            b = T.alloc_shared((1000,), "float32")
+            T.alloc_barrier(1)
+            last = T.alloc_barrier(2)
+            T.evaluate(T.call("mbarrier_arrive", T.address_of(first[0])))
+            a[0] = x[0]
+            x[0] = a[0]
+            b[0] = x[0]
+            T.evaluate(T.call("mbarrier_arrive", T.address_of(last[0])))
+
+    found, size = place(kernel.program)
+    assert found == {"a": 0, "b": 0, "first": 4000, "last": 4024}, "one that nobody uses is gone"
+    assert size == 4032
+
+
+def test_tiles_of_bulk_copies_have_bytes_of_their_own():
+    """Their copies are ordered by mbarriers, not by barriers that insert_sync could place."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            ready = T.alloc_barrier(1)
+            before = T.alloc_shared((32, 32), "float32")
+            a = T.alloc_shared((32, 32), "float32")
+            after = T.alloc_shared((32, 64), "float32")
+            c = T.alloc_shared((32, 32), "float32")
+            before[0, 0] = x[0, 0]
+            x[0, 0] = before[0, 0]
+            box = T.tensor_map(x, (64, 64), (64, 1), box=(32, 32), swizzle=128)
+            T.evaluate(T.call("tma_load", T.address_of(a[0, 0]), box, T.address_of(ready[0]), 0, 0, options=("",)))
+            x[0, 0] = a[0, 0]
+            after[0, 0] = x[0, 0]
+            x[0, 0] = after[0, 0]
+            T.evaluate(T.call("tma_store", box, T.address_of(c[0, 0]), 0, 0, options=("",)))
+
+    found, size = place(kernel.program)
+    assert found == {"after": 0, "before": 0, "a": 8192, "c": 12288, "ready": 16384} and size == 16392
+
+
+def test_roles_use_their_tiles_at_the_same_time():
+    def offsets(apart):
+        @T.prim_func
+        def kernel(x: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=64) as _:
+                a = T.alloc_shared((1000,), "float32")
+                b = T.alloc_shared((1000,), "float32")
+                own = T.alloc_shared((1000,), "float32")
+                with T.role(0, 32):
+                    a[0] = x[0]
+                    x[0] = a[0]
+                    own[0] = x[0]
+                if apart:
+                    x[1] = 0.0
+                with T.role(32, 32):
+                    b[0] = x[0]
+
+        return place(kernel.program)[0]
+
+    together = offsets(False)
+    assert together["a"] == together["own"] != together["b"]
+    assert len(set(offsets(True).values())) == 1

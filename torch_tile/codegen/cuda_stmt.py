@@ -31,10 +31,9 @@ from ..ir.stmt import (
     While,
 )  # fmt: skip
 from .c_text import PREFIX, Names, held, is_small, storage, string
+from .cuda_roles import condition, registers_call
 from .cuda_text import INT, CudaText, int_type
 from .unrolling import pragma
-
-REGISTERS = 65536  # of an SM, which one block may have to itself
 
 
 class CudaStatements:
@@ -90,7 +89,9 @@ class CudaStatements:
             else:
                 self.close(f"}} else {branch} {{" if branch else "} else {")
                 self.depth += 1
-            self.set_registers(role)
+            if call := registers_call(role, self.threads):
+                self.text.headers.add("sync.h")
+                self.line(call)
             self.within(thread, Interval(role.first, role.first + role.count - 1))
             self.body(role.body)
             self.within(thread, Interval(0, self.threads - 1))
@@ -100,13 +101,6 @@ class CudaStatements:
         """From here on `var` lies in `interval`, whatever was known of it."""
         self.text.bind(var, interval)
         self.text.intervals.clear()
-
-    def set_registers(self, role: Role) -> None:
-        """Move registers between warpgroups: each thread starts with an equal share."""
-        share = REGISTERS // self.threads // 8 * 8
-        if role.registers not in (0, share):
-            self.text.headers.add("sync.h")
-            self.line(f"tile::set_registers<{role.registers}, {str(role.registers > share).lower()}>();")
 
     def _block(self, block: Block) -> None:
         self.open()
@@ -220,17 +214,6 @@ class CudaStatements:
         message = node.message.replace("%", "%%")
         text = string(f"{message}: {form}\n" if message else f"{form}\n")
         self.line(f"printf({text}, ({kind}){self.text.value(value, above=PREFIX)});", node.span)
-
-
-def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> str:
-    """Whether `thread`, which has none of the roles `before`, has this one, as C++ text; empty if it always has."""
-    end = role.first + role.count
-    if sum(r.count for r in before) + role.count == threads:
-        return ""
-    is_least = sum(r.count for r in before if r.first < role.first) == role.first
-    is_greatest = sum(r.count for r in before if r.first >= end) == threads - end
-    tests = ([] if is_least else [f"{thread} >= {role.first}"]) + ([] if is_greatest else [f"{thread} < {end}"])
-    return " && ".join(tests)
 
 
 def place(span: Span) -> str:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptors bit by bit, and what stands around products."""
+
+import pytest
+from cuda_shim import compile_everywhere
+
+from torch_tile.diagnostics import InternalError
+from torch_tile.runtime.nvrtc import compile_cubin
+from torch_tile.target import Target
+
+# The layouts of the PTX manual's table, spelled out.
+CHECKS = [
+    ("128, 16, 1024, false", "1ull << 62 | 64ull << 32"),
+    ("64, 16, 512, false", "2ull << 62 | 32ull << 32"),
+    ("32, 16, 256, false", "3ull << 62 | 16ull << 32"),
+    ("0, 128, 256, false", "16ull << 32"),
+    ("128, 16384, 1024, true", "1ull << 62 | 64ull << 32"),
+]
+KERNEL = """
+#include "wgmma.h"
+using namespace tile;
+CHECKS
+extern "C" __global__ void k(uint64_t* out, int step) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  out[threadIdx.x] = Walk<128, 16, 1024, false>::from(shared_memory + 2048 * step, 32);
+  wgmma_fence();
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_wait<7>();
+}
+"""
+
+
+def test_descriptors():
+    checks = [f"static_assert(Walk<{walk}>::upper << 32 == ({upper}));" for walk, upper in CHECKS]
+    checks += [f"static_assert(Walk<{walk}>::is_across == {int('true' in walk)});" for walk, _ in CHECKS]
+    compile_everywhere(KERNEL.replace("CHECKS", "\n".join(checks)), ("sm_90a",))
+
+
+@pytest.mark.parametrize(
+    ("walk", "sentence"),
+    [
+        ("100, 16, 1024, false", "a panel spans 32, 64 or 128 bytes"),
+        ("128, 8, 1024, false", "`leading` is a multiple of 16"),
+        ("128, 16, 1 << 18, false", "`stride` is a multiple of 16"),
+    ],
+)
+def test_refuses_what_no_descriptor_holds(walk, sentence):
+    text = KERNEL.replace("CHECKS", "").replace("Walk<128, 16, 1024, false>", f"Walk<{walk}>")
+    with pytest.raises(InternalError, match=sentence):
+        compile_cubin(text, Target.of("sm_90"))
