@@ -12,6 +12,7 @@ from pathlib import Path
 from ..build import Build, is_watched
 from ..ir.stmt import Program
 from ..ir.verify import Stage, verify
+from .async_products import async_products
 from .bind_threads import bind_threads
 from .check_kernel import check_kernel
 from .drop_groups import drop_groups
@@ -60,6 +61,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
         (bound(split_warps), Stage.TILE),  # products by wgmma: a warp of its own copies tiles ahead
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(overlap_products), Stage.TILE),  # pipelined products load operands a step ahead
+        (bound(async_products), Stage.TILE),  # products by wgmma stay under way beside other work
         (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
         (bound(bind_threads), Stage.THREAD),  # what one thread does; fragments are its registers
         (bound(vectorize), Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers

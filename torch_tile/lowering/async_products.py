@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products by wgmma stay under way while a role does something else.
+
+A loop that only multiplies waits for the products of its last turn, not for those of this one; the stages that they
+read are let go a turn later. A loop of products, arithmetic on their results, and products again (attention) is turned
+by half a turn: the first products of the next turn and the second ones of this run beside its arithmetic. What
+arithmetic touches of the second products' operands comes after these (FlashAttention-3, arXiv:2407.08608, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..build import Build
+from ..intrinsics.wgmma import wgmma_wait
+from ..ir import stmt as st
+from ..ir.buffer import Buffer
+from ..ir.dtype import int32
+from ..ir.expr import Address, Call, Const, Expr, Var, binary, const
+from ..ir.node import Rewriter, walk
+from ..ir.simplify import is_literal, simplify
+from ..ir.stmt import Alloc, Block, Do, If, Let, LoopKind, Program, Role, Stmt
+from ..tileop.gemm import Gemm
+from .bulk_loads import Survey, is_zero
+from .instance import Instance
+from .pipeline_plan import uses
+
+ZERO = const(0, int32)
+MOST_PENDING = 7  # groups that a wait can leave under way
+
+
+def async_products(program: Program, build: Build) -> Program:
+    """Defer waits for products in the loops of roles; values do not change."""
+    return _Async(build)(program) if build.target.capability == 90 else program
+
+
+class _Async(Rewriter):
+    def __init__(self, build: Build):
+        self.build = build
+        self.products: set[int] = set()
+        self.thread = Var("thread", int32, "thread")
+
+    def Role(self, role: Role) -> Role:
+        """Loops of a role."""
+        survey = Survey(self.build, self.thread, role.count)
+        survey(role.body)
+        self.products = {id(op) for op in survey.products}
+        return self.children(role)
+
+    def For(self, loop: st.For) -> Stmt:
+        """A loop with products in its body, inner ones first."""
+        new: st.For = self.children(loop)
+        counts = is_zero(new.starts[0]) and new.step == 1 and new.kind is LoopKind.SERIAL
+        if not counts or not any(id(s) in self.products for s in new.body.stmts):
+            return new
+        made = self._deferred(new) or self._turned(new)
+        return new if made is None else made
+
+    def _note(self, op: Stmt, text: str) -> None:
+        self.build.note(op.span, "T.gemm", text)
+
+    # Only products.
+
+    def _deferred(self, loop: st.For) -> Stmt | None:
+        """One turn stays under way; None if the loop does something else, too."""
+        stmts = loop.body.stmts
+        products = [s for s in stmts if id(s) in self.products]
+        waits, arrivals = ([s for s in stmts if _calls(s, name)] for name in ("mbarrier_wait", "warp_arrive"))
+        if len(products) + len(waits) + len(arrivals) != len(stmts) or len(products) > MOST_PENDING:
+            return None
+        k, stop = loop.vars[0], loop.stops[0]
+        body: list[Stmt] = []
+        for one in stmts:
+            if id(one) in self.products:
+                assert isinstance(one, Gemm)
+                last = one is products[-1]
+                body.append(replace(one, wg_wait=len(products) if last else -1))
+            elif one not in arrivals:
+                body.append(one)
+        if any(s not in arrivals for s in stmts[stmts.index(products[-1]) + 1 :]):
+            return None
+        if arrivals:
+            body.append(If(binary(">", k, ZERO), Block(tuple(_earlier(a, k, k) for a in arrivals)), Block(())))
+        after = [*(_earlier(a, k, stop) for a in arrivals)]
+        ran = simplify(binary("<", ZERO, stop))
+        letting_go: list[Stmt] = after if is_literal(ran, True) else [If(ran, Block(tuple(after)), Block(()))]
+        self._note(products[0], "a turn of products stays under way beside the next")
+        return Block((replace(loop, body=Block(tuple(body))), wgmma_wait(0), *(letting_go if after else [])))
+
+    # Products, arithmetic, products.
+
+    def _turned(self, loop: st.For) -> Stmt | None:
+        """The loop turned by half a turn; None if it is not made so."""
+        parts = self._parts(loop)
+        if parts is None:
+            return None
+        k, stop = loop.vars[0], loop.stops[0]
+        free, bound = _divided(parts)
+        ahead = simplify(k + 1)
+
+        def at(turn: Expr) -> Instance:
+            return Instance({id(k): turn}, {}, fresh=True)
+
+        first = at(ZERO)
+        prologue = [*_all(first, _sync(parts.first)), *_all(first, parts.release), *_all(first, parts.between)]
+        following, same = at(ahead), Instance({}, {}, fresh=False)
+        body = [
+            *_all(following, _started(parts.first)),
+            *_all(same, _started(parts.second)),
+            wgmma_wait(sum(isinstance(s, Gemm) for s in parts.second)),
+            *_all(following, parts.release),
+            *_all(following, free),
+            wgmma_wait(0),
+            *_all(same, parts.last),
+            *_all(following, bound),
+        ]
+        end = at(simplify(stop - 1))
+        epilogue = [*_all(end, _sync(parts.second)), *_all(end, parts.last)]
+        turns = replace(loop, stops=(simplify(stop - 1),), body=Block(tuple(body)))
+        made = Block((*prologue, turns, *epilogue))
+        ran = simplify(binary("<", ZERO, stop))
+        whole: Stmt = made if is_literal(ran, True) else If(ran, made, Block(()))
+        self._note(next(s for s in parts.first if isinstance(s, Gemm)), "beside the arithmetic of the turn before")
+        self._note(next(s for s in parts.second if isinstance(s, Gemm)), "beside the arithmetic of the turn after")
+        return Block((*parts.allocs, whole))
+
+    def _parts(self, loop: st.For) -> _Parts | None:
+        """The loop's body in its parts; None if it has others."""
+        allocs = tuple(s for s in loop.body.stmts if isinstance(s, Alloc))
+        stmts = [s for s in loop.body.stmts if not isinstance(s, Alloc)]
+        if any(id(n) in self.products for s in stmts if not isinstance(s, Gemm) for n in walk(s)):
+            return None
+        places = [n for n, s in enumerate(stmts) if id(s) in self.products]
+        if sum(isinstance(s, Gemm) for s in stmts) != len(places) or len(places) < 2:
+            return None
+        quiet = [_calls(s, "mbarrier_wait") or _calls(s, "warp_arrive") for s in stmts]
+        busy = [n for n, s in enumerate(stmts) if n not in places and not quiet[n] and not isinstance(s, Let)]
+        if not busy or not places[0] < busy[0] or not busy[-1] < places[-1]:
+            return None
+        start = max(n for n in places if n < busy[0]) + 1  # of what lets the first products' tiles go
+        begin = start + next(
+            (n for n, q in enumerate(quiet[start:]) if not q or _calls(stmts[start + n], "mbarrier_wait"))
+        )
+        finish = busy[-1] + 1
+        middle = [n for n in places if begin <= n < finish]
+        last = places[-1] + 1
+        parts = _Parts(
+            allocs, tuple(stmts[:start]), tuple(stmts[start:begin]), tuple(stmts[begin:finish]),
+            tuple(stmts[finish:last]), tuple(stmts[last:]),
+        )  # fmt: skip
+        calm = all(not q for q in quiet[begin:finish]) and all(quiet[last:])
+        names = {id(s.var) for s in stmts if isinstance(s, Let)}
+        later = (*parts.second, *parts.last)
+        named = any(isinstance(n, Let) or id(n) in names for s in later for n in walk(s))
+        return parts if calm and not middle and not named and _keeps(parts) else None
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A loop's body: `first` products with their waits, `release` of their tiles, arithmetic `between`, `second`
+    products with theirs, and what lets go of the `last` tiles.
+    """
+
+    allocs: tuple[Stmt, ...]
+    first: tuple[Stmt, ...]
+    release: tuple[Stmt, ...]
+    between: tuple[Stmt, ...]
+    second: tuple[Stmt, ...]
+    last: tuple[Stmt, ...]
+
+
+def _keeps(parts: _Parts) -> bool:
+    """Whether the first products of a turn can run before the second ones of the turn before.
+
+    They may not write what those read, and tiles that both read need two stages.
+    """
+    first = [s for s in parts.first if isinstance(s, Gemm)]
+    second = [s for s in parts.second if isinstance(s, Gemm)]
+    results = {id(op.C.buffer) for op in first}
+    used = {id(r.buffer) for op in second for r in (op.A, op.B, op.C)}
+    if results & used or not all(op.clear_accum or op is not first[0] for op in first):
+        return False
+    mine, theirs = ({id(b) for s in part for b in _barriers(s)} for part in (parts.first, parts.release))
+    held = [b for s in parts.first for b in _barriers(s) if id(b) in mine - theirs]
+    return bool(parts.last or not held) and all(isinstance(b.shape[0], Const) and b.shape[0].value > 1 for b in held)
+
+
+def _barriers(stmt: Stmt) -> list[Buffer]:
+    return [n.buffer for n in walk(stmt) if isinstance(n, Address) and n.buffer.scope == "barrier"]
+
+
+def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
+    """The arithmetic that can run beside the second products of the turn before, and what has to wait for them."""
+    second = [s for s in parts.second if isinstance(s, Gemm)]
+    touched = {id(r.buffer) for op in second for r in (op.A, op.B, op.C)}
+    written = set(touched)
+    names: set[int] = set()
+    free: list[Stmt] = []
+    bound: list[Stmt] = []
+    for one in parts.between:
+        reads, writes = uses(one)
+        mine = {id(b) for b in writes}
+        read = {id(r.buffer) for r in reads}
+        late = bool((read & written) or (mine & (touched | written)) or any(id(n) in names for n in walk(one)))
+        (bound if late else free).append(one)
+        if late:
+            touched |= read
+            written |= mine
+            if isinstance(one, Let):
+                names.add(id(one.var))
+    return free, bound
+
+
+def _sync(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
+    """Products that are waited for at once."""
+    return (replace(s, wg_wait=0) if isinstance(s, Gemm) else s for s in stmts)
+
+
+def _started(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
+    """Products that nobody waits for yet."""
+    return (replace(s, wg_wait=-1) if isinstance(s, Gemm) else s for s in stmts)
+
+
+def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stmt]:
+    return [instance(s) for s in stmts]
+
+
+def _calls(one: Stmt, name: str) -> bool:
+    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == name
+
+
+def _earlier(arrival: Stmt, k: Var, turn: Expr) -> Stmt:
+    """The arrival of the turn before `turn`, whose stage is counted without negative numbers."""
+    (barrier,) = _barriers(arrival)
+    stages = barrier.shape[0]
+    new: Stmt = Instance({id(k): simplify(turn + stages - 1)}, {}, fresh=False)(arrival)
+    return new
