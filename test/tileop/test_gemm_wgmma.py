@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products by wgmma: what an instruction reads through its descriptor is the operand; refusals; what threads do.
-
-`Hardware` reads operands as the instruction set defines it, from bytes that lie as layouts say: no part of the
-lowering is used twice.
-"""
+"""Products by wgmma: what an instruction reads through its descriptor is the operand; refusals; what threads do."""
 
 from __future__ import annotations
 
@@ -15,9 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from expecttest import assert_expected_inline
+from wgmma_hardware import Hardware
 
 from torch_tile.build import PassOptions
-from torch_tile.intrinsics.wgmma import Descriptor, allowed_n, walks_of
+from torch_tile.intrinsics.wgmma import allowed_n, walks_of
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType
@@ -128,41 +125,6 @@ def _value(a: Expr, values: dict[Var, int]) -> object:
     if isinstance(a, Address):
         return a.buffer, tuple(int(evaluate(i, values)) for i in a.indices)
     return int(evaluate(a, values))
-
-
-@dataclasses.dataclass(frozen=True)
-class Hardware:
-    """Shared memory that holds one buffer, at an address that is a multiple of 1024: which element each place holds."""
-
-    buffer: Buffer
-    places: dict[int, tuple[int, ...]]
-
-    @staticmethod
-    def holding(buffer: Buffer) -> Hardware:
-        """Every element at the byte where the layout puts it."""
-        layout, size = buffer.layout or row_major(buffer.static_shape), buffer.dtype.itemsize
-        indices = itertools.product(*map(range, buffer.static_shape))
-        return Hardware(buffer, {layout.apply(index)["m"] * size: index for index in indices})
-
-    def start(self, indices: tuple[int, ...]) -> int:
-        """The byte of an element without the swizzle, which is 0 in the first row of a pattern."""
-        layout = self.buffer.layout or row_major(self.buffer.static_shape)
-        return dataclasses.replace(layout, swizzle=None).apply(indices)["m"] * self.buffer.dtype.itemsize
-
-    def matrix(self, start: int, walk: Descriptor, rows: int, k: int) -> np.ndarray:
-        """The elements that an instruction finds, `[rows, k, rank]`: `rows` of A, or columns of B."""
-        size = self.buffer.dtype.itemsize
-        found = np.zeros((rows, k, self.buffer.rank), int)
-        for i, j in itertools.product(range(rows), range(k)):
-            if walk.across:
-                panel = walk.swizzle // size
-                at = i // panel * walk.leading + j // 8 * walk.stride + j % 8 * walk.swizzle + i % panel * size
-            else:
-                at = i // 8 * walk.stride + i % 8 * walk.swizzle + j * size
-            address = start + at
-            address ^= (address >> 7 & {128: 7, 64: 3, 32: 1}[walk.swizzle]) << 4  # absolute bits
-            found[i, j] = self.places[address]
-        return found
 
 
 def expected(region: Region, turned: bool, rows: int, k: int, i: int, j: int) -> np.ndarray:
@@ -331,7 +293,9 @@ def test_what_a_thread_does(prepared) -> None:
     op, run = prepared(Case(m=128, n=128, k=128, turned=(False, False), threads=256, versions=2))
     text = repr(simplify_stmt(op.lower_cuda(run.ctx), run.ctx.ranges))
     assert_expected_inline(
-        text.replace(", dtype=T.int32, options=", "\n        options="),
+        text.replace(", T.address_of", ",\n        T.address_of").replace(
+            ", dtype=T.int32, options=", ",\n        options="
+        ),
         """\
 T.evaluate(T.call("wgmma_fence", dtype=T.int32))
 for ks in T.unroll(8):
