@@ -129,10 +129,16 @@ def test_roles_and_barriers():
             with T.ws(1, 0):
                 A[0] = 1.0
 
-    alloc, producer, consumer = kernel.program.kernels[0].body.stmts
+            with T.role(0, 64):
+                c = T.alloc_fragment((64, 8), "float32", layout="[64:1t | 8:1r]")
+                for i, j in T.Parallel(64, 8, loop_layout="[64:1t | 8:1r]"):
+                    c[i, j] = 0.0
+
+    alloc, producer, consumer, small = kernel.program.kernels[0].body.stmts
     assert (alloc.buffer.scope, alloc.buffer.arrivals, alloc.buffer.static_shape) == ("barrier", 3, (4,))
     assert isinstance(producer, Role) and (producer.first, producer.count, producer.registers) == (256, 128, 24)
     assert isinstance(consumer, Role) and (consumer.first, consumer.count, consumer.registers) == (0, 256, 0)
+    assert str(small.body.stmts[0].buffer.layout) == "[64:1t | 8:1r]"  # of the role's own threads
     assert producer.span.source().strip() == "with T.role(256, 128, registers=24):"
 
 

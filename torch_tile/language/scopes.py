@@ -102,8 +102,10 @@ def role(first: int, count: int, registers: int = 0) -> contextlib.AbstractConte
 
 @contextlib.contextmanager
 def _recorded(at: Tracer, first: int, count: int, registers: int, span: Span | None) -> Iterator[None]:
+    at.crew = count
     with at.open("role") as scope:
         yield
+    at.crew = 0
     at.emit(with_span(Role(first, count, close_body(scope), registers), span))
 
 

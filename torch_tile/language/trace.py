@@ -49,6 +49,7 @@ class Tracer:
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
+        self.crew = 0  # threads of the T.role around
         self.consts: Callable[[str], Any] = no_consts
 
     @property
@@ -58,7 +59,9 @@ class Tracer:
 
     @property
     def threads(self) -> int:
-        """Threads of a block of the kernel around; 1 outside kernels."""
+        """Threads of the role around, or of a block of the kernel around; 1 outside kernels."""
+        if self.crew:
+            return self.crew
         return 1 if self.launch is None or not self.scopes else math.prod(self.launch.threads)
 
     def emit(self, stmt: Stmt) -> None:
