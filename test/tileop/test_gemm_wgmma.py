@@ -6,12 +6,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from expecttest import assert_expected_inline
-from wgmma_hardware import Hardware
 
 from torch_tile.build import PassOptions
 from torch_tile.intrinsics.wgmma import allowed_n, walks_of
@@ -25,6 +26,10 @@ from torch_tile.ir.simplify_stmt import simplify_stmt
 from torch_tile.ir.stmt import Block, Do, For, Stmt, Store
 from torch_tile.tileop import gemm_mma, gemm_wgmma
 from torch_tile.tileop.gemm import Gemm, GemmWarpPolicy
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from wgmma_hardware import Hardware
 
 H, B, F, I8, U8, I32, E4, E5 = (
     dt.float16, dt.bfloat16, dt.float32, dt.int8, dt.uint8, dt.int32, dt.float8_e4m3fn, dt.float8_e5m2,
@@ -292,17 +297,19 @@ def test_the_order_of_one_group(prepared) -> None:
 def test_what_a_thread_does(prepared) -> None:
     op, run = prepared(Case(m=128, n=128, k=128, turned=(False, False), threads=256, versions=2))
     text = repr(simplify_stmt(op.lower_cuda(run.ctx), run.ctx.ranges))
+    for place in (", T.address_of(B", ", ks // ", ", dtype=T.int32, options="):
+        text = text.replace(place, ",\n       " + place.removeprefix(",").replace("dtype=T.int32, ", ""))
     assert_expected_inline(
-        text.replace(", T.address_of", ",\n        T.address_of").replace(
-            ", dtype=T.int32, options=", ",\n        options="
-        ),
+        text,
         """\
 T.evaluate(T.call("wgmma_fence", dtype=T.int32))
 for ks in T.unroll(8):
-    T.evaluate(T.call("wgmma", T.address_of(C[0]), T.address_of(A[1, 0, 0]), T.address_of(B[1, 0, 0]), ks // 4 * 16384 + ks * 16 % 64 * 2 + t // 128 * 8192, ks * 2048, True
+    T.evaluate(T.call("wgmma", T.address_of(C[0]), T.address_of(A[1, 0, 0]),
+        T.address_of(B[1, 0, 0]),
+        ks // 4 * 16384 + ks * 16 % 64 * 2 + t // 128 * 8192, ks * 2048, True,
         options=(128, "float16", "float16", "float32", (128, 16, 1024, False), (128, 16384, 1024, True))))
 T.evaluate(T.call("wgmma_commit", dtype=T.int32))
-T.evaluate(T.call("wgmma_wait"
+T.evaluate(T.call("wgmma_wait",
         options=(0,)))""",
     )
     (note,) = run.ctx.build.notes
