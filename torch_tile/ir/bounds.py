@@ -68,6 +68,7 @@ class Ranges:
     def define(self, var: Var, value: Expr) -> Ranges:
         """After `var = value`."""
         new = self._copy()
+        new._verdicts, new._intervals = dict(self._verdicts), dict(self._intervals)  # nothing new of what was there
         if isinstance(value, Const | Var):
             new._values[id(var)] = value
         if not var.dtype.is_integer:
@@ -316,10 +317,8 @@ class Ranges:
 
     def _rank(self, atom: int) -> float:
         """How deep the innermost variable in an atom was bound; compound atoms come after all that they contain."""
-        inner = list(self._atoms.inner_atoms(atom))
-        if inner:
-            return max(self._rank(n) for n in inner) + 0.25
-        return self._depth.get(atom, 0)
+        inner = self._atoms.table[atom].inner
+        return max(map(self._rank, inner)) + 0.25 if inner else self._depth.get(atom, 0)
 
 
 def _apart(op: str, x: Interval, y: Interval) -> bool:

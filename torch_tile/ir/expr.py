@@ -3,8 +3,8 @@
 
 Semantics. Integer `//` and `%` round to minus infinity; `/` gives a float. Index arithmetic does not wrap: targets
 widen it as needed. `and`, `or` and `Select` evaluate only what they need, so a guard may protect a load. Comparisons
-give bool. Arithmetic
-happens in the type of the result (`promote`), a plain Python number takes the type of the other operand.
+give bool. Arithmetic happens in the type of the result (`promote`), a plain Python number takes the type of the other
+operand.
 `==` builds a comparison; compare nodes with `equal` or `alike`.
 """
 
@@ -27,8 +27,6 @@ Scalar = bool | int | float
 COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
 LOGICAL = {"and", "or"}
 INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
-
-
 Operator = Callable[["Expr", Any], "Expr"]
 
 
@@ -154,7 +152,10 @@ class Binary(Expr):
     @property
     def dtype(self) -> DType:
         """The type of the value."""
-        return dt.bool_ if self.op in COMPARISONS or self.op in LOGICAL else self.a.dtype
+        if "_dtype" not in self.__dict__:  # kept, as sums are deep
+            self.__dict__["_dtype"] = dt.bool_ if self.op in COMPARISONS or self.op in LOGICAL else self.a.dtype
+        found: DType = self.__dict__["_dtype"]
+        return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)

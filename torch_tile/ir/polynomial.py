@@ -8,8 +8,9 @@ An atom is a variable, a floor division, a minimum, a maximum, a select, or anyt
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from . import dtype as dt
@@ -150,6 +151,11 @@ class Atom:
     args: tuple[Polynomial, ...] = ()
     mutable: bool = False
 
+    @functools.cached_property
+    def inner(self) -> frozenset[int]:
+        """Atoms inside a compound atom."""
+        return frozenset(number for argument in self.args for number in argument.atoms())
+
 
 class Atoms:
     """Numbers for atoms and polynomials for expressions; shared by all scopes of one kernel."""
@@ -268,11 +274,6 @@ class Atoms:
     def _is_dim(self, atom: int) -> bool:
         expr = self.table[atom].expr
         return isinstance(expr, Var) and expr.role == "dim"
-
-    def inner_atoms(self, atom: int) -> Iterator[int]:
-        """Atoms inside a compound atom."""
-        for argument in self.table[atom].args:
-            yield from argument.atoms()
 
 
 def widens(source: dt.DType, to: dt.DType) -> bool:

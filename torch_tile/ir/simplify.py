@@ -19,6 +19,7 @@ from .expr import COMPARISONS, LOGICAL, Binary, Cast, Const, Expr, Select, Unary
 from .node import equal, map_children
 from .polynomial import EXACT, structure, widens
 
+Sum = tuple[dict[Hashable, tuple[int, Expr]], int, int]
 COMMUTATIVE = {"+", "*", "min", "max", "&", "|", "^"}
 
 
@@ -34,8 +35,16 @@ class Simplifier:
         self.ranges = ranges
         self.done: dict[int, tuple[Expr, Expr]] = {}
 
+    def define(self, var: Var, value: Expr) -> Simplifier:
+        """After `var = value`, of which nothing follows for what does not mention it."""
+        after = Simplifier(self.ranges.define(var, value))
+        after.done = dict(self.done)
+        return after
+
     def __call__(self, e: Expr) -> Expr:
         """The simplified expression."""
+        if isinstance(e, Const):
+            return e
         known = self.done.get(id(e))
         if known is not None:
             return known[1]
@@ -48,20 +57,25 @@ class Simplifier:
 
     def _children(self, e: Expr) -> Expr:
         """Operands that are evaluated only under a condition are simplified knowing it."""
-        if isinstance(e, Binary) and e.op in LOGICAL:
+        if isinstance(e, Binary):
             a = self(e.a)
-            b = self._under(a, e.op == "and")(e.b)
+            b = self._under(a, e.op == "and", e.b) if e.op in LOGICAL else self(e.b)
             return e if a is e.a and b is e.b else Binary(e.op, a, b, span=e.span)
         if isinstance(e, Select):
             c = self(e.condition)
-            x, y = self._under(c, True)(e.a), self._under(c, False)(e.b)
+            x, y = self._under(c, True, e.a), self._under(c, False, e.b)
             same = c is e.condition and x is e.a and y is e.b
             return e if same else Select(c, x, y, span=e.span)
-        return map_children(e, lambda child: self(child) if isinstance(child, Expr) else child)
+        return map_children(e, self._child)
 
-    def _under(self, condition: Expr, holds: bool) -> Simplifier:
+    def _child(self, e: Any) -> Any:
+        return self(e) if isinstance(e, Expr) else e
+
+    def _under(self, condition: Expr, holds: bool, e: Expr) -> Expr:
+        if isinstance(e, Const):
+            return e
         known = self.ranges.assume(condition if holds else unary("not", condition))
-        return self if known is self.ranges else Simplifier(known)
+        return self(e) if known is self.ranges else Simplifier(known)(e)
 
     def _step(self, e: Expr) -> Expr | None:
         """A better expression than `e`, whose children are simple; None if no rule applies."""
@@ -246,34 +260,45 @@ def is_exact(source: DType, to: DType) -> bool:
 
 def _terms(e: Expr) -> tuple[list[tuple[int, Expr]], int, int]:
     """`e` as (factor, atom) pairs in order of appearance plus a constant; and how many leaves it was written with."""
-    factors: dict[Hashable, int] = {}
-    atoms: dict[Hashable, Expr] = {}
-    constant = leaves = 0
+    terms, constant, leaves = _sum(e)
+    return [term for term in terms.values() if term[0]], constant, leaves
 
-    def collect(x: Expr, factor: int) -> None:
-        nonlocal constant, leaves
-        if isinstance(x, Unary) and x.op == "-":
-            collect(x.a, -factor)
-        elif isinstance(x, Binary) and x.op in ("+", "-"):
-            collect(x.a, factor)
-            collect(x.b, factor if x.op == "+" else -factor)
-        elif isinstance(x, Binary) and x.op == "*" and isinstance(x.b, Const):
-            leaves += 1
-            collect(x.a, factor * int(x.b.value))
-        elif isinstance(x, Binary) and x.op == "*" and isinstance(x.a, Const):
-            leaves += 1
-            collect(x.b, factor * int(x.a.value))
-        elif isinstance(x, Const):
-            leaves += 1
-            constant += factor * int(x.value)
-        else:
-            leaves += 1
-            key = structure(x)
-            atoms.setdefault(key, x)
-            factors[key] = factors.get(key, 0) + factor
 
-    collect(e, 1)
-    return [(factors[k], atoms[k]) for k in atoms if factors[k]], constant, leaves
+def _sum(e: Expr) -> Sum:
+    """The same with equal atoms under one key, and with factors of 0; kept with the node, which is part of others."""
+    if isinstance(e, Const):
+        return {}, int(e.value), 1
+    if not isinstance(e, Unary | Binary) or e.op not in ("+", "-", "*"):
+        return {structure(e): (1, e)}, 0, 1
+    known: Sum | None = e.__dict__.get("_sum")
+    if known is None:
+        known = _collected(e)
+        if not any(atom is e for _, atom in known[0].values()):  # which would keep itself alive
+            e.__dict__["_sum"] = known
+    return known
+
+
+def _collected(e: Unary | Binary) -> Sum:
+    if isinstance(e, Unary):
+        return _scaled(_sum(e.a), -1, 0)
+    if e.op in ("+", "-"):
+        (terms, constant, leaves), (others, more, count) = _sum(e.a), _sum(e.b)
+        sign = 1 if e.op == "+" else -1
+        terms = dict(terms)
+        for key, (factor, atom) in others.items():
+            before = terms.get(key)
+            terms[key] = (sign * factor, atom) if before is None else (before[0] + sign * factor, before[1])
+        return terms, constant + sign * more, leaves + count
+    if isinstance(e.b, Const):
+        return _scaled(_sum(e.a), int(e.b.value), 1)
+    if isinstance(e.a, Const):
+        return _scaled(_sum(e.b), int(e.a.value), 1)
+    return {structure(e): (1, e)}, 0, 1
+
+
+def _scaled(whole: Sum, factor: int, leaves: int) -> Sum:
+    terms, constant, count = whole
+    return {k: (factor * f, atom) for k, (f, atom) in terms.items()}, factor * constant, count + leaves
 
 
 def _combine(terms: list[tuple[int, Expr]], constant: int, dtype: DType) -> Expr:

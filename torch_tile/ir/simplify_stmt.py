@@ -64,7 +64,7 @@ class _Statements(Rewriter):
     def Let(self, s: stmt.Let) -> stmt.Stmt:
         """A name for a literal or another name is replaced by what it stands for."""
         value = self.expr(s.value)
-        self.expr = Simplifier(self._known().define(s.var, value))
+        self.expr = self.expr.define(s.var, value)
         return NOTHING if isinstance(value, Const | Var) else _rebuilt(s, value=value)
 
     def For(self, f: stmt.For) -> stmt.Stmt:
@@ -92,7 +92,9 @@ class _Statements(Rewriter):
         if isinstance(condition, Const):
             return self(s.then if condition.value else s.otherwise)  # type: ignore[no-any-return]
         then = self._inside(s.then, self._known().assume(condition))
-        otherwise = self._inside(s.otherwise, self._known().assume(unary("not", condition)))
+        otherwise = s.otherwise
+        if otherwise.stmts:
+            otherwise = self._inside(otherwise, self._known().assume(unary("not", condition)))
         if not then.stmts and not otherwise.stmts:
             return NOTHING
         if not then.stmts:
