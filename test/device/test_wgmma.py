@@ -103,25 +103,25 @@ def values(rows, name):
 
 
 def image(operand, placed):
-    """The bytes of shared memory, as 32-bit words, whole rounds of the block."""
+    """What lies in shared memory: whole rounds of the block, 16 bytes of each thread at once."""
     raw = operand.contiguous().view(torch.uint8)
     rows, columns = torch.meshgrid(*map(torch.arange, raw.shape), indexing="ij")
     at = placed.at(rows, columns).reshape(-1)
     assert at.unique().numel() == at.numel()
-    size = 4 * THREADS
-    found = torch.randint(0, 256, (-(-int(at.max() + 1) // size) * size,), dtype=torch.uint8)
+    size = 16 * THREADS
+    found = torch.zeros(-(-int(at.max() + 1) // size) * size, dtype=torch.uint8)
     found[at] = raw.reshape(-1)
-    return found.view(torch.int32)
+    return found.view(operand.dtype)
 
 
 def registers(operand):
-    """A by thread and register: for each step of K, 4 words of a thread."""
+    """A by thread and register: for each step of K, 16 bytes of a thread."""
     itemsize = operand.itemsize
     per_word, count = 4 // itemsize, 16 // itemsize
     t, step, v = torch.meshgrid(torch.arange(THREADS), torch.arange(STEPS), torch.arange(count), indexing="ij")
     row = 16 * (t // 32) + t % 32 // 4 + 8 * (v // per_word % 2)
     column = step * STEP_BYTES // itemsize + per_word * (t % 4) + v % per_word + 4 * per_word * (v // (2 * per_word))
-    return operand[row, column].contiguous().view(torch.int32).reshape(THREADS, -1)
+    return operand[row, column].reshape(THREADS, -1)
 
 
 def accumulators(d):
@@ -133,9 +133,8 @@ def accumulators(d):
 # What the device does.
 
 
-def loop(count, body):
+def loop(count, body, kind=LoopKind.UNROLLED):
     i = Var("i", dt.int32, "loop")
-    kind = LoopKind.UNROLLED if count <= 128 else LoopKind.SERIAL
     return For(kind, (i,), (const(0, dt.int32),), (const(count, dt.int32),), Block((body(i),)))
 
 
@@ -147,37 +146,38 @@ def first(of, index=0):
     return Address(of, (const(index, dt.int32),))
 
 
-def product(number, types, n, a, b, a_words, b_words, keep):
-    """A kernel and its tensors (A, B, accumulators); A lies as `a` says, in registers if that is None."""
-    given = buffer(f"a_{number}", "int32", THREADS, 4 * STEPS) if a is None else buffer(f"a_{number}", "int32", a_words)
-    b_given, out = buffer(f"b_{number}", "int32", b_words), buffer(f"d_{number}", types[2], THREADS, M * n // THREADS)
-    a_tile = buffer("a_tile", "int32", a_words, scope="shared", offset=0)
-    b_tile = buffer("b_tile", "int32", b_words, scope="shared", offset=4 * a_words)
-    a_own = buffer("a_own", "int32", 4 * STEPS, scope="local")
+def product(number, case, a_given, b_given, keep):
+    """A kernel and its parameters: A and B as they lie on chip, and accumulators."""
+    types, n, itemsize = case.types, case.n, a_given.itemsize
+    of_a, of_b = ("float32" if name == "tf32" else name for name in types[:2])
+    a_param, b_param = buffer(f"a_{number}", of_a, *a_given.shape), buffer(f"b_{number}", of_b, *b_given.shape)
+    out = buffer(f"d_{number}", types[2], THREADS, M * n // THREADS)
+    a_bytes = a_given.numel() * itemsize if case.a else 0
+    a_own = buffer("a_own", of_a, *a_given.shape[-1:], scope="shared" if case.a else "local", offset=0)
+    b_own = buffer("b_own", of_b, *b_given.shape, scope="shared", offset=a_bytes)
     d = buffer("d", types[2], M * n // THREADS, scope="local")
 
-    def fill(tile, source, words):
-        return loop(words // THREADS, lambda i: Store(tile, (i * THREADS + T,), Load(source, (i * THREADS + T,))))
+    def fill(tile, source):
+        count = tile.static_shape[0]
+        if tile.scope == "local":
+            return loop(count, lambda i: Store(tile, (i,), Load(source, (T, i))))
+        at = lambda i: (i * THREADS + T,)  # noqa: E731
+        return loop(count // THREADS, lambda i: Store(tile, at(i), Load(source, at(i))), LoopKind.SERIAL)
 
-    begin = [Alloc(a_tile), Alloc(b_tile), Alloc(a_own), Alloc(d), fill(b_tile, b_given, b_words)]
-    if a is None:
-        begin.append(loop(4 * STEPS, lambda i: Store(a_own, (i,), Load(given, (T, i)))))
-    else:
-        begin.append(fill(a_tile, given, a_words))
-    begin.append(loop(M * n // THREADS, lambda i: Store(d, (i,), Load(out, (T, i)))))
     steps = [
         wgmma.wgmma(
-            first(d), first(a_own, 4 * step) if a is None else first(a_tile), first(b_tile), n, types,
-            a and a.walk, b.walk, a.step(step) if a else 0, b.step(step), keep != 0 if step == 0 else True,
+            first(d), first(a_own, 0 if case.a else step * 16 // itemsize), first(b_own), n, types,
+            case.a and case.a.walk, case.b.walk, case.a.step(step) if case.a else 0, case.b.step(step),
+            keep != 0 if step == 0 else True,
         )
         for step in range(STEPS)
     ]  # fmt: skip
-    end = loop(M * n // THREADS, lambda i: Store(out, (T, i), Load(d, (i,))))
     body = (
-        *begin, bulk.fence_proxy_async(), memory.barrier(), wgmma.wgmma_fence(), *steps, wgmma.wgmma_commit(),
-        wgmma.wgmma_wait(0), end,
+        Alloc(a_own), Alloc(b_own), Alloc(d), fill(a_own, a_param), fill(b_own, b_param), fill(d, out),
+        bulk.fence_proxy_async(), memory.barrier(), wgmma.wgmma_fence(), *steps, wgmma.wgmma_commit(),
+        wgmma.wgmma_wait(0), loop(M * n // THREADS, lambda i: Store(out, (T, i), Load(d, (i,)))),
     )  # fmt: skip
-    return one_block(body, 4 * (a_words + b_words)), (given, b_given, out)
+    return one_block(body, a_bytes + b_given.numel() * itemsize), (a_param, b_param, out)
 
 
 def one_block(body, shared_bytes):
@@ -215,8 +215,7 @@ def compiled(found):
     for number, case in enumerate(found):
         a = registers(case.a_values) if case.a is None else image(case.a_values, case.a)
         b = image(case.b_values, case.b)
-        a_words = 0 if case.a is None else a.numel()
-        made, buffers = product(number, case.types, case.n, case.a, case.b, max(THREADS, a_words), b.numel(), keep)
+        made, buffers = product(number, case, a, b, keep)
         kernels.append(made)
         params += buffers
         tensors.append((a, b))
