@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, strided
+from torch_tile.kernels.common import Machine, power_of_two, strided
+from torch_tile.kernels.tuned import rows_class, tuned
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,18 @@ class Problem:
 def config_for(form: Form, problem: Problem, machine: Machine) -> Config | None:
     """The cut of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
     if machine.is_gpu:
-        return _gpu_config(form, problem, machine)
+        return tuned(Config, "attention", machine, shape_class(form, problem)) or _gpu_config(form, problem, machine)
     # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
     return Config(block_q=4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64, block_kv=64)
+
+
+def shape_class(form: Form, problem: Problem) -> str | None:
+    """Problems that are cut alike; None for those that are not tuned for."""
+    if form.dtype.itemsize != 2 or form.mask is not None or form.windowed or not (form.folded and form.exact):
+        return None
+    kind = "causal" if form.causal else "full"
+    keys = power_of_two(problem.keys)
+    return f"d{form.tile_d},{form.tile_dv} {kind} {problem.heads}x{problem.groups} {rows_class(problem.rows)}x{keys}"
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:

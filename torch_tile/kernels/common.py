@@ -35,10 +35,13 @@ def has_kernels(x: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Machine:
-    """What runs a kernel: the target, and how many blocks' worth of work it does at a time (threads or SMs)."""
+    """What runs a kernel: the target, how many blocks' worth of work it does at a time (threads or SMs), and the GPU's
+    name, if what was measured on it shall be used.
+    """
 
     target: Target
     units: int
+    name: str = ""
 
     @property
     def is_gpu(self) -> bool:
@@ -74,7 +77,7 @@ def _is_ready(index: int) -> bool:
 def _gpu(index: int) -> Machine:
     major, minor = torch.cuda.get_device_capability(index)
     units = torch.cuda.get_device_properties(index).multi_processor_count
-    return Machine(Target("cuda", 10 * major + minor), units)
+    return Machine(Target("cuda", 10 * major + minor), units, torch.cuda.get_device_name(index))
 
 
 def strided(

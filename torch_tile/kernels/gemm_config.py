@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_tile.kernels.common import Machine, power_of_two
+from torch_tile.kernels.tuned import rows_class, tuned
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,17 @@ class Problem:
 
 def config_for(problem: Problem, machine: Machine) -> Config:
     """The cut of a problem on a machine."""
-    return _gpu_config(problem, machine) if machine.is_gpu else _cpu_config(problem, machine.units)
+    if not machine.is_gpu:
+        return _cpu_config(problem, machine.units)
+    return tuned(Config, "gemm", machine, shape_class(problem)) or _gpu_config(problem, machine)
+
+
+def shape_class(problem: Problem) -> str | None:
+    """Problems that are cut alike; None for operands that are not tuned for."""
+    if problem.dtype.itemsize != 2:
+        return None
+    row = " row" if problem.row else ""
+    return f"{problem.products}*{problem.batch}x{rows_class(problem.m)}x{problem.n}x{problem.k}{row}"
 
 
 def _cpu_config(problem: Problem, threads: int) -> Config:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, strided
+from torch_tile.kernels.common import Machine, power_of_two, strided
+from torch_tile.kernels.tuned import rows_class, tuned
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) 
     None for a cache so wide that not even the smallest tiles fit.
     """
     rows = problem.rows
+    if machine.is_gpu and not splits and (found := tuned(Config, "mla", machine, shape_class(form, problem))):
+        return found
     config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
     if machine.is_gpu:
         cuts = SHORT if rows <= 16 else LONG
@@ -81,6 +84,15 @@ def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) 
     if config is None:
         return None
     return replace(config, split=(splits or splits_for(config, problem, machine)) > 1)
+
+
+def shape_class(form: Form, problem: Problem) -> str | None:
+    """Problems that are cut alike; None for those that are not tuned for."""
+    if form.dtype.itemsize != 2 or not form.folded:
+        return None
+    paged = " paged" if form.paged else ""
+    positions = power_of_two(problem.positions)
+    return f"{form.latent}+{form.rotary} {problem.batch}x{rows_class(problem.rows)}x{positions}{paged}"
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
