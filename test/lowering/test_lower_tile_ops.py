@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import pytest
+
 import torch_tile.language as T
+from torch_tile.diagnostics import TileError
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Stmt
 from torch_tile.lowering.lower_tile_ops import lower_tile_ops
@@ -84,6 +87,17 @@ def test_nothing_to_do(keeps):
                 x[i] = x[i] + 1.0
 
     keeps(lower_tile_ops, kernel)
+
+
+def test_roles_are_for_gpus():
+    @T.prim_func
+    def kernel(x: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=64) as _, T.role(0, 32):
+            x[0] = 1.0
+
+    with pytest.raises(TileError, match=r"T\.role is not supported on target cpu") as caught:
+        lower_tile_ops(kernel.program)
+    assert caught.value.code == "unsupported_on_target" and "T.role(0, 32)" in caught.value.span.source()
 
 
 def test_every_statement_keeps_the_authors_line():

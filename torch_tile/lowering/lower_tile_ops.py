@@ -10,7 +10,7 @@ from ..intrinsics.memory import ORDERING
 from ..ir.buffer import Region
 from ..ir.expr import Call, Expr, Load
 from ..ir.node import Rewriter
-from ..ir.stmt import Block, Do, Kernel, Print, Program, Stmt
+from ..ir.stmt import Block, Do, Kernel, Print, Program, Role, Stmt
 from ..tileop import RegisteredOp
 from ..tileop.base import serial, spread, squeezed
 
@@ -27,6 +27,11 @@ class _Lower(Rewriter):
             fix = "write T.Parallel, or choose a CUDA target"
             raise error("unsupported_on_target", kernel.span, what="T.get_thread_binding", target="cpu", fix=fix)
         return self.children(kernel)
+
+    def Role(self, role: Role) -> Role:
+        """A block without threads has none to give roles to."""
+        fix = "choose a CUDA target, or let all threads do the same"
+        raise error("unsupported_on_target", role.span, what="T.role", target="cpu", fix=fix)
 
     def Do(self, node: Do) -> Stmt:
         """Barriers and waits: what comes before them is done already."""
