@@ -14,6 +14,10 @@ template <int pending> TILE_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
+// The number of this thread's warpgroup. The exchange tells the compiler that all lanes of a warp have the same, so that
+// what follows from it is computed once for the warp.
+TILE_DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
+
 // How a product walks an operand in shared memory (intrinsics/wgmma.py, Descriptor), in bytes. Of the descriptor's bits
 // only the start varies: 0-13 hold it, 16-29 `leading`, 32-45 `stride`, all in units of 16 bytes, and 62-63 the swizzle.
 template <int swizzle, int leading, int stride, bool across> struct Walk {

@@ -105,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(288, 1)
 demo_kernel(float* __restrict__ C, const __grid_constant__ tile::TensorMap A_map) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const int t = threadIdx.x;
+  const int warpgroup = tile::warpgroup_index();
   const int bx = blockIdx.x;
   tile::bf16* const tile_1 = reinterpret_cast<tile::bf16*>(shared_memory + 0);
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared_memory + 32768);
@@ -128,7 +129,7 @@ demo_kernel(float* __restrict__ C, const __grid_constant__ tile::TensorMap A_map
       tile::wgmma_fence();
       #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        tile::wgmma_m64n128k16_f32_bf16_bf16_ss<tile::Walk<128, 16, 1024, false>, tile::Walk<128, 16, 1024, false>>(acc, tile_1 + k % 2 * 8192, tile_1 + k % 2 * 8192, t / 128 * 8192 + s * 32, s * 32, true);
+        tile::wgmma_m64n128k16_f32_bf16_bf16_ss<tile::Walk<128, 16, 1024, false>, tile::Walk<128, 16, 1024, false>>(acc, tile_1 + k % 2 * 8192, tile_1 + k % 2 * 8192, warpgroup * 8192 + s * 32, s * 32, true);
       }
       tile::wgmma_commit();
       tile::wgmma_wait<0>();

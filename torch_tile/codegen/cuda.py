@@ -13,7 +13,7 @@ from ..intrinsics import lookup
 from ..intrinsics.memory import option
 from ..ir import dtype as dtypes
 from ..ir.buffer import Buffer
-from ..ir.expr import Address, Call, Const, Load, Var
+from ..ir.expr import Address, Binary, Call, Const, Load, Var
 from ..ir.interval import Interval
 from ..ir.node import Node, children, walk
 from ..ir.stmt import Kernel, Program, Role, Store, dimensions
@@ -22,6 +22,7 @@ from ..target import Target
 from .c_text import Names, is_small, storage
 from .cuda_source import CudaSource, Entry, MapArg
 from .cuda_stmt import CudaStatements
+from .cuda_text import is_warpgroup
 from .cuda_wgmma import wgmma_functions
 
 SHARED = "shared_memory"  # the name of the block's shared memory
@@ -196,6 +197,7 @@ class _Cuda:
             out.text.bind(kernel.thread, Interval(0, threads - 1))
             if id(kernel.thread) in used:
                 out.line(f"const int {out.names.of(kernel.thread)} = threadIdx.x;")
+            self.warpgroup(kernel, kernel.thread, out)
         for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
             out.text.bind_block(var, extent)
         place = [f"blockIdx.{axis}" for axis in "xyz"]
@@ -210,6 +212,16 @@ class _Cuda:
         for var, here in zip(kernel.blocks, place, strict=False):
             if id(var) in used:
                 out.line(f"const int {out.names.of(var)} = {here};")
+
+    def warpgroup(self, kernel: Kernel, thread: Var, out: CudaStatements) -> None:
+        """A name for the number of the thread's warpgroup, which descriptors are made from, in a uniform register."""
+        nodes = list(walk(kernel.body))
+        if any(isinstance(n, Call) and n.name == "wgmma" for n in nodes) and any(
+            isinstance(n, Binary) and is_warpgroup(n, thread) for n in nodes
+        ):
+            name = Var("warpgroup", dtypes.int32, "thread")
+            out.text.warpgroup = thread, name
+            out.line(f"const int {out.names.of(name)} = tile::warpgroup_index();")
 
     def swizzled(self, kernel: Kernel, place: list[str], out: CudaStatements) -> None:
         """T.use_swizzle: blocks that run at the same time share rows and columns."""

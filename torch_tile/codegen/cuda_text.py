@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from ..intrinsics import lookup
+from ..intrinsics.wgmma import THREADS
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import COMPARISONS, LOGICAL, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
@@ -33,6 +34,7 @@ class CudaText(Text):
         self.keep: list[Expr] = []  # so that ids stay their own
         self.headers: set[str] = set()
         self.maps: list[tuple[TensorMap, str]] = []  # with their names
+        self.warpgroup: tuple[Var, Var] | None = None  # the thread's index, and the name of that over 128
 
     def bind(self, var: Var, interval: Interval) -> None:
         """`var` lies in `interval`."""
@@ -211,6 +213,8 @@ class CudaText(Text):
     def _binary(self, node: Binary, wide: bool) -> tuple[str, int]:
         if node.a.dtype not in SIGNED:
             return super()._binary(node, False)
+        if self.warpgroup is not None and is_warpgroup(node, self.warpgroup[0]):
+            return self.names.of(self.warpgroup[1]), 99
         wide = wide or node.op in COMPARISONS or self.is_made(node)
         if node.op == "+" and isinstance(node.b, Const) and node.b.value < 0:
             node = self._negated(node)
@@ -254,6 +258,11 @@ class CudaText(Text):
             text = self.call(node)
             return (f"tile::widen({text})" if is_small(node.dtype) else text), 99
         return self._fit(node, self.call(node), 99)
+
+
+def is_warpgroup(node: Binary, thread: Var) -> bool:
+    """Whether an expression is the number of the warpgroup that `thread` belongs to."""
+    return node.op == "//" and node.a is thread and isinstance(node.b, Const) and node.b.value == THREADS
 
 
 def int_type(dtype: DType, is_long: bool) -> str:
