@@ -207,10 +207,12 @@ def test_results_are_found_again(lazy, clock, folder, monkeypatch):
     assert len(stored(folder)) == 2
     search(lazy, BLOCKS[:2])  # other configurations
     assert len(stored(folder)) == 3
+    search(lazy, early_stop=False)  # more effort
+    assert len(stored(folder)) == 4
     calls = len(made.calls)
     monkeypatch.setenv("TORCH_TILE_AUTOTUNE_CACHE", "0")
     search(lazy)
-    assert len(made.calls) > calls and len(stored(folder)) == 3
+    assert len(made.calls) > calls and len(stored(folder)) == 4
 
 
 def test_another_machine_or_compiler_searches_again(lazy, clock, folder, monkeypatch):

@@ -55,7 +55,7 @@ def surroundings(target: Target) -> tuple[str, ...]:
 def own_text() -> str:
     """A digest of the compiler's own text: what was measured with another one says nothing of this one."""
     root = Path(__file__).parents[1]
-    files = sorted(path for part in (".", *PARTS) for path in (root / part).glob("*.py"))
+    files = sorted(path for part in (".", "autotuner", *PARTS) for path in (root / part).glob("*.py"))
     return key_of(headers_digest(), *(path.read_bytes() for path in files))
 
 

@@ -64,6 +64,12 @@ class Settings:
         """Whether results are compared with ref_prog's."""
         return self.ref_prog is not None and not self.skip_check
 
+    @property
+    def effort(self) -> tuple[object, ...]:
+        """What decides how well it is searched: another effort is another search."""
+        factor = self.early_stop_factor if self.early_stop else None
+        return self.checks, self.warmup, self.rep, factor, self.prune
+
 
 @dataclass
 class Candidate:
@@ -125,6 +131,11 @@ class Session:
         """From the disk, or measured; by the model alone where nothing can be measured."""
         if len(self.candidates) == 1:
             return self.outcome(0)
+        with on_device(self.tensors or self.given or ()):
+            return self.found()
+
+    def found(self) -> AutotuneResult:
+        """The result of several candidates, on the current device."""
         self.rank()
         if os.environ.get(ENABLED, "1") == "0" or not can_measure(self.target):
             _log.info("autotune: %s is not measured; the model chooses", self.name)
@@ -141,11 +152,11 @@ class Session:
         return made[0] if made else from_json(found.read_text(), [c.config for c in self.candidates])
 
     def key(self) -> str:
-        """All that the outcome depends on: the traced programs, what compiles and what runs them."""
+        """All that the outcome depends on: the traced programs, what compiles and runs them, how they are tried."""
         texts = [part for c in self.candidates for part in (repr(c.program), repr(c.function.options))]
         sizes = [str(max(0, size - 1).bit_length()) for size in self.sizes().values()]  # classes: powers of two
-        checked = "checked" if self.settings.checks else "unchecked"
-        return key_of("autotune", *surroundings(self.target), device_name(self.target), checked, *sizes, "of", *texts)
+        how = str(self.settings.effort)
+        return key_of("autotune", *surroundings(self.target), device_name(self.target), how, *sizes, "of", *texts)
 
     def sizes(self) -> dict[Any, int]:
         """The sizes known only at run time."""
@@ -214,10 +225,9 @@ class Session:
         self.compile(self.running())
         if not self.running():
             raise self.nothing_works()
-        with on_device(self.tensors or self.given or ()):
-            inputs = self.inputs()
-            self.check(inputs)
-            self.time(inputs)
+        inputs = self.inputs()
+        self.check(inputs)
+        self.time(inputs)
         finished = [c for c in self.running() if c.latency is not None]
         if not finished:
             raise self.nothing_works()
