@@ -20,7 +20,7 @@ from ..intrinsics.bulk import fence_proxy_async, named_barrier
 from ..intrinsics.memory import barrier, warp_barrier
 from ..ir import stmt as st
 from ..ir.expr import Call, Expr, unary
-from ..ir.node import Rewriter, equal, walk
+from ..ir.node import Rewriter, equal, symbols, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from .hazards import Access, Hazards, Swap, trips
@@ -85,6 +85,7 @@ class Walk:
         self.trying = False
         self.last = 0  # how many barriers the loop walked last has inside
         self.leaves: dict[int, bool] = {}
+        self.failing: dict[tuple[int, int], tuple[Expr, bool]] = {}
         self.shifted: dict[tuple[int, bool], dict[int, tuple[Access, Access]]] = {}
 
     def block(self, block: Block, state: State) -> dict[Place, float]:
@@ -303,13 +304,20 @@ class Walk:
         """What an iteration leaves, seen from after the loop: the last one has not done what is for a next one."""
         left = state.copy()
         if isinstance(loop, For) and loop.step == 1:
-            last = Swap({id(loop.vars[0]): loop.stops[0] - 1})
             for key, access in state.since.items():
                 # Where the place changes with the iteration, no earlier one has made an access of the same key.
-                changes = any(n is loop.vars[0] for i in access.indices for n in walk(i))
-                if changes and any(is_literal(simplify(last(c)), False) for c in access.conditions):
+                changes = any(id(loop.vars[0]) in symbols(i) for i in access.indices)
+                if changes and any(self._fails_last(loop, c) for c in access.conditions):
                     del left.since[key]
         return left.join(exits).earlier(self._shift(loop, leave=True))
+
+    def _fails_last(self, loop: For, condition: Expr) -> bool:
+        """Whether a condition certainly fails in the last iteration."""
+        key = id(loop), id(condition)
+        if key not in self.failing:
+            last = Swap({id(loop.vars[0]): loop.stops[0] - 1})(condition)
+            self.failing[key] = condition, is_literal(self.hazards.simplify(last), False)
+        return self.failing[key][1]
 
     def _head(self, loop: For | While) -> list[Access]:
         return list(self.facts.collector.of(loop.condition)) if isinstance(loop, While) else []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ..ir import stmt as st
 from ..ir.expr import Address, Call, Expr, Load, Var
 from ..ir.node import Node, children, symbols, walk
-from ..ir.stmt import Block, Break, Continue, For, If, Let, Stmt, Store, While
+from ..ir.stmt import Block, Break, Continue, Do, For, If, Let, Stmt, Store, While
 from .hazards import Collector, Swap
 
 ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait")
@@ -84,9 +84,10 @@ class Facts:
     def orders(self, one: Stmt) -> bool:
         """Whether a statement holds a barrier, a commit of or wait for copies, or leaves an iteration."""
         if id(one) not in self.memory:
-            nodes = list(walk(one))
-            ordered = any(isinstance(n, Call) and n.name in ORDERED for n in nodes)
-            self.memory[id(one)] = one, ordered or any(isinstance(n, Break | Continue) for n in nodes)
+            call = one.call if isinstance(one, Do) else None
+            ordered = isinstance(one, Break | Continue) or (isinstance(call, Call) and call.name in ORDERED)
+            below = (child for child in children(one) if isinstance(child, Stmt))
+            self.memory[id(one)] = one, ordered or any(map(self.orders, below))
         return self.memory[id(one)][1]
 
     def forgotten(self, loop: For | While) -> Mapping[int, Expr]:
