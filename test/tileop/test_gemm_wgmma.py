@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +19,14 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.evaluate import evaluate
-from torch_tile.ir.expr import Address, Call, Expr, Var
 from torch_tile.ir.layout import Layout, row_major, shared_tile
 from torch_tile.ir.simplify_stmt import simplify_stmt
-from torch_tile.ir.stmt import Block, Do, For, Stmt, Store
 from torch_tile.tileop import gemm_mma, gemm_wgmma
 from torch_tile.tileop.gemm import Gemm, GemmWarpPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from wgmma_hardware import Hardware
+from hopper_model import Operand, calls, place_of
 
 H, B, F, I8, U8, I32, E4, E5 = (
     dt.float16, dt.bfloat16, dt.float32, dt.int8, dt.uint8, dt.int32, dt.float8_e4m3fn, dt.float8_e5m2,
@@ -109,29 +106,6 @@ def refusal(on_threads):
 # What the instruction reads.
 
 
-def calls(stmt: Stmt, values: dict[Var, int]) -> Iterator[tuple[str, tuple[object, ...], Call]]:
-    """Every call in order, loops unrolled, with its operands' values: addresses as (buffer, indices)."""
-    if isinstance(stmt, Block):
-        for one in stmt.stmts:
-            yield from calls(one, values)
-    elif isinstance(stmt, For):
-        for i in range(int(evaluate(stmt.stops[0], values))):
-            yield from calls(stmt.body, {**values, stmt.vars[0]: i})
-    elif isinstance(stmt, Do):
-        assert isinstance(stmt.call, Call)
-        yield stmt.call.name, tuple(_value(a, values) for a in stmt.call.args), stmt.call
-    else:
-        assert isinstance(stmt, Store)
-        at = tuple(int(evaluate(i, values)) for i in stmt.indices)
-        yield "store", (stmt.buffer, at, evaluate(stmt.value, values)), stmt  # type: ignore[misc]
-
-
-def _value(a: Expr, values: dict[Var, int]) -> object:
-    if isinstance(a, Address):
-        return a.buffer, tuple(int(evaluate(i, values)) for i in a.indices)
-    return int(evaluate(a, values))
-
-
 def expected(region: Region, turned: bool, rows: int, k: int, i: int, j: int) -> np.ndarray:
     """Indices of the operand's elements from row (column of B) `i` and step `j` on, `[rows, k, rank]`."""
     starts = [int(evaluate(s, {})) for s in region.starts]
@@ -164,10 +138,10 @@ def check_operands(op: Gemm, run, case: Case) -> list[tuple[str, int]]:
                 t, v = place_of(op.A.buffer.layout, 128 * group, a_at[0])
                 assert (t, v) == (i, inner)
             else:
-                memory = Hardware.holding(a)
+                memory = Operand.holding(a)
                 got = memory.matrix(memory.start(a_at) + a_step, a_walk, 64, step)
                 np.testing.assert_array_equal(got, expected(op.A, op.transpose_A, 64, step, i, inner))
-            memory = Hardware.holding(b)
+            memory = Operand.holding(b)
             got = memory.matrix(memory.start(b_at) + b_step, b_walk, n, step)
             np.testing.assert_array_equal(got, expected(op.B, not op.transpose_B, n, step, j, inner))
             assert allowed_n(n, case.types[0].name)
@@ -177,17 +151,6 @@ def check_operands(op: Gemm, run, case: Case) -> list[tuple[str, int]]:
         p = op.C.buffer.layout.extent("r")
         assert len(seen) // steps * 32 * shapes[-1][1] // 64 == p  # every accumulator gets its product
     return shapes
-
-
-def place_of(layout: Layout, thread: int, register: int) -> tuple[int, ...]:
-    """The element that a register of a thread holds."""
-    found = []
-    for digits in layout.dims:
-        index = 0
-        for d in digits:
-            index = index * d.size + (thread if d.axis == "t" else register) // d.stride % d.size
-        found.append(index)
-    return tuple(found)
 
 
 ALONG_K = [

@@ -108,7 +108,10 @@ def refuses(op: Copy, ctx: ThreadContext) -> str | None:
         return "bulk copies go between global and shared memory"
     if op.src.buffer.dtype != op.dst.buffer.dtype:
         return f"{op.src.buffer.dtype} is converted to {op.dst.buffer.dtype} on the way"
-    return _refuses_tensor(Sides.of(op).tensor, ctx) or _refuses_tile(Sides.of(op), ctx)
+    sides = Sides.of(op)
+    if why := _refuses_tensor(sides.tensor, ctx) or _refuses_tile(sides, ctx):
+        return why
+    return None if _box_of(sides) else f"`{sides.tile.buffer.name}` does not consist of equal boxes of at most 256 rows"
 
 
 def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
@@ -171,6 +174,13 @@ def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
     return None
 
 
+def _box_of(sides: Sides) -> tuple[int, ...] | None:
+    """The box that a copy is made of; None if there is none."""
+    tile, span = sides.tile.buffer, panel_span(sides.tile.buffer) or 0
+    extents, size = [_number(e) for e in sides.tensor.extents], tile.dtype.itemsize
+    return _box(extents, span // size if span else extents[-1], size, 8 * span or 128)
+
+
 def lower(op: Copy, ctx: ThreadContext) -> Stmt:
     """Thread 0 starts one copy for each box."""
     sides = Sides.of(op)
@@ -178,8 +188,8 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
     span, size = panel_span(tile) or 0, tile.dtype.itemsize
     barrier = op.barrier if isinstance(op, TmaCopy) else None
     extents = [_number(e) for e in sides.tensor.extents]
-    width = span // size if span else extents[-1]
-    box = _box(extents, width)
+    box = _box_of(sides)
+    assert box is not None
     map_ = TensorMap(tensor, tensor.shape, strides_of(tensor), box, span)
     moves: list[Stmt] = []
     for point in _corners(extents, box):
@@ -200,11 +210,18 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
     return If(binary("==", ctx.thread, ZERO), Block(tuple(moves)), Block(()))
 
 
-def _box(extents: list[int], width: int) -> tuple[int, ...]:
-    """The largest box, at most 256 in each dimension and dense in the tile, of which whole ones make it."""
+def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...] | None:
+    """The largest box, at most 256 in each dimension and dense in the tile, of which whole ones make it.
+
+    Boxes begin at multiples of `unit` bytes of the tile, elements having `size`; None if there is no such box.
+    """
     box, whole = [width], True
     for extent in reversed(extents[:-1]):
-        side = next(n for n in range(min(extent, LARGEST_BOX), 0, -1) if extent % n == 0) if whole else 1
+        row = math.prod(box) * size
+        sides = [n for n in range(min(extent, LARGEST_BOX), 0, -1) if extent % n == 0] if whole else [1]
+        side = next((n for n in sides if n == extent or n * row % unit == 0), None)
+        if side is None:
+            return None
         whole = side == extent
         box.insert(0, side)
     return tuple(box)
