@@ -105,8 +105,8 @@ extern "C" __global__ void __launch_bounds__(288, 1)
 demo_kernel(float* __restrict__ C, const __grid_constant__ tile::TensorMap A_map) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const int t = threadIdx.x;
-  const int warpgroup = tile::warpgroup_index();
   const int bx = blockIdx.x;
+  const int warpgroup = tile::warpgroup_index();
   tile::bf16* const tile_1 = reinterpret_cast<tile::bf16*>(shared_memory + 0);
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared_memory + 32768);
   uint64_t* const empty = reinterpret_cast<uint64_t*>(shared_memory + 32784);

@@ -7,6 +7,8 @@ around them are unrolled, so that they stay in registers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..build import Build
 from ..diagnostics import error
 from ..intrinsics import lookup
@@ -74,9 +76,9 @@ def used_symbols(kernel: Kernel) -> dict[int, Buffer | Var]:
     return found
 
 
-def calls_of(program: Program, target: Target) -> list[Call]:
-    """The calls of all kernels, each of which `target` must have; TileError (`unsupported_on_target`) otherwise."""
-    found = [node for kernel in program.kernels for node in walk(kernel.body) if isinstance(node, Call)]
+def calls_of(nodes: Sequence[Node], target: Target) -> list[Call]:
+    """The calls among `nodes`, each of which `target` must have; TileError (`unsupported_on_target`) otherwise."""
+    found = [node for node in nodes if isinstance(node, Call)]
     for call in found:
         if not lookup(call.name).exists_on(target.capability):
             raise error(
@@ -86,10 +88,10 @@ def calls_of(program: Program, target: Target) -> list[Call]:
     return found
 
 
-def written_buffers(kernel: Kernel) -> set[int]:
-    """Ids of the buffers that a kernel may write to."""
+def written_buffers(nodes: Sequence[Node]) -> set[int]:
+    """Ids of the buffers that `nodes` may write to."""
     found: set[int] = set()
-    for node in walk(kernel.body):
+    for node in nodes:
         if isinstance(node, Store):
             found.add(id(node.buffer))
         elif isinstance(node, Call):
@@ -113,9 +115,10 @@ class _Cuda:
         self.sizes, self.long = dimensions(source), long_dimensions(source)
         self.tensors = tensors_of(program)
         self.scalars = [p for p in program.params if isinstance(p, Var)]
+        self.nodes = [list(walk(kernel.body)) for kernel in program.kernels]
 
     def run(self) -> CudaSource:
-        calls = calls_of(self.program, self.build.target)
+        calls = [call for nodes in self.nodes for call in calls_of(nodes, self.build.target)]
         functions = [self.function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
         headers = sorted({h for _, _, used in functions for h in used} - {"cuda_types.h", "cuda_math.h"})
         lines = [f"// {self.program.name} for {self.build.target}"]
@@ -130,7 +133,8 @@ class _Cuda:
         """One kernel: its entry, its text, and the headers that it needs."""
         several = f"_{number}" if len(self.program.kernels) > 1 else ""
         name = f"{self.program.name}_kernel{several}"
-        used, written = used_symbols(kernel), written_buffers(kernel)
+        nodes = self.nodes[number]
+        used, written = used_symbols(kernel), written_buffers(nodes)
         if may_fold(kernel):
             used |= {id(n): n for extent in kernel.grid[:2] for n in walk(extent) if isinstance(n, Var)}
         names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
@@ -143,7 +147,7 @@ class _Cuda:
                 constant = "" if id(buffer) in written else "const "
                 params.append(f"{constant}{storage(buffer.dtype)}* __restrict__ {names.of(buffer)}")
                 kinds += "P"
-        for each, name_of_map in self.maps(kernel, out):
+        for each, name_of_map in self.maps(nodes, out):
             args.append(each)
             params.append(f"const __grid_constant__ tile::TensorMap {name_of_map}")
             kinds += "M"
@@ -165,16 +169,17 @@ class _Cuda:
         if kernel.shared_bytes:
             out.line(f"extern __shared__ __align__(1024) unsigned char {SHARED}[];")
         self.indices(kernel, threads, used, out)
+        self.warpgroup(kernel.thread, nodes, out)
         out.body(kernel.body)
         out.close()
         launch = kernel.grid, threads, kernel.shared_bytes, kernel.span
-        early = any(isinstance(n, Call) and n.name == "grid_wait" for n in walk(kernel.body))
+        early = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
         entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), early=early)
         return entry, "\n".join(out.lines) + "\n", out.text.headers
 
-    def maps(self, kernel: Kernel, out: CudaStatements) -> list[tuple[MapArg, str]]:
+    def maps(self, nodes: Sequence[Node], out: CudaStatements) -> list[tuple[MapArg, str]]:
         """The tensor maps of a kernel, each once, with the names of their parameters."""
-        for node in walk(kernel.body):
+        for node in nodes:
             if isinstance(node, TensorMap):
                 out.text.map_name(node)
         positions = {id(b): position for position, b in enumerate(self.tensors)}
@@ -197,7 +202,6 @@ class _Cuda:
             out.text.bind(kernel.thread, Interval(0, threads - 1))
             if id(kernel.thread) in used:
                 out.line(f"const int {out.names.of(kernel.thread)} = threadIdx.x;")
-            self.warpgroup(kernel, kernel.thread, out)
         for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
             out.text.bind_block(var, extent)
         place = [f"blockIdx.{axis}" for axis in "xyz"]
@@ -213,12 +217,11 @@ class _Cuda:
             if id(var) in used:
                 out.line(f"const int {out.names.of(var)} = {here};")
 
-    def warpgroup(self, kernel: Kernel, thread: Var, out: CudaStatements) -> None:
+    def warpgroup(self, thread: Var | None, nodes: Sequence[Node], out: CudaStatements) -> None:
         """A name for the number of the thread's warpgroup, which descriptors are made from, in a uniform register."""
-        nodes = list(walk(kernel.body))
-        if any(isinstance(n, Call) and n.name == "wgmma" for n in nodes) and any(
-            isinstance(n, Binary) and is_warpgroup(n, thread) for n in nodes
-        ):
+        if thread is None or not any(isinstance(n, Call) and n.name == "wgmma" for n in nodes):
+            return
+        if any(isinstance(n, Binary) and is_warpgroup(n, thread) for n in nodes):
             name = Var("warpgroup", dtypes.int32, "thread")
             out.text.warpgroup = thread, name
             out.line(f"const int {out.names.of(name)} = tile::warpgroup_index();")
@@ -239,14 +242,13 @@ class _Cuda:
     def alignment(self) -> tuple[int, ...]:
         """For each tensor, the bytes that its widest access takes, or a tensor map of it."""
         found = {id(b): b.dtype.itemsize for b in self.tensors}
-        for kernel in self.program.kernels:
-            for node in walk(kernel.body):
-                if isinstance(node, TensorMap):
-                    found[id(node.buffer)] = max(found[id(node.buffer)], MAP_ALIGNMENT)
-                elif isinstance(node, Call) and node.name in ("vector_copy", "cp_async"):
-                    for address in node.args:
-                        if isinstance(address, Address) and id(address.buffer) in found:
-                            found[id(address.buffer)] = max(found[id(address.buffer)], option(node))
+        for node in (n for nodes in self.nodes for n in nodes):
+            if isinstance(node, TensorMap):
+                found[id(node.buffer)] = max(found[id(node.buffer)], MAP_ALIGNMENT)
+            elif isinstance(node, Call) and node.name in ("vector_copy", "cp_async"):
+                for address in node.args:
+                    if isinstance(address, Address) and id(address.buffer) in found:
+                        found[id(address.buffer)] = max(found[id(address.buffer)], option(node))
         return tuple(found[id(b)] for b in self.tensors)
 
 
