@@ -14,6 +14,20 @@ template <int pending> TILE_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
+// Results of products that were waited for: what reads them stays behind this.
+TILE_DEVICE void wgmma_result(float& d) { asm volatile("" : "+f"(d)::"memory"); }
+TILE_DEVICE void wgmma_result(int& d) { asm volatile("" : "+r"(d)::"memory"); }
+
+template <int count> TILE_DEVICE void wgmma_results(float* d) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) wgmma_result(d[i]);
+}
+template <int count> TILE_DEVICE void wgmma_results(int* d) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) wgmma_result(d[i]);
+}
+template <int count> TILE_DEVICE void wgmma_results(f16* d) { wgmma_results<count / 2>(reinterpret_cast<int*>(d)); }
+
 // The number of this thread's warpgroup. The exchange tells the compiler that all lanes of a warp have the same, so that
 // what follows from it is computed once for the warp.
 TILE_DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }

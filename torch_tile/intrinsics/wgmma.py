@@ -107,6 +107,14 @@ def wgmma_wait(pending: int) -> Do:
     return Do(Call("wgmma_wait", (), dt.int32, (pending,)))
 
 
+def wgmma_results(d: Address, count: int) -> Do:
+    """The `count` accumulators from `d` on are there: what reads them does so only from here on.
+
+    The C++ compiler knows nothing of wgmma's time; without this it may move arithmetic on results before their wait.
+    """
+    return Do(Call("wgmma_results", (d,), dt.int32, (count,)))
+
+
 def _flag(value: Any) -> Expr:
     return cast(to_expr(value), dt.bool_)
 
@@ -159,3 +167,9 @@ declare(Intrinsic("wgmma", 6, same, "", cuda=_spelling, effects=_effects, **_GRO
 declare(Intrinsic("wgmma_fence", 0, same, "", cuda="wgmma_fence", **_GROUP))
 declare(Intrinsic("wgmma_commit", 0, same, "", cuda="wgmma_commit", **_GROUP))
 declare(Intrinsic("wgmma_wait", 0, same, "", cuda="wgmma_wait", **_GROUP))
+declare(
+    Intrinsic(
+        "wgmma_results", 1, same, "", cuda="wgmma_results",
+        effects=lambda call: (Access(0, "rw", int(str(call.options[0]))),), header="wgmma.h", arch=90, only=True,
+    )
+)  # fmt: skip

@@ -167,7 +167,7 @@ def flash_attention(config: Config, form: Form) -> Any:
     ):
         blocks = T.ceildiv(q_len * lanes, rows)
         with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
-            block, any_head, sequence, share = config.place(bx, by, bz, blocks, splits)
+            block, any_head, sequence, share = config.place(bx, by, bz, blocks, kv_heads * members, splits)
             head, member = any_head // members, any_head % members
             own = (share,) if config.split else ()
             q_tile = T.alloc_shared((rows, form.tile_d), form.dtype)

@@ -19,10 +19,11 @@ class Config:
     """How attention is cut: a block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys.
 
     `split`: blocks take shares of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
-    of them. For GPUs: `heavy_first` starts with the last queries, which see most keys
-    under a causal mask; `resident` keeps the queries in registers; `shared_weights` hands the probabilities to other
-    warps, as tiles of few rows need; `shares` is in how many parts the sum of a row is kept, 8 being what leaves each
-    thread of an accumulator with its own; `staged` sends the result through shared memory.
+    of them. For GPUs: `heavy_first` starts with the last queries, which see most keys under a causal mask; with `side`
+    of at least 2, which must divide the heads of all sequences, only so many run side by side, so that their keys and
+    values stay in the second-level cache; `resident` keeps the queries in registers; `shared_weights` hands the
+    probabilities to other warps, as tiles of few rows need; `shares` is in how many parts the sum of a row is kept, 8
+    being what leaves each thread of an accumulator with its own; `staged` sends the result through shared memory.
     """
 
     block_q: int = 64
@@ -32,6 +33,7 @@ class Config:
     split: bool = False
     packed: bool = True
     heavy_first: bool = False
+    side: int = 1
     resident: bool = False
     shared_weights: bool = False
     shares: int = 1
@@ -41,12 +43,17 @@ class Config:
         """The launch: blocks of rows, key heads and sequences, the ones that run side by side first."""
         if self.split:
             return blocks * splits, kv_heads, batch
+        if self.side > 1:
+            return self.side, blocks, kv_heads * batch // self.side
         return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
 
-    def place(self, x: Any, y: Any, z: Any, blocks: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
+    def place(self, x: Any, y: Any, z: Any, blocks: Any, kv_heads: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
         """The block of rows, the key head, the sequence and the share of a block of the launch."""
         if self.split:
             return x // splits, y, z, x % splits
+        if self.side > 1:
+            head = z * self.side + x
+            return blocks - 1 - y if self.heavy_first else y, head % kv_heads, head // kv_heads, 0
         return (blocks - 1 - z, x, y, 0) if self.heavy_first else (x, y, z, 0)
 
 
@@ -183,15 +190,49 @@ WIDE = (
 MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
 
 
+# By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
+HOPPER = (
+    Config(128, 128, 256, shares=8),
+    Config(128, 96, 256, shares=8),
+    Config(128, 64, 256, shares=8),
+    Config(128, 64, 256, stages=1, shares=8),
+    Config(64, 64, 128, shares=8),
+)
+HOPPER_REGISTERS = 168  # for scores, weights and sums
+SIDE_BY_SIDE = 8, 4, 2
+
+
+def _hopper_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
+    """The cut for products by wgmma; None where they do not apply."""
+    size = form.dtype.itemsize
+    if machine.target.capability != 90 or size != 2 or form.vector * size < 16 or problem.rows <= 64:
+        return None
+    limit = machine.target.shared_limit
+    fitting = []
+    for config in HOPPER:
+        held = config.block_q * (config.block_kv * 3 // 2 + form.tile_dv) // config.threads
+        tiles = config.block_q * (form.tile_d + form.tile_dv)
+        tiles += config.stages * config.block_kv * (form.tile_d + form.tile_dv)
+        if held <= HOPPER_REGISTERS and tiles * size + 4096 <= limit:
+            fitting.append(config)
+    # Too few blocks to fill the chip: smaller ones, of which an SM holds several.
+    few = problem.heads * -(-problem.rows // 128) < machine.units
+    small = [c for c in fitting if c.block_q == 64]
+    return next(iter((small if few else []) + fitting), None)
+
+
 def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
     cuts: Sequence[Config] = WIDE if form.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
     cuts = [c for c in cuts if c.block_q == 16 or problem.rows > 16]
-    config = next((c for c in cuts if _fits(c, form, machine)), None)
+    config = _hopper_config(form, problem, machine) or next((c for c in cuts if _fits(c, form, machine)), None)
     if config is None:
         return None
     packed = form.grouped and problem.rows < 4 * problem.groups * config.block_q  # else hardly a tile is not filled
     staged = not packed and form.dtype.itemsize == 2
     config = replace(config, packed=packed, heavy_first=form.causal, staged=staged)
+    if form.causal:
+        apart = problem.heads if packed else problem.heads * problem.groups
+        config = replace(config, side=next((n for n in SIDE_BY_SIDE if apart % n == 0 and apart > n), 1))
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
     return config

@@ -22,6 +22,7 @@ from ..ir.node import Rewriter, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Alloc, Block, Do, If, Let, LoopKind, Program, Role, Stmt
 from ..tileop.gemm import Gemm
+from ..tileop.results import WgmmaResults
 from .bulk_loads import Survey, is_zero
 from .instance import Instance
 from .pipeline_plan import uses
@@ -86,7 +87,8 @@ class _Async(Rewriter):
         ran = simplify(binary("<", ZERO, stop))
         letting_go: list[Stmt] = after if is_literal(ran, True) else [If(ran, Block(tuple(after)), Block(()))]
         self._note(products[0], "a turn of products stays under way beside the next")
-        return Block((replace(loop, body=Block(tuple(body))), wgmma_wait(0), *(letting_go if after else [])))
+        results = _results(products)
+        return Block((replace(loop, body=Block(tuple(body))), wgmma_wait(0), *results, *(letting_go if after else [])))
 
     # Products, arithmetic, products.
 
@@ -109,9 +111,11 @@ class _Async(Rewriter):
             *_all(following, _started(parts.first)),
             *_all(same, _started(parts.second)),
             wgmma_wait(sum(isinstance(s, Gemm) for s in parts.second)),
+            *_results(parts.first),
             *_all(following, parts.release),
             *_all(following, free),
             wgmma_wait(0),
+            *_results((*parts.first, *parts.second)),
             *_all(same, parts.last),
             *_all(following, bound),
         ]
@@ -181,9 +185,11 @@ def _keeps(parts: _Parts) -> bool:
     used = {id(r.buffer) for op in second for r in (op.A, op.B, op.C)}
     if results & used or not all(op.clear_accum or op is not first[0] for op in first):
         return False
-    mine, theirs = ({id(b) for s in part for b in _barriers(s)} for part in (parts.first, parts.release))
-    held = [b for s in parts.first for b in _barriers(s) if id(b) in mine - theirs]
-    return bool(parts.last or not held) and all(isinstance(b.shape[0], Const) and b.shape[0].value > 1 for b in held)
+    waits = [s for s in parts.first if _calls(s, "mbarrier_wait")]
+    if len(waits) == len(parts.release):
+        return True
+    stages = [b.shape[0] for s in waits for b in _barriers(s)]
+    return all(isinstance(n, Const) and n.value > 1 for n in stages)
 
 
 def _barriers(stmt: Stmt) -> list[Buffer]:
@@ -220,6 +226,12 @@ def _sync(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
 def _started(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
     """Products that nobody waits for yet."""
     return (replace(s, wg_wait=-1) if isinstance(s, Gemm) else s for s in stmts)
+
+
+def _results(stmts: Sequence[Stmt]) -> list[Stmt]:
+    """What the products among some statements leave is used only from here on."""
+    fragments = {id(s.C.buffer): s.C for s in stmts if isinstance(s, Gemm)}
+    return [WgmmaResults(region, span=region.span) for region in fragments.values()]
 
 
 def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stmt]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations on whole tiles; importing this package declares them all."""
 
-from . import async_loop, atomic, copy, copy_async, copy_tma, fill, gemm, reduce, scan
+from . import async_loop, atomic, copy, copy_async, copy_tma, fill, gemm, reduce, results, scan
 from .base import RegisteredOp, tile_ops
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "fill",
     "gemm",
     "reduce",
+    "results",
     "scan",
     "tile_ops",
 ]

@@ -112,6 +112,8 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
         zero, size = const(0, op.C.buffer.dtype), m_tiles * columns // 2
         before = [unrolled("v", size, lambda v: Store(total, (v,), zero))]
     after = [wgmma.wgmma_wait(op.wg_wait)] if op.wg_wait >= 0 else []
+    if op.wg_wait == 0:
+        after.append(wgmma.wgmma_results(Address(total, (ZERO,)), m_tiles * columns // 2))
     return Block((*before, wgmma.wgmma_fence(), unrolled("ks", k // step, products), wgmma.wgmma_commit(), *after))
 
 
