@@ -101,6 +101,18 @@ def atomic_target():
             T.atomic_add(1.0, A[0])  # here
 
 
+def bulk_copy():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 68), "float16")):
+        with T.Kernel(1, threads=128) as _:
+            ready = T.alloc_barrier(1)
+            tile = T.alloc_shared((64, 64), "float16")
+            with T.role(0, 32):
+                T.tma_copy(A[0:64, 0:64], tile, barrier=ready[0])  # here
+
+    tilelang.compile(kernel, target="cuda:sm_90a")
+
+
 CASES = {
     gemm_shape: ("gemm_shape", "T.gemm(a, b, c)"),
     gemm_dtype: ("gemm_dtype", "T.gemm(a, b, c)"),
@@ -112,6 +124,7 @@ CASES = {
     scan_shape: ("scan_shape", "T.cumsum(A, out)"),
     fill_value: ("fill_value", "T.fill(A, [0.0])"),
     atomic_target: ("atomic_target", "T.atomic_add(1.0, A[0])"),
+    bulk_copy: ("bulk_copy", "T.tma_copy(A[0:64, 0:64], tile, barrier=ready[0])"),
 }
 
 
