@@ -2,6 +2,7 @@
 """Thread-level programs made by hand, and those of the library's kernels."""
 
 import importlib
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,10 +12,12 @@ from torch_tile.build import Build
 from torch_tile.diagnostics import Span
 from torch_tile.interp.interpret import interpret
 from torch_tile.interp.threads import run_threads
+from torch_tile.intrinsics import bulk, memory
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Expr, Load, Var, cast, const, to_expr, truth
-from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Store
+from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Role, Store
+from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.kernels.common import Machine
 from torch_tile.lowering import cuda_passes, lower
@@ -49,10 +52,31 @@ class Builder:
         self.allocs.append(Alloc(buffer, const(init, buffer.dtype)))
         return buffer
 
+    def barrier(self, name, count, arrivals):
+        """An array of mbarriers; `ready` goes before their use."""
+        return self._alloc(Buffer(name, (const(count, dt.int32),), dt.uint64, "barrier", arrivals=arrivals))
+
+    def ready(self, *barriers):
+        """What init_barriers places."""
+        places = [(b, n) for b in barriers for n in range(int(b.shape[0].value))]
+        made = [bulk.mbarrier_init(self.address(b, n), b.arrivals) for b, n in places]
+        return self.when(self.thread == 0, *made, bulk.fence_barrier_init()), memory.barrier()
+
+    @staticmethod
+    def map(tensor, sizes, box, swizzle=0):
+        """A dense tensor of these sizes as bulk copies see it."""
+        strides = [math.prod(sizes[n + 1 :]) for n in range(len(sizes))]
+        numbers = (tuple(const(n, dt.int32) for n in x) for x in (sizes, strides))
+        return TensorMap(tensor, *numbers, tuple(box), swizzle)
+
+    @staticmethod
+    def role(first, count, *body):
+        return Role(first, count, Block(tuple(body)))
+
     def _alloc(self, buffer):
         if buffer.scope == "shared":
-            self.offset = max(self.offset, buffer.offset + int(buffer.shape[0].value) * buffer.dtype.itemsize + 127)
-            self.offset = self.offset // 128 * 128
+            self.offset = max(self.offset, buffer.offset + int(buffer.shape[0].value) * buffer.dtype.itemsize + 1023)
+            self.offset = self.offset // 1024 * 1024
         self.allocs.append(Alloc(buffer))
         return buffer
 
@@ -70,6 +94,12 @@ class Builder:
         program = self.program(*stmts)
         tensors = {id(p): t for p, t in zip(self.params, self.tensors, strict=True)}
         return run_threads(program, tensors, {}, blocks)
+
+    @staticmethod
+    def lines(findings):
+        """Kind and line of each finding; all of them can be shown."""
+        assert len(findings.report().splitlines()) >= len(findings)
+        return [(f.kind, f.span.line if f.span else 0) for f in findings]
 
     # Expressions and statements.
 

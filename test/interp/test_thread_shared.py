@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from torch_tile.interp.findings import Banks, Findings
-from torch_tile.interp.thread_order import Clock
+from torch_tile.interp.thread_order import Clock, Trace
 from torch_tile.interp.thread_shared import Owner, Shared, count_banks
 
 M = Owner("m", 1)
@@ -13,7 +13,7 @@ M = Owner("m", 1)
 
 def some(size=64, place=4):
     findings = Findings()
-    return Shared(size, place, Clock(), findings), findings
+    return Shared(size, place, findings, lambda n: Trace(n, Clock(), findings)), findings
 
 
 def test_bytes_and_poison():

@@ -14,7 +14,15 @@ from ..ir.expr import Call
 from ..ir.node import Rewriter, walk
 from ..ir.stmt import Block, Do, Program, Stmt
 
-ORDERING = ("barrier", "warp_barrier", "cp_async_wait")
+ORDERING = (
+    "barrier", "warp_barrier", "cp_async_wait", "mbarrier_wait", "mbarrier_arrive", "warp_arrive", "fence_barrier_init",
+    "fence_proxy_async", "named_barrier", "named_barrier_arrive", "wgmma_fence", "wgmma_wait", "bulk_wait",
+)  # fmt: skip
+COUNTING = (
+    "cp_async_wait",
+    "wgmma_wait",
+    "bulk_wait",
+)  # waits for all groups but the newest, as many as the first option
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,8 @@ def removals(program: Program, names: tuple[str, ...] = ORDERING) -> Iterator[Re
     """
     for number, call in enumerate(ordering(program, names)):
         yield Removal(number, call.name, call.span, _Change(number, names, None)(program))
-        if call.name == "cp_async_wait":
-            laxer = replace(call, options=(int(str(call.options[0])) + 1,))
+        if call.name in COUNTING:
+            laxer = replace(call, options=(int(str(call.options[0])) + 1, *call.options[1:]))
             yield Removal(number, f"{call.name}, one laxer", call.span, _Change(number, names, laxer)(program))
 
 

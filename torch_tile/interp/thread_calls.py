@@ -6,18 +6,21 @@ An asynchronous copy reads when it starts and lands when its thread waits for it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import numpy as np
 
 from ..diagnostics import InternalError, Span
 from ..intrinsics import lookup
-from ..ir.expr import Address, Call
+from ..ir.expr import Address, Call, Expr
+from ..ir.tensor_map import TensorMap
 from . import thread_values as va
+from .thread_clocks import VectorClock
 from .thread_memory import Memory, Threads, Tile
-from .thread_order import Array
+from .thread_order import Array, Clock
 from .thread_registers import Local
+from .thread_roles import Tasks
 from .thread_shared import Owner, Shared
 from .thread_values import Value
 
@@ -25,24 +28,54 @@ if TYPE_CHECKING:
     from .thread_expr import Expressions
 
 Run = Callable[[], Value]
+Handler = Callable[["Place"], Run]
+
+
+class State(Protocol):
+    """What intrinsics of one kind keep during a block."""
+
+    def __init__(self, calls: Calls) -> None: ...
+
+    def finish(self) -> None:
+        """Report what the end of the block leaves undone."""
+
+
+S = TypeVar("S", bound=State)
 
 
 class Calls:
-    """Runs intrinsics for the running threads of one block."""
+    """Runs intrinsics for the running threads of one block: those of `table`."""
 
-    def __init__(self, threads: Threads, shared: Shared):
-        self.threads, self.shared = threads, shared
+    def __init__(self, threads: Threads, shared: Shared, clock: Clock, tasks: Tasks, table: Mapping[str, Handler]):
+        self.threads, self.shared, self.clock, self.tasks, self.table = threads, shared, clock, tasks, table
         self.reset()
 
     def reset(self) -> None:
         """The state in which a block begins."""
+        self.states: dict[type[State], State] = {}
         self.closed = np.zeros(self.threads.lanes, np.int64)  # groups of copies that each thread closed
         self.copies: list[tuple[Array, Array, Array, Array, Owner]] = []  # address, bytes, thread, its group, tile
 
     def compile(self, call: Call, expressions: Expressions) -> Run:
         """The function that runs `call`."""
-        place = _Place(self, call, expressions)
-        return CALLS[call.name](place)
+        return self.table[call.name](Place(self, call, expressions))
+
+    def state(self, kind: type[S]) -> S:
+        """What intrinsics of one kind keep, new in each block."""
+        if kind not in self.states:
+            self.states[kind] = kind(self)
+        return cast(S, self.states[kind])
+
+    def finish(self) -> None:
+        """The block ends."""
+        for state in self.states.values():
+            state.finish()
+
+    @property
+    def order(self) -> VectorClock:
+        """The clock of a kernel that does more than one thing at a time."""
+        assert isinstance(self.clock, VectorClock)
+        return self.clock
 
     def together(self, call: Call, span: Span | None) -> Array:
         """Which warps run, `[warps]`; reports warps of which only a part arrives."""
@@ -68,7 +101,7 @@ class Calls:
                 "deadlock", span, f"`barrier` is for the whole block; {here} of {threads.count} threads"
             )
         threads.findings.barriers += 1
-        self.shared.clock.barrier()
+        self.clock.barrier()
 
     def commit(self) -> None:
         """Close the running threads' group."""
@@ -90,7 +123,7 @@ class Calls:
         self.shared.flights = len(kept)
 
 
-class _Place:
+class Place:
     """A call in the program, its operands compiled."""
 
     def __init__(self, calls: Calls, call: Call, expressions: Expressions):
@@ -98,11 +131,15 @@ class _Place:
         self.span = call.span or expressions.span
         self.intrinsic = lookup(call.name)
         self.operands: list[Run] = []
+        self.compile = expressions.compile
         self.memory: list[Memory | None] = []
         for a in call.args:
             is_address = isinstance(a, Address)
-            self.memory.append(expressions.memory[id(a.buffer)] if isinstance(a, Address) else None)
-            self.operands.append(expressions.index(a) if is_address else expressions.compile(a))
+            self.memory.append(expressions.memory[id(a.buffer)] if isinstance(a, Address | TensorMap) else None)
+            compiled = (
+                expressions.index if is_address else _no_value if isinstance(a, TensorMap) else expressions.compile
+            )
+            self.operands.append(compiled(a))
         self.counts = {access.operand: access.elements for access in self.intrinsic.effects(call)}
 
     def behind(self, operand: int) -> Memory:
@@ -140,15 +177,19 @@ class _Place:
         return f(*args, self.call.options)
 
 
-def _barrier(p: _Place) -> Run:
+def _no_value(node: Expr) -> Run:
+    return lambda: 0
+
+
+def _barrier(p: Place) -> Run:
     return lambda: p.calls.barrier(p.call, p.span)
 
 
-def _warp_barrier(p: _Place) -> Run:
-    return lambda: p.calls.shared.clock.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
+def _warp_barrier(p: Place) -> Run:
+    return lambda: p.calls.clock.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
 
 
-def _vector_copy(p: _Place) -> Run:
+def _vector_copy(p: Place) -> Run:
     def run() -> None:
         ids = p.threads.active()
         to, source = p.behind(0), p.behind(1)
@@ -158,7 +199,7 @@ def _vector_copy(p: _Place) -> Run:
     return run
 
 
-def _cp_async(p: _Place) -> Run:
+def _cp_async(p: Place) -> Run:
     size = cast(int, p.call.options[0])
 
     def run() -> None:
@@ -183,16 +224,16 @@ def _cp_async(p: _Place) -> Run:
     return run
 
 
-def _commit(p: _Place) -> Run:
+def _commit(p: Place) -> Run:
     return p.calls.commit
 
 
-def _wait(p: _Place) -> Run:
+def _wait(p: Place) -> Run:
     pending = cast(int, p.call.options[0])
     return lambda: p.calls.wait(pending)
 
 
-def _ldmatrix(p: _Place) -> Run:
+def _ldmatrix(p: Place) -> Run:
     lanes = 8 * cast(int, p.call.options[0])  # of each warp give an address
 
     def run() -> None:
@@ -210,7 +251,7 @@ def _ldmatrix(p: _Place) -> Run:
     return run
 
 
-def _stmatrix(p: _Place) -> Run:
+def _stmatrix(p: Place) -> Run:
     lanes = 8 * cast(int, p.call.options[0])
 
     def run() -> None:
@@ -228,7 +269,7 @@ def _stmatrix(p: _Place) -> Run:
     return run
 
 
-def _mma(p: _Place) -> Run:
+def _mma(p: Place) -> Run:
     def run() -> None:
         warps = p.calls.together(p.call, p.span)
         (d, at, count), *operands = (p.registers(n) for n in range(3))
@@ -240,7 +281,7 @@ def _mma(p: _Place) -> Run:
     return run
 
 
-def _exchange(p: _Place) -> Run:
+def _exchange(p: Place) -> Run:
     """Shuffles and votes: operands `[warps, 32]`."""
     width = va.carrier(p.call.type)
 
@@ -252,11 +293,11 @@ def _exchange(p: _Place) -> Run:
     return run
 
 
-def _dp4a(p: _Place) -> Run:
+def _dp4a(p: Place) -> Run:
     return lambda: p.meaning(*(p.threads.each(o(), p.threads.ids) for o in p.operands))
 
 
-def _atomic(p: _Place) -> Run:
+def _atomic(p: Place) -> Run:
     memory = p.behind(0)
 
     def run() -> Value:
@@ -276,6 +317,10 @@ def _atomic(p: _Place) -> Run:
     return run
 
 
+def _nothing(p: Place) -> Run:
+    return lambda: None
+
+
 def _turns(index: Array) -> list[Array]:
     """Positions in groups within which no index appears twice, in order of appearance."""
     order = np.argsort(index, kind="stable")
@@ -285,10 +330,11 @@ def _turns(index: Array) -> list[Array]:
     return [order[rank == r] for r in range(int(rank.max(initial=-1)) + 1)]
 
 
-CALLS: dict[str, Callable[[_Place], Run]] = {
+CALLS: dict[str, Handler] = {
     "barrier": _barrier, "warp_barrier": _warp_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
     "cp_async_commit": _commit, "cp_async_wait": _wait, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma,
     "atomic": _atomic, "dp4a": _dp4a,
+    **dict.fromkeys(("prefetch_map", "set_registers", "grid_wait", "grid_launch"), _nothing),
     **dict.fromkeys(
         ("shuffle_xor", "shuffle", "shuffle_up", "shuffle_down", "ballot", "vote_any", "vote_all"), _exchange
     ),

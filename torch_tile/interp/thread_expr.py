@@ -17,7 +17,7 @@ from ..ir import expr as ex
 from ..ir.expr import Expr
 from ..ir.node import Node
 from . import thread_values as va
-from .thread_calls import CALLS, Calls
+from .thread_calls import Calls
 from .thread_memory import Memory, Threads
 from .thread_values import Value
 
@@ -101,7 +101,7 @@ class Expressions:
         return self.compile(node.indices[0]) if node.indices else Fixed(0)
 
     def _call(self, node: ex.Call) -> Run:
-        if node.name in CALLS:
+        if node.name in self.calls.table:
             return self.calls.compile(node, self)
         return self._pure(va.mathematics(node.name, node.args[0].dtype, node.type), *node.args)
 

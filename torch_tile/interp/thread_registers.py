@@ -27,8 +27,8 @@ class Local(Memory):
 
     def reset(self) -> None:
         """Undefined content, for the running threads."""
-        if self.threads.mask is None:
-            self.values[...] = self.poison.astype(self.values.dtype)
+        where = slice(None) if self.threads.mask is None else self.threads.mask
+        self.values[:, where] = self.poison.astype(self.values.dtype)
 
     def load(self, index: Value, span: Span | None) -> Value:
         """One element for each running thread."""
@@ -105,4 +105,8 @@ class Variable(Memory):
         if mask is None or mask is self.threads.everyone:
             self.value = value
         else:
-            self.value = np.asarray(np.where(mask, value, self.value), carrier(self.dtype))
+            self.assign(mask, value)
+
+    def assign(self, mask: Array, value: Value) -> None:
+        """Assign by the threads of `mask`."""
+        self.value = np.asarray(np.where(mask, value, self.value), carrier(self.dtype))

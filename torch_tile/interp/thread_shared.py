@@ -7,13 +7,15 @@ are as large as the smallest access of the kernel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..diagnostics import Span
 from .findings import Banks, Findings
-from .thread_order import Array, Clock, Trace
+from .thread_accesses import OrderedTrace
+from .thread_order import Array, Trace
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Owner:
 class Shared:
     """Shared memory of one block. Addresses are in bytes; `who` names the accessor of each row of an access."""
 
-    def __init__(self, size: int, place: int, clock: Clock, findings: Findings):
-        self.size, self.place, self.clock, self.findings = size, place, clock, findings
+    def __init__(self, size: int, place: int, findings: Findings, trace: Callable[[int], Trace]):
+        self.size, self.place, self.findings, self.new_trace = size, place, findings, trace
         self.buffers = 0
         self.reset()
 
@@ -41,7 +43,7 @@ class Shared:
         """The state in which a block finds it."""
         self.data = np.full(self.size, 0xFF, np.uint8)
         count = self.size // self.place
-        self.trace = Trace(count, self.clock, self.findings)
+        self.trace = self.new_trace(count)
         self.flying = np.zeros(count, np.int16)  # asynchronous copies under way to here
         self.flights = 0
         self.owners = np.zeros(count, np.int32)  # the buffer that each place was last written for
@@ -86,6 +88,32 @@ class Shared:
         self.flying[places] = 0
         self.owners[places] = owner.number
         self.trace.wrote(places, who)
+
+    def fetch(
+        self, first: Array, size: int, ids: Array, agents: tuple[int, ...], time: int, owner: Owner, span: Span | None
+    ) -> Array:
+        """`size` bytes from each address on, which `agents` go on reading until `time` for the threads `ids`."""
+        places = self._places(first, size)
+        self._check_flying(places, f"`{owner.name}` is read", span)
+        written = self._ordered.read_by_agents(places, ids, agents, time, owner.name, span)
+        self._check_written(written, places, owner, span)
+        return self.bytes_at(first, size)
+
+    def bring(
+        self, first: Array, data: Array, thread: int, agent: int, time: int, owner: Owner, span: Span | None
+    ) -> None:
+        """Write rows of bytes; they are there for those who know that `agent` came to `time`."""
+        places = self._places(first, data.shape[1])
+        self._check_flying(places, f"`{owner.name}` is written", span)
+        self.trace.before_write(places, np.full(len(first), thread), owner.name, span)
+        self._store(first, data)
+        self.owners[places] = owner.number
+        self._ordered.written_by_agent(places, agent, time)
+
+    @property
+    def _ordered(self) -> OrderedTrace:
+        assert isinstance(self.trace, OrderedTrace)
+        return self.trace
 
     def bytes_at(self, first: Array, size: int) -> Array:
         """Rows of bytes, with no check."""

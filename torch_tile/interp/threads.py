@@ -2,34 +2,44 @@
 """What a GPU kernel does, thread by thread, and whether its order is right; needs no GPU.
 
 Runs the flat thread-level IR: all threads of a block at once on NumPy arrays under a mask, blocks one after another,
-x fastest. Each node is compiled once into a function. What goes wrong becomes a finding, and the run goes on.
+x fastest; the threads of a role (thread_roles) at once, roles by turns. Each node is compiled once into a function.
+What goes wrong becomes a finding, and the run goes on, with the next block if threads wait for ever.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from ..diagnostics import InternalError
-from ..intrinsics import lookup
 from ..ir import stmt as st
 from ..ir.buffer import Buffer
 from ..ir.evaluate import evaluate
-from ..ir.expr import Address, Call, Expr, Var
-from ..ir.node import Node, walk
+from ..ir.expr import Expr, Var
+from ..ir.node import walk
 from .findings import Findings
-from .thread_calls import Calls
+from .thread_accesses import OrderedTrace
+from .thread_barriers import BARRIERS, Barriers
+from .thread_bulk import BULK
+from .thread_calls import CALLS, Calls
+from .thread_clocks import VectorClock
 from .thread_expr import Expressions, Fixed
+from .thread_facts import is_concurrent, leaves, product_registers, shared_size, writes
+from .thread_meetings import MEETINGS
 from .thread_memory import Global, Memory, Threads, Tile
 from .thread_order import Clock, Trace
+from .thread_products import Accumulators
 from .thread_registers import Local, Variable
+from .thread_roles import Stuck, Task, Tasks
 from .thread_shared import Shared
 from .thread_values import Value
+from .thread_wgmma import WGMMA
 
 Step = Callable[[], None]
 MOST_TURNS = 1_000_000  # of a `while`
@@ -64,9 +74,13 @@ class _Machine:
     ):  # fmt: skip
         self.kernel, self.findings = kernel, findings
         self.threads = Threads(math.prod(kernel.threads), findings)
-        self.clock = Clock()
-        self.shared = _shared_memory(kernel, self.clock, findings)
-        self.calls = Calls(self.threads, self.shared)
+        concurrent = is_concurrent(kernel)
+        self.clock = VectorClock(self.threads.lanes) if concurrent else Clock()
+        self.shared = Shared(*shared_size(kernel), findings, self.trace)
+        self.tasks = Tasks(self.saved, self.restore)
+        table = CALLS | MEETINGS | BARRIERS | BULK | WGMMA if concurrent else CALLS
+        self.calls = Calls(self.threads, self.shared, self.clock, self.tasks, table)
+        self.products = set(product_registers(kernel))
         self.values: dict[int, Value] = {id(v): x for v, x in values.items()}
         self.memory: dict[int, Memory] = {}
         for buffer in (*program.params, *program.workspaces, *program.outputs):
@@ -77,31 +91,60 @@ class _Machine:
         # Threads that have left the current iteration, and of these the ones that have left the loop.
         self.gone: Any = None
         self.broken: Any = None
+        self.everyone = self.threads.everyone
+        self.variables: list[Variable] = []  # that roles have their own values of
+        self.turn = 0  # blocks that have run
         self.body = self.block(kernel.body)
 
     def tensor(self, buffer: Buffer, data: torch.Tensor) -> Global:
         """A parameter; what the kernel writes leaves a trace."""
         found = Global(buffer, data, self.threads)
-        if any(_writes(node, buffer) for node in walk(self.kernel.body)):
-            found.trace = Trace(found.size, self.clock, self.findings)
+        if any(writes(node, buffer) for node in walk(self.kernel.body)):
+            found.trace = self.trace(found.size)
         return found
+
+    def trace(self, count: int) -> Trace:
+        """A trace of so many places."""
+        if isinstance(self.clock, VectorClock):
+            return OrderedTrace(count, self.clock, self.findings)
+        return Trace(count, self.clock, self.findings)
 
     def run(self, point: tuple[int, ...]) -> None:
         """One block."""
         self.findings.block = point
-        self.threads.mask = self.threads.everyone
+        self.threads.mask, self.gone, self.broken = self.threads.everyone, None, None
         self.clock.start_block()
         self.shared.reset()
         self.calls.reset()
         self.values.update((id(v), n) for v, n in zip(self.kernel.blocks, point, strict=True))
-        self.body()
+        try:
+            self.body()
+            self.calls.finish()
+        except Stuck:
+            self.threads.everyone = self.everyone
+        self.turn += 1
+
+    def saved(self) -> Any:
+        """What is the running role's own."""
+        return self.threads.mask, self.threads.everyone, self.gone, self.broken, [v.value for v in self.variables]
+
+    def restore(self, state: Any) -> None:
+        """The role of this state runs on."""
+        self.threads.mask, self.threads.everyone, self.gone, self.broken, values = state
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.value = value
 
     # Statements become functions.
 
     def block(self, block: st.Block) -> Step:
         """Statements in order."""
-        steps = [(self.stmt(s), _leaves(s)) for s in block.stmts]
-        if any(leaves for _, leaves in steps):
+        steps = []
+        for kind, stmts in itertools.groupby(block.stmts, type):
+            if kind is st.Role:
+                steps.append((self.roles(cast(list[st.Role], list(stmts))), False))
+            else:
+                steps += [(self.stmt(s), leaves(s)) for s in stmts]
+        if any(early for _, early in steps):
             return self._leaving_block(steps)
         plain = [step for step, _ in steps]
         if len(plain) == 1:
@@ -117,9 +160,9 @@ class _Machine:
         threads = self.threads
 
         def run() -> None:
-            for step, leaves in steps:
+            for step, early in steps:
                 step()
-                if leaves and threads.mask is not None and not threads.mask.any():
+                if early and threads.mask is not None and not threads.mask.any():
                     return
 
         return run
@@ -156,12 +199,19 @@ class _Machine:
             init = None if node.init is None else self.value(node.init)
             return variable.reset if init is None else lambda: variable.store(0, init(), node.span)
         shape = buffer.static_shape
-        if shape is None or buffer.scope not in ("shared", "local"):
+        if shape is None or buffer.scope not in ("shared", "local", "barrier"):
             raise InternalError(f"`{buffer.name}` of scope {buffer.scope} at stage FLAT", node.span)
         if buffer.scope == "shared":
             self.memory[id(buffer)] = Tile(buffer, math.prod(shape), threads, self.shared)
             return lambda: None
-        local = self.memory[id(buffer)] = Local(buffer, math.prod(shape), threads)
+        if buffer.scope == "barrier":
+            barriers = self.memory[id(buffer)] = Barriers(buffer, math.prod(shape), self.calls)
+            return barriers.reset
+        local = self.memory[id(buffer)] = (
+            Accumulators(buffer, math.prod(shape), self.calls)
+            if id(buffer) in self.products
+            else Local(buffer, math.prod(shape), threads)
+        )
         return local.reset
 
     def _store(self, node: st.Store) -> Step:
@@ -239,6 +289,35 @@ class _Machine:
         here = np.ones(self.threads.lanes, bool) if self.threads.mask is None else self.threads.mask
         return here if to is None else to | here
 
+    # Roles.
+
+    def roles(self, roles: list[st.Role]) -> Step:
+        """Roles that run at the same time; in every other block the last one begins."""
+        shared = [m for m in self.memory.values() if isinstance(m, Variable)]  # of which each role has its own
+        ids = self.threads.ids
+        parts = [((ids >= r.first) & (ids < r.first + r.count), self.block(r.body)) for r in roles]
+
+        def run() -> None:
+            self.variables = shared
+            before = self.saved()
+            after: list[tuple[Any, list[Value]]] = []
+
+            def one(mask: Any, body: Step) -> None:
+                mask = mask if self.everyone is None else mask & self.everyone
+                self.restore((mask, mask, None, None, before[-1]))
+                body()
+                after.append((mask, self.saved()[-1]))
+
+            tasks = [Task(functools.partial(one, *part)) for part in parts]
+            self.tasks.run(tasks if self.turn % 2 else tasks[::-1])
+            self.restore(before)
+            for mask, values in after:
+                for variable, first, last in zip(shared, before[-1], values, strict=True):
+                    if last is not first:
+                        variable.assign(mask, last)
+
+        return run
+
     # Loops.
 
     def _for(self, node: st.For) -> Step:
@@ -246,13 +325,13 @@ class _Machine:
             raise InternalError("a loop nest at stage FLAT", node.span)
         start, stop = self.value(node.starts[0]), self.value(node.stops[0])
         body, key, values = self.block(node.body), id(node.vars[0]), self.values
-        leaves, step = any(map(_leaves, node.body.stmts)), node.step
+        early, step = any(map(leaves, node.body.stmts)), node.step
 
         def run() -> None:
             a, b = start(), stop()
             if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
                 self._iterate((a + trip * step for trip in itertools.count()), lambda n: n < b, key, body)
-            elif leaves:
+            elif early:
                 self._iterate(iter(range(a, b, step)), lambda n: True, key, body)
             else:
                 for n in range(a, b, step):
@@ -295,37 +374,3 @@ class _Machine:
                     break
         threads.mask, self.gone, self.broken = outer
         return turns
-
-
-def _leaves(node: Node) -> bool:
-    """Whether a statement may end the iteration that it is in."""
-    if isinstance(node, st.For | st.While):
-        return False
-    if isinstance(node, st.Break | st.Continue):
-        return True
-    if isinstance(node, st.If):
-        return any(_leaves(s) for s in (*node.then.stmts, *node.otherwise.stmts))
-    return False
-
-
-def _writes(node: Node, buffer: Buffer) -> bool:
-    """Whether a statement writes to a buffer."""
-    if isinstance(node, st.Store):
-        return node.buffer is buffer
-    if not isinstance(node, Call):
-        return False
-    written = [a.operand for a in lookup(node.name).effects(node) if "w" in a.kind]
-    return any(isinstance(a := node.args[n], Address) and a.buffer is buffer for n in written)
-
-
-def _shared_memory(kernel: st.Kernel, clock: Clock, findings: Findings) -> Shared:
-    """Shared memory as large as its buffers need, in places of the smallest element."""
-    end, place = kernel.shared_bytes, 16
-    for node in walk(kernel.body):
-        if isinstance(node, st.Alloc) and node.buffer.scope == "shared":
-            shape, offset = node.buffer.static_shape, node.buffer.offset
-            if shape is None or offset is None:
-                raise InternalError(f"`{node.buffer.name}` has no place in shared memory", node.span)
-            place = math.gcd(place, node.buffer.dtype.itemsize, offset)
-            end = max(end, offset + math.prod(shape) * node.buffer.dtype.itemsize)
-    return Shared(-(-end // 16) * 16, place, clock, findings)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel's text tells."""
+
+import pytest
+import torch
+
+from torch_tile.interp.thread_facts import is_concurrent, leaves, product_registers, shared_size, writes
+from torch_tile.intrinsics import bulk, memory as tm, wgmma
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Var, const
+from torch_tile.ir.stmt import Break, Do
+
+
+@pytest.mark.parametrize(
+    ("stmt", "concurrent"),
+    [
+        (tm.barrier(), False), (tm.cp_async_commit(), False), (bulk.grid_wait(), False),
+        (bulk.named_barrier(1, 32), True), (bulk.fence_proxy_async(), True), (wgmma.wgmma_fence(), True),
+    ],
+)  # fmt: skip
+def test_what_is_concurrent(build, stmt, concurrent):
+    b = build(32)
+    assert is_concurrent(b.program(stmt).kernels[0]) == concurrent
+    b = build(32)
+    assert is_concurrent(b.program(b.role(0, 32, stmt)).kernels[0])
+
+
+def test_shared_memory_in_places_of_the_smallest_element(build):
+    b = build(32)
+    assert shared_size(b.program().kernels[0]) == (0, 16)
+    b = build(32)
+    b.shared("s", 100, "float32")
+    b.shared("t", 10, "float16")
+    b.barrier("bar", 4, 1)
+    size, place = shared_size(b.program().kernels[0])
+    assert size >= 1024 + 20 and place == 2
+
+
+def test_who_leaves():
+    b = Var("n", dt.int32)
+    assert leaves(Break()) and not leaves(tm.barrier())
+    assert b.dtype == dt.int32
+
+
+def test_who_writes(build):
+    b = build(32)
+    x, y, s = (b.tensor(n, torch.zeros(64)) for n in "xyz")
+    place = [const(0, dt.int32)]
+    tile = b.shared("tile", 64)
+    store = bulk.tma_store(b.map(y, (64,), (16,)), b.address(tile, 0), place)
+    assert writes(b.store(x, 0, 1.0), x) and not writes(b.store(x, 0, 1.0), y)
+    assert writes(store.call, y) and not writes(store.call, x)
+    assert writes(Do(tm.atomic(b.address(s, 0), b.load(x, 0), "add")).call, s)
+
+
+def test_registers_of_products(build):
+    b = build(128)
+    d, a, other, s = b.local("d", 4), b.local("a", 8, "float16"), b.local("o", 4), b.shared("s", 512, "float16")
+    walk = wgmma.Descriptor(32, 16, 256)
+    do = wgmma.wgmma(
+        b.address(d, 0), b.address(a, 0), b.address(s, 0), 8, ("float16", "float16", "float32"), None, walk
+    )
+    kernel = b.program(do, b.store(other, 0, 1.0)).kernels[0]
+    assert set(product_registers(kernel)) == {id(d), id(a)}

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Roles of a block that run at the same time: each is a task with a stack of its own, and one of them runs at a time.
+
+A task runs until it must wait, so that each switch is where the hardware would switch at the latest. The order found by
+vector clocks does not depend on who runs first; what would block for ever shows when nobody is left who could run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class Stuck(Exception):
+    """The block cannot go on; its findings tell why."""
+
+
+class _Stopped(BaseException):
+    """Unwinds a task that is no longer wanted."""
+
+
+class Task:
+    """One role: `body` to run, and while it waits, when it may go on and what to report if it never can."""
+
+    def __init__(self, body: Callable[[], None]):
+        self.body = body
+        self.ready: Callable[[], bool] = lambda: True
+        self.report: Callable[[], None] = lambda: None
+        self.error: BaseException | None = None
+        self.done = False
+        self.state: Any = None  # what the interpreter keeps for it while others run
+        self.turn = threading.Semaphore(0)
+        self.thread: threading.Thread | None = None
+
+
+class Tasks:
+    """Runs tasks, handing a baton from one to the next. `save` and `restore` change what is the running task's own."""
+
+    def __init__(self, save: Callable[[], Any], restore: Callable[[Any], None]):
+        self.save, self.restore = save, restore
+        self.current: Task | None = None
+        self.stopping = False
+        self.back = threading.Semaphore(0)  # the baton on its way back to `run`
+
+    def run(self, tasks: list[Task]) -> None:
+        """Run all to their end, the first that can go on before the others. Raises what a task raises, or Stuck."""
+        self.stopping = False
+        for task in tasks:
+            task.thread = threading.Thread(target=self._work, args=(task,), daemon=True)
+            task.thread.start()
+        try:
+            while waiting := [t for t in tasks if not t.done]:
+                able = next((t for t in waiting if t.ready()), None)
+                if able is None:
+                    for t in waiting:
+                        t.report()
+                    raise Stuck
+                self._hand(able)
+                if able.error is not None:
+                    raise able.error
+        finally:
+            self.stopping = True
+            for task in tasks:
+                if not task.done:
+                    self._hand(task)
+                if task.thread is not None:
+                    task.thread.join()
+            self.current = None
+
+    def until(self, ready: Callable[[], bool], report: Callable[[], None]) -> None:
+        """Let others run until `ready()`; if that can never be, call `report` and raise Stuck."""
+        if ready():
+            return
+        task = self.current
+        if task is None:
+            report()
+            raise Stuck
+        task.ready, task.report = ready, report
+        task.state = self.save()
+        self.back.release()
+        task.turn.acquire()
+        if self.stopping:
+            raise _Stopped
+        self.restore(task.state)
+
+    def _hand(self, task: Task) -> None:
+        """Let a task run until it waits or ends."""
+        self.current = task
+        task.turn.release()
+        self.back.acquire()
+
+    def _work(self, task: Task) -> None:
+        task.turn.acquire()
+        try:
+            if not self.stopping:
+                with np.errstate(all="ignore"):
+                    task.body()
+        except _Stopped:
+            pass
+        except BaseException as error:  # `run` raises it
+            task.error = error
+        finally:
+            task.done = True
+            self.back.release()
