@@ -18,11 +18,12 @@ from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
 from ..ir.node import walk
 from ..ir.stmt import Assert, Break, Continue, If, While
+from .branches import UNBOUND, Branches, is_same, is_scalar
 from .loops import Loop, serial
 from .trace import Scope, Tracer, close_body, let, make_variable, name_symbol
 from .values import Handle, store_variable, stored
 
-_UNBOUND, _DEVICE = object(), object()
+_DEVICE = object()
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
     "NotEq": operator.ne,
@@ -35,7 +36,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "In": lambda a, b: a in b,
     "NotIn": lambda a, b: a not in b,
 }
-_REGIONS = ("loop", "if", "else", "while")
+_REGIONS = ("loop", "if", "else", "while", "role")
 
 
 class Recorder:
@@ -47,8 +48,13 @@ class Recorder:
         self.entry = tracer.scope
         self.bound_in: dict[str, Scope | None] = {}
         self.loops: list[Any] = []  # for each loop around: the scope in which Python runs it, or _DEVICE
-        self.pending: If | None = None
+        self.splits: list[Branches | None] = []  # for each `if` around: its names, or None where Python knew the branch
+        self.carried: list[tuple[int, tuple[str, ...]]] = []  # for each device loop: its depth, and names it may carry
+        self.leaves: list[list[list[Any]]] = []  # for each loop around: what names were bound to where it was left
+        self.left: list[list[Any]] = []  # the same for the loop that has ended last
+        self.now: dict[str, Any] = {}  # what names are bound to after a branch or loop
 
+    unbound = UNBOUND
     range = staticmethod(serial)
 
     # -- names ---------------------------------------------------------------------------------------------------------
@@ -64,9 +70,10 @@ class Recorder:
             if self.tracer.scope is not None:  # again a variable, so that no use after this region goes unnoticed
                 init = value if isinstance(value, Expr) else stored(value, previous.buffer)
                 return make_variable(name, init.dtype, init)
-        if previous is not _UNBOUND:
-            self._check_rebinding(name, previous)
-        self.bound_in[name] = self.tracer.scope
+        if previous is not UNBOUND:
+            self._check_rebinding(name, previous, value)
+        if not self._is_carried(name, previous):
+            self.bound_in[name] = self.tracer.scope
         if isinstance(value, Handle) or fresh:
             name_symbol(value, name)
             return value
@@ -90,17 +97,31 @@ class Recorder:
         )
         return tuple(self.bind(str(n), v, old, m) for n, v, old, m in zip(names, items, olds, mutable, strict=True))
 
-    def _check_rebinding(self, name: str, previous: Any) -> None:
-        """Python runs a device loop's body once, so a rebinding inside it would silently be lost."""
+    def _check_rebinding(self, name: str, previous: Any, value: Any) -> None:
+        """Python runs a device loop's body once, so a rebinding inside it would silently be lost.
+
+        After a branch it is not: numbers become variables there.
+        """
+        if self._is_carried(name, previous) and not is_same(previous, value):
+            raise error("rebound_in_region", None, name=name, region="loop")
         if not (isinstance(previous, Expr | Handle) or is_number(previous)):
             return
+        kept = ("if", "else") if is_scalar(previous) and is_scalar(value) else ()
         owner = self.tracer.owner.get(id(previous))  # of a loop variable; other names came as arguments
         home = self.bound_in.get(name, owner[1] if owner else self.entry)
         scopes = self.tracer.scopes
         inside = scopes if home is None else (scopes[scopes.index(home) + 1 :] if home in scopes else [])
         for scope in inside:
-            if scope.what in _REGIONS:
+            if scope.what in _REGIONS and scope.what not in kept:
                 raise error("rebound_in_region", None, name=name, region=scope.what)
+
+    def _is_carried(self, name: str, previous: Any) -> bool:
+        """Whether what a name is bound to here was bound before this turn of a loop, which may have read it."""
+        buffer = previous.buffer if isinstance(previous, Handle) else None
+        if previous is UNBOUND or isinstance(previous, Expr) or (buffer is not None and self.tracer.has_ended(buffer)):
+            return False  # reading it would have been an error
+        home = self.bound_in.get(name)
+        return any(name in names and home not in self.tracer.scopes[depth:] for depth, names in self.carried)
 
     def typed(self, annotation: Any, value: Any) -> Any:
         """`x: T.int32 = value`."""
@@ -110,8 +131,8 @@ class Recorder:
         """`A: T.Tensor(...)` in the body of an eager kernel."""
         value = _current(old)
         if self.on_annotate is None:
-            return None if value is _UNBOUND else value
-        return self.on_annotate(name, annotation, None if value is _UNBOUND else value)
+            return None if value is UNBOUND else value
+        return self.on_annotate(name, annotation, None if value is UNBOUND else value)
 
     def named(self, manager: Any, names: Any) -> Any:
         """`with T.Kernel(...) as names`."""
@@ -133,34 +154,61 @@ class Recorder:
         """Whether a condition is known only on the device."""
         return isinstance(value, Expr)
 
-    def branches(self, test: Any) -> Iterator[bool]:
-        """The branches of an `if` to run: one if Python knows, both (recorded) otherwise."""
+    def branches(
+        self, test: Any, names: tuple[str, ...] = (), live: tuple[bool, ...] = (), *olds: Callable[[], Any]
+    ) -> Iterator[bool]:
+        """The branches of an `if` to run: one if Python knows, both (recorded) otherwise.
+
+        `names` are bound in it, and may be read after it where they are `live`.
+        """
         condition = self.condition(test)
-        if not isinstance(condition, Expr):
+        if isinstance(condition, Expr):
+            with self.then(condition, names, live, *olds):
+                yield True
+            with self.otherwise():
+                yield False
+        else:
+            self.splits.append(None)
             yield condition
-            return
-        with self.then(condition):
-            yield True
-        with self.otherwise():
-            yield False
+            self.splits.pop()
 
     @contextlib.contextmanager
-    def then(self, condition: Expr) -> Iterator[None]:
-        """Record the first branch of an `if`."""
+    def then(
+        self, condition: Expr, names: tuple[str, ...] = (), live: tuple[bool, ...] = (), *olds: Callable[[], Any]
+    ) -> Iterator[None]:
+        """Record the first branch of an `if`; `otherwise` must follow."""
+        homes = {name: self.bound_in[name] for name in names if name in self.bound_in}
+        split = Branches(self.tracer, condition, names, live, [_current(old) for old in olds], homes)
+        self.splits.append(split)
         with self.tracer.open("if") as scope:
+            split.scopes.append(scope)
             yield
-        made = If(condition, close_body(scope), close_body(Scope("else")))
-        self.tracer.emit(made)
 
     @contextlib.contextmanager
     def otherwise(self) -> Iterator[None]:
-        """Record the second branch of the `if` recorded last."""
+        """Record the second branch, and the `if`."""
+        split = self.splits[-1]
+        assert split is not None
         with self.tracer.open("else") as scope:
+            split.scopes.append(scope)
             yield
-        if scope.stmts:
-            made = self.tracer.scopes[-1].stmts.pop()
-            assert isinstance(made, If)
-            self.tracer.scopes[-1].stmts.append(If(made.condition, made.then, close_body(scope), span=made.span))
+        self.splits.pop()
+        split.declare()
+        self.tracer.emit(If(split.condition, *map(close_body, split.scopes)))
+
+    def end_branch(self, **olds: Callable[[], Any]) -> bool:
+        """At the end of a branch: `now` says what the names are bound to. False where Python knew the branch."""
+        split = self.splits[-1]
+        if split is None:
+            return False
+        self.now = dict(zip(split.names, split.end([_current(old) for old in olds.values()]), strict=True))
+        around = self.tracer.scopes[-2] if len(self.tracer.scopes) > 1 else None
+        for name, before in zip(split.names, split.before, strict=True):
+            if self.now[name] is before and name in split.homes:
+                self.bound_in[name] = split.homes[name]
+            elif split.is_over:
+                self.bound_in[name] = around
+        return True
 
     @staticmethod
     def all_of(*parts: Callable[[], Any]) -> Any:
@@ -191,41 +239,64 @@ class Recorder:
         return _lazy(tests, "and")
 
     # -- loops ---------------------------------------------------------------------------------------------------------
-    def loop(self, iterable: Any, names: Any) -> Iterator[Any]:
-        """`for names in iterable`: recorded once for a device loop, run by Python otherwise."""
-        device = isinstance(iterable, Loop)
-        self.loops.append(_DEVICE if device else self.tracer.scope)
-        try:
-            yield from iterable.iterate(names) if device else iterable
-        finally:
-            self.loops.pop()
+    def loop(self, iterable: Any, names: Any, carried: tuple[str, ...] = ()) -> Iterator[Any]:
+        """`for names in iterable`: recorded once for a device loop, run by Python otherwise.
 
-    def whiles(self, test: Callable[[], Any]) -> Iterator[None]:
+        A turn may read the names `carried` before it binds them.
+        """
+        if not isinstance(iterable, Loop):
+            with self._around(self.tracer.scope):
+                yield from iterable
+            return
+        with self._around(_DEVICE, carried):
+            yield from iterable.iterate(names)
+
+    def whiles(self, test: Callable[[], Any], carried: tuple[str, ...] = ()) -> Iterator[None]:
         """`while test()`."""
         condition = self.condition(test())
         if not isinstance(condition, Expr):
-            self.loops.append(self.tracer.scope)
-            try:
+            with self._around(self.tracer.scope):
                 while condition is True:
                     yield
                     condition = self.condition(test())
-            finally:
-                self.loops.pop()
             if isinstance(condition, Expr):
                 raise error("symbolic_condition", condition.span)
             return
-        self.loops.append(_DEVICE)
-        with self.tracer.open("while") as scope:
+        with self._around(_DEVICE, carried), self.tracer.open("while") as scope:
             yield
-        self.loops.pop()
         self.tracer.emit(While(condition, close_body(scope)))
 
-    def leave(self, word: str) -> bool:
+    @contextlib.contextmanager
+    def _around(self, runner: Any, carried: tuple[str, ...] = ()) -> Iterator[None]:
+        """Inside a loop that `runner` runs: _DEVICE, or Python in a scope."""
+        self.loops.append(runner)
+        self.carried.append((len(self.tracer.scopes), carried))
+        self.leaves.append([])
+        try:
+            yield
+        finally:
+            self.loops.pop()
+            self.carried.pop()
+            self.left = self.leaves.pop()
+
+    def end_loop(self, **olds: Callable[[], Any]) -> bool:
+        """After a loop: whether a `break` or `continue` left it with other values than its end has. `now` says which"""
+        self.now = {name: _current(old) for name, old in olds.items()}
+        lost = [
+            name for n, name in enumerate(olds)
+            if any(values[n] is not UNBOUND and not is_same(values[n], self.now[name]) for values in self.left)
+        ]  # fmt: skip
+        self.now |= dict.fromkeys(lost, UNBOUND)
+        self.tracer.lost |= dict.fromkeys(lost, "loop")
+        return bool(lost)
+
+    def leave(self, word: str, *olds: Callable[[], Any]) -> bool:
         """`break` or `continue`: True if Python should do it, else it is recorded."""
         if self.loops[-1] is not _DEVICE:
             if self.tracer.scope is not self.loops[-1]:
                 raise error("bad_break", None, word=word)
             return True
+        self.leaves[-1].append([_current(old) for old in olds])
         self.tracer.emit(Break() if word == "break" else Continue())
         return False
 
@@ -249,7 +320,7 @@ def _current(old: Callable[[], Any]) -> Any:
     try:
         return old()
     except NameError:
-        return _UNBOUND
+        return UNBOUND
 
 
 def _is_fresh(value: Any) -> bool:

@@ -16,6 +16,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from ..diagnostics import Span, error
+from .names import Reads, mutable_names
 
 RECORDER = "__tile__"
 _COMPILED: dict[CodeType, CodeType] = {}
@@ -69,7 +70,7 @@ def parameter_span(function: FunctionType, name: str) -> Span | None:
 def _compile(function: FunctionType) -> CodeType:
     """The code of the rewritten function; its free names are the author's and the recorder's."""
     tree = source_tree(function)
-    body = _Reroute(_mutable_names(tree)).rewrite_body(tree)
+    body = _Reroute(mutable_names(tree), Reads(tree)).rewrite_body(tree)
     inner = _function(tree.name, _bare(tree.args), body or [ast.Pass()])
     names = [RECORDER, *function.__code__.co_freevars]
     outer = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
@@ -99,31 +100,6 @@ def _bare(args: ast.arguments) -> ast.arguments:
     return args
 
 
-def _mutable_names(tree: ast.FunctionDef) -> set[str]:
-    """Names bound at one nesting level and bound again deeper inside a loop or branch: they behave as variables."""
-    levels: dict[str, set[tuple[int, ...]]] = {}
-
-    def visit(node: ast.AST, path: tuple[int, ...]) -> None:
-        if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef) and node is not tree:
-            return
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value is not None):
-            targets = [node.target]
-        for target in targets:
-            for name in ast.walk(target):
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                    levels.setdefault(name.id, set()).add(path)
-        inner = (*path, id(node)) if isinstance(node, ast.For | ast.While | ast.If) else path
-        for child in ast.iter_child_nodes(node):
-            visit(child, inner)
-
-    visit(tree, ())
-    return {
-        name for name, paths in levels.items()
-        if any(a != b and b[: len(a)] == a for a in paths for b in paths)
-    }  # fmt: skip
-
-
 def _call(method: str, *args: ast.expr, at: ast.AST) -> ast.Call:
     target = ast.Attribute(ast.Name(RECORDER, ast.Load()), method, ast.Load())
     made = ast.copy_location(ast.Call(target, list(args), []), at)
@@ -151,8 +127,9 @@ def _names(target: ast.expr) -> ast.expr:
 class _Reroute(ast.NodeTransformer):
     """Turns statements and expressions into calls of the recorder."""
 
-    def __init__(self, mutable: set[str]):
-        self.mutable = mutable
+    def __init__(self, mutable: set[str], reads: Reads):
+        self.mutable, self.reads = mutable, reads
+        self.loops: list[list[str]] = []  # for each loop around: the names bound in it and read after it
         self.fresh = 0
 
     def rewrite_body(self, tree: ast.FunctionDef) -> list[ast.stmt]:
@@ -226,23 +203,34 @@ class _Reroute(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> Any:
         """Each branch runs if Python knows the condition, else both are recorded."""
+        names = self.reads.of_branches(node)
         test = self.visit(node.test)
         then, otherwise = self._block(node.body), self._block(node.orelse)
+        bound = [name for name, _ in names]
+        known = [_literal(tuple(column)) for column in zip(*names, strict=True)]  # the names, and which are read later
+        known += _lookups(bound, node.test)
+        end = _rebind("end_branch", bound, node.test)
         if _leaves_loop(node):
-            return self._if_with_break(node, test, then, otherwise)
+            return self._if_with_break(node, test, known, (then, otherwise), end)
         flag = self._name()
         choose = ast.copy_location(ast.If(ast.Name(flag, ast.Load()), then, otherwise), node)
-        loop = ast.For(ast.Name(flag, ast.Store()), _call("branches", test, at=node.test), [choose], [])
+        calls = _call("branches", test, *known, at=node.test)
+        loop = ast.For(ast.Name(flag, ast.Store()), calls, [choose, *end], [])
         return ast.fix_missing_locations(ast.copy_location(loop, node))
 
-    def _if_with_break(self, node: ast.If, test: ast.expr, then: list[ast.stmt], otherwise: list[ast.stmt]) -> Any:
+    def _if_with_break(
+        self, node: ast.If, test: ast.expr, known: list[ast.expr], bodies: tuple[list[ast.stmt], list[ast.stmt]],
+        end: list[ast.stmt],
+    ) -> Any:  # fmt: skip
         """`break` must reach the author's loop, so no loop of ours may stand around it: the text is doubled."""
         flag = self._name()
         name = ast.Name(flag, ast.Load())
-        recorded: list[ast.stmt] = [ast.With([ast.withitem(_call("then", name, at=node.test))], then)]
-        if otherwise:
-            recorded.append(ast.With([ast.withitem(_call("otherwise", at=node.test))], otherwise))
-        python: list[ast.stmt] = [ast.If(name, then, otherwise)]
+        calls = _call("then", name, *known, at=node.test), _call("otherwise", at=node.test)
+        recorded: list[ast.stmt] = [
+            ast.With([ast.withitem(call)], [*body, *end] or [ast.Pass()])
+            for call, body in zip(calls, bodies, strict=True)
+        ]
+        python: list[ast.stmt] = [ast.If(name, *bodies)]
         stmts = [
             ast.Assign([ast.Name(flag, ast.Store())], _call("condition", test, at=node.test)),
             ast.If(_call("is_device", name, at=node.test), recorded, python),
@@ -250,21 +238,27 @@ class _Reroute(ast.NodeTransformer):
         return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in stmts]
 
     def visit_While(self, node: ast.While) -> Any:
-        test = _lambda(self.visit(node.test))
-        loop = ast.For(
-            ast.Name(self._name(), ast.Store()), _call("whiles", test, at=node.test), self._block(node.body),
-            self._block(node.orelse),
-        )  # fmt: skip
+        test, carried = _lambda(self.visit(node.test)), _literal(tuple(self.reads.carried(node)))
+        calls = _call("whiles", test, carried, at=node.test)
+        loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
         return ast.fix_missing_locations(ast.copy_location(loop, node))
 
     def visit_For(self, node: ast.For) -> Any:
+        carried = _literal(tuple(self.reads.carried(node)))
         over = self.visit(node.iter)
         # Only `for i in range(...)` is a device loop; in comprehensions, zip and the like, range is Python's.
         if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "range":
             over.func = ast.copy_location(ast.Attribute(ast.Name(RECORDER, ast.Load()), "range", ast.Load()), over.func)
-        loop = _call("loop", over, _names(node.target), at=node.iter)
-        new = ast.For(node.target, loop, self._block(node.body), self._block(node.orelse))
+        loop = _call("loop", over, _names(node.target), carried, at=node.iter)
+        new = ast.For(node.target, loop, *self._loop(node, node.iter))
         return ast.fix_missing_locations(ast.copy_location(new, node))
+
+    def _loop(self, node: ast.For | ast.While, at: ast.expr) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """A loop's body and what follows its end."""
+        self.loops.append(self.reads.of_loop(node))
+        body = self._block(node.body)
+        end = _rebind("end_loop", self.loops.pop(), at)
+        return body, [*end, *self._block(node.orelse)]
 
     def visit_With(self, node: ast.With) -> Any:
         for item in node.items:
@@ -274,13 +268,12 @@ class _Reroute(ast.NodeTransformer):
         node.body = self._block(node.body)
         return ast.fix_missing_locations(node)
 
-    def visit_Break(self, node: ast.Break) -> Any:
-        leave = ast.If(_call("leave", ast.Constant("break"), at=node), [node], [])
+    def visit_Break(self, node: ast.Break | ast.Continue) -> Any:
+        word = ast.Constant("break" if isinstance(node, ast.Break) else "continue")
+        leave = ast.If(_call("leave", word, *_lookups(self.loops[-1], node), at=node), [node], [])
         return ast.fix_missing_locations(ast.copy_location(leave, node))
 
-    def visit_Continue(self, node: ast.Continue) -> Any:
-        leave = ast.If(_call("leave", ast.Constant("continue"), at=node), [node], [])
-        return ast.fix_missing_locations(ast.copy_location(leave, node))
+    visit_Continue = visit_Break
 
     def visit_Return(self, node: ast.Return) -> Any:
         value = self.visit(node.value) if node.value else ast.Constant(None)
@@ -311,6 +304,26 @@ class _Reroute(ast.NodeTransformer):
         ops = _literal(tuple(type(op).__name__ for op in node.ops))
         operands = [self.visit(x) for x in (node.left, *node.comparators)]
         return ast.fix_missing_locations(_call("chain", ops, *operands, at=node))
+
+
+def _lookups(names: list[str], at: ast.AST) -> list[ast.expr]:
+    """For each name a function that looks it up."""
+    return [_lambda(ast.copy_location(ast.Name(name, ast.Load()), at)) for name in names]
+
+
+def _rebind(method: str, names: list[str], at: ast.expr) -> list[ast.stmt]:
+    """Bind names to what the recorder says then, if `method` is true."""
+    if not names:
+        return []
+    looked_up = ", ".join(f"{name}=lambda: {name}" for name in names)
+    lines = [f"if {RECORDER}.{method}({looked_up}):"]
+    for name in names:
+        lines += [f"    {name} = {RECORDER}.now[{name!r}]", f"    if {name} is {RECORDER}.unbound: del {name}"]
+    made = ast.parse("\n".join(lines)).body
+    for each in (part for stmt in made for part in ast.walk(stmt)):
+        if hasattr(each, "lineno"):
+            ast.copy_location(each, at)
+    return made
 
 
 def _leaves_loop(node: ast.If) -> bool:

@@ -51,6 +51,7 @@ class Tracer:
         self.launch: Any = None  # the T.Kernel around
         self.crew = 0  # threads of the T.role around
         self.consts: Callable[[str], Any] = no_consts
+        self.lost: dict[str, str] = {}  # names that were bound in a region and are unbound after it
 
     @property
     def scope(self) -> Scope | None:
@@ -135,6 +136,9 @@ def tracing() -> Iterator[Tracer]:
         yield _STATE.tracer
     except NameError as problem:
         name = problem.name or str(problem).split("'")[1]  # UnboundLocalError does not tell the name but in its text
+        region = _STATE.tracer.lost.get(name)
+        if region is not None:
+            raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
         raise error("undefined_name", _span_of(problem), name=name) from problem
     finally:
         span_source.pop()

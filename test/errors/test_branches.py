@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One kernel for each way in which a name would not survive the branches of a device `if` or the turns of a loop."""
+
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.interp.tiles import evaluate
+
+
+def of_one_branch():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            if A[0] > 0:
+                x = 3.0
+            A[1] = x  # here
+
+
+def of_buffers():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            if A[0] > 0:
+                source = A
+            else:
+                source = B
+            A[1] = source[2]  # here
+
+
+def of_functions():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            act = T.exp
+            if A[0] > 0:
+                act = T.log
+            A[1] = act(A[2])  # here
+
+
+def of_pairs():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.serial(4):
+                if A[i] > 0:
+                    both = (1.0, 2.0)
+                    continue
+                if A[i] < 0:
+                    both = (2.0, 1.0)
+                else:
+                    both = (2.0, 3.0)
+                A[i] = max(both)  # here
+
+
+def in_the_other_branch():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            if A[0] > 0:
+                x = 3.0
+                A[1] = x
+            else:
+                A[2] = x  # here
+
+
+def of_a_loop_inside():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            if A[0] > 0:
+                for i in T.serial(2):
+                    x = A[i]
+            else:
+                x = 1.0
+            A[1] = x  # here
+
+
+def after_a_break():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.serial(4):
+                x = 1.0
+                if A[i] > 0:
+                    break
+                x = 2.0
+            A[0] = x  # here
+
+
+def rebound_across_loops():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.serial(4):
+                x = 0.0
+                A[i] = x
+            for _ in T.serial(3):
+                x = x + 1.0  # here
+            A[0] = x
+
+
+def rebound_pair():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            both = (1.0, 2.0)
+            while A[0] > 0:
+                A[0] = A[0] - both[0]
+                both = (both[1], both[0])  # here
+
+
+def rebound_in_branch_of_loop():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            best = 0
+            for i in T.serial(4):
+                if A[i] > 1.0:
+                    best = 5  # here
+            A[0] = best
+
+
+CASES = {
+    of_one_branch: ("out_of_scope", "x"),
+    of_buffers: ("out_of_scope", "source"),
+    of_functions: ("out_of_scope", "act"),
+    of_pairs: ("out_of_scope", "both"),
+    in_the_other_branch: ("undefined_name", "x"),
+    of_a_loop_inside: ("out_of_scope", "x"),
+    after_a_break: ("out_of_scope", "x"),
+    rebound_across_loops: ("rebound_in_region", "x = x + 1.0"),
+    rebound_pair: ("rebound_in_region", "both = (both[1], both[0])"),
+    rebound_in_branch_of_loop: ("rebound_in_region", "best = 5"),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
+def test_refused(case, refused):
+    refused(case, *CASES[case])
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_numbers_may_outlive_branches_and_loops_that_leave_them_alike(wide):
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(1) as _:
+            size, name, pair = 1, "exp", (2, 3)
+            if n > 0:
+                size, name, pair, step = 1, "exp", (2, 3), 4
+                n = n + 1
+            else:
+                step = 4
+            for i in T.serial(4):
+                if i > n:
+                    break
+                width = 5
+                if wide:
+                    lanes = 4.0
+                    A[i] = lanes
+                    scale = A[i] * lanes
+                    A[i] = scale
+                lanes = 2.0
+                if i == 0:
+                    continue
+            for i in T.serial(4):
+                if wide:
+                    lanes, scale = 8.0, A[i]
+                    A[i] = lanes * scale
+            assert name == "exp"
+            A[0], A[1], A[2], A[3] = size, pair[1], step, width + n
+
+    a = torch.zeros(4)
+    evaluate(kernel, a, 7)
+    assert a.tolist() == [1, 3, 4, 13]
