@@ -27,6 +27,11 @@ extern "C" __global__ void k(uint64_t* out, int step) {
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_wait<7>();
+  float x[2] = {float(step), 2.0f};
+  wgmma_results<2>(x);
+  alignas(4) f16 y[2] = {f16{uint16_t(step)}, f16{1}};
+  wgmma_results<2>(y);
+  out[step] = uint64_t(x[0] + x[1]) + y[0].bits;
 }
 """
 
