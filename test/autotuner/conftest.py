@@ -93,7 +93,7 @@ def clock(monkeypatch):
 
     def install(*speeds):
         made = Clock(*speeds)
-        monkeypatch.setattr("torch_tile.autotuner.session._timed", lambda backend, *args: made(*args))
+        monkeypatch.setattr("torch_tile.autotuner.trials._timed", lambda backend, *args: made(*args))
         return made
 
     return install

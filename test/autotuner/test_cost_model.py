@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.autotuner.cost_model import estimate
 from torch_tile.ir.stmt import dimensions
+from torch_tile.jit import JITFunction
 from torch_tile.target import Target
+from torch_tile.tools import library
 
 HOPPER, CPU = Target("cuda", 90), Target("cpu")
 
@@ -122,3 +125,23 @@ def test_data_decides():
 
     found = estimate(main.program, HOPPER, 132)
     assert found.seconds > 0 and found.bytes > 0 and found.flops > 0
+
+
+@pytest.mark.parametrize("target", [HOPPER, CPU], ids=str)
+def test_the_librarys_kernels(target, monkeypatch):
+    """Whatever they are made of, the model has a word on them, and they fit."""
+    programs = []
+
+    def traced(func, *_):
+        programs.append(func.program)
+        return lambda *args: None
+
+    monkeypatch.setattr(torch_tile.jit, "_compile", traced)
+    monkeypatch.setattr(JITFunction, "on", lambda self, target: JITFunction(self.function))
+    for case in library.catalogue():
+        library.compiled(case, target)
+    assert len(programs) > 50
+    for program in programs:
+        found = estimate(program, target, 132)
+        assert 0 < found.seconds < 10 and found.bytes > 0 and found.flops > 0 and not found.refused, program.name
+        assert found.registers < 300 or target is CPU, program.name

@@ -13,8 +13,9 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.autotuner import session as module
-from torch_tile.autotuner.session import Session, Settings, reason, variant
+from torch_tile.autotuner import session as module, trials
+from torch_tile.autotuner.candidate import Settings
+from torch_tile.autotuner.session import Session
 from torch_tile.diagnostics import LaunchError, TileError, error
 from torch_tile.runtime.find_nvrtc import NoNvrtcError
 
@@ -45,8 +46,8 @@ def test_real_kernels_on_a_real_clock(product):
     """A block of one row at a time is far slower than one of 64."""
     function = torch_tile.jit(product, out_idx=[-1], target="cpu")
     configs = [{"block_m": 1, "block_n": 1, "block_k": 32}, {"block_m": 64, "block_n": 64, "block_k": 64}]
-    found = search(function, configs, (128, 128, 128), warmup=4, rep=20)
-    assert found.best == 1 and found.tries[0].note == "left early"
+    found = search(function, configs, (128, 128, 128), warmup=10, rep=100)
+    assert found.best == 1 and found.latency < found.tries[0].latency
 
 
 def test_failures_are_skipped_and_listed(lazy, clock):
@@ -92,7 +93,7 @@ def test_a_missing_compiler_is_no_configurations_fault(lazy, monkeypatch):
 def test_launch_failures(lazy, monkeypatch):
     """What raises while it is timed is out; the device is asked whether it is still there."""
     asked, called = [], []
-    monkeypatch.setattr(module, "synchronize", asked.append)
+    monkeypatch.setattr(trials, "synchronize", asked.append)
 
     def timer(backend, call, warmup, rep):
         called.append(call)
@@ -100,14 +101,14 @@ def test_launch_failures(lazy, monkeypatch):
             raise LaunchError("no")
         return 1.0
 
-    monkeypatch.setattr(module, "_timed", timer)
+    monkeypatch.setattr(trials, "_timed", timer)
     found = search(lazy)
     assert found.best == 1 and notes(found) == ["LaunchError: no", "", ""] and len(asked) == 1
 
     def lost(target):
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(module, "synchronize", lost)
+    monkeypatch.setattr(trials, "synchronize", lost)
     called.clear()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         search(lazy, args=(64,))
@@ -126,7 +127,7 @@ def test_a_gpu(product, monkeypatch, folder):
         (resources,) = call.func.resources.values()
         return 1.0 if resources.registers > 64 else 2.0
 
-    monkeypatch.setattr(module, "_timed", timer)
+    monkeypatch.setattr(trials, "_timed", timer)
     function = torch_tile.jit(product, out_idx=[-1], target="cuda:sm_90a")
     configs = [{"block_m": 256, "block_n": 256, "block_k": 128}, {"block_m": 32, "block_n": 32}, {"block_m": 128}]
     found = search(function, configs, (256, 256, 256), prune=10.0)
@@ -163,7 +164,7 @@ def test_the_model_prunes(product, clock):
 
 def test_without_measuring_the_model_chooses(product, monkeypatch, folder):
     """TORCH_TILE_AUTOTUNE=0; and a GPU that is not here: what does not fit in shared memory is out."""
-    monkeypatch.setattr(module, "race", None)
+    monkeypatch.setattr(trials, "race", None)
     function = torch_tile.jit(product, out_idx=[-1], target="cuda:sm_90a")
     configs = [{"block_m": 256, "block_n": 256, "block_k": 256}, {"block_m": 16, "block_n": 16}, {"block_m": 128}]
     found = search(function, configs, (4096, 4096, 4096), prune=3.0)
@@ -266,16 +267,16 @@ RUN = """
 import sys, time
 sys.path.insert(0, {here!r})
 import torch_tile, conftest
-from torch_tile.autotuner import session
-from torch_tile.autotuner.session import Session, Settings
+from torch_tile.autotuner import session, trials
+from torch_tile.autotuner.candidate import Settings
 def slow(backend, call, warmup, rep):
     print("timing", flush=True)
     time.sleep({pause})
     return 1.0
-session._timed = slow
+trials._timed = slow
 session.surroundings = lambda target: ("the compiler as it was",)
 function = torch_tile.jit(conftest.scale, out_idx=[-1], target="cpu")
-print("best", Session(function, [{{"block": 32}}, {{"block": 64}}], Settings(prune=None), (96,)).result().best)
+print("best", session.Session(function, [{{"block": 32}}, {{"block": 64}}], Settings(prune=None), (96,)).result().best)
 """
 
 
@@ -349,9 +350,6 @@ def test_pass_configs_are_tunable(lazy, clock):
     configs = [{"pass_configs": {"tl.enable_fast_math": fast}} for fast in (False, True)]
     found = search(lazy, configs)
     assert found.config == configs[1]
-    function, keywords = variant(lazy, found.config)
-    assert function.options.fast_math and not lazy.options.fast_math and keywords == {}
-    assert variant(lazy, {"block": 3})[0] is lazy
 
 
 def test_compilation_may_take_too_long(lazy, clock, monkeypatch):
@@ -360,15 +358,10 @@ def test_compilation_may_take_too_long(lazy, clock, monkeypatch):
 
     def build(self, program, target):
         if "128" in repr(program):
-            time.sleep(3)
+            time.sleep(6)
         return original(self, program, target)
 
     search(lazy, BLOCKS[:2])  # the host compiler is found, and torch's libraries are
     monkeypatch.setattr(type(lazy), "build", build)
-    found = search(lazy, timeout=1.0, early_stop=False)
-    assert notes(found)[2].startswith("TimeoutError: took longer than 1 seconds")
-
-
-def test_reasons_are_one_line():
-    assert reason(ValueError("\n  two\nlines")) == "ValueError: two" and reason(KeyError()) == "KeyError"
-    assert reason(error("bad_dtype", None, got="x")) == "'x' is not a dtype"
+    found = search(lazy, timeout=2.0, early_stop=False)
+    assert notes(found)[2].startswith("TimeoutError: took longer than 2 seconds")

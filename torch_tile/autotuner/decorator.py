@@ -11,8 +11,8 @@ from typing import Any
 
 from ..diagnostics import error
 from ..jit import JITFunction
+from .candidate import Settings, variant
 from .result import AutotuneResult, Config
-from .session import Settings, variant
 from .tuner import AutoTuner
 
 Configs = Sequence[Config] | Callable[..., Sequence[Config]]

@@ -15,7 +15,7 @@ from ..runtime.host_compiler import find_compiler, headers_digest
 from ..stored import PARTS
 from ..target import Target, detected
 
-UNITS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}  # SMs of a usual GPU, where none is here
+UNITS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}  # SMs of a chip of each kind
 
 
 def can_measure(target: Target) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 from ..diagnostics import error
 from ..jit import JITFunction
 from ..options import pass_options
-from .race import Timer
+from .candidate import Settings, variant
 from .result import AutotuneResult, Config
-from .session import Session, Settings, variant
+from .session import Session
 
 
 class AutoTuner:
@@ -25,7 +25,6 @@ class AutoTuner:
             why, fix = "is empty", "give at least one dict of keyword arguments"
             raise error("bad_argument", None, op="autotune", name="configs", why=why, fix=fix)
         self.function, self.configs, self.settings = function, list(configs), settings or Settings()
-        self.timer: Timer | None = None  # instead of the profiler's
 
     @classmethod
     def from_kernel(cls, kernel: Any, configs: Sequence[Config]) -> AutoTuner:
@@ -54,7 +53,7 @@ class AutoTuner:
         """
         given: dict[str, Any] = {"warmup": warmup, "rep": rep, "timeout": timeout}
         self.settings = replace(self.settings, **{k: v for k, v in given.items() if v is not None})
-        result = Session(self.function, self.configs, self.settings, args, kwargs, inputs, self.timer).result()
+        result = Session(self.function, self.configs, self.settings, args, kwargs, inputs).result()
         if self.function.is_lazy:
             function, keywords = variant(self.function, result.config)
             kernel = function.compile(*args, **{**(kwargs or {}), **keywords})

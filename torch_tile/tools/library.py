@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 import torch
 
+from torch_tile.autotuner.machine import UNITS
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import attention, common, gemm, mla_decode, norm, softmax
 from torch_tile.target import Target
 
-UNITS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}  # SMs of a chip of each kind
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
 ALL = FLOATS | {"fp64": torch.float64}

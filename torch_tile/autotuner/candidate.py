@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search knows of one configuration, and how it goes about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..diagnostics import TileError
+from ..ir.stmt import Program
+from ..jit import JITFunction
+from ..profiler import TensorSupplyType
+from .cost_model import Estimate
+from .result import Config, Try
+
+if TYPE_CHECKING:
+    from ..kernel import JITKernel
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to tune; see `autotune`."""
+
+    warmup: float = 25
+    rep: float = 100
+    timeout: float | None = 100
+    supply_type: TensorSupplyType = TensorSupplyType.Auto
+    supply_prog: Callable[[list[Any]], Sequence[Any]] | None = None
+    ref_prog: Callable[..., Any] | None = None
+    rtol: float = 1e-2
+    atol: float = 1e-2
+    max_mismatched_ratio: float = 0.01
+    skip_check: bool = False
+    manual_check_prog: Callable[[Any, Any], object] | None = None
+    cache_input_tensors: bool = False  # accepted: all configurations run on the same tensors anyway
+    early_stop: bool = True
+    early_stop_factor: float = 1.3
+    prune: float | None = 3.0
+
+    @property
+    def checks(self) -> bool:
+        """Whether results are compared with ref_prog's."""
+        return self.ref_prog is not None and not self.skip_check
+
+    @property
+    def effort(self) -> tuple[object, ...]:
+        """What decides how well it is searched: another effort is another search."""
+        factor = self.early_stop_factor if self.early_stop else None
+        return self.checks, self.warmup, self.rep, factor, self.prune
+
+
+@dataclass
+class Candidate:
+    """One configuration on its way: what is known of it so far, and why it is out, "" while it is in."""
+
+    config: Config
+    function: JITFunction
+    program: Program | None = None
+    tensors: Sequence[Any] = ()
+    estimate: Estimate | None = None
+    kernel: JITKernel | None = None
+    latency: float | None = None
+    note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The model's word, infinite where there is none."""
+        return float("inf") if self.estimate is None else self.estimate.seconds
+
+    @property
+    def tried(self) -> Try:
+        """What the table says."""
+        model = None if self.estimate is None else self.estimate.seconds * 1e3
+        return Try(self.config, self.latency, model, self.note)
+
+
+def variant(function: JITFunction, config: Config) -> tuple[JITFunction, dict[str, Any]]:
+    """The function that a configuration is for, and what it passes to it: `pass_configs` are the compiler's."""
+    keywords = dict(config)
+    if "pass_configs" in keywords and "pass_configs" not in function.signature.parameters:
+        function = function.with_pass_configs(keywords.pop("pass_configs"))
+    return function, keywords
+
+
+def reason(problem: Exception) -> str:
+    """Why a configuration failed, in one line."""
+    if isinstance(problem, TileError):
+        return problem.diagnostics[0].message
+    text = next((line.strip() for line in str(problem).splitlines() if line.strip()), "")
+    return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
