@@ -70,6 +70,8 @@ class _Async(Rewriter):
         waits, arrivals = ([s for s in stmts if _calls(s, name)] for name in ("mbarrier_wait", "warp_arrive"))
         if len(products) + len(waits) + len(arrivals) != len(stmts) or len(products) > MOST_PENDING:
             return None
+        if arrivals and not _several_stages(waits):
+            return None
         k, stop = loop.vars[0], loop.stops[0]
         body: list[Stmt] = []
         for one in stmts:
@@ -188,6 +190,11 @@ def _keeps(parts: _Parts) -> bool:
     waits = [s for s in parts.first if _calls(s, "mbarrier_wait")]
     if len(waits) == len(parts.release):
         return True
+    return _several_stages(waits)
+
+
+def _several_stages(waits: Sequence[Stmt]) -> bool:
+    """Whether tiles of a turn can come while those of the turn before are kept."""
     stages = [b.shape[0] for s in waits for b in _barriers(s)]
     return all(isinstance(n, Const) and n.value > 1 for n in stages)
 
