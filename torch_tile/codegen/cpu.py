@@ -33,6 +33,7 @@ from ..ir.stmt import (
     dimensions,
 )  # fmt: skip
 from .c_text import PREFIX, SIGNED, Names, Text, held, is_small, storage, string
+from .lines import Lines
 
 ENTRY = "tile_main"
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
@@ -60,14 +61,13 @@ def emit_cpu(program: Program, sizes: list[Var] | None = None) -> Source:
     return _Cpu(program, dimensions(program) if sizes is None else sizes).run()
 
 
-class _Cpu:
+class _Cpu(Lines):
     def __init__(self, program: Program, sizes: list[Var]):
+        super().__init__()
         self.program, self.sizes = program, sizes
         functions = [ENTRY, *(f"block_{n}" for n in range(len(program.kernels)))]
         self.names = Names(reserved=(*functions, *FRAME))
         self.text = Text(self.names)
-        self.lines: list[str] = []
-        self.depth = 0
         self.asserts: list[tuple[str, Span | None]] = []
         self.prints = any(isinstance(n, Print) for n in walk(program))
         params = [p for p in program.params if isinstance(p, Buffer)]
@@ -86,19 +86,6 @@ class _Cpu:
         arenas = [self.block_function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
         self.entry(arenas)
         return Source("\n".join(self.lines) + "\n", tuple(self.asserts))
-
-    # -- text ----------------------------------------------------------------------------------------------------------
-    def line(self, text: str, span: Span | None = None) -> None:
-        where = f"  // {span.file.rsplit('/', 1)[-1]}:{span.line}" if span else ""
-        self.lines.append("  " * self.depth + text + where)
-
-    def open(self, text: str = "", span: Span | None = None) -> None:
-        self.line(f"{text} {{".lstrip(), span)
-        self.depth += 1
-
-    def close(self, text: str = "}") -> None:
-        self.depth -= 1
-        self.line(text)
 
     # -- functions -----------------------------------------------------------------------------------------------------
     def arguments(self, typed: bool) -> list[str]:
@@ -213,8 +200,7 @@ class _Cpu:
         self.open(f"if ({self.text.value(node.condition)})", node.span)
         self.body(node.then)
         if node.otherwise.stmts:
-            self.close("} else {")
-            self.depth += 1
+            self.otherwise()
             self.body(node.otherwise)
         self.close()
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from ..diagnostics import InternalError, Span
+from ..diagnostics import InternalError
 from ..ir import dtype as dt
 from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
 from ..ir.interval import Interval
@@ -33,33 +33,18 @@ from ..ir.stmt import (
 from .c_text import PREFIX, Names, held, is_small, storage, string
 from .cuda_roles import condition, registers_call
 from .cuda_text import INT, CudaText, int_type
+from .lines import Lines, place
 from .unrolling import pragma
 
 
-class CudaStatements:
+class CudaStatements(Lines):
     """Collects the lines of one function; `shared` is the name of the block's shared memory."""
 
     def __init__(self, names: Names, shared: str, kernel: Kernel):
+        super().__init__()
         self.names, self.shared = names, shared
         self.thread, self.threads = kernel.thread, math.prod(kernel.threads)
         self.text = CudaText(names)
-        self.lines: list[str] = []
-        self.depth = 0
-
-    def line(self, text: str, span: Span | None = None) -> None:
-        """A line of text, with the author's line that it comes from."""
-        where = f"  // {place(span)}" if span else ""
-        self.lines.append("  " * self.depth + text + where)
-
-    def open(self, text: str = "", span: Span | None = None) -> None:
-        """A line that opens a scope."""
-        self.line(f"{text} {{".lstrip(), span)
-        self.depth += 1
-
-    def close(self, text: str = "}") -> None:
-        """The end of a scope."""
-        self.depth -= 1
-        self.line(text)
 
     def body(self, block: Block) -> None:
         """All statements of a block."""
@@ -87,8 +72,7 @@ class CudaStatements:
             if number == 0:
                 self.open(branch, role.span)
             else:
-                self.close(f"}} else {branch} {{" if branch else "} else {")
-                self.depth += 1
+                self.otherwise(branch)
             if call := registers_call(role, self.threads):
                 self.text.headers.add("sync.h")
                 self.line(call)
@@ -150,8 +134,7 @@ class CudaStatements:
         self.open(f"if ({self.text.value(node.condition)})", node.span)
         self.body(node.then)
         if node.otherwise.stmts:
-            self.close("} else {")
-            self.depth += 1
+            self.otherwise()
             self.body(node.otherwise)
         self.close()
 
@@ -214,11 +197,6 @@ class CudaStatements:
         message = node.message.replace("%", "%%")
         text = string(f"{message}: {form}\n" if message else f"{form}\n")
         self.line(f"printf({text}, ({kind}){self.text.value(value, above=PREFIX)});", node.span)
-
-
-def place(span: Span) -> str:
-    """The author's file and line."""
-    return f"{span.file.rsplit('/', 1)[-1]}:{span.line}"
 
 
 def guarded_read(node: If) -> Call | None:

@@ -95,11 +95,9 @@ def _newest(folder: Path) -> Path | None:
 
 def _major(path: Path) -> int:
     """The CUDA version in a file name, or in that of the file it links to; 0 if neither says."""
-    for name in (path.name, path.resolve().name):
-        number = name.partition(".so.")[2].partition(".")[0]
-        if number.isdecimal():
-            return int(number)
-    return 0
+    number = path.name.partition(".so.")[2] or os.path.realpath(path).rpartition(".so.")[2]
+    number = number.partition(".")[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def _libraries(folder: Path) -> list[Path]:
