@@ -16,7 +16,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,23 +25,31 @@ from unittest.mock import patch
 
 import torch
 
+import torch_tile
 from benchmarks.problem import Case, Problem, tolerance_of, wrong
 from benchmarks.runner import LIMIT, problems_of, said
+from torch_tile.autotuner.compiling import side_by_side, workers_for
 from torch_tile.autotuner.race import race
 from torch_tile.kernels import attention, attention_form, gemm, gemm_config, mla_decode, mla_form
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.tuned import FOLDER, file_of, read
+from torch_tile.target import Target
 
-FAMILIES: dict[str, tuple[Any, Any]] = {  # the module that asks for cuts, and the one that chooses
-    "gemm": (gemm, gemm_config),
-    "attention": (attention, attention_form),
-    "mla": (mla_decode, mla_form),
-}
+FAMILIES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # who asks for cuts, who chooses, and the fields to vary
+    "gemm": (
+        gemm, gemm_config, ("block_m", "block_n", "block_k", "threads", "stages", "splits", "panel", "staged"),
+    ),
+    "attention": (
+        attention, attention_form,
+        ("block_q", "block_kv", "threads", "stages", "split", "packed", "heavy_first", "resident", "shares", "staged"),
+    ),
+    "mla": (mla_decode, mla_form, ("block_h", "block_kv", "threads", "stages", "split")),
+}  # fmt: skip
 WORTH_A_STEP = 0.99  # of the best cut's time: what is nearer may be noise
 GAIN = 0.98  # of the model's time, that a cut is worth a line
 STOP_FACTOR = 1.15  # cuts so much slower than the best leave the race
 CLIMBS = 4  # races for one class at most
-MOST_CASES = 4  # problems of one class (dtypes, orders in memory) that are timed together
+MOST_CASES = 2  # problems of one class that are timed together: the orders in memory, or dtypes
 
 
 @dataclass
@@ -55,7 +64,7 @@ class Group:
 
 def groups_of(family: str, problems: Sequence[Problem]) -> dict[str, Group]:
     """The problems of a family by class; each is run once, by the model's cut."""
-    asks, chooses = FAMILIES[family]
+    asks, chooses, _ = FAMILIES[family]
     found: dict[str, Group] = {}
     for problem in problems:
         seen: list[tuple[str | None, Any]] = []
@@ -74,27 +83,28 @@ def groups_of(family: str, problems: Sequence[Problem]) -> dict[str, Group]:
     return found
 
 
-def neighbours(config: Any) -> Iterator[Any]:
-    """The cuts that differ from `config` in one field: a flag turned, a number doubled or halved, a stage more or less.
+def neighbours(config: Any, names: Sequence[str]) -> Iterator[Any]:
+    """The cuts that differ from `config` in one of the fields `names`: a flag turned, a number doubled or halved, a
+    stage more or less.
 
     Most of those that make no sense are refused by the compiler; the rest is slow, or wrong and found out.
     """
-    for each in fields(config):
-        value = getattr(config, each.name)
+    for name in names:
+        value = getattr(config, name)
         if isinstance(value, bool):
             values: tuple[Any, ...] = (not value,)
-        elif each.name == "stages":
+        elif name == "stages":
             values = (value - 1, value + 1)
         else:
             values = (8,) if value == 0 else (value * 2, value // 2)
-        yield from (replace(config, **{each.name: v}) for v in values if isinstance(v, bool) or v > 0)
+        yield from (replace(config, **{name: v}) for v in values if isinstance(v, bool) or v > 0)
 
 
 class Climb:
     """The search of one class. `timed` cuts ran, `refused` says why others did not."""
 
-    def __init__(self, cases: Sequence[tuple[Problem, Case]], default: Any):
-        self.cases, self.default = cases, default
+    def __init__(self, cases: Sequence[tuple[Problem, Case]], default: Any, names: Sequence[str]):
+        self.cases, self.default, self.names = cases, default, names
         self.wanted = [case.expected() for _, case in cases]
         self.timed: set[Any] = {default}
         self.refused: dict[Any, str] = {}
@@ -103,7 +113,10 @@ class Climb:
         """The fastest cut that was found before `until`, and its time relative to the model's."""
         best = self.default
         for _ in range(CLIMBS):
-            fresh = [c for c in dict.fromkeys(neighbours(best)) if c not in self.timed and c not in self.refused]
+            fresh = [
+                c for c in dict.fromkeys(neighbours(best, self.names)) if c not in self.timed and c not in self.refused
+            ]
+            compile_ahead([partial(ours(case), config=c) for c in fresh for _, case in self.cases])
             sound = [best, *(c for c in fresh if time.monotonic() < until and self.is_sound(c))]
             runners = race([self.call(c) for c in sound], warmup, rep, STOP_FACTOR)
             times = {c: r.latency for c, r in zip(sound, runners, strict=True) if r.latency and not r.dropped}
@@ -149,6 +162,26 @@ class Climb:
         return ""
 
 
+class Traced(Exception):
+    """A kernel was about to be compiled, which is put off."""
+
+
+def compile_ahead(calls: Sequence[Callable[[], object]]) -> None:
+    """Compile what the calls would launch first, side by side, into the cache on disk."""
+    jobs: list[Callable[[], object]] = []
+
+    def put_off(*args: Any) -> None:
+        jobs.append(partial(compile_kernel, *args))
+        raise Traced("to be compiled with the others")
+
+    compile_kernel = torch_tile.jit._compile
+    with patch.object(torch_tile.jit, "_compile", put_off):
+        for call in calls:
+            with suppress(Exception):  # what is wrong with it is found when it is checked
+                call()
+    side_by_side(jobs, workers_for(Target.of("auto")), LIMIT)
+
+
 def ours(case: Case) -> Callable[..., object]:
     """Our call of a case, which takes a cut as `config`."""
     return case.ours
@@ -173,7 +206,7 @@ def changed(config: Any, default: Any) -> Mapping[str, Any]:
 def tune(group: Group, path: Path, device: str, warmup: float, rep: float, until: float) -> None:
     """Search one class, print what was found, and keep it."""
     cases = [(problem, problem.make()) for problem in group.problems[:MOST_CASES]]
-    climb = Climb(cases, group.default)
+    climb = Climb(cases, group.default, FAMILIES[group.family][2])
     if why := climb.fault(group.default):
         print(f"{group.family} {group.shape}: the model's cut fails: {why}", flush=True)
         return

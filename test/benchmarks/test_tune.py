@@ -2,7 +2,8 @@
 """The search for cuts, on the CPU: a made-up landscape, and one real problem."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ import torch
 from benchmarks import tune
 from benchmarks.problem import Case, Problem
 from benchmarks.runner import problems_of
-from benchmarks.tune import Climb, changed, groups_of, main, neighbours, write
+from benchmarks.tune import FAMILIES, Climb, changed, compile_ahead, groups_of, main, neighbours, write
 from torch_tile.autotuner.race import Runner
+from torch_tile.kernels.gemm_config import Config
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,18 @@ class Cut:
     stages: int = 2
     splits: int = 0
     staged: bool = False
+    settled: int = 3
+
+
+NAMES = ("block", "stages", "splits", "staged")
 
 
 def test_neighbours_differ_in_one_field():
-    found = list(neighbours(Cut()))
+    found = list(neighbours(Cut(), NAMES))
     assert found == [Cut(128), Cut(32), Cut(stages=1), Cut(stages=3), Cut(splits=8), Cut(staged=True)]
-    assert Cut(block=1) not in list(neighbours(Cut(block=1))) and Cut(block=2) in list(neighbours(Cut(block=1)))
+    assert Cut(block=1) not in list(neighbours(Cut(block=1), NAMES)) and Cut(block=2) in list(
+        neighbours(Cut(block=1), NAMES)
+    )
 
 
 @pytest.fixture
@@ -53,8 +61,14 @@ def landscape(monkeypatch):
     return problem, case
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fields_to_vary_are_there(family):
+    _, chooses, names = FAMILIES[family]
+    assert set(names) <= {field.name for field in fields(chooses.Config)}
+
+
 def test_it_climbs_and_leaves_out_what_fails(landscape):
-    climb = Climb([landscape], Cut())
+    climb = Climb([landscape], Cut(), NAMES)
     best, ratio = climb.best(1, 1, float("inf"))
     assert best == Cut(256, 4) and ratio == pytest.approx(1.0 / 2.25)
     assert any("too large" in why for why in climb.refused.values())
@@ -63,7 +77,7 @@ def test_it_climbs_and_leaves_out_what_fails(landscape):
 
 
 def test_it_stops_in_time(landscape):
-    climb = Climb([landscape], Cut())
+    climb = Climb([landscape], Cut(), NAMES)
     assert climb.best(1, 1, 0.0) == (Cut(), 1.0) and climb.timed == {Cut()}
 
 
@@ -76,6 +90,17 @@ def test_the_file_holds_the_best_and_what_was_there(tmp_path):
     assert list(found["gemm"]) == ["a", "b"] and found["gemm"]["a"]["block"] == 256 and found["device"] == "NVIDIA"
     write(path, "gemm", "a", None, "NVIDIA")  # the model has caught up
     assert list(json.loads(path.read_text())["gemm"]) == ["b"] and not list(path.parent.glob("*.tmp"))
+
+
+def test_kernels_are_compiled_ahead(monkeypatch):
+    """All of them side by side, and none is kept as if it had been called for."""
+    built = []
+    monkeypatch.setattr(tune, "side_by_side", lambda jobs, *_: built.extend(job() for job in jobs))
+    (problem,) = [p for p in problems_of("gemm", "cpu") if "tiny_swiglu" in p.name]
+    call = problem.make().ours
+    compile_ahead([partial(call, config=Config(8, n, 16)) for n in (16, 48)] + [lambda: 1 / 0])
+    assert [type(kernel).__name__ for kernel in built] == ["JITKernel"] * 2
+    assert torch.isfinite(call(config=Config(8, 16, 16)).float()).all()
 
 
 def test_problems_of_one_class_are_tuned_together():

@@ -83,4 +83,4 @@ def test_every_shipped_cut_is_one_of_its_family(path):
     assert file_of(found.pop("device")) == path.name and set(found) <= set(KINDS)
     for family, cuts in found.items():
         for shape, cut in cuts.items():
-            assert shape and asdict(KINDS[family](**cut)) == cut
+            assert shape and cut.items() <= asdict(KINDS[family](**cut)).items()
