@@ -184,7 +184,8 @@ def flash_mla(config: Config, form: Form) -> Any:
                 load_cache(form, (kv, k_pe), table, tile, bz, step * keys, length)
                 if step * keys + keys > length:
                     for j, c in T.Parallel(keys, width):
-                        tile[j, c] = T.if_then_else(step * keys + j < length, tile[j, c], T.cast(0, form.dtype))
+                        if step * keys + j >= length:
+                            tile[j, c] = 0
                 T.gemm(q_tile, tile, scores, transpose_B=True, clear_accum=True)
                 if not form.folded:
                     for i, j in T.Parallel(rows, keys):
