@@ -116,7 +116,8 @@ class Climb:
             fresh = [
                 c for c in dict.fromkeys(neighbours(best, self.names)) if c not in self.timed and c not in self.refused
             ]
-            compile_ahead([partial(ours(case), config=c) for c in fresh for _, case in self.cases])
+            if time.monotonic() < until:
+                compile_ahead([partial(ours(case), config=c) for c in fresh for _, case in self.cases])
             sound = [best, *(c for c in fresh if time.monotonic() < until and self.is_sound(c))]
             runners = race([self.call(c) for c in sound], warmup, rep, STOP_FACTOR)
             times = {c: r.latency for c, r in zip(sound, runners, strict=True) if r.latency and not r.dropped}
