@@ -50,7 +50,7 @@ class Descriptor:
     `swizzle` is the span of a row's panel (128, 64, 32; 0 for none). `across` says that memory runs along M (of A) or N
     (of B), not along K; 16-bit types only. Along K: groups of 8 rows are `stride` apart, `leading` is not used (with no
     swizzle: the two halves of K in one instruction are `leading` apart). Across: groups of 8 steps of K are `stride`
-    apart, panels along M or N are `leading` apart.
+    apart, panels along M or N are `leading` apart (with no swizzle the other way round, in panels of 16 bytes).
     """
 
     swizzle: int
