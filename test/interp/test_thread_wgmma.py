@@ -49,13 +49,14 @@ def fill(b, name, values):
     return s, b.loop(i, 0, values.numel() // b.threads, b.store(s, at, b.load(x, at)))
 
 
-def put_out(b, d, n, dtype, group=0, threads=128):
-    """Store accumulators of one warpgroup to a new matrix."""
-    y = b.tensor("y", torch.zeros(64 * n, dtype=dtype))
-    r, t = Var("r", dt.int32, "loop"), b.thread % threads
-    row = t // 32 * 16 + t % 32 // 4 + r // 2 % 2 * 8
+def put_out(b, d, n, dtype):
+    """Store the accumulators of the warpgroups, one above the other, to a new matrix."""
+    y = b.tensor("y", torch.zeros(b.threads // 2 * n, dtype=dtype))
+    r, t = Var("r", dt.int32, "loop"), b.thread % 128
+    row = b.thread // 128 * 64 + t // 32 * 16 + t % 32 // 4 + r // 2 % 2 * 8
     column = r // 4 * 8 + t % 4 * 2 + r % 2
-    return b.loop(r, 0, n // 2, b.store(y, row * n + column, b.load(d, r), line=9))
+    out = b.loop(r, 0, n // 2, b.store(y, row * n + column, b.load(d, r), line=9))
+    return b.when(b.thread >= 0, wgmma.wgmma_results(b.address(d, 0), n // 2), out)
 
 
 def fenced(*products, pending=0):
@@ -155,10 +156,7 @@ def test_factors_in_registers(build, types, digits, rng):
     load = [b.store(a, r, b.load(source, at)) for r, at in enumerate(place)]
     walk = Descriptor(32, 16, 256)
     do = wgmma.wgmma(b.address(d, 0), b.address(a, 0), b.address(x, 0), n, types, None, walk, keep=False)
-    y = b.tensor("y", torch.zeros(128 * n, dtype=getattr(torch, types[2])))
-    t, r = b.thread % 128, Var("r", dt.int32, "loop")
-    row = b.thread // 128 * 64 + t // 32 * 16 + t % 32 // 4 + r // 2 % 2 * 8
-    out = b.loop(r, 0, n // 2, b.store(y, row * n + r // 4 * 8 + t % 4 * 2 + r % 2, b.load(d, r)))
+    out = put_out(b, d, n, getattr(torch, types[2]))
     findings = b.run(fill_b, *load, bulk.fence_proxy_async(), tm.barrier(), *fenced(do), out)
     assert not findings, findings.report()
     assert torch.equal(b.tensors[-1].view(128, n).double(), a_.double() @ b_.double().T)
@@ -209,7 +207,7 @@ def pipeline(b, steps, stages, rng, n=32):
     t = b.thread
     place = (t // 32 * 16 + t % 32 // 4 + r // 2 % 2 * 8) * n + r // 4 * 8 + t % 4 * 2 + r % 2
     epilogue = (
-        b.at(16, bulk.named_barrier(1, 128)),
+        wgmma.wgmma_results(b.address(d, 0), n // 2), b.at(16, bulk.named_barrier(1, 128)),
         b.loop(r, 0, n // 2, b.store(out, place, cast(b.load(d, r), dt.float16), line=17)),
         b.at(18, bulk.fence_proxy_async()), b.at(19, bulk.named_barrier(1, 128)),
         b.when(t == 0, bulk.tma_store(b.map(y, (64, n), (64, n)), b.address(out, 0), [number(0), number(0)]),

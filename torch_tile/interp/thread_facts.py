@@ -18,7 +18,7 @@ from ..ir.tensor_map import TensorMap
 CONCURRENT = {
     "mbarrier_init", "fence_barrier_init", "mbarrier_wait", "mbarrier_arrive", "warp_arrive", "mbarrier_expect",
     "tma_load", "tma_store", "bulk_commit", "bulk_wait", "fence_proxy_async", "named_barrier", "named_barrier_arrive",
-    "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait",
+    "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "wgmma_results",
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def writes(node: Node, buffer: Buffer) -> bool:
 def product_registers(kernel: st.Kernel) -> Iterator[int]:
     """`id`s of the buffers that products of warpgroups use as registers."""
     for node in walk(kernel.body):
-        if isinstance(node, Call) and node.name == "wgmma":
+        if isinstance(node, Call) and node.name in ("wgmma", "wgmma_results"):
             yield from (id(a.buffer) for a in node.args if isinstance(a, Address) and a.buffer.scope == "local")
 
 

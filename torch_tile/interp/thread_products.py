@@ -2,7 +2,7 @@
 """What warpgroups have under way in the tensor cores, and the registers that belong to it.
 
 From a product's start until its warps wait for its group, its registers are nobody's. Ordinary code that used them
-before is in order only after a wgmma_fence.
+before is in order only after a wgmma_fence, and what it makes of results only if wgmma_results comes first.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from .thread_values import Value
 
 class Uses:
     """Of each register of an array and each warpgroup, `[size, groups]`: the group of products that last had it as
-    result or factor, and the number of wgmma_fences before ordinary code last used it.
+    result or factor, whether it is a result that no wgmma_results has told of, and the number of wgmma_fences before
+    ordinary code last used it.
     """
 
     def __init__(self, size: int, groups: int):
         self.results, self.factors, self.touched = (np.zeros((size, groups), np.int64) for _ in range(3))
+        self.hidden = np.zeros((size, groups), bool)
 
 
 class Products:
@@ -62,15 +64,29 @@ class Products:
         if (uses.touched[here] >= self.fences[group]).any():
             add("missing_fence", span, f"a product uses `{memory.name}` with no wgmma_fence before")
         (uses.results if role == "results" else uses.factors)[here] = self.closed[group] + 1
+        uses.hidden[here] |= role == "results"
 
     def touch(self, memory: Memory, places: Array, groups: Array, span: Span | None) -> None:
         """Ordinary code of some warpgroups uses registers."""
         uses = self.uses_of(memory)
         uses.touched[places, groups] = self.fences[groups]
-        flying = np.maximum(uses.results[places, groups], uses.factors[places, groups]) > self.done[groups]
+        flying, add = self._flying(uses, places, groups), self.calls.threads.findings.add
         if flying.any():
             text = f"`{memory.name}` is used while a product with it is under way"
-            self.calls.threads.findings.add("missing_wait", span, text, int(flying.sum()))
+            add("missing_wait", span, text, int(flying.sum()))
+        elif uses.hidden[places, groups].any():
+            add("missing_fence", span, f"`{memory.name}` is used with no wgmma_results before")
+
+    def show(self, memory: Memory, places: Array, groups: Array, span: Span | None) -> None:
+        """Results are there, after their wait."""
+        uses = self.uses_of(memory)
+        if self._flying(uses, places, groups).any():
+            text = f"`{memory.name}` has no results while a product with it is under way"
+            self.calls.threads.findings.add("missing_wait", span, text)
+        uses.hidden[places, groups] = False
+
+    def _flying(self, uses: Uses, places: Array, groups: Array) -> Array:
+        return np.maximum(uses.results[places, groups], uses.factors[places, groups]) > self.done[groups]
 
     def wait(self, group: int, pending: int) -> None:
         """A warpgroup waits for all groups but the newest `pending`; each warp for its own part."""

@@ -50,7 +50,8 @@ def walked(walk: Descriptor, start: int, rows: int, bytes_of_k: int) -> Array:
     span = walk.swizzle or CHUNK
     if walk.across:
         k, part = np.meshgrid(np.arange(bytes_of_k // 2), np.arange(rows // 8) * CHUNK, indexing="ij")
-        place = part // span * walk.leading + k // 8 * walk.stride + k % 8 * span + part % span
+        panel, group = (walk.leading, walk.stride) if walk.swizzle else (walk.stride, walk.leading)
+        place = part // span * panel + k // 8 * group + k % 8 * span + part % span
     else:
         row, part = np.meshgrid(np.arange(rows), np.arange(bytes_of_k // CHUNK), indexing="ij")
         place = row // 8 * walk.stride + row % 8 * span + part * (CHUNK if walk.swizzle else walk.leading)
@@ -173,6 +174,16 @@ def _wait(p: Place) -> Run:
     return run
 
 
+def _results(p: Place) -> Run:
+    def run() -> None:
+        memory, start, count = p.registers(0)
+        groups = np.unique(p.threads.active() // THREADS)
+        p.calls.state(Products).show(memory, start + np.arange(count)[:, None], groups, p.span)
+
+    return run
+
+
 WGMMA: dict[str, Handler] = {
     "wgmma": _wgmma, "wgmma_fence": _fence, "wgmma_commit": _commit, "wgmma_wait": _wait,
+    "wgmma_results": _results,
 }  # fmt: skip
