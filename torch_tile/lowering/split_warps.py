@@ -48,7 +48,7 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
     pipelined = [n for n in walk(kernel.body) if isinstance(n, For) and n.kind is LoopKind.PIPELINED and n.stages]
     if not pipelined or count % WARPGROUP:
         return kernel
-    thread = kernel.thread or Var("thread", int32, "thread")
+    thread = Var("thread", int32, "thread") if kernel.thread is None else kernel.thread
     normal: Kernel = _FromZero()(kernel)
     survey = Survey(build, thread, count)
     survey(normal)
