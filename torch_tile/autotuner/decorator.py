@@ -40,7 +40,7 @@ def autotune(function: Any = None, *, configs: Configs, do_not_specialize: Seque
 
     `settings`, with their defaults: `warmup=25` and `rep=100` ms for each configuration that runs to its end;
     `timeout=100` seconds to compile one; `early_stop=True` drops those slower than `early_stop_factor=1.3` times the
-    best after a quarter of the time; `prune=3.0` does not try those that the cost model expects to take so many times
+    best after half of the time; `prune=3.0` does not try those that the cost model expects to take so many times
     the best's time (None: all are tried); `ref_prog`, a function of the same arguments that results are compared with
     (`rtol`, `atol`, `max_mismatched_ratio`, `manual_check_prog`, `skip_check`); `supply_type` or `supply_prog` make the
     inputs of lazy kernels; eager ones are timed on the call's tensors, with copies of those that they write.

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls are timed in turns, so that a slow moment of the machine meets all of them; the slow ones leave early."""
+"""Calls are timed in turns, so that a slow moment of the machine meets all of them; the slow ones leave early.
+
+A call is judged by its best turn: what else the machine does can only make it slower.
+"""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..profiler import do_bench
 
-ROUNDS = 4  # turns that each call gets; the first decides who leaves
+ROUNDS = 4  # turns that each call gets
+TRUSTED = 2  # after so many turns the slow ones leave: one turn may be all bad luck
 
 Timer = Callable[[Callable[[], object], float, float], float]  # (call, warmup, rep) in ms -> ms of one call
 
 
 @dataclass
 class Runner:
-    """One call of a race: its median time of each turn in ms, and what it raised, if it did."""
+    """One call of a race: its time in each turn in ms, and what it raised, if it did."""
 
     call: Callable[[], object]
     turns: list[float] = field(default_factory=list)
@@ -25,15 +28,15 @@ class Runner:
 
     @property
     def latency(self) -> float | None:
-        """Milliseconds of one call: the median over the turns; None if it never ran to its end."""
-        return statistics.median(self.turns) if self.turns else None
+        """Milliseconds of one call in its best turn; None if it failed."""
+        return min(self.turns, default=None)
 
 
 def race(
     calls: Sequence[Callable[[], object]], warmup: float = 25, rep: float = 100, stop_factor: float | None = 1.3,
     timer: Timer | None = None, told: Callable[[], object] = lambda: None, failed: Callable[[], object] = lambda: None,
 ) -> list[Runner]:  # fmt: skip
-    """Time `calls`, about `warmup + rep` ms each; those slower than `stop_factor` times the best leave after a turn.
+    """Time `calls`, about `warmup + rep` ms each; those slower than `stop_factor` times the best leave early.
 
     A call that raises is out. `told` is called after each call's turn, `failed` after one that raised (it may raise
     itself: where the machine is lost there is no point in going on).
@@ -50,8 +53,10 @@ def race(
                 failed()
             told()
         running = [runner for runner in running if runner.failure is None]
+        if stop_factor is None or turn + 1 < TRUSTED:
+            continue
         best = min((runner.latency or 0.0 for runner in running), default=0.0)
         for runner in running:
-            runner.dropped = stop_factor is not None and (runner.latency or 0.0) > stop_factor * best
+            runner.dropped = (runner.latency or 0.0) > stop_factor * best
         running = [runner for runner in running if not runner.dropped]
     return runners
