@@ -269,6 +269,11 @@ def shared_tile(shape: Sequence[int], bits: int, span: int = 128) -> Layout:
     to a multiple of 8. Dimensions before the last two are outer. Row-major where no panel fits. `span` is the widest
     panel in bytes.
     """
+    return _shared_tile(tuple(shape), bits, span)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_tile(shape: tuple[int, ...], bits: int, span: int) -> Layout:
     row = shape[-1] * bits if len(shape) > 1 else 0
     log = next((k for k in (3, 2, 1) if 16 << k <= span and row and row % (128 << k) == 0), 0)
     if not log or 128 % bits or math.prod(shape[:-1]) == 0:
