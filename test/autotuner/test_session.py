@@ -294,6 +294,7 @@ def process(pause):
     return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_two_processes_and_a_kill(folder):
     """One is killed in the middle of a search; two more search at once, and leave one sound result."""
     killed = process(60)
