@@ -23,6 +23,7 @@ from .init_barriers import init_barriers
 from .insert_sync import insert_sync
 from .lower_tile_ops import lower_tile_ops
 from .overlap_products import overlap_products
+from .peel_branches import peel_branches
 from .peel_tails import peel_tails
 from .pipeline_loops import pipeline_loops
 from .place_shared import place_shared
@@ -62,6 +63,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(overlap_products), Stage.TILE),  # pipelined products load operands a step ahead
         (bound(async_products), Stage.TILE),  # products by wgmma stay under way beside other work
+        (bound(peel_branches), Stage.TILE),  # their loops branch only from where a mask begins
         (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
         (bound(bind_threads), Stage.THREAD),  # what one thread does; fragments are its registers
         (bound(vectorize), Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers

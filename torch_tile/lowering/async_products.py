@@ -67,8 +67,9 @@ class _Async(Rewriter):
         """One turn stays under way; None if the loop does something else, too."""
         stmts = loop.body.stmts
         products = [s for s in stmts if id(s) in self.products]
-        waits, arrivals = ([s for s in stmts if _calls(s, name)] for name in ("mbarrier_wait", "warp_arrive"))
-        if len(products) + len(waits) + len(arrivals) != len(stmts) or len(products) > MOST_PENDING:
+        waits, arrivals = [s for s in stmts if _calls(s, "mbarrier_wait")], [s for s in stmts if _lets_go(s)]
+        names = [s for s in stmts if isinstance(s, Let)]
+        if len(products) + len(waits) + len(arrivals) + len(names) != len(stmts) or len(products) > MOST_PENDING:
             return None
         if arrivals and not _several_stages(waits):
             return None
@@ -140,7 +141,7 @@ class _Async(Rewriter):
         places = [n for n, s in enumerate(stmts) if id(s) in self.products]
         if sum(isinstance(s, Gemm) for s in stmts) != len(places) or len(places) < 2:
             return None
-        quiet = [_calls(s, "mbarrier_wait") or _calls(s, "warp_arrive") for s in stmts]
+        quiet = [_calls(s, "mbarrier_wait") or _lets_go(s) for s in stmts]
         busy = [n for n, s in enumerate(stmts) if n not in places and not quiet[n] and not isinstance(s, Let)]
         if not busy or not places[0] < busy[0] or not busy[-1] < places[-1]:
             return None
@@ -247,6 +248,13 @@ def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stm
 
 def _calls(one: Stmt, name: str) -> bool:
     return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == name
+
+
+def _lets_go(one: Stmt) -> bool:
+    """Whether a statement is the arrival of warps at an mbarrier."""
+    if isinstance(one, If):
+        return len(one.then.stmts) == 1 and not one.otherwise.stmts and _calls(one.then.stmts[0], "mbarrier_arrive")
+    return _calls(one, "warp_arrive")
 
 
 def _earlier(arrival: Stmt, k: Var, turn: Expr) -> Stmt:

@@ -21,7 +21,13 @@ from ..tileop.copy import Copy
 from ..tileop.gemm import Gemm
 from ..tileop.threads import ThreadContext
 from .known import Known
-from .pipeline_plan import filling, uses
+from .pipeline_plan import filling, leaves, uses, why_not_tile
+
+# Calls of authors who order threads and copies themselves.
+BY_HAND = (
+    "barrier", "warp_barrier", "named_barrier", "mbarrier", "warp_arrive", "cp_async", "tma_", "bulk_", "wgmma",
+    "set_registers", "grid_",
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -111,7 +117,7 @@ def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     if any(isinstance(n, Role | Break | Continue | copy_tma.TmaCopy) or _is_barrier(n) for n in walk(kernel.body)):
         return "its author orders threads by hand, or leaves loops early"
     bodies = list(_bodies(Body(None, kernel.body, None), survey))
-    written = {id(b) for n in walk(kernel.body) for b in (uses(n)[1] if isinstance(n, Stmt) and _is_leaf(n) else [])}
+    written = {id(b) for n in walk(kernel.body) for b in (uses(n)[1] if isinstance(n, Stmt) and is_leaf(n) else [])}
     groups: list[Group] = []
     why_not: list[tuple[Stmt, str]] = []
     for body in bodies:
@@ -126,7 +132,7 @@ def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
             others = [s for s in _own(body.block) if not isinstance(s, Copy) and filling(s) is not None]
             why_not += [(s, "it gathers elements") for s in others]
     pipelined_groups = [g for g in groups if g.body.loop is not None and g.body.loop.kind is LoopKind.PIPELINED]
-    if not pipelined_groups:
+    if not pipelined_groups and not why_not:
         return "no pipelined loop loads a tile that bulk copies can bring"
     return Loads(groups, why_not)
 
@@ -158,18 +164,22 @@ def _why_not(
 ) -> str:  # fmt: skip
     """Why a copy is not made ahead by another warp; "" if it can be."""
     tile = copy.dst.buffer
+    if copy.disable_tma:
+        return "its author does not want it"
     if why := copy_tma.refuses(copy, survey.contexts[id(copy)]):
         return why
     if id(copy.src.buffer) in written:
         return f"the kernel writes `{copy.src.buffer.name}`"
     needed = list(_needed(copy, body))
     for node in needed:
+        if isinstance(node, Var) and node.role == "thread":
+            return "whether or where it reads depends on the thread"
         if isinstance(node, Load) and (node.buffer.scope != "global" or id(node.buffer) in written):
             return f"where it reads depends on `{node.buffer.name}`, which the kernel's threads compute"
     loads = {id(c) for b in bodies for c in b.loads if c.dst.buffer is tile}
     if not loads <= {id(c) for c in body.loads}:
         return f"`{tile.name}` is filled in several loops"
-    touched = [s for s in walk(kernel.body) if isinstance(s, Stmt) and _is_leaf(s) and id(s) not in loads]
+    touched = [s for s in walk(kernel.body) if isinstance(s, Stmt) and is_leaf(s) and id(s) not in loads]
     inside = {id(s) for s in walk(body.block)}
     for stmt in touched:
         reads, writes = uses(stmt)
@@ -177,11 +187,7 @@ def _why_not(
             return f"`{tile.name}` is written by the kernel's threads, too"
         if any(r.buffer is tile for r in reads) and id(stmt) not in inside:
             return f"`{tile.name}` is read outside the loop that fills it"
-    places = [n for n, s in enumerate(body.block.stmts) if any(id(x) in loads for x in walk(s))]
-    readers = _readers(body, tile)
-    if not readers or readers[0] < places[0]:
-        return f"`{tile.name}` holds values of an earlier iteration, or is not read"
-    return ""
+    return why_not_tile(body.block, list(leaves(body.block)), tile)
 
 
 def _needed(copy: Copy, body: Body) -> Iterator[Node]:
@@ -221,7 +227,7 @@ def _readers(body: Body, tile: Buffer) -> list[int]:
     """The statements of a body that read a tile."""
     found = []
     for n, one in enumerate(body.block.stmts):
-        leaves = [s for s in walk(one) if isinstance(s, Stmt) and _is_leaf(s)]
+        leaves = [s for s in walk(one) if isinstance(s, Stmt) and is_leaf(s)]
         bounds = [n for s in walk(one) if isinstance(s, For | While | If) for n in _heads(s)]
         reads = any(r.buffer is tile for s in leaves for r in uses(s)[0] if not _fills(s, tile))
         if reads or any(isinstance(x, Load) and x.buffer is tile for b in bounds for x in walk(b)):
@@ -237,7 +243,7 @@ def _fills(stmt: Stmt, tile: Buffer) -> bool:
     return isinstance(stmt, Copy) and stmt.dst.buffer is tile
 
 
-def _is_leaf(stmt: Stmt) -> bool:
+def is_leaf(stmt: Stmt) -> bool:
     """Whether a statement holds no others, or is a nest of its own."""
     if isinstance(stmt, For):
         return stmt.kind is LoopKind.PARALLEL
@@ -245,7 +251,7 @@ def _is_leaf(stmt: Stmt) -> bool:
 
 
 def _is_barrier(node: Node) -> bool:
-    return isinstance(node, Call) and node.name in ("barrier", "warp_barrier", "cp_async_commit", "cp_async_wait")
+    return isinstance(node, Call) and node.name.startswith(BY_HAND)
 
 
 def is_load(node: Node) -> bool:

@@ -110,7 +110,7 @@ def plan_copies(loop: For) -> Plan:
     reasons: dict[int, str] = {}  # by destination: tiles are staged as a whole
     copies = [(leaf, how) for leaf in found if (how := filling(leaf.node)) is not None]
     for leaf, how in copies:
-        why = facts.why_not(leaf, how) or _why_not_tile(loop.body, found, how.region.buffer)
+        why = facts.why_not(leaf, how) or why_not_tile(loop.body, found, how.region.buffer)
         if why:
             reasons.setdefault(id(how.region.buffer), why)
     late = [(leaf.node, reasons[id(how.region.buffer)]) for leaf, how in copies if id(how.region.buffer) in reasons]
@@ -218,11 +218,12 @@ def _names(node: Node) -> set[int]:
     return {id(n) for n in walk(node) if isinstance(n, Var)}
 
 
-def _why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
+def why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
     """Why a tile cannot have a version for each iteration; "" if it can."""
     if first_access(body.stmts, tile) == "read":
         return f"`{tile.name}` holds values of an earlier iteration"
     earlier: list[Leaf] = []
+    fills: list[tuple[Leaf, Region]] = []
     read = False
     for leaf in found:
         reads, writes = uses(leaf.node)
@@ -231,6 +232,9 @@ def _why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
         if (how := filling(leaf.node)) is not None and how.region.buffer is tile:
             if not all(leaf.excludes(other) for other in earlier):
                 return f"`{tile.name}` is filled again after it was used"
+            if any(not leaf.excludes(other) and not _apart(how.region, box) for other, box in fills):
+                return f"`{tile.name}` is filled twice"
+            fills.append((leaf, how.region))
         elif touched:
             earlier.append(leaf)
     return "" if read else f"`{tile.name}` is not read in the loop"
@@ -266,17 +270,12 @@ def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
     """Whether the boxes, disjoint if there are several, fill the tile."""
     if any(same_extents(b.extents, tile.shape) for b in boxes):
         return True
-    shape, volume, seen = tile.static_shape, 0, list[list[tuple[int, int]]]()
+    shape, volume, seen = tile.static_shape, 0, list[Region]()
     for box in boxes:
-        sides = [
-            (int(r.start.value), int(r.start.value) + int(r.extent.value))
-            for r in box.ranges
-            if isinstance(r.start, Const) and isinstance(r.extent, Const)
-        ]
-        overlaps = any(all(a < d and c < b for (a, b), (c, d) in zip(sides, other, strict=True)) for other in seen)
-        if len(sides) != tile.rank or overlaps:
+        sides = [side for side in _sides(box) if side is not None]
+        if len(sides) != tile.rank or not all(_apart(box, other) for other in seen):
             return False
-        seen.append(sides)
+        seen.append(box)
         size = 1
         for low, high in sides:
             size *= high - low
@@ -285,6 +284,22 @@ def _cover(boxes: Sequence[Region], tile: Buffer) -> bool:
     for extent in shape or (0,):
         total *= extent
     return bool(boxes) and volume == total
+
+
+def _apart(a: Region, b: Region) -> bool:
+    """Whether two boxes of a tile certainly have no element in common."""
+    sides = zip(_sides(a), _sides(b), strict=True)
+    return any(x is not None and y is not None and (x[1] <= y[0] or y[1] <= x[0]) for x, y in sides)
+
+
+def _sides(box: Region) -> list[tuple[int, int] | None]:
+    """First and last index plus one in each dimension where both are literals."""
+    return [
+        (int(r.start.value), int(r.start.value) + int(r.extent.value))
+        if isinstance(r.start, Const) and isinstance(r.extent, Const)
+        else None
+        for r in box.ranges
+    ]
 
 
 def _grouped(copies: Sequence[tuple[Leaf, Buffer]], found: Sequence[Leaf]) -> list[list[Leaf]]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipelined products on Hopper: a warp of its own copies tiles ahead, the threads of the kernel multiply.
 
-The kernel gets a warp or warpgroup more, and two roles. Turn after turn the copier waits until a stage of a group of
-tiles is empty and starts the copies that fill it; the others wait until it is full, read it and let it go. Turns are
+The kernel gets warps more, and two roles. Turn after turn a copier waits until a stage of a group of tiles is empty and
+starts the copies that fill it; the others wait until it is full, read it and let it go. Groups have warps of their own,
+so that none waits for the stages of another. Turns are
 counted in closed form, from the loop's variable; a loop that is run again goes on counting. Afterwards no pipelined
 loop of such a kernel is left; other kernels stay as they are.
 """
@@ -25,12 +26,14 @@ from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Rol
 from ..tileop import copy_tma
 from ..tileop.copy import Copy
 from ..tileop.copy_tma import TmaCopy
-from .bulk_loads import Body, Group, Loads, Survey, bulk_loads, is_load, is_zero
+from .bulk_loads import Body, Group, Loads, Survey, bulk_loads, is_leaf, is_load, is_zero
 from .instance import Instance, versions_of
+from .pipeline_plan import reads_of
 from .pipeline_schedule import without
 
 WARP, WARPGROUP = 32, 128
 ALL_REGISTERS, FEWEST_REGISTERS = 65536, 24  # of a block; of a thread
+MOST_COPIERS = 4  # warps
 ZERO = const(0, int32)
 
 
@@ -61,14 +64,14 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
     return _Roles(normal, loads, survey, thread, build).kernel()
 
 
-def _shares(count: int) -> tuple[int, tuple[int, int]]:
-    """How many threads copy beside `count` that multiply, and the registers of each of both.
+def _shares(count: int, warps: int) -> tuple[int, tuple[int, int]]:
+    """How many threads are added for `warps` that copy beside `count` that multiply, and the registers of each of both.
 
-    One warp copies where the others have registers enough. Several warpgroups get those that a fourth does not need.
+    One warpgroup has registers enough. Several get those that one more, which has the copiers, does not need.
     """
     groups = count // WARPGROUP
     if groups == 1:
-        return WARP, (0, 0)
+        return warps * WARP, (0, 0)
     entry = ALL_REGISTERS // (count + WARPGROUP) // 8 * 8
     left = entry * (groups + 1) - FEWEST_REGISTERS
     return WARPGROUP, (min(left // groups // 8 * 8, 240), FEWEST_REGISTERS)
@@ -95,7 +98,8 @@ class _Roles:
         self.source, self.groups, self.copies = kernel, loads.groups, loads.copies
         self.survey, self.thread, self.build = survey, thread, build
         self.count = math.prod(kernel.threads)
-        self.copiers, self.registers = _shares(self.count)
+        self.warps = min(len(self.groups), MOST_COPIERS)
+        self.copiers, self.registers = _shares(self.count, self.warps)
         self.tiles = {id(t): versions_of(t, g.stages) for g in self.groups for t in g.tiles}
         self.group_of = {id(t): g for g in self.groups for t in g.tiles}
         self.full = {id(g): _barriers(f"{g.name}_full", g.stages, 1) for g in self.groups}
@@ -110,10 +114,7 @@ class _Roles:
         versions = {id(t): (self.tiles[id(t)], self.stage(self.group_of[id(t)])) for g in self.groups for t in g.tiles}
         place = Instance({}, versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
-        copying = Block((*self._bases(), *self._copy(self.source.body, self._top())))
-        copying = Instance({}, {}, fresh=True)(place(without(copying, set())))
-        if self.copiers > WARP:  # the others are there only because warpgroups give registers as a whole
-            copying = Block((If(self.thread < self.count + WARP, copying, Block(())),))
+        copying = Block(tuple(self._copiers(place)))
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers
@@ -141,7 +142,12 @@ class _Roles:
             return ZERO
         var = body.loop.vars[0]
         base = self.bases.get(id(body))
-        return var if base is None else binary("max", Load(base, ()), ZERO) + var
+        return var if base is None else self._before(base, body) + var
+
+    def _before(self, base: Buffer, body: Body) -> Expr:
+        """How many turns earlier runs of a loop made, as far as stages and parities tell them apart."""
+        period = 2 * math.lcm(*(g.stages for g in self.groups if g.body is body))
+        return binary("max", Load(base, ()), ZERO) % period
 
     def stage(self, group: Group) -> Expr:
         """Which version of its tiles a turn uses."""
@@ -154,12 +160,12 @@ class _Roles:
     def _bases(self) -> list[Stmt]:
         return [Alloc(base, ZERO) for base in self.bases.values()]
 
-    def _counts(self, body: Body | None) -> list[Stmt]:
+    def counts(self, body: Body | None) -> list[Stmt]:
         """After a loop that is run again: its turns are added."""
         if body is None or (base := self.bases.get(id(body))) is None or body.loop is None:
             return []
         trips = binary("max", body.loop.stops[0], ZERO)
-        return [Store(base, (), Load(base, ()) + trips)]
+        return [Store(base, (), self._before(base, body) + trips)]
 
     # What the threads of the kernel do.
 
@@ -169,11 +175,22 @@ class _Roles:
         for n, one in enumerate(block.stmts):
             for group in mine:
                 if group.first == n:
-                    yield mbarrier_wait(self._barrier(self.full, group), self.parity(group, 0))
+                    yield mbarrier_wait(self.barrier(self.full, group), self.parity(group, 0))
             yield from self._reader(one, body)
             for group in mine:
                 if group.last == n and id(group) in self.empty:
-                    yield warp_arrive(self._barrier(self.empty, group))
+                    yield self._release(group, body)
+
+    def _release(self, group: Group, body: Body) -> Stmt:
+        """A warp lets go of a turn's tiles. What only products have read, it has read when they are waited for."""
+        where = self.barrier(self.empty, group)
+        tiles = {id(t) for t in group.tiles}
+        products = {id(op) for op in self.survey.products}
+        readers = [n for n in walk(body.block) if isinstance(n, Stmt) and is_leaf(n) and tiles & reads_of(n)]
+        if not all(id(n) in products or id(n) in self.copies for n in readers):
+            return warp_arrive(where)
+        lane = binary("%", self.thread, const(WARP, int32))
+        return If(binary("==", lane, ZERO), Block((mbarrier_arrive(where),)), Block(()))
 
     def _reader(self, one: Stmt, body: Body) -> Iterator[Stmt]:
         if id(one) in self.copies:
@@ -185,9 +202,9 @@ class _Roles:
             if then.stmts or other.stmts:
                 yield If(one.condition, then, other, span=one.span)
         elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
-            inner = self._body_of(one)
+            inner = self.body_of(one)
             yield replace(_plain(one), body=Block(tuple(self._read(one.body, inner or body))))
-            yield from self._counts(inner)
+            yield from self.counts(inner)
         elif type(one) is Copy and self._is_store(one):
             yield TmaCopy(one.src, one.dst, span=one.span)
         else:
@@ -198,49 +215,26 @@ class _Roles:
             return False
         return copy_tma.refuses(copy, self.survey.contexts[id(copy)]) is None
 
-    # What the copier does.
+    # What the copiers do.
 
-    def _copy(self, block: Block, body: Body) -> Iterator[Stmt]:
-        """The loads of a body with what they depend on, in stages that are empty."""
-        mine = [g for g in self.groups if g.body.block is block]
-        places = {id(g): [n for n, s in enumerate(block.stmts) if self._loads(s, g)] for g in mine}
-        for n, one in enumerate(block.stmts):
-            for group in mine:
-                if places[id(group)][0] == n and id(group) in self.empty:
-                    yield mbarrier_wait(self._barrier(self.empty, group), self.parity(group, 1))
-            yield from self._copier(one, body)
-            for group in mine:
-                if places[id(group)][-1] == n:
-                    arrive = mbarrier_arrive(self._barrier(self.full, group))
-                    yield If(binary("==", self.thread, const(self.count, int32)), Block((arrive,)), Block(()))
+    def _copiers(self, place: Instance) -> Iterator[Stmt]:
+        """Each warp's loads."""
+        for warp in range(self.warps):
+            loads = _Copier(self, warp)
+            stmts = Block((*self._bases(), *loads.block(self.source.body, self._top())))
+            made: Block = Instance({}, {}, fresh=True)(place(without(stmts, set())))
+            number = (self.count + warp * WARP) // WARP
+            if self.copiers == WARP:
+                yield from made.stmts
+            else:
+                yield If(binary("==", self.thread // WARP, const(number, int32)), made, Block(()))
 
-    def _copier(self, one: Stmt, body: Body) -> Iterator[Stmt]:
-        if isinstance(one, Let):
-            yield one
-        elif isinstance(one, Copy) and id(one) in self.copies:
-            group = self.group_of[id(one.dst.buffer)]
-            where = self._barrier(self.full, group)
-            policy = one.eviction_policy
-            yield TmaCopy(one.src, one.dst, None, False, policy, None, Load(where.buffer, where.indices), span=one.span)
-        elif not any(id(n) in self.copies for n in walk(one)):
-            return
-        elif isinstance(one, If):
-            yield If(
-                one.condition, *(Block(tuple(self._copy(b, body))) for b in (one.then, one.otherwise)), span=one.span
-            )
-        elif isinstance(one, For):
-            inner = self._body_of(one)
-            yield replace(_plain(one), body=Block(tuple(self._copy(one.body, inner or body))))
-            yield from self._counts(inner)
-
-    def _loads(self, one: Stmt, group: Group) -> bool:
-        tiles = {id(t) for t in group.tiles}
-        return any(isinstance(n, Copy) and id(n) in self.copies and id(n.dst.buffer) in tiles for n in walk(one))
-
-    def _barrier(self, of: dict[int, Buffer], group: Group) -> Address:
+    def barrier(self, of: dict[int, Buffer], group: Group) -> Address:
+        """The one of its barriers that a group's turn uses."""
         return Address(of[id(group)], (self.stage(group),))
 
-    def _body_of(self, loop: For) -> Body | None:
+    def body_of(self, loop: For) -> Body | None:
+        """The body of a loop that has loads."""
         return next((g.body for g in self.groups if g.body.loop is loop), None)
 
     def _report(self) -> None:
@@ -251,6 +245,60 @@ class _Roles:
                 f"{names}: bulk copies by a warp of its own, {group.stages} {'stages' if group.stages > 1 else 'stage'}"
             )
             self.build.note(span, "T.Pipelined", became)
+
+
+class _Copier:
+    """The loads of one warp of a kernel's copiers."""
+
+    def __init__(self, roles: _Roles, warp: int):
+        self.roles, self.by = roles, warp * WARP
+        self.groups = roles.groups[warp :: roles.warps]
+        tiles = {id(t) for g in self.groups for t in g.tiles}
+        self.copies = {id(c) for g in self.groups for c in g.body.loads if id(c.dst.buffer) in tiles}
+
+    def block(self, block: Block, body: Body) -> Iterator[Stmt]:
+        """The loads of a body with what they depend on, in stages that are empty."""
+        mine = [g for g in self.groups if g.body.block is block]
+        places = {id(g): [n for n, s in enumerate(block.stmts) if self._loads(s, g)] for g in mine}
+        for n, one in enumerate(block.stmts):
+            for group in mine:
+                if places[id(group)][0] == n and id(group) in self.roles.empty:
+                    yield mbarrier_wait(self.roles.barrier(self.roles.empty, group), self.roles.parity(group, 1))
+            yield from self.stmt(one, body)
+            for group in mine:
+                if places[id(group)][-1] == n:
+                    arrive = mbarrier_arrive(self.roles.barrier(self.roles.full, group))
+                    yield If(
+                        binary("==", self.roles.thread, const(self.roles.count + self.by, int32)),
+                        Block((arrive,)),
+                        Block(()),
+                    )
+
+    def stmt(self, one: Stmt, body: Body) -> Iterator[Stmt]:
+        """What of a statement the loads need."""
+        if isinstance(one, Let):
+            yield one
+        elif isinstance(one, Copy) and id(one) in self.copies:
+            group = self.roles.group_of[id(one.dst.buffer)]
+            where = self.roles.barrier(self.roles.full, group)
+            policy = one.eviction_policy
+            yield TmaCopy(
+                one.src, one.dst, None, False, policy, None, Load(where.buffer, where.indices), self.by, span=one.span
+            )
+        elif not any(id(n) in self.copies for n in walk(one)):
+            return
+        elif isinstance(one, If):
+            yield If(
+                one.condition, *(Block(tuple(self.block(b, body))) for b in (one.then, one.otherwise)), span=one.span
+            )
+        elif isinstance(one, For):
+            inner = self.roles.body_of(one)
+            yield replace(_plain(one), body=Block(tuple(self.block(one.body, inner or body))))
+            yield from self.roles.counts(inner)
+
+    def _loads(self, one: Stmt, group: Group) -> bool:
+        tiles = {id(t) for t in group.tiles}
+        return any(isinstance(n, Copy) and id(n) in self.copies and id(n.dst.buffer) in tiles for n in walk(one))
 
 
 def _plain(loop: For) -> For:

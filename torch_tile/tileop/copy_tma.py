@@ -45,6 +45,7 @@ class TmaCopy(Copy):
     """
 
     barrier: Load | None = None
+    by: int = 0
 
     @classmethod
     def build(cls, src: Any, dst: Any, barrier: Any = None, **hints: Any) -> TmaCopy:
@@ -186,7 +187,7 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
     sides = Sides.of(op)
     tile, tensor = sides.tile.buffer, sides.tensor.buffer
     span, size = panel_span(tile) or 0, tile.dtype.itemsize
-    barrier = op.barrier if isinstance(op, TmaCopy) else None
+    barrier, by = (op.barrier, op.by) if isinstance(op, TmaCopy) else (None, 0)
     extents = [_number(e) for e in sides.tensor.extents]
     box = _box_of(sides)
     assert box is not None
@@ -207,7 +208,7 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
     else:
         moves += [bulk.bulk_commit(), bulk.bulk_wait(0)]
     _note(op, box, span, len(list(_corners(extents, box))), ctx)
-    return If(binary("==", ctx.thread, ZERO), Block(tuple(moves)), Block(()))
+    return If(binary("==", ctx.thread, const(by, dt.int32)), Block(tuple(moves)), Block(()))
 
 
 def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...] | None:
