@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels keep all their threads together, and what the schedule says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.build import Build, PassOptions
+from torch_tile.diagnostics import TileError
+from torch_tile.ir.stmt import Role
+from torch_tile.lowering.split_warps import split_warps
+from torch_tile.target import Target
+
+H, F = T.float16, T.float32
+
+
+def build(target="cuda:sm_90a", **options):
+    return Build(Target.of(target), PassOptions(**options))
+
+
+def why_whole(kernel, **options) -> str:
+    """Why a kernel keeps its threads together, as its schedule says; "" without a word."""
+    made = build(**options)
+    assert split_warps(kernel.program, made) is kernel.program
+    return "; ".join(sorted({note.why_not for note in made.notes}))
+
+
+def body(inside, threads=128):
+    """A kernel with tiles a and b and accumulators c around what `inside(k, A, B, a, b, c, bx)` does each turn."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), B: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
+        with T.Kernel(4, 4, threads=threads) as (bx, by):
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.clear(c)
+            for ko in T.Pipelined(8, num_stages=3):
+                inside(ko, A, B, a, b, c, bx)
+            T.copy(c, C[by * 64, bx * 64])
+
+    return kernel
+
+
+def test_products_that_do_not_go_by_wgmma() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), F), C: T.Tensor((512, 512), F)):
+        with T.Kernel(4, 4, threads=128) as (bx, by):
+            a, b, c = T.alloc_shared((64, 32), F), T.alloc_shared((64, 32), F), T.alloc_fragment((64, 64), F)
+            T.clear(c)
+            for ko in T.Pipelined(8, num_stages=3):
+                T.copy(A[by * 64, ko * 32], a)
+                T.copy(A[bx * 64, ko * 32], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C[by * 64, bx * 64])
+
+    assert why_whole(kernel) == ""
+    assert any(isinstance(s, Role) for s in split_warps(kernel.program, build(tf32=True)).kernels[0].body.stmts)
+
+
+def test_tiles_that_are_read_after_the_loop() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
+        with T.Kernel(4, 4, threads=128) as (bx, by):
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.clear(c)
+            for ko in T.Pipelined(8, num_stages=3):
+                T.copy(A[by * 64, ko * 64], a)
+                T.copy(A[ko * 64, bx * 64], b)
+                T.gemm(a, b, c)
+            for i, j in T.Parallel(64, 64):
+                c[i, j] += a[i, j]
+            T.copy(c, C[by * 64, bx * 64])
+
+    assert why_whole(kernel) == "`a` is read outside the loop that fills it"
+
+
+def scaled(ko, A, B, a, b, c, bx):
+    T.copy(A[0, ko * 64], a)
+    T.copy(B[ko * 64, bx * 64], b)
+    for i, j in T.Parallel(64, 64):
+        a[i, j] = a[i, j] * 2
+    T.gemm(a, b, c)
+
+
+def gathered(ko, A, B, a, b, c, bx):
+    for i, j in T.Parallel(64, 64):
+        a[i, j] = A[i * 8, ko * 64 + j]
+    T.copy(B[ko * 64, bx * 64], b)
+    T.gemm(a, b, c)
+
+
+def written(ko, A, B, a, b, c, bx):
+    T.copy(A[0, ko * 64], a)
+    T.copy(B[ko * 64, bx * 64], b)
+    T.gemm(a, b, c)
+    B[ko, bx] = 0
+
+
+def again(ko, A, B, a, b, c, bx):
+    T.copy(A[0, ko * 64], a)
+    T.copy(B[ko * 64, bx * 64], b)
+    T.gemm(a, b, c)
+    T.copy(A[64, ko * 64], a)
+    T.gemm(a, b, c)
+
+
+def twice(ko, A, B, a, b, c, bx):
+    T.copy(A[0, ko * 64], a)
+    T.copy(A[64, ko * 64], a)
+    T.copy(B[ko * 64, bx * 64], b)
+    T.gemm(a, b, c)
+
+
+@T.macro
+def sometimes(ko, A, B, a, b, c, bx):
+    if ko % 2 == 0:
+        T.copy(A[0, ko * 64], a)
+    T.copy(B[ko * 64, bx * 64], b)
+    T.gemm(a, b, c)
+
+
+def half(ko, A, B, a, b, c, bx):
+    T.copy(A[0:32, ko * 64 : ko * 64 + 64], a[0:32, :])
+    T.copy(B[ko * 64, bx * 64], b)
+    T.gemm(a, b, c)
+
+
+def before(ko, A, B, a, b, c, bx):
+    T.gemm(a, b, c)
+    T.copy(A[0, ko * 64], a)
+    T.copy(B[ko * 64, bx * 64], b)
+
+
+def unwanted(ko, A, B, a, b, c, bx):
+    T.copy(A[0, ko * 64], a, disable_tma=True)
+    T.copy(B[ko * 64, bx * 64], b)
+    T.gemm(a, b, c)
+
+
+@T.macro
+def of_a_thread(ko, A, B, a, b, c, bx):
+    T.copy(A[0, ko * 64], a)
+    if T.get_thread_binding() < 500:
+        T.copy(B[ko * 64, bx * 64], b)
+    T.gemm(a, b, c)
+
+
+def from_a_tile(ko, A, B, a, b, c, bx):
+    T.copy(A[0, ko * 64], a)
+    start = T.cast(a[0, 0], "int32")
+    T.copy(B[ko * 64 + start, bx * 64], b)
+    T.gemm(a, b, c)
+
+
+def by_hand(ko, A, B, a, b, c, bx):
+    T.copy(A[0, ko * 64], a)
+    T.copy(B[ko * 64, bx * 64], b)
+    T.sync_threads()
+    T.gemm(a, b, c)
+
+
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [
+        (scaled, "`a` is written by the kernel's threads, too"),
+        (gathered, "it gathers elements"),
+        (written, "the kernel writes `B`"),
+        (again, "`a` is filled again after it was used"),
+        (twice, "`a` is filled twice"),
+        (sometimes, "`a` holds values of an earlier iteration"),
+        (half, "`a` holds values of an earlier iteration"),
+        (before, "`a` holds values of an earlier iteration; `b` holds values of an earlier iteration"),
+        (unwanted, "its author does not want it"),
+        (of_a_thread, "whether or where it reads depends on the thread"),
+        (from_a_tile, "where it reads depends on `a`, which the kernel's threads compute"),
+        (by_hand, ""),
+    ],
+)
+def test_kernels_that_stay_whole(inside, why: str) -> None:
+    assert why_whole(body(inside)) == why
+
+
+def test_loops_that_are_left_early() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
+        with T.Kernel(4, 4, threads=128) as (bx, by):
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.clear(c)
+            for tile in T.serial(8):
+                if tile > bx:
+                    break
+                for ko in T.Pipelined(8, num_stages=3):
+                    T.copy(A[by * 64, ko * 64], a)
+                    T.copy(A[ko * 64, tile * 64], b)
+                    T.gemm(a, b, c)
+            T.copy(c, C[by * 64, bx * 64])
+
+    assert why_whole(kernel) == ""
+
+
+def test_mbarriers_of_the_author() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
+        with T.Kernel(4, 4, threads=128) as (bx, by):
+            ready = T.alloc_barrier(1)
+            q = T.alloc_shared((64, 64), H)
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.clear(c)
+            T.tma_copy(A[by * 64, 0], q, barrier=ready[0])
+            for ko in T.Pipelined(8, num_stages=3):
+                T.copy(A[by * 64, ko * 64], a)
+                T.copy(A[ko * 64, bx * 64], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * 64, bx * 64])
+
+    assert why_whole(kernel) == ""
+
+
+def test_strict_kernels_say_why_they_stay_whole() -> None:
+    with pytest.raises(TileError, match="filled again after it was used"):
+        torch_tile.compile(body(again), target="cuda:sm_90a", strict=True)
+
+
+def test_tiles_of_several_loops() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
+        with T.Kernel(4, 4, threads=128) as (bx, by):
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.clear(c)
+            for ko in T.Pipelined(bx, num_stages=3):
+                T.copy(A[by * 64, ko * 64], a)
+                T.copy(A[ko * 64, bx * 64], b)
+                T.gemm(a, b, c)
+            for ko in T.Pipelined(bx, num_stages=3):
+                T.copy(A[by * 64, ko * 64 + 8], a)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * 64, bx * 64])
+
+    assert why_whole(kernel) == "`a` is filled in several loops; `b` is read outside the loop that fills it"
