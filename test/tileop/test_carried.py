@@ -39,6 +39,7 @@ def stores(place):
         (lambda i, j, n: ((i + j * 4) % n, (i + j * 4) // n), []),
         (lambda i, j, n: (i // n, i % 3), ["i", "j"]),
         (lambda i, j, n: (i // 2, (i + 1) % 2), ["i", "j"]),
+        (lambda i, j, n: (i % 1, i // 1 + 3), ["j"]),
     ],
 )
 def test_places_that_move_with_a_variable(place, wanted):

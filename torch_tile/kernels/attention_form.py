@@ -117,9 +117,8 @@ class Form:
 
     def sees(self, query: Any, key: Any, q_offset: Any, window: Any, kv_len: Any) -> Any:
         """Whether a query may see a key, masks aside."""
-        seen = key < kv_len
-        if self.causal:
-            seen = T.logical_and(seen, key <= query + q_offset)
+        end = T.min(kv_len, query + q_offset + 1) if self.causal else kv_len  # known for a whole row
+        seen = key < end
         if self.windowed:
             seen = T.logical_and(seen, key > query + q_offset - window)
         return seen

@@ -95,6 +95,8 @@ def _is_affine(expr: Expr, var: Var, uses: Uses) -> bool:
         for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
             if _is_affine(a, var, uses) and not uses.depends(b, var):
                 return True
+    if isinstance(expr, Binary) and expr.op == "//" and isinstance(expr.b, Const) and expr.b.value == 1:
+        return _is_affine(expr.a, var, uses)
     if isinstance(expr, Binary) and expr.op == "*":
         for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
             if _is_affine(a, var, uses) and isinstance(b, Const) and b.value:
