@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "launch_driver.h"
+
 namespace {
 
 // DLPack 1.x, the part that is used.
@@ -33,22 +35,23 @@ struct Exchange {
   int (*current_stream)(int device_type, int32_t device_index, void** stream);
 };
 
-using LaunchKernel = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
-using GetContext = int (*)(void**);
-using SetContext = int (*)(void*);
 using IsNegative = bool (*)(void* const*);  // at::native::is_neg(const at::Tensor&); a Tensor is a pointer to a TensorImpl
 
 constexpr int kMostInline = 5;  // rank up to which a TensorImpl keeps its sizes in itself
 constexpr int kMostArguments = 64, kMostWords = 512, kMostForms = 1024, kSlots = 2 * kMostForms;
 constexpr const char* kName = "torch_tile.kernel";
 
-// A form of arguments, `words` long, and behind it the plan for it, `plan_words` long: context, number of launches, and
-// for each: function, grid x y z, threads, shared bytes, number of arguments, and (kind, value) for each of these, where
-// kind 0 is the tensor `value`, 1 the scalar `value`, 2 the number `value` itself.
+// A form of arguments, `words` long, and behind it the plan for it, `plan_words` long: a Plan, its PlannedMaps, and a
+// PlannedLaunch for each kernel with (kind, value) for each of its arguments, where kind 0 is the tensor `value`, 1 the
+// scalar `value`, 2 the number `value` itself, and 3 the map `value` of the plan.
 struct Form {
   uint64_t hash;
   int words, plan_words;
   int64_t data[1];
+};
+struct Plan {
+  int64_t context, launches, maps;
+  PlannedMap* map(int64_t index) { return (PlannedMap*)(this + 1) + index; }
 };
 
 // What a kernel holds of Python's.
@@ -56,9 +59,7 @@ enum { kSlow, kFailed, kIsNegative, kTensor, kParameter, kHeld };
 
 struct Kernel {
   Exchange* exchange;
-  LaunchKernel launch_kernel;
-  GetContext get_context;
-  SetContext set_context;
+  Driver driver;
   IsNegative is_negative;  // NULL: ask Python's
   int64_t sizes_offset;  // of the sizes in a TensorImpl, bytes
   PyObject* held[kHeld];
@@ -204,28 +205,40 @@ void forget(Kernel* kernel) {
   kernel->known = 0;
 }
 
+// Bring the maps of a plan up to the addresses of the arguments. False if the driver refuses one: Python says why.
+bool bring_maps(Kernel* kernel, Form* form, const Arguments& arguments) {
+  Plan* plan = (Plan*)(form->data + form->words);
+  for (int64_t i = 0; i < plan->maps; ++i) {
+    PlannedMap* map = plan->map(i);
+    if (bring(kernel->driver, map, arguments.pointers[map->tensor]) != 0) return false;
+  }
+  return true;
+}
+
 // Follow a plan. It is copied first: while the driver is at work, other Python threads may change the table.
 int follow(Kernel* kernel, const Form* form, Arguments* arguments, void* stream) {
-  int64_t plan[kMostWords];
-  memcpy(plan, form->data + form->words, 8 * form->plan_words);
+  int64_t words[kMostWords];
+  memcpy(words, form->data + form->words, 8 * form->plan_words);
+  Plan* plan = (Plan*)words;
   PyThreadState* thread = PyEval_SaveThread();
-  void *context = (void*)plan[0], *before = NULL;
-  int status = kernel->get_context(&before);
-  if (status == 0 && before != context) status = kernel->set_context(context);
-  int64_t* at = plan + 2;
-  for (int64_t left = plan[1]; left > 0 && status == 0; --left) {
+  void *context = (void*)plan->context, *before = NULL;
+  int status = kernel->driver.get_context(&before);
+  if (status == 0 && before != context) status = kernel->driver.set_context(context);
+  int64_t* at = (int64_t*)plan->map(plan->maps);
+  for (int64_t left = plan->launches; left > 0 && status == 0; --left) {
+    const PlannedLaunch& next = *(PlannedLaunch*)at;
     void* places[kMostWords / 2];
-    int64_t* argument = at + 7;
-    for (int64_t i = 0; i < at[6]; ++i, argument += 2) {
+    int64_t* argument = at + sizeof next / 8;
+    for (int64_t i = 0; i < next.arguments; ++i, argument += 2) {
       places[i] = argument[0] == 0   ? (void*)&arguments->pointers[argument[1]]
                   : argument[0] == 1 ? (void*)&arguments->scalars[argument[1]]
-                                     : (void*)&argument[1];
+                  : argument[0] == 2 ? (void*)&argument[1]
+                                     : (void*)plan->map(argument[1])->bytes;
     }
-    status = kernel->launch_kernel((void*)at[0], (unsigned)at[1], (unsigned)at[2], (unsigned)at[3], (unsigned)at[4], 1, 1,
-                                   (unsigned)at[5], stream, places, NULL);
+    status = start(kernel->driver, next, stream, places);
     at = argument;
   }
-  if (before != context) kernel->set_context(before);
+  if (before != context) kernel->driver.set_context(before);
   PyEval_RestoreThread(thread);
   return status;
 }
@@ -253,6 +266,7 @@ PyObject* launch(PyObject* self, PyObject* const* objects, Py_ssize_t count) {
     if (form == NULL) return in_python(kernel->held[kSlow], objects, count);
     kernel->last = form;
   }
+  if (!bring_maps(kernel, form, arguments)) return in_python(kernel->held[kSlow], objects, count);
   void* stream = NULL;
   if (kernel->exchange->current_stream(arguments.device_type, arguments.device_index, &stream) != 0) return NULL;
   int status = follow(kernel, form, &arguments, stream);
@@ -310,18 +324,18 @@ PyObject* sizes_of(PyObject*, PyObject* args) {
   return PyLong_FromVoidPtr(is_known ? (void*)tensor.shape : NULL);
 }
 
-// make(exchange, (slow, failed, is_neg, Tensor, Parameter), (cuLaunchKernel, cuCtxGetCurrent, cuCtxSetCurrent),
+// make(exchange, (slow, failed, is_neg, Tensor, Parameter), (functions of Driver, in its order),
 //      (at::native::is_neg or 0, offset of sizes), kinds, masks, scalars_matter)
 // -> (launch function, kernel for `remember`), or None if torch's table is of a kind that is not known here.
 PyObject* make(PyObject*, PyObject* args) {
   PyObject *exchange, *held[kHeld];
-  unsigned long long launch_kernel, get_context, set_context, is_negative, sizes_offset;
+  unsigned long long functions[5], is_negative, sizes_offset;
   const char *kinds, *masks;
   Py_ssize_t count, mask_bytes;
   int scalars_matter;
-  if (!PyArg_ParseTuple(args, "O(OOOOO)(KKK)(KK)y#y#p", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
-                        &held[kTensor], &held[kParameter], &launch_kernel, &get_context, &set_context, &is_negative,
-                        &sizes_offset, &kinds, &count, &masks, &mask_bytes, &scalars_matter))
+  if (!PyArg_ParseTuple(args, "O(OOOOO)(KKKKK)(KK)y#y#p", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
+                        &held[kTensor], &held[kParameter], functions, functions + 1, functions + 2, functions + 3,
+                        functions + 4, &is_negative, &sizes_offset, &kinds, &count, &masks, &mask_bytes, &scalars_matter))
     return NULL;
   Exchange* table = (Exchange*)PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
   if (table == NULL) return NULL;
@@ -330,9 +344,8 @@ PyObject* make(PyObject*, PyObject* args) {
   Kernel* kernel = (Kernel*)calloc(1, sizeof(Kernel));
   if (kernel == NULL) return PyErr_NoMemory();
   kernel->exchange = table;
-  kernel->launch_kernel = (LaunchKernel)launch_kernel;
-  kernel->get_context = (GetContext)get_context;
-  kernel->set_context = (SetContext)set_context;
+  static_assert(sizeof(Driver) == sizeof functions, "one address for each function");
+  memcpy(&kernel->driver, functions, sizeof functions);
   kernel->is_negative = (IsNegative)is_negative;
   kernel->sizes_offset = (int64_t)sizes_offset;
   kernel->count = (int)count;

@@ -38,11 +38,11 @@ extern "C" {
 Record records[64];
 uint64_t module_contexts[64];
 int allowed[64];
-int count, modules, allowances, slots, map_slots, encoded, refuse, capability, capture_mode;
+int count, modules, allowances, slots, map_slots, encoded, refuse, refuse_maps, capability, capture_mode;
 static thread_local uint64_t current;
 
 void fake_reset() {
-  count = modules = allowances = slots = map_slots = encoded = refuse = capture_mode = 0;
+  count = modules = allowances = slots = map_slots = encoded = refuse = refuse_maps = capture_mode = 0;
   capability = 90;
   current = 0;
 }
@@ -110,7 +110,7 @@ int cuTensorMapEncodeTiled(Map* map, int data_type, unsigned rank, uint64_t addr
   static const int bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
   bool is_legal = (uint64_t)map % 64 == 0 && data_type >= 0 && data_type < 10 && rank >= 1 && rank <= 5 && address % 16 == 0 &&
                   interleave == 0 && swizzle >= 0 && swizzle < 4 && promotion >= 2 && promotion < 4 && fill == 0;
-  if (!is_legal || address == 0xbad0) return 1;
+  if (!is_legal || refuse_maps) return 1;
   for (unsigned d = 0; d < rank; ++d) {
     if (sizes[d] < 1 || sizes[d] > 1ull << 32 || boxes[d] < 1 || boxes[d] > 256 || steps[d] != 1) return 1;
     if (d + 1 < rank && (strides[d] % 16 || strides[d] >= 1ull << 40)) return 1;

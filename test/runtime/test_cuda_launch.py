@@ -340,8 +340,10 @@ def test_which_cubins_run_where():
 
 
 def test_plans_are_packed_word_by_word():
-    plan = Plan(2**64 - 1, 0, (Launch(7, (1, 2, 3), 64, 5, ((0, 1), (2, 2**63))),))
-    assert struct.unpack("13q", plan.packed()) == (-1, 1, 7, 1, 2, 3, 64, 5, 2, 0, 1, 2, -(2**63))
+    plan = Plan(2**64 - 1, 0, (Launch(7, (1, 2, 3), 64, 5, ((0, 1), (2, 2**63)), (), (2, 4, 1), True),))
+    assert struct.unpack("18q", plan.packed()) == (
+        -1, 1, 0, 7, 1, 2, 3, 64, 5, 2, 4, 1, 1, 2, 0, 1, 2, -(2**63),
+    )  # fmt: skip
 
 
 def test_small_floats_are_rounded_to_their_type():

@@ -82,7 +82,7 @@ def test_an_old_driver(fake_cuda, monkeypatch):
 def test_what_the_driver_tells(fake_cuda):
     assert fake_cuda.driver.version() == (13, 1)
     assert fake_cuda.driver.capability(3) == 90
-    assert fake_cuda.driver.address("cuInit") > 0
+    assert fake_cuda.driver.address("cuInit") > 0 and fake_cuda.driver.address("cuNothing") == 0
     with pytest.raises(LaunchError, match="cuDeviceGet"):
         fake_cuda.driver.context(4)
 

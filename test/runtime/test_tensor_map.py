@@ -14,6 +14,7 @@ from torch_tile.ir.expr import Const, Var, to_expr
 from torch_tile.ir.stmt import dimensions
 from torch_tile.runtime import cuda_launch
 from torch_tile.runtime.cuda_launch import CudaLauncher
+from torch_tile.runtime.native_launch import native
 from torch_tile.runtime.tensor_map import ALIGNMENT, KEPT, SIZE, TensorMaps, aligned_memory, map_form
 from torch_tile.target import Target
 
@@ -104,10 +105,11 @@ def test_maps_are_kept_by_address(fake_cuda):
     assert maps.at(1024) is not first and maps.at(1024).raw[:8] == first.raw[:8]
     with pytest.raises(LaunchError, match="argument `x` must begin at a multiple of 16 bytes, and 0x408 is none"):
         maps.at(1032)
+    fake_cuda.number("refuse_maps").value = 1
     with pytest.raises(
         LaunchError, match=r"no tensor map of argument `x` \(sizes \(64, 4\).*cuTensorMapEncodeTiled: CUDA"
     ):
-        maps.at(0xBAD0)
+        maps.at(8192)
 
 
 def test_a_driver_that_knows_none(fake_cuda, monkeypatch):
@@ -133,6 +135,8 @@ class OnCpu(CudaLauncher):
 def way(request, fake_cuda, monkeypatch):
     if request.param == "python":
         monkeypatch.setattr(cuda_launch, "native", lambda: None)
+    else:
+        assert native() is not None
     return request.param
 
 
@@ -182,18 +186,45 @@ def test_launches_with_maps(copy, fake_cuda):
             assert not record.is_extended and list(record.grid) == [rows, 2, 1]
 
 
-def test_only_new_addresses_are_encoded(copy, fake_cuda):
-    launcher = copy()
-    x, y = torch.zeros(2, 5, 64).half(), torch.zeros(2, 5, 64).half()
+def test_only_new_addresses_are_encoded(way, copy, fake_cuda):
+    launcher, encoded = copy(), fake_cuda.number("encoded")
+    x, y, other = (torch.zeros(2, 5, 64).half() for _ in range(3))
     for _ in range(4):
         launcher.begin(x, 1, y)
-    made = fake_cuda.number("encoded").value
-    assert made <= 4
-    other = torch.ones(2, 5, 64).half()
+    made = encoded.value
+    assert made == (2 if way == "python" else 4)  # the first launch is Python's
     for _ in range(3):
         launcher.begin(x, 1, other)
-    assert fake_cuda.number("encoded").value == made + 1
-    assert fake_cuda.launches()[-1].maps[0].address == other.data_ptr()
+    assert encoded.value == made + 1
+    fake_cuda.launches()
+    for target in (y, other, y, other):
+        launcher.begin(x, 1, target)
+        (record,) = fake_cuda.launches()
+        assert [m.address for m in record.maps[:2]] == [target.data_ptr(), x.data_ptr()]
+
+
+@pytest.mark.parametrize("way", ["native"], indirect=True)
+def test_the_native_way_needs_no_python(copy, fake_cuda, monkeypatch):
+    launcher = copy(cluster=(2, 1, 1), early=True)
+    x, y = torch.zeros(2, 6, 64).half(), torch.zeros(2, 6, 64).half()
+    launcher.begin(x, 1, y)
+    monkeypatch.setattr(launcher, "plans", {})
+    monkeypatch.setattr(launcher, "plan", lambda *args: pytest.fail("a known form is planned again"))
+    for target in (y, x, y.clone()):
+        launcher.begin(x, 1, target)
+    assert len(fake_cuda.launches()) == 4
+
+
+def test_maps_that_the_driver_refuses(copy, fake_cuda):
+    launcher = copy()
+    x, y = torch.zeros(2, 6, 64).half(), torch.zeros(2, 6, 64).half()
+    for _ in range(2):
+        launcher.begin(x, 1, y)
+    fake_cuda.number("refuse_maps").value = 1
+    with pytest.raises(LaunchError, match="there is no tensor map of argument `y`"):
+        launcher.begin(x, 1, y.clone())
+    launcher.begin(x, 1, y)
+    assert len(fake_cuda.launches()) == 3
 
 
 def test_addresses_and_forms_without_a_map(copy, fake_cuda):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 TENSOR, SCALAR, NUMBER, MAP = 0, 1, 2, 3  # kinds of a kernel's arguments in a plan
+# Of the driver, in the order of csrc/launch_driver.h.
+NATIVE_FUNCTIONS = "cuLaunchKernel", "cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuTensorMapEncodeTiled"
 # Scalars that csrc/launch.cpp converts itself, by the letters of the struct module.
 LETTERS = {
     "bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",
@@ -63,17 +65,16 @@ class Plan(NamedTuple):
     device: int
     launches: tuple[Launch, ...]
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether csrc/launch.cpp can follow it."""
-        return all(not each.maps and each.cluster == NO_CLUSTER and not each.early for each in self.launches)
-
     def packed(self) -> bytes:
-        """The plan as csrc/launch.cpp reads it."""
-        words = [self.context, len(self.launches)]
+        """The plan as csrc/launch.cpp reads it, where all maps come before all launches."""
+        maps = [each.form for launch in self.launches for each in launch.maps]
+        words = [self.context, len(self.launches), len(maps), *(word for form in maps for word in form.packed())]
+        before = 0
         for each in self.launches:
-            words += [each.function, *each.grid, each.threads, each.shared, len(each.arguments)]
-            words += [word for argument in each.arguments for word in argument]
+            words += [each.function, *each.grid, each.threads, each.shared, *each.cluster, each.early]
+            words.append(len(each.arguments))
+            words += [word for kind, n in each.arguments for word in (kind, n + before if kind == MAP else n)]
+            before += len(each.maps)
         return struct.pack(f"{len(words)}q", *(word if word < 2**63 else word - 2**64 for word in words))
 
 
@@ -132,8 +133,6 @@ class CudaLauncher(BaseLauncher):
                 self.plans.clear()
             self.plans[form] = plan
         pointers = [self.address(p, a) for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)]
-        if self.remember is not None and plan.is_plain:
-            self.remember(args, plan.packed())
         values = (pointers, [slot_of(p, number) for p, number in scalars.items()])
         machine, stream = driver(), current_stream(plan.device)
         with machine.current(plan.context):
@@ -143,6 +142,8 @@ class CudaLauncher(BaseLauncher):
                     maps[n] if kind == MAP else n if kind == NUMBER else values[kind][n] for kind, n in each.arguments
                 ]
                 machine.launch(*each[:4], stream, slots, each.cluster, each.early)
+        if self.remember is not None:  # not before: what the driver refuses, Python explains
+            self.remember(args, plan.packed())
 
     def address(self, param: Buffer, tensor: torch.Tensor) -> int:
         """Where a tensor begins, if that is where the kernel's accesses can begin."""
@@ -246,7 +247,7 @@ class CudaLauncher(BaseLauncher):
             return
         masks = [self.alignments[id(p)] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
         held = (self.start, failed, torch.Tensor.is_neg, torch.Tensor, torch.nn.Parameter)
-        addresses = tuple(map(machine.address, ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent")))
+        addresses = tuple(map(machine.address, NATIVE_FUNCTIONS))
         made = module.make(
             exchange,
             held,

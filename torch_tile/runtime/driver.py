@@ -60,8 +60,9 @@ class Driver:
         self._check("cuInit", 0)
 
     def address(self, name: str) -> int:
-        """Where one of the driver's functions lies, for callers that are not in Python."""
-        return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0
+        """Where one of the driver's functions lies, for callers that are not in Python; 0 if it has none."""
+        function = getattr(self.library, name, None)
+        return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
     def version(self) -> tuple[int, int]:
         """The newest CUDA version that the driver supports."""

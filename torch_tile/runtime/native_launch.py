@@ -22,6 +22,7 @@ from .cache import get_or_build, key_of
 from .host_compiler import csrc_dir, find_compiler
 
 NAME = "torch_tile_launch"
+SOURCES = ("launch.cpp", "launch_driver.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti")
 IS_NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"  # bool at::native::is_neg(const at::Tensor&)
 MOST_INLINE = 5  # rank up to which torch keeps sizes inside a TensorImpl, as csrc/launch.cpp has it
@@ -68,9 +69,10 @@ def negative_test() -> tuple[int, int]:
 
 
 def _build() -> Path:
-    source = csrc_dir() / "launch.cpp"
+    source, *headers = (csrc_dir() / name for name in SOURCES)
+    texts = [each.read_bytes() for each in (source, *headers)]
     # Nothing in it depends on the compiler, which is not looked for where the module is there.
-    key = key_of(source.read_bytes(), *FLAGS, sys.platform, platform.machine(), str(sys.implementation.cache_tag))
+    key = key_of(*texts, *FLAGS, sys.platform, platform.machine(), str(sys.implementation.cache_tag))
 
     def build(output: Path) -> None:
         import sysconfig

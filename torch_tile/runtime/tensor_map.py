@@ -46,6 +46,12 @@ class MapForm(NamedTuple):
     swizzle: int
     promotion: int
 
+    def packed(self) -> tuple[int, ...]:
+        """As 64-bit words: PlannedMap of csrc/launch_driver.h, with room for the map and no address yet."""
+        numbers = ((*each, *[0] * (MOST_RANK - len(each))) for each in (self.sizes, self.strides, self.box))
+        begin = (self.position, self.data_type, len(self.sizes), self.swizzle, self.promotion)
+        return (*begin, *(n for each in numbers for n in each), 2**64 - 1, *[0] * (SIZE // 8))
+
 
 def map_form(arg: MapArg, name: str, values: Mapping[Var, Scalar]) -> MapForm:
     """The map that `arg` asks for of the tensor `name`, once dimension variables have `values`.

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What launch.cpp asks of NVIDIA's driver, and the parts of a plan that say so: launches, and the tensor maps they take.
+// Functions come by their addresses, so that no header of CUDA's is needed.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+// CUlaunchAttribute and CUlaunchConfig, as cuda.h has them on 64-bit machines.
+struct Attribute {
+  uint32_t id, padding, words[16];
+};
+struct Config {
+  uint32_t grid[3], block[3], shared;
+  void* stream;
+  Attribute* attributes;
+  uint32_t count;
+};
+static_assert(sizeof(Attribute) == 72 && sizeof(Config) == 56, "these are the driver's");
+enum : uint32_t { kCluster = 4, kSerialization = 6 };
+
+struct Driver {
+  int (*launch_kernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  int (*launch_kernel_ex)(const Config*, void*, void**, void**);
+  int (*get_context)(void**);
+  int (*set_context)(void*);
+  int (*encode_tiled)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int,
+                      int, int, int);
+};
+
+// What a plan says of one kernel before its arguments.
+struct PlannedLaunch {
+  int64_t function, x, y, z, threads, shared, cluster[3], early, arguments;
+};
+
+// A tensor map of a plan: the tensor, what the driver makes a map of it from, and the map of the address it last had.
+struct PlannedMap {
+  int64_t tensor, data_type, rank, swizzle, promotion;
+  uint64_t sizes[5], strides[5], boxes[5], address;
+  unsigned char bytes[128];
+};
+
+int start(const Driver& driver, const PlannedLaunch& plan, void* stream, void** places) {
+  const int64_t* cluster = plan.cluster;
+  bool has_cluster = cluster[0] * cluster[1] * cluster[2] != 1;
+  if (!has_cluster && !plan.early)
+    return driver.launch_kernel((void*)plan.function, (unsigned)plan.x, (unsigned)plan.y, (unsigned)plan.z,
+                                (unsigned)plan.threads, 1, 1, (unsigned)plan.shared, stream, places, NULL);
+  Attribute attributes[2] = {};
+  uint32_t count = 0;
+  if (has_cluster) attributes[count++] = {kCluster, 0, {(uint32_t)cluster[0], (uint32_t)cluster[1], (uint32_t)cluster[2]}};
+  if (plan.early) attributes[count++] = {kSerialization, 0, {1}};
+  Config config = {{(uint32_t)plan.x, (uint32_t)plan.y, (uint32_t)plan.z}, {(uint32_t)plan.threads, 1, 1},
+                   (uint32_t)plan.shared, stream, attributes, count};
+  return driver.launch_kernel_ex(&config, (void*)plan.function, places, NULL);
+}
+
+// Make the map of a tensor at `address`, unless it is there.
+int bring(const Driver& driver, PlannedMap* map, uint64_t address) {
+  if (map->address == address) return 0;
+  alignas(64) unsigned char made[sizeof map->bytes];
+  uint32_t boxes[5], steps[5] = {1, 1, 1, 1, 1};
+  for (int d = 0; d < 5; ++d) boxes[d] = (uint32_t)map->boxes[d];
+  int status = driver.encode_tiled(made, (int)map->data_type, (uint32_t)map->rank, (void*)address, map->sizes, map->strides,
+                                   boxes, steps, /* no interleave */ 0, (int)map->swizzle, (int)map->promotion, /* 0 outside */ 0);
+  if (status != 0) return status;
+  memcpy(map->bytes, made, sizeof made);
+  map->address = address;
+  return 0;
+}
+
+}  // namespace
