@@ -8,7 +8,7 @@ from torch_tile.interp.removal import removals
 from torch_tile.interp.threads import run_threads
 from torch_tile.intrinsics import bulk, memory as tm
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Var
+from torch_tile.ir.expr import Var, cast
 from torch_tile.ir.stmt import Let
 
 
@@ -160,3 +160,26 @@ def test_a_block_begins_with_no_barriers(build):
     bar = b.barrier("bar", 1, 32)
     at = b.address(bar, 0)
     assert not b.run(*b.ready(bar), bulk.mbarrier_arrive(at), bulk.mbarrier_wait(at, 0))
+
+
+def test_warps_of_a_role_wait_apart(build):
+    """Warp 2 gives to warp 1 and takes what it makes of it; both are of one role, and branches say who does what."""
+    b = build(96)
+    full, back = b.barrier("full", 2, 1), b.barrier("back", 2, 1)
+    n, m, k, s, y = *(Var(x, dt.int32, "loop") for x in "nmk"), b.shared("s", 64), b.tensor("y", torch.zeros(128))
+    lane, turns = b.thread % 32, b.var("turns")
+    takes = b.loop(
+        n, 0, 4, bulk.mbarrier_wait(b.address(full, n % 2), n // 2),
+        b.store(s, n % 2 * 32 + lane, b.load(s, n % 2 * 32 + lane) * 2.0), bulk.warp_arrive(b.address(back, n % 2)),
+    )  # fmt: skip
+    gives = b.loop(
+        m, 0, 4, b.store(turns, None, b.load(turns) + 1),
+        b.store(s, m % 2 * 32 + lane, cast(m * 32 + lane, dt.float32)), bulk.warp_arrive(b.address(full, m % 2)),
+        bulk.mbarrier_wait(b.address(back, m % 2), m // 2), b.store(y, m * 32 + lane, b.load(s, m % 2 * 32 + lane)),
+    )  # fmt: skip
+    role = b.role(32, 64, b.when(b.thread // 32 == 1, takes), b.when(b.thread // 32 == 2, gives), b.loop(k, 0, 2))
+    z = b.tensor("z", torch.zeros(96, dtype=torch.int32))
+    findings = b.run(*b.ready(full, back), role, b.store(z, b.thread, b.load(turns)))
+    assert not findings, findings.report()
+    assert b.tensors[0].tolist() == [2.0 * n for n in range(128)]
+    assert b.tensors[1].view(3, 32).tolist() == [[0] * 32, [0] * 32, [4] * 32]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a kernel's text tells."""
 
+import numpy as np
 import pytest
 import torch
 
-from torch_tile.interp.thread_facts import is_concurrent, leaves, product_registers, shared_size, writes
+from torch_tile.interp.thread_facts import crews, is_concurrent, leaves, product_registers, shared_size, writes
 from torch_tile.intrinsics import bulk, memory as tm, wgmma
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, const
@@ -36,10 +37,37 @@ def test_shared_memory_in_places_of_the_smallest_element(build):
     assert size >= 1024 + 20 and place == 2
 
 
-def test_who_leaves():
-    b = Var("n", dt.int32)
-    assert leaves(Break()) and not leaves(tm.barrier())
-    assert b.dtype == dt.int32
+def test_who_leaves(build):
+    b = build(32)
+    assert leaves(Break()) and leaves(b.when(b.thread < 3, tm.barrier(), otherwise=[Break()]))
+    loop = b.loop(Var("n", dt.int32, "loop"), 0, 3, Break())
+    assert not leaves(loop) and not leaves(tm.barrier())
+
+
+def test_crews(build):
+    def made(*stmts, first=0, count=128):
+        role = b.role(first, count, *stmts)
+        masks = crews(role, 256, lambda e: lambdas.get(id(e)))
+        assert (sum(masks) == ((np.arange(256) >= first) & (np.arange(256) < first + count))).all()
+        return [np.flatnonzero(m)[::32].tolist() for m in masks]
+
+    b, lambdas, warp = build(256), {}, np.arange(256) // 32
+
+    def branch(values, *stmts):
+        found = b.when(b.thread < 7, *stmts)
+        lambdas[id(found.condition)] = values
+        return found
+
+    wait, quiet = bulk.named_barrier(1, 32), bulk.fence_proxy_async()
+    assert made(wait) == [[0, 32, 64, 96]]
+    assert made(branch(warp == 1, quiet)) == [[0, 32, 64, 96]]
+    assert made(branch(np.arange(256) == 3, wait)) == [[0, 32, 64, 96]]
+    assert made(branch(warp == 1, wait)) == [[0, 64, 96], [32]]
+    apart = branch(warp == 6, wait), branch(warp == 7, wait)
+    assert sorted(made(*apart, first=128)) == [[128, 160], [192], [224]]
+    product = wgmma.wgmma_fence(), branch(warp == 1, wait), wgmma_of(b)
+    assert made(*product) == [[0, 32, 64, 96]]
+    assert made(branch(warp < 4, wait), wgmma_of(b), count=256) == [[128, 160, 192, 224], [0, 32, 64, 96]]
 
 
 def test_who_writes(build):
@@ -53,12 +81,15 @@ def test_who_writes(build):
     assert writes(Do(tm.atomic(b.address(s, 0), b.load(x, 0), "add")).call, s)
 
 
+def wgmma_of(b):
+    """A product of registers d and a."""
+    d, a, s = b.local("d", 4), b.local("a", 8, "float16"), b.shared("s", 512, "float16")
+    types, walk = ("float16", "float16", "float32"), wgmma.Descriptor(32, 16, 256)
+    return wgmma.wgmma(b.address(d, 0), b.address(a, 0), b.address(s, 0), 8, types, None, walk)
+
+
 def test_registers_of_products(build):
     b = build(128)
-    d, a, other, s = b.local("d", 4), b.local("a", 8, "float16"), b.local("o", 4), b.shared("s", 512, "float16")
-    walk = wgmma.Descriptor(32, 16, 256)
-    do = wgmma.wgmma(
-        b.address(d, 0), b.address(a, 0), b.address(s, 0), 8, ("float16", "float16", "float32"), None, walk
-    )
+    do, other = wgmma_of(b), b.local("other", 4)
     kernel = b.program(do, b.store(other, 0, 1.0)).kernels[0]
-    assert set(product_registers(kernel)) == {id(d), id(a)}
+    assert set(product_registers(kernel)) == {id(do.call.args[0].buffer), id(do.call.args[1].buffer)}

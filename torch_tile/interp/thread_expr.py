@@ -56,6 +56,11 @@ class Expressions:
             found = self.known[id(node)] = node, handler(node)
         return found[1]
 
+    def fixed(self, node: Expr) -> Value | None:
+        """The value of what depends on nothing but the thread's number, else None."""
+        run = self.compile(node)
+        return run() if isinstance(run, Fixed) else None
+
     def _pure(self, function: Callable[..., Value], *parts: Expr) -> Run:
         """A function of values, computed now if they are known."""
         runs = [self.compile(p) for p in parts]

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
 
 from ..diagnostics import InternalError
 from ..intrinsics import lookup
 from ..ir import stmt as st
 from ..ir.buffer import Buffer
-from ..ir.expr import Address, Call
+from ..ir.expr import Address, Call, Expr
 from ..ir.node import Node, walk
 from ..ir.tensor_map import TensorMap
+from .thread_order import Array
 
 # Calls whose order block barriers alone do not tell.
 CONCURRENT = {
@@ -20,11 +24,36 @@ CONCURRENT = {
     "tma_load", "tma_store", "bulk_commit", "bulk_wait", "fence_proxy_async", "named_barrier", "named_barrier_arrive",
     "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "wgmma_results",
 }  # fmt: skip
+BLOCKING = {"mbarrier_wait", "named_barrier", "barrier"}
 
 
 def is_concurrent(kernel: st.Kernel) -> bool:
     """Whether more than the threads of one role, in step, is at work at a time."""
     return any(isinstance(n, st.Role) or (isinstance(n, Call) and n.name in CONCURRENT) for n in walk(kernel.body))
+
+
+def crews(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array]:
+    """The threads of a role, as masks: in parts, where whole warps wait in branches of their own.
+
+    A warp that waits does not keep another from going on. `known` gives the value of a condition if it depends on the
+    thread alone. A role with products has whole warpgroups as parts.
+    """
+    inside = list(walk(role.body))
+    unit = 128 if role.count % 128 == 0 and any(isinstance(n, Call) and n.name == "wgmma" for n in inside) else 32
+    parts = np.zeros(role.count // unit, np.int64)
+    for node in inside:
+        if isinstance(node, st.If) and any(isinstance(n, Call) and n.name in BLOCKING for n in walk(node)):
+            condition = known(node.condition)
+            if isinstance(condition, np.ndarray):
+                rows = condition[role.first : role.first + role.count].reshape(-1, unit)
+                if (rows == rows[:, :1]).all():
+                    parts = np.unique(parts * 2 + rows[:, 0], return_inverse=True)[1]
+    found = []
+    for part in range(int(parts.max()) + 1):
+        mask = np.zeros(lanes, bool)
+        mask[role.first : role.first + role.count] = np.repeat(parts == part, unit)
+        found.append(mask)
+    return found
 
 
 def leaves(node: Node) -> bool:

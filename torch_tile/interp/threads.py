@@ -30,7 +30,7 @@ from .thread_bulk import BULK
 from .thread_calls import CALLS, Calls
 from .thread_clocks import VectorClock
 from .thread_expr import Expressions, Fixed
-from .thread_facts import is_concurrent, leaves, product_registers, shared_size, writes
+from .thread_facts import crews, is_concurrent, leaves, product_registers, shared_size, writes
 from .thread_meetings import MEETINGS
 from .thread_memory import Global, Memory, Threads, Tile
 from .thread_order import Clock, Trace
@@ -125,13 +125,15 @@ class _Machine:
         self.turn += 1
 
     def saved(self) -> Any:
-        """What is the running role's own."""
-        return self.threads.mask, self.threads.everyone, self.gone, self.broken, [v.value for v in self.variables]
+        """What is the running task's own."""
+        variables = [v.value for v in self.variables]
+        return self.threads.mask, self.threads.everyone, self.gone, self.broken, dict(self.values), variables
 
     def restore(self, state: Any) -> None:
-        """The role of this state runs on."""
-        self.threads.mask, self.threads.everyone, self.gone, self.broken, values = state
-        for variable, value in zip(self.variables, values, strict=True):
+        """The task of this state runs on."""
+        self.threads.mask, self.threads.everyone, self.gone, self.broken, values, variables = state
+        self.values.update(values)
+        for variable, value in zip(self.variables, variables, strict=True):
             variable.value = value
 
     # Statements become functions.
@@ -292,19 +294,24 @@ class _Machine:
     # Roles.
 
     def roles(self, roles: list[st.Role]) -> Step:
-        """Roles that run at the same time; in every other block the last one begins."""
-        shared = [m for m in self.memory.values() if isinstance(m, Variable)]  # of which each role has its own
-        ids = self.threads.ids
-        parts = [((ids >= r.first) & (ids < r.first + r.count), self.block(r.body)) for r in roles]
+        """Roles that run at the same time, and crews of a role; in every other block the last one begins."""
+        outer = [m for m in self.memory.values() if isinstance(m, Variable)]  # of which each role has its own
+        bodies = [self.block(r.body) for r in roles]
+        variables = [m for m in self.memory.values() if isinstance(m, Variable)]
+        parts = [
+            (mask, body)
+            for role, body in zip(roles, bodies, strict=True)
+            for mask in crews(role, self.threads.lanes, self.expressions.fixed)
+        ]
 
         def run() -> None:
-            self.variables = shared
+            self.variables = variables
             before = self.saved()
             after: list[tuple[Any, list[Value]]] = []
 
             def one(mask: Any, body: Step) -> None:
                 mask = mask if self.everyone is None else mask & self.everyone
-                self.restore((mask, mask, None, None, before[-1]))
+                self.restore((mask, mask, None, None, *before[4:]))
                 body()
                 after.append((mask, self.saved()[-1]))
 
@@ -312,7 +319,7 @@ class _Machine:
             self.tasks.run(tasks if self.turn % 2 else tasks[::-1])
             self.restore(before)
             for mask, values in after:
-                for variable, first, last in zip(shared, before[-1], values, strict=True):
+                for variable, first, last in zip(outer, before[-1], values, strict=False):
                     if last is not first:
                         variable.assign(mask, last)
 
