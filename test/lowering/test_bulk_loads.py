@@ -10,6 +10,7 @@ import torch_tile.language as T
 from torch_tile.build import Build, PassOptions
 from torch_tile.diagnostics import TileError
 from torch_tile.ir.stmt import Role
+from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.split_warps import split_warps
 from torch_tile.target import Target
 
@@ -238,3 +239,26 @@ def test_tiles_of_several_loops() -> None:
             T.copy(c, C[by * 64, bx * 64])
 
     assert why_whole(kernel) == "`a` is filled in several loops; `b` is read outside the loop that fills it"
+
+
+@pytest.mark.parametrize(("wanted", "got"), [(2, 2), (3, 3), (4, 3), (7, 3)])
+def test_as_many_stages_as_there_is_room_for(wanted: int, got: int) -> None:
+    """48 KiB a turn, beside 64 KiB for the results: of 227 KiB three turns fit."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), B: T.Tensor((512, 512), H), C: T.Tensor((512, 512), H)):
+        with T.Kernel(2, 4, threads=256) as (bx, by):
+            a, b, c = T.alloc_shared((128, 64), H), T.alloc_shared((256, 64), H), T.alloc_fragment((128, 256), F)
+            out = T.alloc_shared((128, 256), H)
+            T.clear(c)
+            for ko in T.Pipelined(8, num_stages=wanted):
+                T.copy(A[by * 128, ko * 64], a)
+                T.copy(B[bx * 256, ko * 64], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, out)
+            T.copy(out, C[by * 128, bx * 256])
+
+    made = build()
+    program = lower(kernel.program, cuda_passes(made))
+    assert made.notes[0].became == f"a, b: bulk copies by a warp of its own, {got} stages"
+    assert program.kernels[0].shared_bytes <= made.target.shared_limit

@@ -21,6 +21,7 @@ from ..ir.expr import Address, Call, Const, Expr, Var, binary, const
 from ..ir.node import Rewriter, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Alloc, Block, Do, If, Let, LoopKind, Program, Role, Stmt
+from ..tileop.fill import Fill
 from ..tileop.gemm import Gemm
 from ..tileop.results import WgmmaResults
 from .bulk_loads import Survey, is_zero
@@ -40,6 +41,7 @@ class _Async(Rewriter):
     def __init__(self, build: Build):
         self.build = build
         self.products: set[int] = set()
+        self.sums: set[int] = set()  # integer accumulators
         self.thread = Var("thread", int32, "thread")
 
     def Role(self, role: Role) -> Role:
@@ -47,7 +49,12 @@ class _Async(Rewriter):
         survey = Survey(self.build, self.thread, role.count)
         survey(role.body)
         self.products = {id(op) for op in survey.products}
+        self.sums = {id(op.C.buffer) for op in survey.products if op.C.buffer.dtype == int32}
         return self.children(role)
+
+    def Fill(self, op: Fill) -> Stmt:
+        """Integer zeros are in registers before products add to them; the assembler would move them in between."""
+        return Block((op, WgmmaResults(op.dst, span=op.span))) if id(op.dst.buffer) in self.sums else op
 
     def For(self, loop: st.For) -> Stmt:
         """A loop with products in its body, inner ones first."""

@@ -8,6 +8,7 @@ statement are one group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from ..build import Build
 from ..ir.buffer import Buffer
 from ..ir.expr import Call, Const, Expr, Load, Var
 from ..ir.node import Node, walk
-from ..ir.stmt import Block, Break, Continue, For, If, Kernel, Let, LoopKind, Role, Stmt, While
+from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Role, Stmt, While
 from ..tileop import copy_tma, gemm_wgmma
 from ..tileop.copy import Copy
 from ..tileop.gemm import Gemm
@@ -23,6 +24,7 @@ from ..tileop.threads import ThreadContext
 from .known import Known
 from .pipeline_plan import filling, leaves, uses, why_not_tile
 
+BARRIER = 8  # bytes
 # Calls of authors who order threads and copies themselves.
 BY_HAND = (
     "barrier", "warp_barrier", "named_barrier", "mbarrier", "warp_arrive", "cp_async", "tma_", "bulk_", "wgmma",
@@ -134,7 +136,28 @@ def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     pipelined_groups = [g for g in groups if g.body.loop is not None and g.body.loop.kind is LoopKind.PIPELINED]
     if not pipelined_groups and not why_not:
         return "no pipelined loop loads a tile that bulk copies can bring"
+    _fit(groups, kernel, survey.build.target.shared_limit)
     return Loads(groups, why_not)
+
+
+def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:
+    """Fewer stages where there is no room for all of them beside the largest of the other tiles.
+
+    Copiers fill stages as long as the kernel runs, so that no other tile can have their place.
+    """
+    mine = {id(t) for g in groups for t in g.tiles}
+    allocs = [n.buffer for n in walk(kernel.body) if isinstance(n, Alloc) and n.buffer.scope == "shared"]
+    largest = max((_bytes(b) for b in allocs if id(b) not in mine), default=0)
+    while largest + sum(g.stages * (sum(map(_bytes, g.tiles)) + 2 * BARRIER) for g in groups) > limit:
+        deepest = max(groups, key=lambda g: g.stages)
+        if deepest.stages == 1:
+            return
+        deepest.stages -= 1
+
+
+def _bytes(tile: Buffer) -> int:
+    """Of shared memory."""
+    return math.prod(tile.static_shape or ()) * tile.dtype.itemsize
 
 
 def _bodies(body: Body, survey: Survey) -> Iterator[Body]:
