@@ -6,7 +6,7 @@ NVRTC's time grows faster than the text; beyond some hundred statements a kernel
 
 from __future__ import annotations
 
-from ..ir.expr import Address, Const, Load, Select
+from ..ir.expr import Address, Call, Const, Load, Select
 from ..ir.node import Node, children, walk
 from ..ir.stmt import Block, For, LoopKind, Stmt, Store
 
@@ -19,7 +19,8 @@ def pragma(loop: For) -> str | None:
     if picks_registers(loop):
         return "#pragma unroll"
     if loop.kind not in (LoopKind.UNROLLED, LoopKind.VECTOR):
-        return None
+        # Copies of asynchronous products, and what is left of them, meet on ways that the assembler cannot follow.
+        return "#pragma unroll 1" if any(isinstance(n, Call) and n.name == "wgmma" for n in walk(loop)) else None
     turns, size = turns_of(loop), size_of(loop.body)
     if turns is None or turns * size <= MOST:
         return "#pragma unroll"

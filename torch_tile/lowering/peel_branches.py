@@ -18,6 +18,7 @@ from ..ir.expr import Binary, Const, Expr, Load, Var, binary, const
 from ..ir.node import Rewriter, walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, If, Let, LoopKind, Program, Stmt
+from ..tileop.base import RegisteredOp
 from ..tileop.gemm import Gemm
 from .instance import Instance
 
@@ -60,13 +61,18 @@ def _cut(loop: st.For, place: int, first: Expr) -> Block:
 
 def _first(one: Stmt, loop: st.For) -> Expr | None:
     """From which iteration on the condition of an `if` holds, if it is one with nothing else in it; it holds on."""
-    if not isinstance(one, If) or one.otherwise.stmts:
+    if not isinstance(one, If) or one.otherwise.stmts or not _is_work(one.then):
         return None
     starts = [_start(part, loop.vars[0]) for part in _alternatives(one.condition)]
     known = [s for s in starts if s is not None]
     if len(known) < len(starts) or not _is_settled(known, loop):
         return None
     return reduce(lambda a, b: binary("min", a, b), known)
+
+
+def _is_work(branch: Block) -> bool:
+    """Whether a branch computes something; a mere arrival at a barrier is not worth another loop."""
+    return any(isinstance(n, RegisteredOp | st.For) for n in walk(branch))
 
 
 def _alternatives(condition: Expr) -> Iterator[Expr]:
