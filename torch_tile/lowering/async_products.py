@@ -93,12 +93,10 @@ class _Async(Rewriter):
             return None
         if arrivals:
             body.append(If(binary(">", k, ZERO), Block(tuple(_earlier(a, k, k) for a in arrivals)), Block(())))
-        after = [*(_earlier(a, k, stop) for a in arrivals)]
-        ran = simplify(binary("<", ZERO, stop))
-        letting_go: list[Stmt] = after if is_literal(ran, True) else [If(ran, Block(tuple(after)), Block(()))]
+        turns = replace(loop, body=Block(tuple(body)))
+        end = [wgmma_wait(0), *_results(products), *(_earlier(a, k, stop) for a in arrivals)]
         self._note(products[0], "a turn of products stays under way beside the next")
-        results = _results(products)
-        return Block((replace(loop, body=Block(tuple(body))), wgmma_wait(0), *results, *(letting_go if after else [])))
+        return _if_any((turns, *end), stop)
 
     # Products, arithmetic, products.
 
@@ -132,9 +130,7 @@ class _Async(Rewriter):
         end = at(simplify(stop - 1))
         epilogue = [*_all(end, _sync(parts.second)), *_all(end, parts.last)]
         turns = replace(loop, stops=(simplify(stop - 1),), body=Block(tuple(body)))
-        made = Block((*prologue, turns, *epilogue))
-        ran = simplify(binary("<", ZERO, stop))
-        whole: Stmt = made if is_literal(ran, True) else If(ran, made, Block(()))
+        whole = _if_any((*prologue, turns, *epilogue), stop)
         self._note(next(s for s in parts.first if isinstance(s, Gemm)), "beside the arithmetic of the turn before")
         self._note(next(s for s in parts.second if isinstance(s, Gemm)), "beside the arithmetic of the turn after")
         return Block((*parts.allocs, whole))
@@ -231,6 +227,16 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
             if isinstance(one, Let):
                 names.add(id(one.var))
     return free, bound
+
+
+def _if_any(stmts: Sequence[Stmt], stop: Expr) -> Stmt:
+    """Statements around a loop up to `stop`, if it has a turn at all.
+
+    Without one, the accumulators that were there before would meet those under way in front of the wait.
+    """
+    ran = simplify(binary("<", ZERO, stop))
+    made = Block(tuple(stmts))
+    return made if is_literal(ran, True) else If(ran, made, Block(()))
 
 
 def _sync(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
