@@ -19,7 +19,7 @@ from ..intrinsics.bulk import mbarrier_arrive, mbarrier_wait, warp_arrive
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
-from ..ir.expr import Address, Expr, Load, Var, binary, const
+from ..ir.expr import Address, Const, Expr, Load, Var, binary, const
 from ..ir.node import Rewriter, walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
@@ -78,17 +78,25 @@ def _shares(count: int, warps: int) -> tuple[int, tuple[int, int]]:
 
 
 class _FromZero(Rewriter):
-    """Loops that load tiles count their turns from 0."""
+    """Loops that load tiles count their turns from 0, up to a number or a name.
 
-    def For(self, loop: For) -> For:
+    What is asked of a name before the loop the assembler need not ask again in it.
+    """
+
+    def For(self, loop: For) -> Stmt:
         new: For = self.children(loop)
-        from_zero = is_zero(loop.starts[0]) and loop.step == 1
-        if loop.kind is LoopKind.PARALLEL or from_zero or not any(map(is_load, walk(loop.body))):
+        if loop.kind is LoopKind.PARALLEL or not any(map(is_load, walk(loop.body))):
             return new
-        start, stop, turn = loop.starts[0], loop.stops[0], Var(f"{loop.vars[0].name}_turn", int32, "loop")
-        count = simplify((stop - start + (loop.step - 1)) // loop.step)
-        body = Instance({id(loop.vars[0]): simplify(start + turn * loop.step)}, {}, fresh=False)(new.body)
-        return replace(new, vars=(turn,), starts=(ZERO,), stops=(count,), step=1, body=body)
+        start, stop, name = loop.starts[0], loop.stops[0], loop.vars[0].name
+        if not is_zero(start) or loop.step != 1:
+            turn = Var(f"{name}_turn", int32, "loop")
+            stop = simplify((stop - start + (loop.step - 1)) // loop.step)
+            body = Instance({id(loop.vars[0]): simplify(start + turn * loop.step)}, {}, fresh=False)(new.body)
+            new = replace(new, vars=(turn,), starts=(ZERO,), stops=(stop,), step=1, body=body)
+        if isinstance(stop, Const | Var):
+            return new
+        count = Var(f"{name}_turns", stop.dtype, "let")
+        return Block((Let(count, stop, span=loop.span), replace(new, stops=(count,))))
 
 
 class _Roles:
