@@ -54,7 +54,8 @@ class Builder:
 
     def barrier(self, name, count, arrivals):
         """An array of mbarriers; `ready` goes before their use."""
-        return self._alloc(Buffer(name, (const(count, dt.int32),), dt.uint64, "barrier", arrivals=arrivals))
+        size = (const(count, dt.int32),)
+        return self._alloc(Buffer(name, size, dt.uint64, "barrier", offset=self.offset, arrivals=arrivals))
 
     def ready(self, *barriers):
         """What init_barriers places."""
@@ -74,7 +75,7 @@ class Builder:
         return Role(first, count, Block(tuple(body)))
 
     def _alloc(self, buffer):
-        if buffer.scope == "shared":
+        if buffer.scope in ("shared", "barrier"):
             self.offset = max(self.offset, buffer.offset + int(buffer.shape[0].value) * buffer.dtype.itemsize + 1023)
             self.offset = self.offset // 1024 * 1024
         self.allocs.append(Alloc(buffer))

@@ -159,3 +159,17 @@ def test_results_are_there_after_a_wait_for_them(build):
         findings = b.run(*stmts, b.when(b.thread == 0, bulk.bulk_wait(0, read), after))
         assert b.lines(findings) == ([("missing_wait", 8)] if read else [])
         assert b.tensors[1].item() == 5
+
+
+def test_copies_of_tensors_that_the_kernel_writes(build):
+    """A fence and a barrier come before the load of what was stored, a wait before the next store."""
+    for sync, wait, lines in (
+        ([tm.barrier()], True, [("missing_fence", 2)]), ([bulk.fence_proxy_async(), tm.barrier()], True, []),
+        ([bulk.fence_proxy_async()], True, [("race", 2)]),
+        ([bulk.fence_proxy_async(), tm.barrier()], False, [("race", 7), ("missing_wait", 2)]),
+    ):  # fmt: skip
+        b = build(64)
+        _, (made, met, start, *waits) = loaded(b, (8, 16), (0, 0), wait=wait)
+        x = b.params[0]
+        first, last = b.store(x, b.thread, 5.0, line=6), b.when(b.thread < 16, b.store(x, b.thread, 6.0, line=7))
+        assert b.lines(b.run(made, met, first, *sync, start, *waits, last)) == lines

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from torch_tile.diagnostics import InternalError
 from torch_tile.interp.thread_facts import crews, is_concurrent, leaves, product_registers, shared_size, writes
 from torch_tile.intrinsics import bulk, memory as tm, wgmma
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var, const
 from torch_tile.ir.stmt import Break, Do
 
@@ -35,6 +37,18 @@ def test_shared_memory_in_places_of_the_smallest_element(build):
     b.barrier("bar", 4, 1)
     size, place = shared_size(b.program().kernels[0])
     assert size >= 1024 + 20 and place == 2
+
+
+@pytest.mark.parametrize(("offset", "message"), [(0, "share"), (4, "multiple"), (24, "share"), (32, None)])
+def test_mbarriers_share_no_memory(build, offset, message):
+    b = build(32)
+    b.shared("s", 8, "float32", 0)
+    b._alloc(Buffer("bar", (const(2, dt.int32),), dt.uint64, "barrier", offset=offset, arrivals=1))
+    if message is None:
+        assert not b.run()
+    else:
+        with pytest.raises(InternalError, match=message):
+            b.run()
 
 
 def test_who_leaves(build):

@@ -123,6 +123,7 @@ class OrderedTrace(Trace):
                     self._race(what, self._name(int(column[row, place])), who, row, span, bad)
         for agents, times in self.by_agents.items():
             when = times[places]
+            self._of_others((when > 0) & (when < first), what, span)
             known = view.table[:, list(agents)].min(axis=1)[view.row]
             bad = (when >= first) & (known < when)
             if bad.any():

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from ..diagnostics import InternalError, Span
 from ..ir.tensor_map import TensorMap
+from .thread_accesses import OrderedTrace
 from .thread_barriers import barriers_of
 from .thread_calls import Calls, Handler, Place, Run
 from .thread_memory import Global, Tile
@@ -118,11 +119,11 @@ def _load(p: Place) -> Run:
             barrier = barriers.at(of_thread(p.operands[2](), thread), who, p.span)
             inside, index = box.elements(thread)
             raw = np.zeros(len(inside), box.tensor.raw_type)
-            raw[inside] = box.tensor.rows(index, 1, np.full(len(index), thread), p.span)[:, 0]
+            time, chunks = p.calls.order.time(barrier.phase + 1), box.chunks(thread)
+            raw[inside] = _got(box.tensor, index, thread, (barrier.agent, time), p.span)
             barrier.copies[barrier.phase] = p.span
-            chunks = box.chunks(thread)
             if chunks is not None:
-                data, time = raw.view(np.uint8).reshape(-1, CHUNK), p.calls.order.time(barrier.phase + 1)
+                data = raw.view(np.uint8).reshape(-1, CHUNK)
                 p.calls.shared.bring(chunks, data, thread, barrier.agent, time, box.tile.owner, p.span)
             barriers.expect(barrier, -box.bytes, p.span)
 
@@ -149,6 +150,18 @@ def _store(p: Place) -> Run:
     return run
 
 
+def _got(tensor: Global, index: Array, thread: int, done: tuple[int, int], span: Span | None) -> Array:
+    """Elements of a tensor, for a copy that is over when the agent `done[0]` comes to `done[1]`."""
+    ok = tensor.inside(index, 1, span)
+    inside = index if ok is None else index[ok]
+    if isinstance(tensor.trace, OrderedTrace):
+        agent, time = done
+        tensor.trace.read_by_agents(inside[:, None], np.array([thread]), (agent,), time, tensor.name, span)
+    found = np.zeros(len(index), tensor.raw_type)
+    found[slice(None) if ok is None else ok] = tensor.peek(inside)
+    return found
+
+
 def _put(
     tensor: Global, index: Array, raw: Array, thread: int, done: tuple[int, int], combine: str, span: Span | None
 ) -> None:
@@ -156,7 +169,8 @@ def _put(
     ok = tensor.inside(index, 1, span)
     if ok is not None:
         index, raw = index[ok], raw[ok]
-    places, trace = index[:, None], cast(Any, tensor.trace)
+    places, trace = index[:, None], tensor.trace
+    assert isinstance(trace, OrderedTrace)
     trace.before_write(places, np.full(len(index), thread), tensor.name, span, atomic=bool(combine))
     trace.written_by_agent(places, *done, atomic=bool(combine))
     if combine:

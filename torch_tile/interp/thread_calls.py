@@ -330,11 +330,12 @@ def _turns(index: Array) -> list[Array]:
     return [order[rank == r] for r in range(int(rank.max(initial=-1)) + 1)]
 
 
+CLUSTER = "cluster_arrive", "cluster_wait"  # blocks see nothing of each other's memory, and run one by one
 CALLS: dict[str, Handler] = {
     "barrier": _barrier, "warp_barrier": _warp_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
     "cp_async_commit": _commit, "cp_async_wait": _wait, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma,
     "atomic": _atomic, "dp4a": _dp4a,
-    **dict.fromkeys(("prefetch_map", "set_registers", "grid_wait", "grid_launch"), _nothing),
+    **dict.fromkeys(("prefetch_map", "set_registers", "grid_wait", "grid_launch", *CLUSTER), _nothing),
     **dict.fromkeys(
         ("shuffle_xor", "shuffle", "shuffle_up", "shuffle_down", "ballot", "vote_any", "vote_all"), _exchange
     ),

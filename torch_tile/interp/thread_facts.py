@@ -87,13 +87,25 @@ def product_registers(kernel: st.Kernel) -> Iterator[int]:
 
 
 def shared_size(kernel: st.Kernel) -> tuple[int, int]:
-    """Bytes of shared memory that a kernel needs, and of its smallest element."""
+    """Bytes of shared memory that a kernel needs, and of its smallest element.
+
+    mbarriers, which live as long as the block, share their place with nothing; InternalError if they do.
+    """
     end, place = kernel.shared_bytes, 16
+    taken: dict[str, list[tuple[int, int]]] = {"shared": [], "barrier": []}
     for node in walk(kernel.body):
-        if isinstance(node, st.Alloc) and node.buffer.scope == "shared":
-            shape, offset = node.buffer.static_shape, node.buffer.offset
+        if isinstance(node, st.Alloc) and node.buffer.scope in taken:
+            shape, offset, size = node.buffer.static_shape, node.buffer.offset, node.buffer.dtype.itemsize
             if shape is None or offset is None:
                 raise InternalError(f"`{node.buffer.name}` has no place in shared memory", node.span)
-            place = math.gcd(place, node.buffer.dtype.itemsize, offset)
-            end = max(end, offset + math.prod(shape) * node.buffer.dtype.itemsize)
+            last = offset + math.prod(shape) * size
+            taken[node.buffer.scope].append((offset, last))
+            if node.buffer.scope == "shared":
+                place = math.gcd(place, size, offset)
+                end = max(end, last)
+            elif offset % size:
+                raise InternalError(f"`{node.buffer.name}` lies at no multiple of {size} bytes", node.span)
+    for first, last in taken["barrier"]:
+        if sum(a < last and first < b for spans in taken.values() for a, b in spans) > 1:
+            raise InternalError(f"mbarriers at bytes {first} to {last} share their place")
     return -(-end // 16) * 16, place
