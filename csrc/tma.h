@@ -62,8 +62,9 @@ TILE_TMA_STORES(5, "%2, %3, %4, %5, %6")
 
 TILE_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// At most `pending` groups of this thread's stores have not read their source yet, or (`read` false) are not done.
-template <int pending, bool read> TILE_DEVICE void bulk_wait() {
+// At most `pending` groups of this thread's stores have not read their source yet, or (`read` false) are not done. The
+// tiles are named for those who order threads.
+template <int pending, bool read, class... Tiles> TILE_DEVICE void bulk_wait(Tiles...) {
   static_assert(pending >= 0, "groups under way are counted from 0");
   if constexpr (read)
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");

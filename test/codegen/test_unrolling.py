@@ -4,9 +4,10 @@
 import pytest
 
 from torch_tile.codegen.unrolling import GUARDED, MOST, picks_registers, pragma, size_of, turns_of
+from torch_tile.intrinsics.bulk import mbarrier_wait
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Binary, Const, Expr, Load, Select, Var, const
+from torch_tile.ir.expr import Address, Binary, Const, Expr, Load, Select, Var, const
 from torch_tile.ir.stmt import Block, For, If, LoopKind, Store
 
 
@@ -80,3 +81,10 @@ def test_turns():
     n = Var("n", dt.int32, "dim")
     assert turns_of(loop(7, store(), step=2)) == 4 and turns_of(loop(n, store())) is None
     assert pragma(loop(n, store())) == "#pragma unroll"  # as its author asks
+
+
+def test_loops_that_wait_are_not_unrolled():
+    barrier = Buffer("full", (const(2, dt.int32),), dt.uint64, "barrier", arrivals=1)
+    wait = mbarrier_wait(Address(barrier, (const(0, dt.int32),)), const(0, dt.int32))
+    assert pragma(loop(Var("n", dt.int32, "size"), wait, kind=LoopKind.SERIAL)) == "#pragma unroll 1"
+    assert pragma(loop(2, wait)) == "#pragma unroll"

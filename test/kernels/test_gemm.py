@@ -5,9 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import torch_tile
+import torch_tile.language as T
 from torch_tile.kernels import epilogue as epilogue_language
-from torch_tile.kernels.gemm import gemm, reference
+from torch_tile.kernels.gemm import Aux, Form, gemm, persistent_matmul, reference, tile_of
 from torch_tile.kernels.gemm_config import Config
+from torch_tile.target import Target
 
 
 def rand(*shape):
@@ -61,6 +64,8 @@ def small(dtype):
 
 
 SMALL = Config(block_m=16, block_n=32, block_k=16)
+ADD_BIAS = "v=add(acc0,x0);ret v"
+TURNS = replace(SMALL, panel=2, blocks=3)
 
 
 def random_operands(problems, form, batch, shared, m, n, k, layout):
@@ -82,7 +87,7 @@ def random_operands(problems, form, batch, shared, m, n, k, layout):
 def test_random_problems(form, rounds, problems, check):
     dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
     for number in rounds(32):
-        config = problems.pick(SMALL, SMALL, replace(SMALL, splits=3)) if number % 8 else None
+        config = problems.pick(SMALL, TURNS, replace(SMALL, splits=3)) if number % 8 else None
         m, n, k = problems.size(50), problems.size(70), problems.size(90)
         batch = problems.pick(None, None, 1, 3)
         layout = (
@@ -146,3 +151,32 @@ def test_one_row(form, rounds, problems, check):
         check(
             got, reference(a.double(), *wide, kinds, epilogue, torch.float64), f"{form} {batch}x1x{n}x{k}", small(dtype)
         )
+
+
+@pytest.mark.parametrize("rows, columns, panel", [(1, 1, 8), (5, 3, 2), (16, 4, 8), (3, 7, 4)])
+def test_every_tile_has_its_turn(rows, columns, panel):
+    @T.prim_func
+    def order(seen: T.Tensor((2, rows, columns), T.int32)):
+        with T.Kernel(1):
+            for number in T.serial(2 * rows * columns):
+                bz, by, bx = tile_of(number, rows, columns, panel)
+                seen[bz, by, bx] = seen[bz, by, bx] + number + 1
+
+    seen = torch.zeros(2, rows, columns, dtype=torch.int32)
+    torch_tile.compile(order, target="cpu")(seen)
+    assert seen.flatten().sort().values.tolist() == list(range(1, 2 * rows * columns + 1))
+    assert seen[0, :panel, 0].tolist() == list(range(1, min(rows, panel) + 1))  # down a band first
+
+
+def test_tile_after_tile_on_hopper():
+    """Copies run ahead into the next tile while results leave; every thread finds what it waits for."""
+    config = Config(64, 128, 64, 128, 2, panel=2, staged=True, blocks=2)
+    form = Form(torch.float16, torch.float16, False, (True,), (Aux("r", torch.float16, True, True),), ADD_BIAS, 8)
+    kernel = persistent_matmul.on(Target("cuda", 90))(config, form)
+    assert not any(note.why_not for note in kernel.build.notes), kernel.schedule
+    assert kernel.source.count("bulk_wait<1, true>") == 2  # a store is waited for when its buffer is written again
+    a, b, bias = (torch.randn(s).half() for s in ((2, 72, 136), (2, 136, 136), (136,)))
+    out = torch.full((2, 72, 136), float("nan")).half()
+    findings = kernel.interpret(a, b, bias, out)
+    assert not findings, findings.report()
+    torch.testing.assert_close(out.float(), a.float() @ b.float().mT + bias.float(), rtol=1e-2, atol=2e-2)

@@ -60,11 +60,11 @@ def test_each_thread_holds_what_it_accesses(exprs, nest):
 
 
 def test_a_nest_follows_its_fragment():
-    assert dims_of_nest(indices(I, J), ACCUMULATOR, 2) == list(ACCUMULATOR.dims)
-    assert dims_of_nest(indices(J, I), ACCUMULATOR, 2) == list(ACCUMULATOR.dims[::-1])
+    assert dims_of_nest(indices(I, J), ACCUMULATOR, (64, 64)) == list(ACCUMULATOR.dims)
+    assert dims_of_nest(indices(J, I), ACCUMULATOR, (64, 64)) == list(ACCUMULATOR.dims[::-1])
     rows = ACCUMULATOR.drop(1)
-    assert dims_of_nest(indices(I), rows, 2) == [rows.dims[0], None]
-    assert dims_of_nest(indices(I + K), rows, 2) is None
+    assert dims_of_nest(indices(I), rows, (64, 64)) == [rows.dims[0], None]
+    assert dims_of_nest(indices(I + K), rows, (64, 64)) is None
 
 
 def test_rows_of_another_division_do_not_fit():
@@ -72,3 +72,20 @@ def test_rows_of_another_division_do_not_fit():
     assert fits(indices(I), ACCUMULATOR.dims, rows)
     assert not fits(indices(I), spread((64, 64), 128, 8).dims, rows)
     assert not fits(indices(J), ACCUMULATOR.dims, rows)
+
+
+def test_a_nest_covers_a_slice_of_a_fragment():
+    halves = Layout.parse("[4:32t 2:2r 8:4t | 4:8r 2:4r 4:1t 2:1r]")  # 64 columns, as two runs of 32 and more
+    for offset in (0, 16, 48):
+        dims = dims_of_nest(indices(I, J + offset), halves, (64, 16))
+        assert dims == [halves.dims[0], (Digit(2, 4, "r"), Digit(4, 1, "t"), Digit(2, 1, "r"))]
+        assert fits(indices(I, J + offset), dims, halves)
+    assert dims_of_nest(indices(I, J + 8), halves, (64, 16)) is None  # not a multiple of what is covered
+    assert dims_of_nest(indices(I, J + K), halves, (64, 16)) is None
+    assert dims_of_nest(indices(I, J + 4), halves, (64, 4)) is None  # what chooses the slice is a matter of threads
+    assert not fits(indices(I, J + 8), dims, halves)
+
+
+def test_a_slice_is_a_choice_of_registers():
+    threads = Layout.parse("[16:8t 4:2r | 8:1t 2:1r]")  # 64 rows, of which each thread holds four
+    assert dims_of_nest(indices(I + 16, J), threads, (16, 16)) is None

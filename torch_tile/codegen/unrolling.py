@@ -20,7 +20,9 @@ def pragma(loop: For) -> str | None:
         return "#pragma unroll"
     if loop.kind not in (LoopKind.UNROLLED, LoopKind.VECTOR):
         # Copies of asynchronous products, and what is left of them, meet on ways that the assembler cannot follow.
-        return "#pragma unroll 1" if any(isinstance(n, Call) and n.name == "wgmma" for n in walk(loop)) else None
+        # Turns that wait for others gain nothing, and those who copy have few registers.
+        calls = {n.name for n in walk(loop) if isinstance(n, Call)}
+        return "#pragma unroll 1" if not calls.isdisjoint(("wgmma", "mbarrier_wait")) else None
     turns, size = turns_of(loop), size_of(loop.body)
     if turns is None or turns * size <= MOST:
         return "#pragma unroll"

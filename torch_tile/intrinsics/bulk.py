@@ -89,11 +89,13 @@ def bulk_commit() -> Do:
     return _do("bulk_commit")
 
 
-def bulk_wait(pending: int, read: bool = True) -> Do:
+def bulk_wait(pending: int, read: bool = True, tiles: Sequence[Address] = ()) -> Do:
     """Wait until at most `pending` of this thread's newest groups are under way: until they have read their source if
     `read`, else until their results are there.
+
+    `tiles` are addresses in the buffers that those waited for read until now, if others may wait for it.
     """
-    return _do("bulk_wait", options=(pending, read))
+    return _do("bulk_wait", *tiles, options=(pending, read))
 
 
 def prefetch_map(source: TensorMap) -> Do:
@@ -153,6 +155,10 @@ def _tma_store(call: Call) -> tuple[Access, ...]:
     return (Access(1, "r", box_elements(call), True),)
 
 
+def _bulk_wait(call: Call) -> tuple[Access, ...]:
+    return tuple(Access(n, "r", -1) for n in range(len(call.args)))
+
+
 def _declare(name: str, arity: int, header: str, **fields: Any) -> None:
     declare(Intrinsic(name, arity, same, "", cuda=fields.pop("cuda", name), header=header, arch=90, **fields))
 
@@ -166,7 +172,7 @@ _declare("mbarrier_expect", 2, "mbarrier.h")
 _declare("tma_load", -1, "tma.h", effects=_tma_load, cuda=lambda call: f"tma_load{_suffix(call.options[0])}")
 _declare("tma_store", -1, "tma.h", effects=_tma_store, cuda=lambda call: f"tma_store{_suffix(call.options[0])}")
 _declare("bulk_commit", 0, "tma.h")
-_declare("bulk_wait", 0, "tma.h")
+_declare("bulk_wait", -1, "tma.h", effects=_bulk_wait)
 _declare("prefetch_map", 1, "tma.h")
 _declare("fence_proxy_async", 0, "tma.h")
 _declare("named_barrier", 0, "sync.h", convergent="role")

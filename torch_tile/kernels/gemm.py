@@ -171,6 +171,54 @@ def matmul(config: Config, form: Form) -> Any:
     return gemm
 
 
+MOST_TILES = 1 << 30  # of a persistent kernel, whose indices are 32 bits wide
+
+
+@T.macro
+def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
+    """Which batch, row and column of `rows x columns` tiles comes at this place: bands of `panel` rows, along the
+    columns in each.
+    """
+    matrix = T.min(rows * columns, MOST_TILES)
+    bz, inside = number // matrix, number % matrix
+    band, place = inside // (panel * columns), inside % (panel * columns)
+    height = T.max(T.min(rows - band * panel, panel), 1)
+    return bz, band * panel + place % height, place // height
+
+
+@jit
+def persistent_matmul(config: Config, form: Form) -> Any:
+    """The same by `config.blocks` blocks that take tile after tile: the next one's operands come while the results of
+    the last one leave, a few columns at a time.
+    """
+    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    batch, m, n, k = form.sizes()
+    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
+    width = min((128 if bm <= 128 else 64) // form.out_dtype.itemsize, bn)  # of a panel
+    parts = [(start, start // width % 2) for start in range(0, bn, width)]
+
+    @T.prim_func
+    def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
+        with T.Kernel(config.blocks, threads=config.threads) as block:
+            bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+            rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
+            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in range(2)]
+            tiles = T.min(batch * rows * columns, MOST_TILES)
+            for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
+                bz, by, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
+                products = multiply(config, form, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
+                for start, buffer in parts:
+                    col = bx * bn + start
+                    result = T.alloc_fragment((bm, width), form.out_dtype)
+                    for i, j in T.Parallel(bm, width):
+                        values = [p[i, start + j] for p in products]
+                        result[i, j] = finish(form, values, aux, bz, by * bm + i, col + j)
+                    T.copy(result, staged[buffer])
+                    T.copy(staged[buffer], out[bz, by * bm, col])
+
+    return gemm
+
+
 @jit
 def split_matmul(config: Config, form: Form) -> Any:
     """The same for few tiles and a long K: `splits` blocks share a tile's sum; parts first, then their sums."""
@@ -285,7 +333,7 @@ def run(
     row = m == 1 and not a_turned and all(b_turned)
     config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row), machine)
     if config.splits == 1:
-        kernel = row_times_matrix if config.block_m == 1 else matmul
+        kernel = row_times_matrix if config.block_m == 1 else persistent_matmul if config.blocks else matmul
         machine.kernel(kernel)(config, form)(a, *operands, *aux, out)
         return
     parts = out.new_empty((config.splits, len(bs), batch, m, n), dtype=compute_dtype(a.dtype))

@@ -18,7 +18,7 @@ class Config:
 
     With `splits > 1` so many blocks share the sum over K; their parts are added by a second kernel. `panel` is the
     width, in tiles, of the panels in which GPUs walk the result; `staged` sends it through shared memory, so that rows
-    leave in 16-byte pieces.
+    leave in 16-byte pieces. With `blocks` so many blocks take one tile after the other, else there is one for each.
     """
 
     block_m: int = 128
@@ -29,6 +29,7 @@ class Config:
     splits: int = 1
     panel: int = 0
     staged: bool = False
+    blocks: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..ir.verify import Stage, verify
 from .async_products import async_products
 from .bind_threads import bind_threads
 from .check_kernel import check_kernel
+from .defer_stores import defer_stores
 from .drop_groups import drop_groups
 from .flatten import flatten
 from .guard_bounds import guard_bounds
@@ -70,6 +71,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
         (guard_bounds, Stage.THREAD),  # global memory is touched only inside its bounds
         (simplify_program, Stage.THREAD),  # no constant branch, no empty loop
         (drop_groups, Stage.THREAD),  # commits and waits are for copies that are asynchronous
+        (defer_stores, Stage.THREAD),  # bulk stores are waited for where their tiles are written again
         (bound(place_shared), Stage.THREAD),  # shared buffers have offsets
         (init_barriers, Stage.THREAD),  # mbarriers are made by one thread before all others meet at them
         (bound(insert_sync), Stage.THREAD),  # every hazard is ordered by a barrier

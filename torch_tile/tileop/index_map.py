@@ -134,19 +134,22 @@ def layout_of_buffer(
     return None if replicas is None else Layout(renumbered(found), replicas).canonical
 
 
-def dims_of_nest(indices: Sequence[Index | None], layout: Layout, rank: int) -> list[Dim | None] | None:
-    """The digits that `rank` variables must have for each thread to access what it holds of a fragment.
+def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Sequence[int]) -> list[Dim | None] | None:
+    """The digits that variables of these extents must have for each thread to access what it holds of a fragment.
 
     None for variables that the indices lack; None at all if no layout of the nest does it.
     """
-    parts: list[list[tuple[int, Dim]]] = [[] for _ in range(rank)]
+    parts: list[list[tuple[int, Dim]]] = [[] for _ in extents]
     for index, digits in zip(indices, layout.dims, strict=True):
-        if index is None or (index.rest is not None and not is_register(index)):
+        if index is None:
+            return None
+        top = _top(index, digits, extents)
+        if not _is_slice(index, top):
             return None
         covered = 1
         for number, p in enumerate(index.pieces, 1):
             following = index.pieces[number] if number < len(index.pieces) else None
-            high = None if following is None else following.factor
+            high = top if following is None else following.factor
             cut = sliced(digits, p.factor, high)
             size = None if cut is None else math.prod(d.size for d in cut)
             if cut is None or p.factor != covered or (p.size is not None and size is not None and p.size < size):
@@ -164,15 +167,29 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, rank: int) -> 
     return found
 
 
-def is_register(index: Index) -> bool:
-    """Whether an index is one constant, which may choose a register."""
-    return not index.pieces and (index.rest is None or isinstance(index.rest, Const))
+def _top(index: Index, digits: Dim, extents: Sequence[int]) -> int | None:
+    """How much of a dimension an index covers, if what lies above is only a matter of registers; None: all of it."""
+    if not index.pieces:
+        return 1
+    last = index.pieces[-1]
+    turns = -(-extents[last.var] // last.divisor)
+    top = last.factor * (turns if last.size is None else min(turns, last.size))
+    above = sliced(digits, top, None)
+    return top if above and all(d.axis == "r" for d in above) else None
+
+
+def _is_slice(index: Index, top: int | None) -> bool:
+    """Whether what an index covers begins at a constant multiple of its size, so that it chooses registers."""
+    if index.rest is None:
+        return True
+    return top is not None and isinstance(index.rest, Const) and index.rest.value % top == 0
 
 
 def fits(indices: Sequence[Index | None], dims: Sequence[Dim], layout: Layout) -> bool:
     """Whether each thread that runs a nest holds all that it accesses of a fragment in `layout`, in known registers."""
+    extents = [math.prod(d.size for d in dim) for dim in dims]
     for index, digits in zip(indices, layout.dims, strict=True):
-        if index is None or (index.rest is not None and not is_register(index)):
+        if index is None or not _is_slice(index, _top(index, digits, extents)):
             return False
         if not index.pieces:
             if any(d.axis == "t" and d.size > 1 for d in digits):

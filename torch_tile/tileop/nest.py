@@ -58,6 +58,12 @@ class Nest:
         """Number of variables of the nest itself."""
         return len(self.extents)
 
+    @property
+    def all_extents(self) -> tuple[int, ...]:
+        """Extents of the nest and of the loops inside."""
+        inner = [loop.stops[0] for loop in self.inner]
+        return (*self.extents, *(int(e.value) if isinstance(e, Const) else 1 for e in inner))
+
 
 def is_static(loop: For) -> bool:
     """Whether a nest begins at 0 and all of its extents are constants."""

@@ -41,9 +41,10 @@ def following(nest: Nest, known: Layouts, ctx: ThreadContext, partial: bool) -> 
     if nest.uniform:
         return _in_order(nest, ctx.count)
     best: tuple[tuple[int, bool, bool], Layout] | None = None
+    sizes = nest.all_extents
     for use in nest.fragments:
         layout = known.get(use.buffer)
-        dims = None if layout is None else dims_of_nest(use.map, layout, nest.rank + len(nest.inner))
+        dims = None if layout is None else dims_of_nest(use.map, layout, sizes)
         if layout is None or dims is None or not _allowed(nest, dims):
             continue
         missing = sum(d is None and size > 1 for d, size in zip(dims, nest.extents, strict=False))
@@ -84,8 +85,7 @@ def infer(loop: For, known: Layouts, ctx: ThreadContext) -> list[Demand]:
 def all_dims(nest: Nest, layout: Layout) -> list[Dim]:
     """Digits of all variables: inner loops are run by each thread by itself."""
     dims, stride = list(layout.dims), layout.extent("r")
-    for loop in nest.inner:
-        size = int(loop.stops[0].value) if isinstance(loop.stops[0], Const) else 1
+    for size in nest.all_extents[nest.rank :]:
         dims.append((Digit(size, stride, "r"),))
         stride *= max(size, 1)
     return dims
