@@ -13,13 +13,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from torch_tile.intrinsics.wgmma import Descriptor
-from torch_tile.ir.buffer import Buffer
+from torch_tile.intrinsics.wgmma import Descriptor, allowed_n, walks_of
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Address, Call, Expr, Var
 from torch_tile.ir.layout import Layout, row_major
 from torch_tile.ir.stmt import Block, Do, For, If, Stmt, Store
 from torch_tile.ir.tensor_map import TensorMap
+from torch_tile.tileop.gemm import Gemm
 
 CHUNKS = {0: 0, 32: 1, 64: 3, 128: 7}  # of 16 bytes that a swizzle over so many bytes exchanges, as a mask
 
@@ -106,6 +107,55 @@ class Operand:
                 at = i // 8 * walk.stride + i % 8 * walk.swizzle + j * size
             found[i, j] = self.places[swizzled(start + at, walk.swizzle)]
         return found
+
+
+def expected(region: Region, turned: bool, rows: int, k: int, i: int, j: int) -> np.ndarray:
+    """Indices of the operand's elements from row (column of B) `i` and step `j` on, `[rows, k, rank]`."""
+    starts = [int(evaluate(s, {})) for s in region.starts]
+    found = np.zeros((rows, k, len(starts)), int)
+    found += starts
+    row, column = (-1, -2) if turned else (-2, -1)
+    found[..., row] += i + np.arange(rows)[:, None]
+    found[..., column] += j + np.arange(k)[None, :]
+    return found
+
+
+def check_operands(op: Gemm, run, case) -> None:
+    """Each warpgroup multiplies the rows of A and columns of B that its accumulators stand for, once.
+
+    `case` is of test_gemm_wgmma.py.
+    """
+    layout = op.C.buffer.layout
+    step = 256 // case.types[0].bits
+    width = 0
+    for group in range(case.threads // 128):
+        seen: set[tuple[int, int, int]] = set()
+        for name, args, call in calls(op.lower_cuda(run.ctx), {run.thread: 128 * group}):
+            if name != "wgmma":
+                continue
+            (_, (first,)), (a, a_at), (b, b_at), a_step, b_step, keep = args
+            n = int(str(call.options[0]))
+            i, j = (int(x) for x in place_of(layout, 128 * group, first))
+            inner = next(k for k in itertools.count(0, step) if (i, j, k) not in seen)
+            seen.add((i, j, inner))
+            assert keep == (not (case.clear and inner == 0 and case.k > step))
+            a_walk, b_walk = walks_of(call)
+            if a_walk is None:
+                t, v = place_of(op.A.buffer.layout, 128 * group, a_at[0])
+                assert (t, v) == (i, inner)
+            else:
+                memory = Operand.holding(a)
+                got = memory.matrix(memory.start(a_at) + a_step, a_walk, 64, step)
+                np.testing.assert_array_equal(got, expected(op.A, op.transpose_A, 64, step, i, inner))
+            memory = Operand.holding(b)
+            got = memory.matrix(memory.start(b_at) + b_step, b_walk, n, step)
+            np.testing.assert_array_equal(got, expected(op.B, not op.transpose_B, n, step, j, inner))
+            assert allowed_n(n, case.types[0].name)
+            width = n
+        steps = case.k // step
+        assert len(seen) % steps == 0
+        p = op.C.buffer.layout.extent("r")
+        assert len(seen) // steps * 32 * width // 64 == p  # every accumulator gets its product
 
 
 def box_places(buffer: Buffer, first: tuple[int, ...], box: TensorMap) -> Iterator[tuple[int, tuple[int, ...]]]:

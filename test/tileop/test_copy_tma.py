@@ -169,6 +169,8 @@ def test_every_element_goes_to_its_place(on_threads, case: Case, store: bool) ->
 def test_one_thread_copies(on_threads) -> None:
     ctx, op = ctx_of(on_threads), Case().copy(on_threads)
     assert not list(calls(op.lower_cuda(ctx), {ctx.thread: 1}))
+    op = dataclasses.replace(op, by=1)
+    assert [bool(list(calls(op.lower_cuda(ctx), {ctx.thread: n}))) for n in range(3)] == [False, True, False]
 
 
 def test_the_map_is_of_the_whole_tensor(on_threads) -> None:

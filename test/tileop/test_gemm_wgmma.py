@@ -6,27 +6,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import random
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from expecttest import assert_expected_inline
 
 from torch_tile.build import PassOptions
-from torch_tile.intrinsics.wgmma import allowed_n, walks_of
+from torch_tile.intrinsics.bulk import fence_proxy_async
+from torch_tile.intrinsics.memory import barrier
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.layout import Layout, row_major, shared_tile
 from torch_tile.ir.simplify_stmt import simplify_stmt
+from torch_tile.ir.stmt import Block
 from torch_tile.tileop import gemm_mma, gemm_wgmma
 from torch_tile.tileop.gemm import Gemm, GemmWarpPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hopper_model import Operand, calls, place_of
+from hopper_model import calls, check_operands
 
 H, B, F, I8, U8, I32, E4, E5 = (
     dt.float16, dt.bfloat16, dt.float32, dt.int8, dt.uint8, dt.int32, dt.float8_e4m3fn, dt.float8_e5m2,
@@ -104,53 +106,6 @@ def refusal(on_threads):
 
 
 # What the instruction reads.
-
-
-def expected(region: Region, turned: bool, rows: int, k: int, i: int, j: int) -> np.ndarray:
-    """Indices of the operand's elements from row (column of B) `i` and step `j` on, `[rows, k, rank]`."""
-    starts = [int(evaluate(s, {})) for s in region.starts]
-    found = np.zeros((rows, k, len(starts)), int)
-    found += starts
-    row, column = (-1, -2) if turned else (-2, -1)
-    found[..., row] += i + np.arange(rows)[:, None]
-    found[..., column] += j + np.arange(k)[None, :]
-    return found
-
-
-def check_operands(op: Gemm, run, case: Case) -> list[tuple[str, int]]:
-    """Each warpgroup multiplies the rows of A and columns of B that its accumulators stand for; gives (name, n)."""
-    layout = op.C.buffer.layout
-    step = 256 // case.types[0].bits
-    shapes: list[tuple[str, int]] = []
-    for group in range(case.threads // 128):
-        seen: set[tuple[int, int, int]] = set()
-        for name, args, call in calls(op.lower_cuda(run.ctx), {run.thread: 128 * group}):
-            if name != "wgmma":
-                continue
-            (_, (first,)), (a, a_at), (b, b_at), a_step, b_step, keep = args
-            n = int(str(call.options[0]))
-            i, j = (int(x) for x in place_of(layout, 128 * group, first))
-            inner = next(k for k in itertools.count(0, step) if (i, j, k) not in seen)
-            seen.add((i, j, inner))
-            assert keep == (not (case.clear and inner == 0 and case.k > step))
-            a_walk, b_walk = walks_of(call)
-            if a_walk is None:
-                t, v = place_of(op.A.buffer.layout, 128 * group, a_at[0])
-                assert (t, v) == (i, inner)
-            else:
-                memory = Operand.holding(a)
-                got = memory.matrix(memory.start(a_at) + a_step, a_walk, 64, step)
-                np.testing.assert_array_equal(got, expected(op.A, op.transpose_A, 64, step, i, inner))
-            memory = Operand.holding(b)
-            got = memory.matrix(memory.start(b_at) + b_step, b_walk, n, step)
-            np.testing.assert_array_equal(got, expected(op.B, not op.transpose_B, n, step, j, inner))
-            assert allowed_n(n, case.types[0].name)
-            shapes.append((call.name, n))
-        steps = case.k // step
-        assert len(seen) % steps == 0
-        p = op.C.buffer.layout.extent("r")
-        assert len(seen) // steps * 32 * shapes[-1][1] // 64 == p  # every accumulator gets its product
-    return shapes
 
 
 ALONG_K = [
@@ -249,8 +204,8 @@ def order(op: Gemm, run) -> str:
 
 
 def test_the_order_of_one_group(prepared) -> None:
-    assert order(*prepared(Case(k=32))) == "fence wgmma wgmma commit wait"
-    assert order(*prepared(Case(k=32, m=128, n=512))) == "fence" + 8 * " wgmma" + " commit wait"
+    assert order(*prepared(Case(k=32))) == "fence wgmma wgmma commit wait results"
+    assert order(*prepared(Case(k=32, m=128, n=512))) == "fence" + 8 * " wgmma" + " commit wait results"
     assert order(*prepared(Case(k=16, wait=-1))) == "fence wgmma commit"
     op, run = prepared(Case(k=16, wait=1))
     *_, (name, _, call) = calls(op.lower_cuda(run.ctx), {run.thread: 0})
@@ -273,13 +228,74 @@ for ks in T.unroll(8):
         options=(128, "float16", "float16", "float32", (128, 16, 1024, False), (128, 16384, 1024, True))))
 T.evaluate(T.call("wgmma_commit", dtype=T.int32))
 T.evaluate(T.call("wgmma_wait",
-        options=(0,)))""",
+        options=(0,)))
+T.evaluate(T.call("wgmma_results", T.address_of(C[0]),
+        options=(64,)))""",
     )
     (note,) = run.ctx.build.notes
     assert note.became == (
         "wgmma m64n128k16 float16, 2 x 1 warpgroups of 64 x 128; A: shared panels of 128 bytes; "
         "B: shared panels of 128 bytes across K"
     )
+
+
+# What is computed.
+
+
+@pytest.fixture
+def check(prepared):
+    """`check(case)` runs the product in the thread interpreter; operands are small integers, so it is exact."""
+
+    def run_and_compare(case: Case) -> None:
+        op, run = prepared(case, tf32=case.types[0] is F)
+        buffers = [op.A.buffer, op.B.buffer, op.C.buffer]
+        low = 0 if U8 in case.types else -3
+        tensors = [torch.randint(low, 4, b.static_shape).to(b.dtype.as_torch()) for b in buffers]
+        shown = Block((fence_proxy_async(), barrier(), op.lower_cuda(run.ctx)))
+        after, findings = run.run(shown, buffers, tensors)
+        assert not findings, findings.report()
+        a, b, c = (x.double() for x in tensors)
+        a, b = (x[1] if x.dim() == 3 else x for x in (a, b))
+        a, b = a.T if case.turned[0] else a, b if case.turned[1] else b.T
+        second = [
+            slice(n if s else 0, None)
+            for n, s in ((case.m, case.m_slice), (case.n, case.n_slice), (case.k, case.k_slice))
+        ]
+        product = a[second[0], second[2]] @ b[second[1], second[2]].T
+        torch.testing.assert_close(after[2].double(), product + (0 if case.clear else c), rtol=0, atol=0)
+
+    return run_and_compare
+
+
+TYPES = [(H, H, F), (B, B, F), (H, H, H), (E4, E4, F), (E5, E4, F), (I8, I8, I32), (U8, I8, I32), (F, F, F)]
+
+
+@pytest.mark.parametrize("types", TYPES, ids=lambda t: "_".join(map(str, t)))
+@pytest.mark.parametrize("turned", list(itertools.product([False, True], repeat=2)), ids=str)
+def test_types_and_transposes(check, types, turned, seed: int) -> None:
+    rng = random.Random(seed)
+    turned = turned if types[0].bits == 16 else (False, True)
+    step = 256 // types[0].bits
+    case = Case(
+        64 * rng.choice([1, 2]), 32 * rng.choice([1, 2, 3]), step * rng.choice([1, 2, 3, 8]), types, turned,
+        threads=128 * rng.choice([1, 2]), policy=rng.choice(["Square", "FullRow", "FullCol"]), clear=rng.random() < 0.3,
+    )  # fmt: skip
+    print(case)
+    check(case)
+
+
+@pytest.mark.parametrize(
+    "types", [(H, H, F), (B, B, F), (E4, E5, F), (I8, I8, I32)], ids=lambda t: "_".join(map(str, t))
+)
+def test_the_left_operand_stays_in_registers(check, types, seed: int) -> None:
+    rng = random.Random(seed)
+    check(Case(64 * rng.choice([1, 2]), 24, 32 * rng.choice([1, 2, 3]), types, a_scope="fragment"))
+
+
+@pytest.mark.parametrize("versions", [0, 3])
+def test_slices(check, versions: int, seed: int) -> None:
+    turned = random.Random(seed).choice([(False, True), (True, False), (True, True), (False, False)])
+    check(Case(64, 64, 64, turned=turned, versions=versions, m_slice=True, n_slice=True, k_slice=True))
 
 
 # Refusals.

@@ -72,6 +72,7 @@ class Walk:
         self.hazards = Hazards(threads, first)
         self.fences: set[Place] = set()
         self.others: dict[Place, Do] = {}
+        self.fenced = False  # the statement before shows engines what threads wrote
         self.roles = 0
         self.after_roles = False
         self.collected: dict[int, list[Access]] = {}
@@ -91,11 +92,13 @@ class Walk:
     def block(self, block: Block, state: State) -> dict[Place, float]:
         """Places with their cost, more in loops, less in branches; `state` becomes what holds after the block."""
         places: dict[Place, float] = {}
+        self.fenced = False
         for n, one in enumerate(block.stmts):
             place = id(block), n
             if place in self.forced:
                 self._barrier(place, state, places)
             self._statement(one, place, state, places)
+            self.fenced = isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "fence_proxy_async"
         if (end := (id(block), len(block.stmts))) in self.forced:
             self._barrier(end, state, places)
         return places
@@ -107,7 +110,7 @@ class Walk:
     def _clear(self, place: Place, state: State) -> None:
         """At a barrier, all is ordered; engines need a fence besides to see what threads wrote."""
         engines = self.facts.read_by_engines
-        if any(a.writes and id(a.buffer) in engines for a in state.since.values()):
+        if not self.fenced and any(a.writes and id(a.buffer) in engines for a in state.since.values()):
             self.fences.add(place)
         state.since.clear()
 
@@ -352,15 +355,20 @@ def _is_for_all(call: Call, threads: int) -> bool:
     return call.name == "named_barrier" and call.options[1] == threads
 
 
+def _is_any_barrier(one: Stmt) -> bool:
+    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name in ("barrier", "named_barrier")
+
+
 class _Insert(Rewriter):
     """Puts barriers and fences into blocks."""
 
     def __init__(self, places: set[Place], fences: set[Place], others: Mapping[Place, Do]):
         self.places, self.fences, self.others = places, fences, others
 
-    def at(self, place: Place, span: Span | None) -> Iterator[Stmt]:
-        """What stands there."""
-        if place in self.fences:
+    def at(self, place: Place, one: Stmt, before: bool) -> Iterator[Stmt]:
+        """What stands there, `before` a statement or after it; fences only in front of barriers that stand there."""
+        span = one.span
+        if place in self.fences and (place in self.places or (before and _is_any_barrier(one))):
             yield replace(fence_proxy_async(), span=span)
         if place in self.places:
             yield replace(self.others.get(place) or barrier(), span=span)
@@ -368,9 +376,9 @@ class _Insert(Rewriter):
     def Block(self, block: Block) -> Block:
         new: list[Stmt] = []
         for n, one in enumerate(block.stmts):
-            new += self.at((id(block), n), one.span)
+            new += self.at((id(block), n), one, True)
             new.append(self(one))
         if block.stmts:
-            new += self.at((id(block), len(block.stmts)), block.stmts[-1].span)
+            new += self.at((id(block), len(block.stmts)), block.stmts[-1], False)
         same = len(new) == len(block.stmts) and all(a is b for a, b in zip(new, block.stmts, strict=True))
         return block if same else Block(tuple(new), span=block.span)

@@ -41,20 +41,20 @@ TYPES = {
 @dataclass(frozen=True, eq=False, repr=False)
 class TmaCopy(Copy):
     """As T.copy, by one thread of those that run it. A load has a `barrier`, for which its bytes are expected; whoever
-    waits for the barrier sees the tile, once somebody arrives. A store has none.
+    waits for the barrier sees the tile, once somebody arrives. A store has none. `by` is that thread's number.
     """
 
     barrier: Load | None = None
     by: int = 0
 
     @classmethod
-    def build(cls, src: Any, dst: Any, barrier: Any = None, **hints: Any) -> TmaCopy:
+    def build(cls, src: Any, dst: Any, barrier: Any = None, by: int = 0, **hints: Any) -> TmaCopy:
         """Regions as for T.copy; `barrier` is one element of a T.alloc_barrier."""
         if barrier is not None and not (isinstance(barrier, Load) and barrier.buffer.scope == "barrier"):
             fix = "give one mbarrier, as in barrier=ready[stage]"
             raise error("bad_argument", None, op="T.tma_copy", name="barrier", why=f"is {barrier!r}", fix=fix)
         made = Copy.build(src, dst, **{k: v for k, v in hints.items() if k == "eviction_policy"})
-        return cls(made.src, made.dst, eviction_policy=made.eviction_policy, barrier=barrier)
+        return cls(made.src, made.dst, eviction_policy=made.eviction_policy, barrier=barrier, by=by)
 
     def check(self) -> list[Diagnostic]:
         """Extents agree, and the copy goes between global and shared memory."""
@@ -78,7 +78,7 @@ class TmaCopy(Copy):
         return [Demand(tile, shared_tile(sizes, tile.dtype.bits), False, "panels of bulk copies", self.span)]
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """The boxes, by thread 0. A store that cannot be made so is an ordinary one."""
+        """The boxes, by one thread. A store that cannot be made so is an ordinary one."""
         why = refuses(self, ctx)
         if why is None:
             return lower(self, ctx)
@@ -183,7 +183,7 @@ def _box_of(sides: Sides) -> tuple[int, ...] | None:
 
 
 def lower(op: Copy, ctx: ThreadContext) -> Stmt:
-    """Thread 0 starts one copy for each box."""
+    """One thread starts one copy for each box."""
     sides = Sides.of(op)
     tile, tensor = sides.tile.buffer, sides.tensor.buffer
     span, size = panel_span(tile) or 0, tile.dtype.itemsize
