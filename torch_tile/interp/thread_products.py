@@ -41,6 +41,7 @@ class Products:
         self.fences = np.zeros(groups, np.int64)  # how many there were
         self.last: dict[int, tuple[int, Span | None]] = {}  # of each warpgroup: the group of its last product
         self.uses: dict[int, Uses] = {}
+        self.under_way = False  # whether any product is
 
     def uses_of(self, memory: Memory) -> Uses:
         """Of one array of registers."""
@@ -65,13 +66,14 @@ class Products:
             add("missing_fence", span, f"a product uses `{memory.name}` with no wgmma_fence before")
         (uses.results if role == "results" else uses.factors)[here] = self.closed[group] + 1
         uses.hidden[here] |= role == "results"
+        self.under_way = True
 
     def touch(self, memory: Memory, places: Array, groups: Array, span: Span | None) -> None:
         """Ordinary code of some warpgroups uses registers."""
         uses = self.uses_of(memory)
         uses.touched[places, groups] = self.fences[groups]
-        flying, add = self._flying(uses, places, groups), self.calls.threads.findings.add
-        if flying.any():
+        add = self.calls.threads.findings.add
+        if self.under_way and (flying := self._flying(uses, places, groups)).any():
             text = f"`{memory.name}` is used while a product with it is under way"
             add("missing_wait", span, text, int(flying.sum()))
         elif uses.hidden[places, groups].any():
@@ -92,6 +94,7 @@ class Products:
         """A warpgroup waits for all groups but the newest `pending`; each warp for its own part."""
         order, done = self.calls.order, max(0, int(self.closed[group]) - pending)
         self.done[group] = max(done, self.done[group])
+        self.under_way = any(turn > self.done[g] for g, (turn, _) in self.last.items())
         for warp, agent in enumerate(self.agents(group)):
             order.learn(group * THREADS + 32 * warp + np.arange(32), agent, order.time(done))
 
