@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 import torch_tile.language as T
 from torch_tile.build import Build
+from torch_tile.ir.expr import Address
 from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Do, For, If
 from torch_tile.lowering.async_products import async_products
 from torch_tile.lowering.split_warps import split_warps
 from torch_tile.target import Target
@@ -57,3 +61,51 @@ def test_integer_zeros_are_there_before_the_first_product() -> None:
     pinned = [n for n in walk(product(dtype="int8", total="int32")) if isinstance(n, Fill | WgmmaResults)]
     assert [type(n) for n in pinned] == [Fill, WgmmaResults, WgmmaResults]
     assert [type(n) for n in walk(product()) if isinstance(n, Fill | WgmmaResults)] == [Fill, WgmmaResults]
+
+
+def two_parts(stages):
+    """Attention whose scores and whose sums are of two products each, with tiles of their own, after both passes."""
+
+    @T.prim_func
+    def kernel(Q: T.Tensor((512, 64), T.float16), K: T.Tensor((512, 64), T.float16), O: T.Tensor((512, 64), T.float32)):
+        with T.Kernel(8, threads=128) as bx:
+            q, k, r, v, w = (T.alloc_shared((64, 64), T.float16) for _ in range(5))
+            s, o = T.alloc_fragment((64, 64), T.float32), T.alloc_fragment((64, 64), T.float32)
+            p = T.alloc_fragment((64, 64), T.float16)
+            T.copy(Q[bx * 64, 0], q)
+            T.clear(o)
+            for j in T.Pipelined(4, num_stages=stages):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(K[j * 64 + 64, 0], r)
+                T.gemm(q, r, s, transpose_B=True)
+                for x, y in T.Parallel(64, 64):
+                    p[x, y] = T.exp(s[x, y])
+                T.copy(K[j * 64 + 128, 0], v)
+                T.gemm(p, v, o)
+                T.copy(K[j * 64 + 192, 0], w)
+                T.gemm(p, w, o)
+            T.copy(o, O[bx * 64, 0])
+
+    build = Build(Target.of("cuda:sm_90a"))
+    return async_products(split_warps(kernel.program, build), build)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_tiles_are_kept_while_products_that_read_them_are_under_way(stages: int) -> None:
+    program = two_parts(stages)
+    assert -1 in waits(program)
+    loop = next(n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
+    started: set[int] = set()  # tiles that products under way read
+    for one in loop.body.stmts:
+        if isinstance(one, Gemm):
+            started |= {id(one.B.buffer)} if one.wg_wait == -1 else set()
+        elif isinstance(one, Do) and one.call.name == "wgmma_wait":
+            order = [s for s in loop.body.stmts if isinstance(s, Gemm)]
+            pending = one.call.options[0]
+            started = {id(s.B.buffer) for s in order[len(order) - pending :]}
+        elif arrivals := [n for n in walk(one) if isinstance(n, Address) and n.buffer.scope == "barrier"]:
+            if isinstance(one, If):
+                let_go = arrivals[0].buffer.name.removesuffix("_empty")
+                names = {s.B.buffer.name for s in loop.body.stmts if isinstance(s, Gemm) and id(s.B.buffer) in started}
+                assert let_go not in names

@@ -155,10 +155,11 @@ class _Async(Rewriter):
         finish = busy[-1] + 1
         middle = [n for n in places if begin <= n < finish]
         last = places[-1] + 1
+        first, early = _apart(stmts[:start])
+        second, late = _apart(stmts[finish:last])
         parts = _Parts(
-            allocs, tuple(stmts[:start]), tuple(stmts[start:begin]), tuple(stmts[begin:finish]),
-            tuple(stmts[finish:last]), tuple(stmts[last:]),
-        )  # fmt: skip
+            allocs, first, (*early, *stmts[start:begin]), tuple(stmts[begin:finish]), second, (*late, *stmts[last:])
+        )
         calm = all(not q for q in quiet[begin:finish]) and all(quiet[last:])
         names = {id(s.var) for s in stmts if isinstance(s, Let)}
         later = (*parts.second, *parts.last)
@@ -178,6 +179,11 @@ class _Parts:
     between: tuple[Stmt, ...]
     second: tuple[Stmt, ...]
     last: tuple[Stmt, ...]
+
+
+def _apart(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+    """Products, and what lets go of tiles between them: nobody has waited for those that read them."""
+    return tuple(s for s in stmts if not _lets_go(s)), tuple(s for s in stmts if _lets_go(s))
 
 
 def _keeps(parts: _Parts) -> bool:
