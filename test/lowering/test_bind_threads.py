@@ -164,3 +164,56 @@ def test_what_stands_outside_nests_is_done_once():
     a, b = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     run(kernel, a, b)
     assert b.tolist() == [6, 4, 0, 0]
+
+
+def test_roles_share_a_kernel_each_with_threads_of_its_own():
+    """Rows summed by two warps, columns by six; nobody waits for anybody before the end."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((192, 64), "float32"), B: T.Tensor((192, 64), "float32"), C: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=256):
+            s, t = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64, 64), "float32")
+            with T.role(0, 64):
+                x, rows = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+                T.copy(A[0:64, :], x)
+                T.reduce_sum(x, rows, dim=1)
+                T.copy(rows, C[0:64])
+                T.copy(x, s)
+                for i, j in T.Parallel(64, 64):
+                    B[i, j] = s[63 - i, j]
+            with T.role(64, 192):
+                y, columns = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+                T.copy(A[64:128, :], y)
+                T.reduce_max(y, columns, dim=0)
+                T.copy(columns, C[64:128])
+                T.copy(y, t)
+                for i, j in T.Parallel(64, 64):
+                    B[64 + i, j] = t[i, 63 - j]
+            for i, j in T.Parallel(64, 64):
+                B[128 + i, j] = s[i, j] + t[i, j]
+
+    a, b, c = random(192, 64), empty(192, 64), empty(128)
+    run(kernel, a, b, c)
+    x, y = a[:64], a[64:128]
+    torch.testing.assert_close(b, torch.cat([x.flip(0), y.flip(1), x + y]), rtol=0, atol=0)
+    torch.testing.assert_close(c, torch.cat([x.sum(1), y.amax(0)]))
+
+
+@pytest.mark.parametrize(("first", "carrier"), [(0, "wgmma"), (128, "wgmma"), (64, "mma.sync"), (32, "mma.sync")])
+def test_products_of_a_role_go_by_wgmma_where_it_is_a_warpgroup(first, carrier):
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256), T.role(first, 128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c)
+            T.copy(c, C)
+
+    a, b, c = random(64, 64, dtype=torch.float16), random(64, 64, dtype=torch.float16), empty(64, 64)
+    run(kernel, a, b, c)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-3)
+    (note,) = (n for n in tilelang.compile(kernel, target=TARGET).schedule.notes if n.op == "T.gemm")
+    assert note.became.startswith(carrier)

@@ -101,3 +101,37 @@ def test_tiles_that_nothing_asks_about():
 
     buffers, _ = inferred(kernel)
     assert buffers == {"s": row_major((3, 5)), "f": spread((64,), 32, 1)}
+
+
+def test_layouts_of_a_role_cover_its_threads():
+    """What a role alone has in registers is spread over its threads, whatever number the first of them has."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            with T.role(64, 192):
+                x = T.alloc_fragment((64, 64), "float32")
+                T.copy(A, x)
+            with T.role(0, 64):
+                y = T.alloc_fragment((64, 64), "float16")
+                T.copy(B, y)
+
+    buffers, _ = inferred(kernel)
+    assert buffers["x"] == spread((64, 64), 192, 4) and buffers["x"].extent("t") == 192
+    assert buffers["y"] == spread((64, 64), 64, 8) and buffers["y"].extent("t") == 64
+
+
+def test_products_of_a_warpgroup_ask_for_its_accumulators():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=256), T.role(128, 128):
+            a, c = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            p, o = T.alloc_fragment((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.gemm(a, a, c, clear_accum=True)
+            T.copy(c, p)
+            T.gemm(p, a, o, clear_accum=True)
+
+    buffers, _ = inferred(kernel)
+    assert buffers["a"] == shared_tile((64, 64), 16)
+    assert buffers["c"] == buffers["p"] == buffers["o"] == ACCUMULATOR

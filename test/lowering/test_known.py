@@ -4,7 +4,7 @@
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Load, Var, const
-from torch_tile.ir.stmt import Block, For, If, Kernel, Let, LoopKind, Program, Store
+from torch_tile.ir.stmt import Block, For, If, Kernel, Let, LoopKind, Program, Role, Store
 from torch_tile.lowering.known import Known
 
 x = Buffer("x", (const(999, dt.int32),), dt.int32, "global")
@@ -60,3 +60,11 @@ def test_divisors():
     assert by(4, stepped) and not by(8, stepped)
     assert not by(2, For(LoopKind.SERIAL, (i,), (zero,), (n,), Block((put(i),))))
     assert not by(2, put(Load(x, (t,))))
+
+
+def test_a_role_knows_its_threads():
+    role = Role(32, 32, Block((put(t),)))
+    assert answer(lambda known, i: known.ranges.prove(i >= 32), role)
+    assert not answer(lambda known, i: known.ranges.prove(i >= 33), role)
+    assert answer(lambda known, i: known.ranges.prove(i - 32 < 32), role)
+    assert not answer(lambda known, i: known.ranges.prove(i >= 32), put(t))

@@ -60,9 +60,12 @@ class Layouts:
 def role_context(
     role: Role, build: Build, thread: Expr, ranges: Ranges, values: Mapping[int, Expr]
 ) -> ThreadContext:  # fmt: skip
-    """The threads of a role, counted from 0; `thread` is the running thread's index in the block."""
+    """The threads of a role, counted from 0; `thread` is the running thread's index in the block.
+
+    Products of theirs are asynchronous if the role begins where a warpgroup does.
+    """
     own = thread - role.first if role.first else thread
-    return ThreadContext(build, own, role.count, ranges, values, asynchronous=True)
+    return ThreadContext(build, own, role.count, ranges, values, asynchronous=role.first % 128 == 0)
 
 
 @dataclass
