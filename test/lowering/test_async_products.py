@@ -96,16 +96,13 @@ def test_tiles_are_kept_while_products_that_read_them_are_under_way(stages: int)
     program = two_parts(stages)
     assert -1 in waits(program)
     loop = next(n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
-    started: set[int] = set()  # tiles that products under way read
+    order = [s.B.buffer.name for s in loop.body.stmts if isinstance(s, Gemm)]
+    started: list[str] = []  # tiles that products under way read
     for one in loop.body.stmts:
         if isinstance(one, Gemm):
-            started |= {id(one.B.buffer)} if one.wg_wait == -1 else set()
+            started.append(one.B.buffer.name)
         elif isinstance(one, Do) and one.call.name == "wgmma_wait":
-            order = [s for s in loop.body.stmts if isinstance(s, Gemm)]
-            pending = one.call.options[0]
-            started = {id(s.B.buffer) for s in order[len(order) - pending :]}
-        elif arrivals := [n for n in walk(one) if isinstance(n, Address) and n.buffer.scope == "barrier"]:
-            if isinstance(one, If):
-                let_go = arrivals[0].buffer.name.removesuffix("_empty")
-                names = {s.B.buffer.name for s in loop.body.stmts if isinstance(s, Gemm) and id(s.B.buffer) in started}
-                assert let_go not in names
+            started = order[len(order) - one.call.options[0] :]
+        elif isinstance(one, If):
+            (let_go,) = {n.buffer.name for n in walk(one) if isinstance(n, Address)}
+            assert let_go.removesuffix("_empty") not in started
