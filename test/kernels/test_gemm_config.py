@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm_config import Problem, config_for
+from torch_tile.kernels.gemm_config import Problem, config_for, panel_width, panels_bytes
 from torch_tile.target import Target
 
 CPU = Machine(Target("cpu"), 16)
@@ -33,3 +33,33 @@ def test_the_shape_decides():
     assert config_for(Problem(torch.float16, 1, 64, 64, 65536), h200).splits > 8
     for machine in (CPU, h200):
         assert config_for(Problem(torch.float16, 1, 1, 1000, 1000, row=True), machine).block_m == 1
+
+
+@pytest.mark.parametrize("products", [1, 2, 3])
+def test_hopper_takes_tile_after_tile(products):
+    h200 = GPUS[2]
+    for m, n, k in ((4096, 1024, 8192), (4096, 8192, 8192), (8192, 8192, 8192), (1024, 1024, 64), (4096, 1000, 4096)):
+        config = config_for(Problem(torch.bfloat16, 1, m, n, k, products, aligned=True), h200)
+        assert config.blocks == 132 and config.splits == 1 and config.panel and config.stages >= 2
+        stage = (config.block_m + products * config.block_n) * config.block_k * 2
+        assert config.stages * stage + panels_bytes(config.block_m) < h200.target.shared_limit
+        assert config.block_n % panel_width(config.block_m, 2) == 0
+    for machine in (CPU, GPUS[0], GPUS[1], GPUS[3]):
+        assert not config_for(Problem(torch.bfloat16, 1, 8192, 8192, 8192, aligned=True), machine).blocks
+    for other in (
+        Problem(torch.float32, 1, 8192, 8192, 8192, aligned=True),
+        Problem(torch.float16, 1, 8192, 8192, 8192),
+    ):
+        assert not config_for(other, h200).blocks
+
+
+def test_tiles_fill_the_last_turn():
+    """One turn of 128 large tiles, two of them, and where many turns make all tiles alike those that reuse most."""
+    h200 = GPUS[2]
+
+    def tile(m, n, k):
+        config = config_for(Problem(torch.float16, 1, m, n, k, aligned=True), h200)
+        return config.block_m, config.block_n
+
+    assert tile(4096, 1024, 8192) == tile(8192, 1024, 8192) == (128, 256)
+    assert tile(4096, 28672, 8192)[1] == 192

@@ -26,7 +26,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.epilogue import evaluate, parse
-from torch_tile.kernels.gemm_config import Config, Problem, config_for
+from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panel_width
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
@@ -171,9 +171,6 @@ def matmul(config: Config, form: Form) -> Any:
     return gemm
 
 
-MOST_TILES = 1 << 30  # of a persistent kernel, whose indices are 32 bits wide
-
-
 @T.macro
 def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
     """Which batch, row and column of `rows x columns` tiles comes at this place: bands of `panel` rows, along the
@@ -194,7 +191,7 @@ def persistent_matmul(config: Config, form: Form) -> Any:
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = form.sizes()
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
-    width = min((128 if bm <= 128 else 64) // form.out_dtype.itemsize, bn)  # of a panel
+    width = min(panel_width(bm, form.out_dtype.itemsize), bn)
     parts = [(start, start // width % 2) for start in range(0, bn, width)]
 
     @T.prim_func
@@ -331,7 +328,7 @@ def run(
     b_turned = tuple(turned for _, turned in matrices)
     form = Form(a.dtype, out.dtype, a_turned, b_turned, forms, epilogue, vector)
     row = m == 1 and not a_turned and all(b_turned)
-    config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row), machine)
+    config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1), machine)
     if config.splits == 1:
         kernel = row_times_matrix if config.block_m == 1 else persistent_matmul if config.blocks else matmul
         machine.kernel(kernel)(config, form)(a, *operands, *aux, out)

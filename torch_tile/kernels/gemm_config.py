@@ -11,6 +11,10 @@ import torch
 from torch_tile.kernels.common import Machine, power_of_two
 from torch_tile.kernels.tuned import rows_class, tuned
 
+MOST_TILES = 1 << 30  # of a persistent kernel, whose indices are 32 bits wide
+ACCUMULATORS = 192  # registers for sums of a thread of those that the copying warps leave most registers to
+BARRIERS = 1024  # bytes for mbarriers, at most
+
 
 @dataclass(frozen=True)
 class Config:
@@ -34,7 +38,9 @@ class Config:
 
 @dataclass(frozen=True)
 class Problem:
-    """One product: sizes, how many bs share a, and whether it is a row times matrices stored `[N, K]`."""
+    """One product: sizes, how many bs share a, whether it is a row times matrices stored `[N, K]`, and whether rows in
+    memory are runs of whole 16 bytes.
+    """
 
     dtype: torch.dtype
     batch: int
@@ -43,6 +49,7 @@ class Problem:
     k: int
     products: int = 1
     row: bool = False
+    aligned: bool = False
 
 
 def config_for(problem: Problem, machine: Machine) -> Config:
@@ -96,6 +103,16 @@ HALF_TILES = (
     Tile(Config(16, 128, 64, 128, 4), 3, 0.25),
     Tile(Config(16, 64, 128, 128, 4), 3, 0.2),
 )
+# The same by wgmma, of tiles that bulk copies bring: one block on each SM takes tile after tile. Between large tiles it
+# matters most how well they fill the last turn.
+HOPPER_TILES = (
+    Tile(Config(256, 192, 64, 256, 3, panel=4, staged=True), 1, 1.0),
+    Tile(Config(128, 192, 64, 256, 4, panel=8, staged=True), 1, 0.96),
+    Tile(Config(128, 256, 64, 256, 4, panel=8, staged=True), 1, 0.93),
+    Tile(Config(128, 128, 64, 256, 6, panel=8, staged=True), 1, 0.89),
+    Tile(Config(64, 256, 64, 128, 5, panel=8, staged=True), 1, 0.7),
+    Tile(Config(64, 128, 64, 128, 6, panel=8, staged=True), 1, 0.6),
+)
 # Exact float32 has no tensor core, float64 has one of its own shape.
 WIDE_TILES = {
     torch.float32: (Tile(Config(64, 64, 16, 128, 2), 4, 1.0), Tile(Config(16, 64, 32, 128, 2), 4, 0.4)),
@@ -110,6 +127,8 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
     """
     if problem.row:
         return Config(1, 8, 512)
+    if (persistent := _hopper_config(problem, machine)) is not None:
+        return persistent
     tiles = WIDE_TILES.get(problem.dtype, HALF_TILES)
     tile = min(_fitting(tiles, problem, machine), key=lambda t: _duration(t, problem, machine.units))
     config, slots = tile.config, tile.resident * machine.units
@@ -118,6 +137,33 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
         splits = min(slots // count, problem.k // (4 * config.block_k), 64)
         return replace(config, splits=splits, panel=0)
     return config
+
+
+def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
+    """A block for each SM; None for operands that bulk copies and wgmma cannot take, and for few tiles."""
+    if machine.target.capability != 90 or not problem.aligned or problem.dtype.itemsize != 2:
+        return None
+    found = []
+    for tile in HOPPER_TILES:
+        c = tile.config
+        stage = (c.block_m + c.block_n * problem.products) * c.block_k * problem.dtype.itemsize
+        stages = min(c.stages, (machine.target.shared_limit - panels_bytes(c.block_m) - BARRIERS) // stage)
+        if c.block_m * c.block_n * problem.products // c.threads <= ACCUMULATORS and stages >= 2:
+            found.append(replace(tile, config=replace(c, stages=stages, blocks=machine.units)))
+    best = min(found, key=lambda t: _duration(t, problem, machine.units), default=None)
+    if best is None or not machine.units // 2 <= _count(best.config, problem) < MOST_TILES:
+        return None
+    return best.config
+
+
+def panel_width(block_m: int, itemsize: int) -> int:
+    """Columns of a panel in which results of a persistent kernel leave; two are on their way at a time."""
+    return (128 if block_m <= 128 else 64) // itemsize
+
+
+def panels_bytes(block_m: int) -> int:
+    """Shared memory of both panels."""
+    return 2 * block_m * panel_width(block_m, 1)
 
 
 def _fitting(tiles: Iterable[Tile], problem: Problem, machine: Machine) -> list[Tile]:

@@ -94,6 +94,11 @@ def _gemms() -> Iterator[Case]:
         for shape in ((2048, 2048, 2048), (512, 512, 512), (777, 555, 999), (64, 4096, 4096), (16, 64, 65536)):
             yield Case(f"gemm {name} {'x'.join(map(str, shape))}", _gemm(dtype, *shape))
         yield Case(f"gemm {name} linear", _gemm(dtype, 512, 1024, 768, turned=True))
+        yield Case(f"gemm {name} 4096x8192x4096 linear", _gemm(dtype, 4096, 8192, 4096, turned=True))
+        yield Case(f"gemm {name} 4096x28672x4096", _gemm(dtype, 4096, 28672, 4096))
+        yield Case(
+            f"gemm {name} 4096x8192x4096 swiglu", _gemm(dtype, 4096, 8192, 4096, swiglu, products=2, turned=True)
+        )
         yield Case(f"gemm {name} row", _gemm(dtype, 1, 2048, 2048, turned=True))
         yield Case(f"gemm {name} bias gelu", _gemm(dtype, 512, 1024, 768, bias_gelu, "r", turned=True))
         yield Case(f"gemm {name} swiglu", _gemm(dtype, 512, 1024, 768, swiglu, products=2, turned=True))
