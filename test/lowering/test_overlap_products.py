@@ -195,3 +195,34 @@ def test_steps_by_hand():
     kernel = torch_tile.compile(by_hand(), target="cuda:sm_80")
     assert "ldmatrix" in kernel.source and not kernel.interpret(a, b, c)
     torch.testing.assert_close(c.double(), a.double() @ b.double().T, rtol=1e-4, atol=1e-3)
+
+
+def test_parts_of_one_tile_are_different_operands():
+    """Halves of A in two products, and one tile as both operands."""
+    shape, half = (64, 256), "float16"
+
+    @T.prim_func
+    def kernel(a: T.Tensor(shape, half), b: T.Tensor(shape, half), c: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a_tile, b_tile = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            upper, lower = T.alloc_fragment((32, 64), "float32"), T.alloc_fragment((32, 64), "float32")
+            square = T.alloc_fragment((64, 64), "float32")
+            T.clear(upper)
+            T.clear(lower)
+            T.clear(square)
+            for step in T.Pipelined(4, num_stages=3):
+                T.copy(a[0, step * 64], a_tile)
+                T.copy(b[0, step * 64], b_tile)
+                T.gemm(a_tile[0:32, :], b_tile, upper, transpose_B=True)
+                T.gemm(a_tile[32:64, :], b_tile, lower, transpose_B=True)
+                T.gemm(a_tile, a_tile, square, transpose_B=True)
+            T.copy(upper, c[0, 0:32, :])
+            T.copy(lower, c[0, 32:64, :])
+            T.copy(square, c[1, :, :])
+
+    assert overlapped(kernel)[1] == [AHEAD]
+    a, b = torch.randint(-3, 4, (2, 64, 256)).half()
+    c = torch.zeros(2, 64, 64)
+    assert not torch_tile.compile(kernel, target="cuda:sm_80").interpret(a, b, c)
+    torch.testing.assert_close(c[0], a.float() @ b.float().T, rtol=0, atol=0)
+    torch.testing.assert_close(c[1], a.float() @ a.float().T, rtol=0, atol=0)

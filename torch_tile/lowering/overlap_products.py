@@ -10,7 +10,7 @@ An author may write the same by hand, as copies from slices of shared tiles to f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 
 from ..build import Build
@@ -19,6 +19,7 @@ from ..ir.buffer import Buffer, Range, Region
 from ..ir.dtype import int32
 from ..ir.expr import Call, Const, Expr, Var, const
 from ..ir.node import Rewriter, walk
+from ..ir.polynomial import structure
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Stmt
 from ..tileop import gemm_mma
@@ -136,10 +137,11 @@ class _Overlapped:
 
     def __init__(self, loop: For, wait: Stmt, starts: tuple[Stmt, ...], products: tuple[Gemm, ...], count: int):
         self.loop, self.wait, self.starts, self.products, self.count = loop, wait, starts, products, count
-        self.operands: dict[tuple[int, int], _Operand] = {}
+        self.operands: dict[Hashable, _Operand] = {}
         for op in products:
-            for region, along in _sources(op):
-                self.operands.setdefault((id(region.buffer), along), self._operand(region, along))
+            for key, region, along in _sources(op):
+                if key not in self.operands:
+                    self.operands[key] = self._operand(region, along)
 
     def _operand(self, region: Region, along: int) -> _Operand:
         shape = list(region.extents[-2:])
@@ -153,13 +155,13 @@ class _Overlapped:
 
     def registers(self, ctx: ThreadContext) -> int:
         """4-byte registers of each thread for all sums and operands."""
-        total, seen = 0, set[tuple[int, int]]()
+        total, seen = 0, set[Hashable]()
         for op in self.products:
             sums, *steps = gemm_mma.registers(op, ctx)
             total += sums
-            for (region, along), step in zip(_sources(op), steps, strict=True):
-                total += 0 if (id(region.buffer), along) in seen else 2 * step
-                seen.add((id(region.buffer), along))
+            for (key, _, _), step in zip(_sources(op), steps, strict=True):
+                total += 0 if key in seen else 2 * step
+                seen.add(key)
         return total
 
     def stmts(self) -> Iterator[Stmt]:
@@ -189,10 +191,12 @@ class _Overlapped:
         return loads if is_literal(has_it, True) else If(has_it, loads, Block(()), span=self.loop.span)
 
     def _product(self, op: Gemm, step: int) -> Stmt:
-        a, b = (self.operands[id(r.buffer), along].part(step) for r, along in _sources(op))
+        a, b = (self.operands[key].part(step) for key, _, _ in _sources(op))
         return replace(op, A=a, B=b)
 
 
-def _sources(op: Gemm) -> tuple[tuple[Region, int], tuple[Region, int]]:
-    """A and B with their dimensions along K."""
-    return (op.A, -2 if op.transpose_A else -1), (op.B, -1 if op.transpose_B else -2)
+def _sources(op: Gemm) -> Iterator[tuple[Hashable, Region, int]]:
+    """A and B with their dimensions along K. Products that read the same in the same layout have equal keys."""
+    split = op.policy, structure(op.C.extents)
+    for name, region, along in (("A", op.A, -2 if op.transpose_A else -1), ("B", op.B, -1 if op.transpose_B else -2)):
+        yield (name, along, id(region.buffer), structure((*region.starts, *region.extents)), split), region, along
