@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One thread makes the mbarriers, before and after."""
 
+import torch_tile
 import torch_tile.language as T
+from torch_tile.ir.expr import Call
+from torch_tile.ir.node import walk
 from torch_tile.lowering.init_barriers import init_barriers
 
 
@@ -50,3 +53,28 @@ def test_nothing_to_make(keeps):
             x[T.thread_index()] = 0.0
 
     keeps(init_barriers, kernel)
+
+
+def test_each_map_is_asked_for_once():
+    @T.prim_func
+    def kernel(
+        a: T.Tensor((256, 128), "float16"), b: T.Tensor((128, 128), "float16"), c: T.Tensor((256, 128), "float")
+    ):
+        with T.Kernel(2, threads=128) as n:
+            a_tile = T.alloc_shared((128, 64), "float16")
+            b_tile = T.alloc_shared((64, 128), "float16")
+            sums = T.alloc_fragment((128, 128), "float")
+            T.clear(sums)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(a[n * 128, k * 64], a_tile)
+                T.copy(b[k * 64, 0], b_tile)
+                T.gemm(a_tile, b_tile, sums)
+            T.copy(sums, c[n * 128, 0])
+
+    lowered = torch_tile.compile(kernel, target="cuda:sm_90a").lowered
+    calls = [n for n in walk(lowered.kernels[0].body) if isinstance(n, Call)]
+    first, *_ = [n for n, call in enumerate(calls) if call.name == "mbarrier_init"]
+    asked = [call.args[0].buffer.name for call in calls[:first] if call.name == "prefetch_map"]
+    assert sorted(asked) == ["a", "b"]
+    assert sum(call.name == "prefetch_map" for call in calls) == 2
+    assert sum(call.name == "tma_load" for call in calls) > 2

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread makes the mbarriers of a kernel before anybody meets at them.
+"""One thread makes the mbarriers of a kernel before anybody meets at them, and asks for its tensor maps.
 
-Runs once their places are known; the block's barrier after it orders it before all that follows.
+Runs once their places are known; the block's barrier after it orders it before all that follows. Maps come from memory
+while the mbarriers are made, so that the first bulk copies need not wait for them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from ..intrinsics import bulk, memory
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Binary, Call, const
-from ..ir.node import walk
+from ..ir.node import equal, walk
 from ..ir.stmt import Alloc, Block, If, Kernel, Program, Stmt
+from ..ir.tensor_map import TensorMap
 
 
 def init_barriers(program: Program) -> Program:
@@ -32,10 +34,19 @@ def _initialised(kernel: Kernel) -> Kernel:
     if not made or done or kernel.thread is None:
         return kernel
     buffers = [s.buffer for s in stmts if isinstance(s, Alloc) and s.buffer.scope == "barrier"]
-    inits = Block((*(each for b in buffers for each in _of(b)), bulk.fence_barrier_init()))
+    inits = Block((*_prefetches(kernel), *(each for b in buffers for each in _of(b)), bulk.fence_barrier_init()))
     first = If(Binary("==", kernel.thread, const(0, dt.int32)), inits, Block(()))
     after = max(made) + 1
     return replace(kernel, body=Block((*stmts[:after], first, memory.barrier(), *stmts[after:])))
+
+
+def _prefetches(kernel: Kernel) -> Iterator[Stmt]:
+    """One for each map; maps that say the same are one."""
+    found: list[TensorMap] = []
+    for node in walk(kernel.body):
+        if isinstance(node, TensorMap) and not any(equal(node, known) for known in found):
+            found.append(node)
+            yield bulk.prefetch_map(node)
 
 
 def _of(buffer: Buffer) -> Iterator[Stmt]:
