@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of two roles, all passes run: the values are those of the tile program, no thread races, nothing spills."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.interp.tiles import evaluate
+
+H, F, E, I8, I32 = "float16", "float32", "float8_e4m3fn", "int8", "int32"
+
+
+def numbers(*shape, dtype=torch.float16):
+    return torch.randint(-3, 4, shape).to(dtype)
+
+
+def zeros(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def check(kernel, *args, **options):
+    """Small whole numbers, so that every order of sums gives the same."""
+    want, got = ([x.clone() for x in args] for _ in range(2))
+    evaluate(kernel, *want)
+    made = torch_tile.compile(kernel, target="cuda:sm_90a", **options)
+    assert "with T.role(" in repr(made.lowered), made.schedule
+    findings = made.interpret(*got)
+    assert not findings, findings.report()
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x.float(), y.float(), rtol=0, atol=0)
+    assert not made.cubin.warnings and not any(r.spills for r in made.resources.values())
+
+
+def test_heads_narrower_than_their_tiles() -> None:
+    """40 of 64 columns and 100 of 128 rows exist; the rest reads 0."""
+
+    @T.prim_func
+    def kernel(Q: T.Tensor((2, 100, 3, 40), H), K: T.Tensor((2, 100, 3, 40), H), S: T.Tensor((2, 100, 3, 100), F)):
+        with T.Kernel(2, 3, 2, threads=128) as (bx, by, bz):
+            q, k, s = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.copy(Q[bz, bx * 64 : (bx + 1) * 64, by, 0:64], q)
+            for j in T.Pipelined(2, num_stages=2):
+                T.copy(K[bz, j * 64 : (j + 1) * 64, by, 0:64], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(s, S[bz, bx * 64 : (bx + 1) * 64, by, j * 64 : (j + 1) * 64])
+
+    check(kernel, numbers(2, 100, 3, 40), numbers(2, 100, 3, 40), zeros(2, 100, 3, 100))
+
+
+def test_copies_under_conditions() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 256), H), C: T.Tensor((64, 128), F)):
+        with T.Kernel(2, threads=128) as bx:
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=3):
+                if k % 2 == 0:
+                    T.copy(A[0, k * 64], a)
+                else:
+                    T.copy(A[64, k * 64], a)
+                if k != bx:
+                    T.copy(A[bx * 64, k * 64], b)
+                    T.gemm(a, b, c)
+            T.copy(c, C[0, bx * 64])
+
+    check(kernel, numbers(128, 256), zeros(64, 128))
+
+
+@pytest.mark.parametrize("length", [0, 1, 200, 512])
+def test_block_tables(length: int) -> None:
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((512, 64), H), pages: T.Tensor((2, 8), I32), sizes: T.Tensor((2,), I32), C: T.Tensor((2, 64, 64), F)
+    ):
+        with T.Kernel(2, threads=128) as bx:
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.clear(c)
+            size = sizes[bx]
+            for k in T.Pipelined(T.ceildiv(size, 64), num_stages=3):
+                page = pages[bx, k]
+                T.copy(A[page * 64, 0], a)
+                T.copy(A[k * 64, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[bx, :, :])
+
+    sizes = torch.tensor([length, 300], dtype=torch.int32)
+    check(kernel, numbers(512, 64), torch.randint(0, 8, (2, 8), dtype=torch.int32), sizes, zeros(2, 64, 64))
+
+
+def test_tile_after_tile() -> None:
+    """Two loops of varying length for each, some empty, and results by way of shared memory."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256, 256), H), C: T.Tensor((256, 128), H)):
+        with T.Kernel(2, threads=128) as bx:
+            q, a, b = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H)
+            c, s = T.alloc_fragment((64, 64), F), T.alloc_shared((64, 64), H)
+            for tile in T.serial(bx + 2):
+                T.copy(A[tile * 64, bx * 64], q)
+                T.clear(c)
+                for k in T.Pipelined(tile * 5 % 4, num_stages=3):
+                    T.copy(A[k * 64, tile * 64], a)
+                    T.gemm(q, a, c)
+                for k in T.Pipelined(1, 1 + tile, num_stages=2):
+                    T.copy(A[k * 64, tile * 64], b)
+                    T.gemm(q, b, c)
+                T.copy(c, s)
+                T.copy(s, C[tile * 64, bx * 64])
+
+    check(kernel, numbers(256, 256), zeros(256, 128, dtype=torch.float16))
+
+
+def test_operands_by_way_of_shared_memory() -> None:
+    """Warpgroups that share rows exchange what they computed; one tile is an operand of both products."""
+
+    @T.prim_func
+    def kernel(Q: T.Tensor((64, 64), H), K: T.Tensor((256, 64), H), C: T.Tensor((64, 64), F)):
+        with T.Kernel(1, threads=256):
+            q, k, p = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H)
+            s, c = T.alloc_fragment((64, 64), F), T.alloc_fragment((64, 64), F)
+            T.copy(Q, q)
+            T.clear(c)
+            for j in T.Pipelined(4, num_stages=2):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
+                for x, y in T.Parallel(64, 64):
+                    s[x, y] = T.max(T.min(s[x, y], 8), -8)
+                T.copy(s, p)
+                T.gemm(p, k, c, policy=T.GemmWarpPolicy.FullCol)
+            T.copy(c, C)
+
+    check(kernel, numbers(64, 64), numbers(256, 64), zeros(64, 64))
+
+
+def test_probabilities_of_8_bits() -> None:
+    """Their registers lie otherwise than accumulators do, so that they are exchanged between threads."""
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((64, 64), E), K: T.Tensor((128, 64), E), V: T.Tensor((64, 128), E), C: T.Tensor((64, 64), F)
+    ):
+        with T.Kernel(1, threads=128):
+            q, k, v = T.alloc_shared((64, 64), E), T.alloc_shared((64, 64), E), T.alloc_shared((64, 64), E)
+            s, p, c = T.alloc_fragment((64, 64), F), T.alloc_fragment((64, 64), E), T.alloc_fragment((64, 64), F)
+            T.copy(Q, q)
+            T.clear(c)
+            for j in T.Pipelined(2, num_stages=2):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                for x, y in T.Parallel(64, 64):
+                    p[x, y] = T.max(T.min(s[x, y], 4), -4)
+                T.copy(V[0, j * 64], v)
+                T.gemm(p, v, c, transpose_B=True)
+            T.copy(c, C)
+
+    made = [numbers(*shape, dtype=torch.float8_e4m3fn) for shape in ((64, 64), (128, 64), (64, 128))]
+    check(kernel, *made, zeros(64, 64))
+
+
+def test_weights_that_become_operands_in_registers() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 256), H), W: T.Tensor((128, 256), I8), C: T.Tensor((128, 64), F)):
+        with T.Kernel(1, threads=128):
+            a, packed = T.alloc_shared((64, 64), H), T.alloc_shared((128, 64), I8)
+            w, c = T.alloc_fragment((128, 64), H), T.alloc_fragment((128, 64), F)
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=3):
+                T.copy(A[0, k * 64], a)
+                T.copy(W[0, k * 64], packed)
+                T.copy(packed, w)
+                T.gemm(w, a, c, transpose_B=True)
+            T.copy(c, C)
+
+    check(kernel, numbers(64, 256), numbers(128, 256, dtype=torch.int8), zeros(128, 64))
+
+
+def test_tiles_that_are_stored_and_read_besides() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((256, 64), H), B: T.Tensor((64,), H), C: T.Tensor((256, 64), H), D: T.Tensor((64, 64), F)):
+        with T.Kernel(1, threads=128):
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64,), H), T.alloc_fragment((64, 64), F)
+            T.copy(B, b)
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[k * 64, 0], a)
+                T.gemm(a, a, c, transpose_B=True)
+                T.copy(a, C[k * 64, 0])
+                for i, j in T.Parallel(64, 64):
+                    c[i, j] += a[i, j] + b[j]
+            T.copy(c, D)
+
+    check(kernel, numbers(256, 64), numbers(64), zeros(256, 64, dtype=torch.float16), zeros(64, 64))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "threads", "policy"), [(192, 96, 384, "Square"), (64, 512, 256, "FullCol"), (64, 8, 128, "Square")]
+)
+def test_splits(m: int, n: int, threads: int, policy: str) -> None:
+    how = T.GemmWarpPolicy(policy)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m, 128), H), B: T.Tensor((n, 128), H), C: T.Tensor((m, n), F)):
+        with T.Kernel(1, threads=threads):
+            a, b, c = T.alloc_shared((m, 32), H), T.alloc_shared((n, 32), H), T.alloc_fragment((m, n), F)
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=3):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[0, k * 32], b)
+                T.gemm(a, b, c, transpose_B=True, policy=how)
+            T.copy(c, C)
+
+    check(kernel, numbers(m, 128), numbers(n, 128), zeros(m, n))
