@@ -106,12 +106,11 @@ HALF_TILES = (
 # The same by wgmma, of tiles that bulk copies bring: one block on each SM takes tile after tile. Between large tiles it
 # matters most how well they fill the last turn.
 HOPPER_TILES = (
-    Tile(Config(256, 192, 64, 256, 3, panel=4, staged=True), 1, 1.0),
-    Tile(Config(128, 192, 64, 256, 4, panel=8, staged=True), 1, 0.96),
-    Tile(Config(128, 256, 64, 256, 4, panel=8, staged=True), 1, 0.93),
-    Tile(Config(128, 128, 64, 256, 6, panel=8, staged=True), 1, 0.89),
-    Tile(Config(64, 256, 64, 128, 5, panel=8, staged=True), 1, 0.7),
-    Tile(Config(64, 128, 64, 128, 6, panel=8, staged=True), 1, 0.6),
+    Tile(Config(128, 256, 64, 256, 4, panel=8, staged=True), 1, 1.0),
+    Tile(Config(128, 192, 64, 256, 4, panel=8, staged=True), 1, 1.0),
+    Tile(Config(128, 128, 64, 256, 4, panel=8, staged=True), 1, 0.98),
+    Tile(Config(64, 256, 64, 128, 5, panel=8, staged=True), 1, 0.8),
+    Tile(Config(64, 128, 64, 128, 6, panel=8, staged=True), 1, 0.55),
 )
 # Exact float32 has no tensor core, float64 has one of its own shape.
 WIDE_TILES = {
