@@ -12,11 +12,12 @@ from torch_tile.ir.expr import Address, Call, Const, Var, const
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, LoopKind, Program, Store
 from torch_tile.ir.tensor_map import TensorMap
+from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.defer_stores import defer_stores
 
 TX, ZERO, N = Var("tx", role="thread"), const(0, dt.int32), Var("n", role="size")
 OUT = Buffer("out", (const(64, dt.int32), const(32, dt.int32)), dt.float32, "global")
-A, B, C = (Buffer(name, (const(8, dt.int32), const(32, dt.int32)), dt.float32, "shared") for name in "abc")
+A, B, C, D = (Buffer(name, (const(8, dt.int32), const(32, dt.int32)), dt.float32, "shared") for name in "abcd")
 MAP = TensorMap(OUT, OUT.shape, (const(32, dt.int32), const(1, dt.int32)), (8, 32), 0)
 
 
@@ -75,6 +76,15 @@ def check(made):
     run(made.kernels[0].body)
     assert done == len(groups)
     return seen
+
+
+def test_a_tile_of_one_turn_is_waited_for_in_it():
+    """Its name is gone after the loop, and its place may be another's."""
+    made = defer_stores(program(loop(Alloc(D), write(D), start(D))))
+    assert waits(made) == [(0, "")]
+    verify(made, Stage.THREAD)
+    made = defer_stores(program(loop(Alloc(D), write(D), start(D), write(A), write(D), start(D))))
+    assert waits(made) == [(0, "d"), (0, "")]
 
 
 def test_two_tiles_in_turn():

@@ -16,7 +16,7 @@ from ..ir.buffer import Buffer
 from ..ir.dtype import int32
 from ..ir.expr import Address, Call, Expr, const
 from ..ir.node import Rewriter, equal, walk
-from ..ir.stmt import Block, Break, Continue, Do, For, If, LoopKind, Program, Stmt
+from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, LoopKind, Program, Stmt
 
 ZERO = const(0, int32)
 
@@ -62,8 +62,10 @@ def _deferred(block: Block, turns: bool) -> tuple[Block, list[Stmt]]:
     waits: dict[int, list[_Started]] = {}  # before which statement
     left: list[_Started] = []
     moved = set()
+    own = {id(n.buffer) for n in walk(block) if isinstance(n, Alloc)}  # gone where a turn ends
     for one in _starts(stmts):
-        later = [*range(one.place + 1, len(stmts)), *(range(one.place) if turns else ())]
+        again = turns and not any(id(t) in own for t in one.tiles)
+        later = [*range(one.place + 1, len(stmts)), *(range(one.place) if again else ())]
         to = next((n for n in later if _touches(stmts[n], one.tiles) and not _is_start(stmts[n])), None)
         if to is None:
             continue
