@@ -213,3 +213,29 @@ def test_splits(m: int, n: int, threads: int, policy: str) -> None:
             T.copy(c, C)
 
     check(kernel, numbers(m, 128), numbers(n, 128), zeros(m, n))
+
+
+def test_threads_that_write_what_a_bulk_copy_brought() -> None:
+    """Mbarriers order threads with the copy, not among each other: a barrier is added."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), F), B: T.Tensor((64, 64), F)):
+        with T.Kernel(1, threads=160):
+            s, ready = T.alloc_shared((64, 64), F), T.alloc_barrier(1)
+            thread = T.get_thread_binding()
+            with T.role(128, 32):
+                T.tma_copy(A, s, barrier=ready[0])
+                if thread == 128:
+                    T.evaluate(T.call("mbarrier_arrive", T.address_of(ready[0]), dtype=T.int32))
+            with T.role(0, 128):
+                T.evaluate(T.call("mbarrier_wait", T.address_of(ready[0]), 0, dtype=T.int32))
+                for i, j in T.Parallel(64, 64):
+                    s[i, j] = s[i, j] * 2
+                for i, j in T.Parallel(64, 64):
+                    B[i, j] = s[63 - i, j]
+
+    a, b = numbers(64, 64, dtype=torch.float32), zeros(64, 64)
+    made = torch_tile.compile(kernel, target="cuda:sm_90a")
+    findings = made.interpret(a, b)
+    assert not findings, findings.report()
+    torch.testing.assert_close(b, 2 * a.flip(0), rtol=0, atol=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..intrinsics.base import lookup
 from ..ir import stmt as st
 from ..ir.expr import Address, Call, Expr, Load, Var
 from ..ir.node import Node, children, symbols, walk
@@ -15,9 +16,17 @@ ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait")
 
 
 def handed_over(kernel: st.Kernel) -> frozenset[int]:
-    """The tiles (by identity) that bulk copies fill: mbarriers order who touches them."""
-    loads = [n for n in walk(kernel) if isinstance(n, Call) and n.name == "tma_load"]
-    return frozenset(id(call.args[0].buffer) for call in loads if isinstance(call.args[0], Address))
+    """The tiles (by identity) that only bulk copies write: mbarriers order who touches them."""
+    filled, written = set[int](), set[int]()
+    for node in walk(kernel):
+        if isinstance(node, Store):
+            written.add(id(node.buffer))
+        elif isinstance(node, Call):
+            for effect in lookup(node.name).effects(node):
+                place = node.args[effect.operand]
+                if isinstance(place, Address) and "w" in effect.kind:
+                    (filled if node.name == "tma_load" else written).add(id(place.buffer))
+    return frozenset(filled - written)
 
 
 class Facts:
