@@ -11,6 +11,7 @@ import pytest
 from torch_tile.build import Build
 from torch_tile.diagnostics import TileError
 from torch_tile.intrinsics.memory import barrier, cp_async, cp_async_commit, cp_async_wait
+from torch_tile.intrinsics.wgmma import Descriptor, wgmma, wgmma_commit, wgmma_wait
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Load, Var, const
@@ -313,6 +314,23 @@ def test_a_barrier_before_the_wait_does_not_count():
     s = shared("s", THREADS)
     made = program(fly(s, TX), cp_async_commit(), barrier(), cp_async_wait(0), get(s, neighbour()))
     assert barriers(synchronised(made)) == 2
+
+
+@pytest.mark.parametrize("pending", [0, 1])
+def test_a_barrier_before_the_wait_for_products_does_not_count(pending):
+    """Other warpgroups still read the operands of theirs."""
+    a, b, other = shared("a", 64, 8), shared("b", 8, 8), shared("other", 128)
+    walks = Descriptor(32, 1, 1), Descriptor(32, 1, 1)
+    start = [Address(x, (number(0), number(0))) for x in (a, b)]
+    total = Address(Buffer("c", (number(4),), dt.float32, "local"), (number(0),))
+    product = [wgmma(total, *start, 8, ("tf32", "tf32", "float32"), *walks), wgmma_commit()]
+    more = [wgmma(total, start[1], start[1], 8, ("tf32", "tf32", "float32"), *walks), wgmma_commit()]
+    made = program(
+        *product, *(more if pending else ()), put(other, TX), get(other, (TX + 1) % 128), wgmma_wait(pending),
+        put(a, TX // 8, TX % 8), threads=128,
+    )  # fmt: skip
+    done = insert_sync(made, Build(Target.of("cuda:sm_90a")))
+    assert barriers(done) == 2, done
 
 
 # Everything at once.

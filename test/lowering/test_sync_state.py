@@ -34,6 +34,22 @@ def test_a_copy_lands_with_the_wait_for_its_group():
     assert not state.flying and [a.asynchronous for a in state.since.values()] == [False]
 
 
+def test_a_product_reads_from_its_start_to_its_wait():
+    state = State(1)
+    read = Access(TILE, (const(0, dt.int32),), "r", COPY, asynchronous=True)
+    state.add(read)
+    assert [a.asynchronous for a in state.since.values()] == [False]
+    state.commit(copies=False)
+    state.since.clear()  # a barrier, which does not end it
+    state.commit()
+    state.wait(0)
+    assert numbers(state) == [[0]] and not state.since, "commits and waits of copies are not for products"
+    state.wait(1, copies=False)
+    assert numbers(state) == [[0]] and not state.since
+    state.wait(0, copies=False)
+    assert not state.flying and [a.kind for a in state.since.values()] == ["r"]
+
+
 def test_of_copies_alike_the_older_ones_land_first():
     state = State(1)
     for _ in range(3):

@@ -158,8 +158,8 @@ def a_registers(call: Call) -> int:
 def _effects(call: Call) -> tuple[Access, ...]:
     """Operands in shared memory count as read whole: what an instruction reads is no run of elements."""
     in_registers = walks_of(call)[0] is None
-    a = Access(1, "r", a_registers(call)) if in_registers else Access(1, "r", -1)
-    return Access(0, "rw", accumulators(call)), a, Access(2, "r", -1)
+    a = Access(1, "r", a_registers(call)) if in_registers else Access(1, "r", -1, True)
+    return Access(0, "rw", accumulators(call)), a, Access(2, "r", -1, True)
 
 
 _GROUP: dict[str, Any] = {"convergent": "warpgroup", "header": "wgmma.h", "arch": 90, "only": True}

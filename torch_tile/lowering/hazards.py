@@ -55,13 +55,13 @@ class Access:
 
     @cached_property
     def landed(self) -> Access:
-        """An asynchronous copy, waited for."""
+        """An asynchronous copy or product, waited for."""
         return replace(self, asynchronous=False)
 
     @cached_property
     def key(self) -> Hashable:
         """The same for accesses of one node to the same places."""
-        return id(self.origin), self.kind, structure(self.indices), tuple(id(loop) for loop in self.loops)
+        return id(self.origin), id(self.buffer), self.kind, structure(self.indices), tuple(id(x) for x in self.loops)
 
     @cached_property
     def symbols(self) -> frozenset[int]:
@@ -135,7 +135,7 @@ class Collector:
             place = call.args[effect.operand]
             if isinstance(place, Address):
                 for found in self._made(place, call, effect.kind, loops, conditions):
-                    moving = effect.asynchronous and "w" in effect.kind
+                    moving = effect.asynchronous and ("w" in effect.kind or call.name == "wgmma")
                     extra = {"asynchronous": moving, "atomic": call.name == "atomic", "collective": warp}
                     yield replace(found, count=effect.elements, **extra)  # type: ignore[arg-type]
 

@@ -4,7 +4,8 @@
 Walks the statements in order with the accesses since the last barrier; a barrier comes right before the first statement
 that meets one of them, which in straight code is the best that can be done. Loops are walked until what one iteration
 leaves for the next no longer changes, and from several starting points. Asynchronous copies count as writes from the
-wait that completes them on. A barrier never stands where only some threads come by. Afterwards every hazard is ordered.
+wait that completes them on, products as reads when they start and when they are waited for. A barrier never stands
+where only some threads come by. Afterwards every hazard is ordered.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from .hazards import Access, Hazards, Swap, trips
 from .sync_facts import Facts, handed_over
 from .sync_state import State
 
+COMMITS, WAITS = ("cp_async_commit", "wgmma_commit"), ("cp_async_wait", "wgmma_wait")  # of copies, of products
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
 ITERATIONS = 6  # after so many, an access may be of any earlier iteration
 STARTS = 16  # points of a loop body from which placing is tried
@@ -53,8 +55,8 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
 
 
 def _most_pending(body: Block) -> int:
-    """Of the groups of copies that waits leave under way."""
-    waits = (n.options[0] for n in walk(body) if isinstance(n, Call) and n.name == "cp_async_wait")
+    """Of the groups of copies, or of products, that waits leave under way."""
+    waits = (n.options[0] for n in walk(body) if isinstance(n, Call) and n.name in WAITS)
     return max((int(str(n)) for n in waits), default=0)
 
 
@@ -120,12 +122,12 @@ class Walk:
             self._role(one, place, state, places)
         elif call is not None and (call.name == "barrier" or _is_for_all(call, self.threads)):
             self._clear(place, state)
-        elif call is not None and call.name == "cp_async_commit":
-            state.commit()
-        elif call is not None and call.name == "cp_async_wait":
+        elif call is not None and call.name in COMMITS:
+            state.commit(call.name == COMMITS[0])
+        elif call is not None and call.name in WAITS:
             pending = call.options[0]
             assert isinstance(pending, int)
-            state.wait(pending)
+            state.wait(pending, call.name == WAITS[0])
         elif isinstance(one, Block):
             places |= self.block(one, state)
         elif isinstance(one, Break | Continue):

@@ -12,7 +12,7 @@ from ..ir.node import Node, children, symbols, walk
 from ..ir.stmt import Block, Break, Continue, Do, For, If, Let, Stmt, Store, While
 from .hazards import Collector, Swap
 
-ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait")
+ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait", "wgmma_commit", "wgmma_wait")
 
 
 def handed_over(kernel: st.Kernel) -> frozenset[int]:

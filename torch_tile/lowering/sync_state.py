@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may still be in conflict at a point of a kernel: accesses since the last barrier, and copies under way."""
+"""What may still be in conflict at a point of a kernel: accesses since the last barrier, and what is under way."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from ..ir.node import equal
 from ..ir.simplify import simplify
 from .hazards import Access
 
-Flight = tuple[Access, frozenset[int]]  # a copy, and how many groups may have been committed after its own
+# A write of a copy or read of a product, and how many groups of its kind may have been committed after its own.
+Flight = tuple[Access, frozenset[int]]
 
 
 @dataclass
 class State:
-    """Accesses `since` the last barrier, and copies `flying`.
+    """Accesses `since` the last barrier, and copies and products `flying`.
 
-    With each copy goes how many groups were committed after its own, -1 if its own is still open; several numbers where
-    one of them holds, or where several copies are alike. `most` and more are not told apart: any wait is for these.
+    With each of these goes how many groups were committed after its own, -1 if its own is still open; several numbers
+    where one of them holds, or where several are alike. `most` and more are not told apart: any wait is for these.
     """
 
     most: int = 0  # groups that a wait of the kernel may leave under way
@@ -74,27 +75,29 @@ class State:
         return self.earlier(moved)
 
     def fly(self, access: Access, younger: frozenset[int]) -> None:
-        """A copy is under way, besides others that are alike."""
+        """It is under way, besides others that are alike."""
         alike, others = self.flying.get(access.key, (access, younger))
         self.flying[access.key] = _later(access, alike), younger | others
 
     def add(self, access: Access) -> None:
-        """An access happens."""
+        """An access happens; a product may read from now on until it is waited for."""
         if access.asynchronous:
             self.fly(access, frozenset((-1,)))
-        else:
-            self.since[access.key] = _later(access, self.since.get(access.key, access))
+        if not access.asynchronous or not access.writes:
+            self.since[access.key] = _later(access.landed, self.since.get(access.key, access.landed))
 
-    def commit(self) -> None:
-        """A group of copies is closed."""
+    def commit(self, copies: bool = True) -> None:
+        """A group of copies, or of products, is closed."""
         self.flying = {
-            key: (access, frozenset(min(n + 1, self.most) for n in younger))
+            key: (access, frozenset(min(n + 1, self.most) for n in younger) if access.writes is copies else younger)
             for key, (access, younger) in self.flying.items()
         }
 
-    def wait(self, pending: int) -> None:
-        """Copies of all but the `pending` youngest groups have landed, for the thread that started them."""
+    def wait(self, pending: int, copies: bool = True) -> None:
+        """All but the `pending` youngest groups are done, for the thread that started them."""
         for key, (access, younger) in list(self.flying.items()):
+            if access.writes is not copies:
+                continue
             left = frozenset(n for n in younger if n < pending)
             if left != younger:
                 self.since[key] = access.landed
