@@ -11,7 +11,9 @@ import torch
 from torch_tile.kernels.common import Machine, power_of_two
 from torch_tile.kernels.tuned import rows_class, tuned
 
+FEW_ROWS = 32  # which tiles of mma.sync waste less of
 MOST_TILES = 1 << 30  # of a persistent kernel, whose indices are 32 bits wide
+COMFORTABLE = 128  # sums of a thread; with more the assembler has little left to work ahead with
 ACCUMULATORS = 192  # registers for sums of a thread of those that the copying warps leave most registers to
 BARRIERS = 1024  # bytes for mbarriers, at most
 
@@ -108,9 +110,13 @@ HALF_TILES = (
 HOPPER_TILES = (
     Tile(Config(128, 256, 64, 256, 4, panel=8, staged=True), 1, 1.0),
     Tile(Config(128, 192, 64, 256, 4, panel=8, staged=True), 1, 1.0),
-    Tile(Config(128, 128, 64, 256, 4, panel=8, staged=True), 1, 0.98),
-    Tile(Config(64, 256, 64, 128, 5, panel=8, staged=True), 1, 0.8),
-    Tile(Config(64, 128, 64, 128, 6, panel=8, staged=True), 1, 0.55),
+    Tile(Config(128, 128, 64, 256, 6, panel=8, staged=True), 1, 0.94),
+)
+# For fewer rows or columns, of which every tile has a block of its own: copies have to begin early.
+SMALL_HOPPER_TILES = (
+    Tile(Config(64, 256, 64, 128, 4, panel=8, staged=True), 1, 0.85),
+    Tile(Config(64, 128, 64, 128, 6, panel=8, staged=True), 1, 0.75),
+    Tile(Config(64, 64, 64, 128, 8, panel=8, staged=True), 1, 0.55),
 )
 # Exact float32 has no tensor core, float64 has one of its own shape.
 WIDE_TILES = {
@@ -132,27 +138,29 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
     tile = min(_fitting(tiles, problem, machine), key=lambda t: _duration(t, problem, machine.units))
     config, slots = tile.config, tile.resident * machine.units
     count = _count(config, problem)
-    if 2 * count <= slots and problem.k >= 8 * config.block_k:
+    if 3 * count <= machine.units and problem.k >= 8 * config.block_k:
         splits = min(slots // count, problem.k // (4 * config.block_k), 64)
         return replace(config, splits=splits, panel=0)
     return config
 
 
 def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
-    """A block for each SM; None for operands that bulk copies and wgmma cannot take, and for few tiles."""
-    if machine.target.capability != 90 or not problem.aligned or problem.dtype.itemsize != 2:
+    """By wgmma; None for operands that bulk copies and wgmma cannot take, for few rows, and for few tiles."""
+    size, units = problem.dtype.itemsize, machine.units
+    if machine.target.capability != 90 or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
         return None
     found = []
-    for tile in HOPPER_TILES:
-        c = tile.config
-        stage = (c.block_m + c.block_n * problem.products) * c.block_k * problem.dtype.itemsize
-        stages = min(c.stages, (machine.target.shared_limit - panels_bytes(c.block_m) - BARRIERS) // stage)
-        if c.block_m * c.block_n * problem.products // c.threads <= ACCUMULATORS and stages >= 2:
-            found.append(replace(tile, config=replace(c, stages=stages, blocks=machine.units)))
-    best = min(found, key=lambda t: _duration(t, problem, machine.units), default=None)
-    if best is None or not machine.units // 2 <= _count(best.config, problem) < MOST_TILES:
-        return None
-    return best.config
+    for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES):
+        c, lasts = tile.config, tile in HOPPER_TILES
+        stage = (c.block_m + c.block_n * problem.products) * c.block_k * size
+        leaving = panels_bytes(c.block_m) if lasts else c.block_m * c.block_n * size
+        stages = min(c.stages, (machine.target.shared_limit - leaving - BARRIERS) // stage)
+        sums = c.block_m * c.block_n * problem.products // c.threads
+        if sums <= ACCUMULATORS and stages >= 2:
+            rate = tile.rate if sums <= COMFORTABLE else tile.rate * 0.9
+            found.append(Tile(replace(c, stages=stages, blocks=units if lasts else 0), tile.resident, rate))
+    best = min(found, key=lambda t: _duration(t, problem, units), default=None)
+    return best.config if best is not None and units // 3 <= _count(best.config, problem) < MOST_TILES else None
 
 
 def panel_width(block_m: int, itemsize: int) -> int:
