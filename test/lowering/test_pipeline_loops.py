@@ -6,12 +6,13 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.build import Build
+from torch_tile.interp.interpret import interpret
 from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.node import alike, walk
 from torch_tile.ir.printer import to_text
 from torch_tile.ir.stmt import Alloc, Do, For, LoopKind
 from torch_tile.ir.verify import Stage, verify
-from torch_tile.lowering import cuda_passes
+from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.pipeline_loops import pipeline_loops
 from torch_tile.target import Target
 from torch_tile.tileop.async_loop import AsyncLoop
@@ -138,6 +139,31 @@ def test_copies_in_branches_run_ahead_under_their_condition():
     which = torch.randint(-5, 2, (6,), dtype=torch.int32)
     program, notes = same(kernel, torch.randn(48, 16), torch.randn(48, 16), which, torch.zeros(8, 16))
     assert early(program) == 6 and not any(n.why_not for n in notes)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("which", [(0, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 1), (0, 1, 0, 1, 1, 0)])
+def test_copies_that_no_branch_has_waited_for_are_there_before_their_tile_is_filled_again(stages, which):
+    @T.prim_func
+    def kernel(x: T.Tensor((48, 16)), which: T.Tensor((6,), "int32"), out: T.Tensor((8, 16))):
+        with T.Kernel(1, threads=32) as _:
+            tile, o = T.alloc_shared((8, 16), "float32"), T.alloc_fragment((8, 16), "float32")
+            T.clear(o)
+            for turn in T.serial(3):
+                for step in T.Pipelined(turn * 2, num_stages=stages):
+                    T.copy(x[step * 8, 0], tile)
+                    for i, j in T.Parallel(8, 16):
+                        o[i, j] *= 0.5
+                    if which[step] > 0:
+                        for i, j in T.Parallel(8, 16):
+                            o[i, j] += tile[7 - i, j]
+            T.copy(o, out)
+
+    args = torch.randn(48, 16), torch.tensor(which, dtype=torch.int32), torch.zeros(8, 16)
+    same(kernel, *args)
+    flat = lower(kernel.program, cuda_passes(Build(Target.of("sm_80"))))
+    findings = interpret(flat, kernel.program, args)
+    assert not findings, findings.report()
 
 
 def test_both_arms_fill_what_is_used_after_them():

@@ -190,7 +190,17 @@ class _Stages:
                 # The next wait comes before the copies: the barrier after it also frees their versions.
                 needs = (need for later in self.items[n:] for need in self._needs(later) if need < arrivals.committed)
                 yield from arrivals.need(next((need for need in needs if need >= arrivals.arrived), None))
+            if item.is_group:
+                yield from arrivals.need(self._overwritten(item))
             yield from self._part(item, simplify(k + item.ahead), [], arrivals)
+        # Where a branch waits that is not taken, versions must not be filled again before they are.
+        yield from arrivals.need(max((need for item in self.items for need in self._needs(item)), default=None))
+
+    def _overwritten(self, group: Item) -> int | None:
+        """The number of the group whose versions it fills again, if that is one of this iteration; None if not."""
+        if min(self.versions[id(tile)] for tile in group.tiles) > group.ahead:
+            return None
+        return self.group_of[id(group.tiles[0])] - group.ahead * len(self.groups)
 
     def _part(self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals) -> Iterator[Stmt]:
         """One part of a step for `iteration`, if the loop has it."""
