@@ -29,6 +29,10 @@ template <int count, bool more> TILE_DEVICE void set_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
+// All threads of all blocks of a cluster; each arrives, then waits for the others.
+TILE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+TILE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
 TILE_DEVICE void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for the kernels before this one
 TILE_DEVICE void grid_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }  // the next may start
 

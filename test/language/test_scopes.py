@@ -7,7 +7,7 @@ from torch_tile.diagnostics import TileError
 from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Alloc, Role
+from torch_tile.ir.stmt import Alloc
 
 
 def test_kernels():
@@ -119,50 +119,65 @@ def test_wrong_shapes(make):
     assert caught.value.code == "bad_shape"
 
 
-def test_roles_and_barriers():
-    @T.prim_func
-    def kernel(A: T.Tensor((8,), "float32")):
-        with T.Kernel(1, threads=384) as _:
-            ready = T.alloc_barrier(3, 4)
-            with T.role(256, 128, registers=24):
-                T.evaluate(T.call("mbarrier_arrive", T.address_of(ready[2])))
-            with T.ws(1, 0):
-                A[0] = 1.0
-
-            with T.role(0, 64):
-                c = T.alloc_fragment((64, 8), "float32", layout="[64:1t | 8:1r]")
-                for i, j in T.Parallel(64, 8, loop_layout="[64:1t | 8:1r]"):
-                    c[i, j] = 0.0
-
-    alloc, producer, consumer, small = kernel.program.kernels[0].body.stmts
-    assert (alloc.buffer.scope, alloc.buffer.arrivals, alloc.buffer.static_shape) == ("barrier", 3, (4,))
-    assert isinstance(producer, Role) and (producer.first, producer.count, producer.registers) == (256, 128, 24)
-    assert isinstance(consumer, Role) and (consumer.first, consumer.count, consumer.registers) == (0, 256, 0)
-    assert str(small.body.stmts[0].buffer.layout) == "[64:1t | 8:1r]"  # of the role's own threads
-    assert producer.span.source().strip() == "with T.role(256, 128, registers=24):"
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: T.role(128, 128), "first"),
-        (lambda: T.role(16, 32), "first"),
-        (lambda: T.role(0, 100), "count"),
-        (lambda: T.role(96, 64), "count"),
-        (lambda: T.role(0, 64, registers=24), "count"),
-        (lambda: T.role(0, 128, registers=20), "registers"),
-        (lambda: T.ws(), "groups"),
-        (lambda: T.ws(0, 2), "groups"),
-        (lambda: T.alloc_barrier(0), "arrivals"),
-        (lambda: T.alloc_barrier([1, 2]), "arrivals"),
-    ],
-)
-def test_wrong_roles_and_barriers(make, name):
+@pytest.mark.parametrize("arrivals", [0, [1, 2], [], "one", 2**20])
+def test_wrong_barriers(arrivals):
     with pytest.raises(TileError) as caught:
 
         @T.prim_func
         def kernel(A: T.Tensor((8,), "float32")):
             with T.Kernel(1, threads=128) as _:
-                make()
+                T.alloc_barrier(arrivals)
 
-    assert caught.value.code == "bad_argument" and f"`{name}`" in str(caught.value)
+    assert caught.value.code == "bad_argument" and "`arrivals`" in str(caught.value)
+
+
+def test_barriers():
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            T.alloc_barrier(3, 4)
+            T.alloc_barrier([2] * 5)
+            T.alloc_barrier(1)
+
+    found = [n.buffer for n in walk(kernel.program) if isinstance(n, Alloc)]
+    assert [(b.scope, b.arrivals, b.static_shape) for b in found] == [
+        ("barrier", 3, (4,)), ("barrier", 2, (5,)), ("barrier", 1, (1,)),
+    ]  # fmt: skip
+
+
+def test_clusters():
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(4, 2, threads=32, cluster_dims=(2, 2)) as (bx, by):
+            A[bx, by] = 1.0
+        with T.Kernel(4, threads=32, cluster_dims=2) as bx:
+            A[bx, 0] = 1.0
+        with T.Kernel(4, threads=32) as bx:
+            A[bx, 0] = 1.0
+
+    assert [k.cluster for k in kernel.program.kernels] == [(2, 2, 1), (2, 1, 1), (1, 1, 1)]
+    assert "with T.Kernel(4, 2, threads=32, cluster_dims=(2, 2, 1)) as" in repr(kernel)
+
+
+@pytest.mark.parametrize("cluster", [0, (2, 2), (1, 2), "two", (2, 1, 1, 1), 16, (2.0,)])
+def test_wrong_clusters(cluster):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "float32")):
+            with T.Kernel(4, threads=32, cluster_dims=cluster) as bx:
+                A[bx] = 1.0
+
+    assert caught.value.code == "bad_argument" and "`cluster_dims`" in str(caught.value)
+
+
+def test_clusters_are_not_swizzled():
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8, 8), "float32")):
+            with T.Kernel(4, 2, threads=32, cluster_dims=2) as (bx, by):
+                T.use_swizzle(2)
+                A[bx, by] = 1.0
+
+    assert caught.value.code == "bad_argument" and "`cluster_dims`" in str(caught.value)

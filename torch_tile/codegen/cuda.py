@@ -79,12 +79,13 @@ def used_symbols(kernel: Kernel) -> dict[int, Buffer | Var]:
 def calls_of(nodes: Sequence[Node], target: Target) -> list[Call]:
     """The calls among `nodes`, each of which `target` must have; TileError (`unsupported_on_target`) otherwise."""
     found = [node for node in nodes if isinstance(node, Call)]
-    for call in found:
-        if not lookup(call.name).exists_on(target.capability):
-            raise error(
-                "unsupported_on_target", call.span, what=f"`{call.name}`", target=str(target),
-                fix=f"compile for {lookup(call.name).where}",
-            )  # fmt: skip
+    missing = [call for call in found if not lookup(call.name).exists_on(target.capability)]
+    if missing:
+        call = next((call for call in missing if call.span is not None), missing[0])  # the author's before our own
+        raise error(
+            "unsupported_on_target", call.span, what=f"`{call.name}`", target=str(target),
+            fix=f"compile for {lookup(call.name).where}",
+        )  # fmt: skip
     return found
 
 
@@ -105,8 +106,9 @@ def written_buffers(nodes: Sequence[Node]) -> set[int]:
 
 
 def may_fold(kernel: Kernel) -> bool:
-    """Whether a grid may have more blocks in y or z than GPUs take."""
-    return any(not (isinstance(n, Const) and int(n.value) <= MOST_BLOCKS) for n in kernel.grid[1:])
+    """Whether a grid may have more blocks in y or z than GPUs take, so that it is folded; clusters stay as they are."""
+    large = any(not (isinstance(n, Const) and int(n.value) <= MOST_BLOCKS) for n in kernel.grid[1:])
+    return large and kernel.cluster == (1, 1, 1)
 
 
 class _Cuda:
@@ -131,6 +133,9 @@ class _Cuda:
 
     def function(self, number: int, kernel: Kernel) -> tuple[Entry, str, set[str]]:
         """One kernel: its entry, its text, and the headers that it needs."""
+        if kernel.cluster != (1, 1, 1) and self.build.target.capability < 90:
+            what, fix = "T.Kernel(cluster_dims=...)", "leave it out, or compile for sm_90 or later"
+            raise error("unsupported_on_target", kernel.span, what=what, target=str(self.build.target), fix=fix)
         several = f"_{number}" if len(self.program.kernels) > 1 else ""
         name = f"{self.program.name}_kernel{several}"
         nodes = self.nodes[number]
@@ -174,7 +179,7 @@ class _Cuda:
         out.close()
         launch = kernel.grid, threads, kernel.shared_bytes, kernel.span
         early = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
-        entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), early=early)
+        entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), kernel.cluster, early)
         return entry, "\n".join(out.lines) + "\n", out.text.headers
 
     def maps(self, nodes: Sequence[Node], out: CudaStatements) -> list[tuple[MapArg, str]]:

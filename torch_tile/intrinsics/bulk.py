@@ -138,6 +138,19 @@ def grid_launch() -> Do:
     return _do("grid_launch")
 
 
+# Clusters.
+
+
+def cluster_arrive() -> Do:
+    """This thread counts for the `cluster_wait` of those of its cluster; what it wrote before is seen after it."""
+    return _do("cluster_arrive")
+
+
+def cluster_wait() -> Do:
+    """Wait until all threads of the cluster have arrived."""
+    return _do("cluster_wait")
+
+
 # Effects.
 
 
@@ -180,6 +193,8 @@ _declare("named_barrier_arrive", 0, "sync.h", convergent="warp")
 _declare("set_registers", 0, "sync.h", convergent="warpgroup")
 _declare("grid_wait", 0, "sync.h")
 _declare("grid_launch", 0, "sync.h")
+_declare("cluster_arrive", 0, "sync.h", convergent="warp")
+_declare("cluster_wait", 0, "sync.h", convergent="warp")
 
 
 def _suffix(word: object) -> str:
@@ -187,7 +202,8 @@ def _suffix(word: object) -> str:
 
 
 __all__ = [
-    "POLICIES", "box_elements", "bulk_commit", "bulk_wait", "fence_barrier_init", "fence_proxy_async", "grid_launch",
-    "grid_wait", "mbarrier_arrive", "mbarrier_expect", "mbarrier_init", "mbarrier_wait", "named_barrier",
-    "named_barrier_arrive", "prefetch_map", "set_registers", "tma_load", "tma_store", "warp_arrive",
+    "POLICIES", "box_elements", "bulk_commit", "bulk_wait", "cluster_arrive", "cluster_wait", "fence_barrier_init",
+    "fence_proxy_async", "grid_launch", "grid_wait", "mbarrier_arrive", "mbarrier_expect", "mbarrier_init",
+    "mbarrier_wait", "named_barrier", "named_barrier_arrive", "prefetch_map", "set_registers", "tma_load", "tma_store",
+    "warp_arrive",
 ]  # fmt: skip

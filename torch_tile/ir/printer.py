@@ -99,6 +99,7 @@ class Printer(ExprPrinter):
         grid = ", ".join(self.expr(g) for g in k.grid)
         threads = repr(k.threads[0]) if len(k.threads) == 1 else repr(k.threads)
         threads += f", shared_bytes={k.shared_bytes}" if k.shared_bytes else ""
+        threads += f", cluster_dims={k.cluster}" if k.cluster != (1, 1, 1) else ""
         with self.names.bound(k.blocks) as names:
             blocks = names[0] if len(names) == 1 else tuple_text(names)
             self.line(f"with T.Kernel({grid}, threads={threads}) as {blocks}:")
@@ -188,7 +189,9 @@ class Printer(ExprPrinter):
 
     def _role(self, s: stmt.Role) -> None:
         registers = f", registers={s.registers}" if s.registers else ""
-        self.line(f"with T.role({s.first}, {s.count}{registers}):")
+        groups = ", ".join(str(n // 128) for n in range(s.first, s.first + s.count, 128))
+        what = f"ws({groups}" if s.by_hand else f"role({s.first}, {s.count}"
+        self.line(f"with T.{what}{registers}):")
         self.body(s.body)
 
     def _store(self, s: stmt.Store) -> None:

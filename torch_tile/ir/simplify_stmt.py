@@ -26,10 +26,11 @@ def simplify_stmt(node: N, ranges: Ranges | None = None) -> N:
 
 
 class _Statements(Rewriter):
-    """Carries what is known through loops and branches. A statement that does nothing becomes an empty block."""
+    """Carries what is known through roles, loops and branches. A statement that does nothing becomes an empty block."""
 
     def __init__(self, ranges: Ranges):
         self.expr = Simplifier(ranges)
+        self.thread: Var | None = None
 
     def _known(self) -> Ranges:
         return self.expr.ranges
@@ -47,7 +48,15 @@ class _Statements(Rewriter):
     def Kernel(self, k: stmt.Kernel) -> stmt.Kernel:
         """Block indices are below the grid."""
         grid = tuple(self.expr(g) for g in k.grid)
+        self.thread = k.thread
         return _rebuilt(k, grid=grid, body=self._inside(k.body, self._known().kernel(k)))
+
+    def Role(self, r: stmt.Role) -> stmt.Role:
+        """The thread is one of the role's."""
+        if self.thread is None:
+            return self.children(r)
+        ranges = self._known().within(self.thread, r.first, r.first + r.count - 1)
+        return _rebuilt(r, body=self._inside(r.body, ranges))
 
     def Block(self, b: stmt.Block) -> stmt.Block:
         """Flat, and without what follows a break or continue."""

@@ -92,13 +92,14 @@ class Role(Stmt):
     """Threads `first` to `first + count - 1` of the block run `body`, the others pass by; both are multiples of 32.
 
     Roles that follow each other run at the same time. `registers`, if not 0, is how many each thread of these whole
-    warpgroups may use, a multiple of 8 from 24 to 256.
+    warpgroups may use, a multiple of 8 from 24 to 256. What a role `by_hand` waits for and lets go, its author orders.
     """
 
     first: int
     count: int
     body: Block
     registers: int = 0
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -180,7 +181,7 @@ class Kernel(Node):
 
     `blocks` are the block indices, x first. `swizzle` is T.use_swizzle's (panel_size, order) or None. On GPUs, from
     stage THREAD on, the body is what one thread does: `thread` is its index in the block, x fastest; `shared_bytes` is
-    the block's shared memory.
+    the block's shared memory. Blocks come in groups of `cluster`.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("blocks", "thread")
@@ -191,6 +192,7 @@ class Kernel(Node):
     swizzle: tuple[int, str] | None = None
     thread: Var | None = None
     shared_bytes: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

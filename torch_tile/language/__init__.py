@@ -9,6 +9,32 @@ from .. import tileop as _tileop
 from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
 from ..tileop.gemm import GemmWarpPolicy
 from . import math as _math
+from .asynchronous import (
+    barrier_arrive,
+    barrier_wait,
+    block_rank_in_cluster,
+    cluster_arrive,
+    cluster_sync,
+    cluster_wait,
+    dec_max_nreg,
+    fence_proxy_async,
+    get_cluster_dims,
+    get_cluster_id,
+    get_lane_idx,
+    get_warp_group_idx,
+    get_warp_idx,
+    inc_max_nreg,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_expect_tx,
+    mbarrier_wait_parity,
+    named_barrier_arrive,
+    no_set_max_nreg,
+    pdl_sync,
+    pdl_trigger,
+    set_max_nreg,
+    shuffle_elect,
+)  # fmt: skip
 from .effects import address_of, assume, call, device_assert, evaluate, print, tensor_map
 from .layout import (
     Fragment,
@@ -46,7 +72,9 @@ from .math import (
     shift_right,
     truncdiv,
 )  # fmt: skip
+from .products import wait_wgmma, wgmma_gemm
 from .program import PrimFunc, Ref, macro, prim_func
+from .roles import role, ws
 from .scopes import (
     Kernel,
     alloc_barrier,
@@ -58,10 +86,8 @@ from .scopes import (
     const,
     dynamic,
     empty,
-    role,
     symbolic,
     use_swizzle,
-    ws,
 )  # fmt: skip
 from .threads import (
     get_block_binding,
@@ -114,16 +140,20 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Buffer", "Cast", "DType", "Fragment", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Pipelined",
-    "PrimFunc", "Ref", "Select", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up",
-    "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var",
-    "annotate_layout", "assume", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "call", "cast",
-    "ceildiv", "clamp", "clear", "const", "device_assert", "dtype", "dynamic", "empty", "evaluate", "floordiv",
-    "floormod", "get_block_binding", "get_block_bindings", "get_block_extent", "get_thread_binding",
-    "get_thread_bindings", "get_thread_extent", "get_thread_extents", "grid", "if_then_else", "infinity",
-    "logical_and", "logical_or", "macro", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout",
-    "make_linear_layout", "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value", "min",
-    "min_value", "prim_func", "print", "ptx_commit_group", "ptx_wait_group", "role", "serial", "shift_left",
-    "shift_right", "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_index", "truncdiv", "unroll",
-    "use_swizzle", "vectorized", "ws",
+    "Buffer", "Cast", "DType", "Fragment", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Pipelined", "PrimFunc",
+    "Ref", "Select", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier",
+    "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "assume",
+    "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
+    "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync",
+    "cluster_wait", "const", "dec_max_nreg", "device_assert", "dtype", "dynamic", "empty", "evaluate",
+    "fence_proxy_async", "floordiv", "floormod", "get_block_binding", "get_block_bindings", "get_block_extent",
+    "get_cluster_dims", "get_cluster_id", "get_lane_idx", "get_thread_binding", "get_thread_bindings",
+    "get_thread_extent", "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "grid", "if_then_else",
+    "inc_max_nreg", "infinity", "logical_and", "logical_or", "macro", "make_full_bank_swizzled_layout",
+    "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
+    "make_swizzled_layout", "max", "max_value", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx",
+    "mbarrier_wait_parity", "min", "min_value", "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger",
+    "prim_func", "print", "ptx_commit_group", "ptx_wait_group", "role", "serial", "set_max_nreg", "shift_left",
+    "shift_right", "shuffle_elect", "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_index", "truncdiv",
+    "unroll", "use_swizzle", "vectorized", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels and memory of the language: T.Kernel, roles of warps, T.alloc_*, T.empty, dimensions, annotations."""
+"""Kernels and memory of the language: T.Kernel, T.alloc_*, T.empty, dimensions, annotations."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from ..diagnostics import Span, error
+from ..diagnostics import error
 from ..ir import dtype as dt
 from ..ir.buffer import SPELLINGS, Buffer
 from ..ir.expr import Expr, Load, Var, cast, is_number, to_expr
-from ..ir.stmt import Alloc, Kernel as KernelNode, Role
+from ..ir.stmt import Alloc, Kernel as KernelNode
+from .asynchronous import clusters
 from .layout import request
-from .trace import Tracer, author_span, close_body, make_variable, tracer, with_span
+from .products import pin_results
+from .roles import gather_roles, outermost
+from .trace import author_span, close_body, make_variable, tracer, with_span
 from .values import Handle, TensorType, dtype_of, shape_of
 
 
@@ -22,9 +23,10 @@ class Kernel:
     """`with T.Kernel(*blocks, threads=128) as (bx, by)`: the body runs once per block of the grid.
 
     `blocks` are up to three sizes, x first; sizes may be symbolic. `threads` is an integer or up to three integers.
+    Blocks of a cluster, `cluster_dims` of them along each dimension, run at the same time (sm_90 and later).
     """
 
-    def __init__(self, *blocks: Any, threads: Any = None, **hints: Any):
+    def __init__(self, *blocks: Any, threads: Any = None, cluster_dims: Any = None, **hints: Any):
         at = tracer("T.Kernel")
         if at.scopes:
             raise error("nested_kernel", None)
@@ -37,6 +39,7 @@ class Kernel:
         self.threads = tuple(int(t) for t in given)
         self.names: tuple[str | None, ...] = ("bx", "by", "bz")
         self.shared_bytes = int(hints.get("shared_bytes", 0))  # of printed kernels
+        self.cluster = clusters(cluster_dims, len(blocks))
         self.span = author_span()
 
     def take_names(self, names: tuple[str | None, ...]) -> None:
@@ -63,59 +66,15 @@ class Kernel:
         self.scope.__exit__(kind, value, trace)
         if kind is None:
             at = tracer()
+            if at.swizzle is not None and self.cluster != (1, 1, 1):
+                why, fix = "is given to blocks in clusters", "leave out one of the two"
+                raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
+            body = pin_results(gather_roles(close_body(self.opened), self.threads))
             made = KernelNode(
-                self.grid, self.blocks, self.threads, close_body(self.opened), at.swizzle,
-                self.thread if self.uses_thread else None, self.shared_bytes,
+                self.grid, self.blocks, self.threads, body, at.swizzle,
+                self.thread if self.uses_thread else None, self.shared_bytes, self.cluster,
             )  # fmt: skip
             at.kernels.append(with_span(made, self.span))
-
-
-def _outermost(what: str) -> Tracer:
-    """The tracer, in the body of a kernel itself."""
-    at = tracer(what)
-    if not at.scopes:
-        raise error("not_in_kernel", None, what=what)
-    if len(at.scopes) > 1:
-        raise error("not_outermost", None, what=what, region=at.scopes[-1].what)
-    return at
-
-
-def role(first: int, count: int, registers: int = 0) -> contextlib.AbstractContextManager[None]:
-    """`with T.role(first, count):` threads `first` to `first + count - 1` of the block run the body, whole warps.
-
-    Roles that follow each other run at the same time. `registers` is how many each of their threads may use, if not an
-    equal share: a multiple of 8 from 24 to 256, for whole warpgroups of 128 threads.
-    """
-    at, unit = _outermost("T.role"), 128 if registers else 32
-    fix = f"give multiples of {unit} within the {at.threads} threads of the block"
-    for name, value, good in (
-        ("first", first, isinstance(first, int) and 0 <= first < at.threads and first % unit == 0),
-        ("count", count, isinstance(count, int) and 0 < count <= at.threads - first and count % unit == 0),
-    ):
-        if not good:
-            raise error("bad_argument", None, op="T.role", name=name, why=f"is {value!r}", fix=fix)
-    if registers and not (registers % 8 == 0 and 24 <= registers <= 256):
-        fix = "give a multiple of 8 from 24 to 256"
-        raise error("bad_argument", None, op="T.role", name="registers", why=f"is {registers!r}", fix=fix)
-    return _recorded(at, first, count, registers, author_span())
-
-
-@contextlib.contextmanager
-def _recorded(at: Tracer, first: int, count: int, registers: int, span: Span | None) -> Iterator[None]:
-    at.crew = count
-    with at.open("role") as scope:
-        yield
-    at.crew = 0
-    at.emit(with_span(Role(first, count, close_body(scope), registers), span))
-
-
-def ws(*groups: int) -> contextlib.AbstractContextManager[None]:
-    """`with T.ws(0, 1):` these warpgroups of 128 threads, which follow each other, run the body."""
-    ordered = sorted(groups)
-    if not ordered or ordered != list(range(ordered[0], ordered[0] + len(ordered))):
-        fix = "give numbers that follow each other, or several roles"
-        raise error("bad_argument", None, op="T.ws", name="groups", why=f"is {groups!r}", fix=fix)
-    return role(128 * ordered[0], 128 * len(ordered))
 
 
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:
@@ -159,11 +118,16 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Han
     return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")
 
 
-def alloc_barrier(arrivals: int, shape: Any = (1,), offset: int | None = None) -> Handle:
-    """An array of mbarriers in shared memory, each of whose phases waits for `arrivals` threads or warps."""
-    at = _outermost("T.alloc_barrier")
+def alloc_barrier(arrivals: Any, shape: Any = (1,), offset: int | None = None) -> Handle:
+    """An array of mbarriers in shared memory, each of whose phases waits for `arrivals` threads or warps.
+
+    A list of equal numbers gives as many mbarriers: `[128] * n` is `128, (n,)`.
+    """
+    at = outermost("T.alloc_barrier")
+    if isinstance(arrivals, list | tuple) and len(set(arrivals)) == 1:
+        arrivals, shape = arrivals[0], (len(arrivals),)
     if not isinstance(arrivals, int) or not 0 < arrivals < 2**20:
-        fix = "give a number from 1 to 2^20 - 1"
+        fix = "give a number from 1 to 2^20 - 1, or several equal ones; those that wait for others are another array"
         raise error("bad_argument", None, op="T.alloc_barrier", name="arrivals", why=f"is {arrivals!r}", fix=fix)
     sizes = shape_of(shape, "T.alloc_barrier's shape")
     buffer = Buffer("", sizes, dt.uint64, "barrier", offset=offset, arrivals=arrivals)

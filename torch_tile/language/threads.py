@@ -10,9 +10,12 @@ import math
 from typing import Any
 
 from ..diagnostics import error
-from ..intrinsics import memory
+from ..intrinsics import bulk, memory
 from ..ir.expr import Const, Expr, Var
-from .trace import tracer
+from .trace import Tracer, tracer
+
+WARP = 32
+NUMBERS = range(1, 16)  # of named barriers; 0 is that of the block
 
 
 def thread_index() -> Var:
@@ -69,12 +72,32 @@ def get_block_extent(dim: int = 0) -> Any:
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
-    """Wait for all threads of the block; the compiler places the barriers that tiles need by itself."""
+    """Wait for all threads of the block, or of the role around; the compiler places what tiles need by itself.
+
+    With a `barrier_id` (1 to 15) `arrive_count` threads meet there, whole warps, from any roles: those that call this
+    and those that T.named_barrier_arrive. Hopper and later.
+    """
     at = tracer("T.sync_threads")
-    if barrier_id is not None or arrive_count is not None:
-        fix = "call T.sync_threads() with no arguments"
-        raise error("bad_argument", None, op="T.sync_threads", name="barrier_id", why="names a barrier", fix=fix)
-    at.emit(memory.barrier())
+    if barrier_id is None and arrive_count is None:
+        at.emit(memory.barrier())
+    else:
+        _launch("T.sync_threads")
+        at.emit(bulk.named_barrier(*numbered(at, "T.sync_threads", barrier_id, arrive_count)))
+
+
+def numbered(at: Tracer, what: str, number: Any, count: Any) -> tuple[int, int]:
+    """A named barrier and how many threads meet there: those of the role, or of the block, if `count` is None."""
+    threads = math.prod(at.launch.threads)
+    count = at.threads if count is None else count
+    known = isinstance(number, int) and not isinstance(number, bool) and number in NUMBERS
+    whole = isinstance(count, int) and 0 < count <= threads and count % WARP == 0
+    for name, value, good, fix in (
+        ("barrier_id", number, known, f"give a number from {NUMBERS[0]} to {NUMBERS[-1]}"),
+        ("arrive_count", count, whole, f"give a multiple of {WARP} up to the {threads} threads of the block"),
+    ):
+        if not good:
+            raise error("bad_argument", None, op=what, name=name, why=f"is {value!r}", fix=fix)
+    return int(number), int(count)
 
 
 def sync_warp() -> None:

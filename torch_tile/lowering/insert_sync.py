@@ -11,21 +11,22 @@ where only some threads come by. Afterwards every hazard is ordered.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
 
 from ..build import Build
-from ..diagnostics import Span, error
-from ..intrinsics.bulk import fence_proxy_async, named_barrier
-from ..intrinsics.memory import barrier, warp_barrier
+from ..diagnostics import error
+from ..intrinsics.bulk import named_barrier
+from ..intrinsics.memory import option, warp_barrier
 from ..ir import stmt as st
 from ..ir.expr import Call, Expr, unary
-from ..ir.node import Rewriter, equal, symbols, walk
+from ..ir.node import equal, symbols, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from .hazards import Access, Hazards, Swap, trips
-from .sync_facts import Facts, handed_over
+from .sync_facts import ORDERED, Facts, handed_over
+from .sync_places import Insert, Place, is_barrier
 from .sync_state import State
 
 COMMITS, WAITS = ("cp_async_commit", "wgmma_commit"), ("cp_async_wait", "wgmma_wait")  # of copies, of products
@@ -33,7 +34,7 @@ PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at 
 ITERATIONS = 6  # after so many, an access may be of any earlier iteration
 STARTS = 16  # points of a loop body from which placing is tried
 
-Place = tuple[int, int]  # a block by identity, and before which of its statements
+ARRIVALS = "mbarrier_arrive", "warp_arrive", "named_barrier", "named_barrier_arrive"
 
 
 def insert_sync(program: Program, build: Build) -> Program:
@@ -49,9 +50,9 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
         threads *= extent
     walker = Walk(kernel, threads)
     places = walker.block(kernel.body, State(_most_pending(kernel.body)))
-    if not places and not walker.fences:
+    if not places and not walker.fences and not walker.shown and not walker.own:
         return kernel
-    return _Insert(set(places), walker.fences, walker.others)(kernel)  # type: ignore[no-any-return]
+    return Insert(set(places), walker)(kernel)  # type: ignore[no-any-return]
 
 
 def _most_pending(body: Block) -> int:
@@ -63,8 +64,9 @@ def _most_pending(body: Block) -> int:
 class Walk:
     """Finds the places of barriers in one kernel, or role. Blocks and statements are known by identity.
 
-    `fences` are places before barriers where what threads wrote is shown to wgmma and bulk copies; `others` the
-    barriers that are not the block's.
+    `fences` are places before barriers where what threads wrote is shown to wgmma and bulk copies, `shown` those before
+    `arrivals` at what others wait for, by which authors hand tiles over. `others` are the barriers that are not the
+    block's, `own` those of the roles (by identity) in which an author calls for one.
     """
 
     def __init__(self, kernel: st.Kernel, threads: int, first: int = 0, filled: frozenset[int] | None = None):
@@ -74,6 +76,9 @@ class Walk:
         self.hazards = Hazards(threads, first)
         self.fences: set[Place] = set()
         self.others: dict[Place, Do] = {}
+        self.own: dict[int, Do] = {}
+        self.shown: set[Place] = set()
+        self.arrivals: tuple[str, ...] = ()
         self.fenced = False  # the statement before shows engines what threads wrote
         self.roles = 0
         self.after_roles = False
@@ -111,10 +116,14 @@ class Walk:
 
     def _clear(self, place: Place, state: State) -> None:
         """At a barrier, all is ordered; engines need a fence besides to see what threads wrote."""
-        engines = self.facts.read_by_engines
-        if not self.fenced and any(a.writes and id(a.buffer) in engines for a in state.since.values()):
+        if self._is_hidden(state):
             self.fences.add(place)
         state.since.clear()
+
+    def _is_hidden(self, state: State) -> bool:
+        """Whether engines read what threads wrote, and are not shown it."""
+        engines = self.facts.read_by_engines
+        return not self.fenced and any(a.writes and id(a.buffer) in engines for a in state.since.values())
 
     def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
@@ -122,6 +131,9 @@ class Walk:
             self._role(one, place, state, places)
         elif call is not None and (call.name == "barrier" or _is_for_all(call, self.threads)):
             self._clear(place, state)
+        elif call is not None and call.name in self.arrivals:
+            if self._is_hidden(state):
+                self.shown.add(place)
         elif call is not None and call.name in COMMITS:
             state.commit(call.name == COMMITS[0])
         elif call is not None and call.name in WAITS:
@@ -161,12 +173,29 @@ class Walk:
             self._barrier(place, state, places)
         self.roles += 1
         inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled)
+        inner.facts.read_by_engines |= self.facts.read_by_engines  # in another role
+        if role.by_hand:
+            inner.arrivals, inner.facts.ordered = ARRIVALS, (*ORDERED, *ARRIVALS)
         found = inner.block(role.body, State(_most_pending(role.body)))
-        wait = warp_barrier() if role.count == 32 else named_barrier(self.roles, role.count)
-        self.others |= dict.fromkeys(found, wait)
+        meets = any(map(is_barrier, walk(role.body)))
+        if found or meets:
+            wait = warp_barrier() if role.count == 32 else named_barrier(self._number(role), role.count)
+            self.others |= dict.fromkeys(found, wait)
+            self.own |= {id(role): wait} if meets else {}
         self.fences |= inner.fences
+        self.shown |= inner.shown
         places |= found
         self.after_roles = True
+
+    def _number(self, role: Role) -> int:
+        """Of the barrier of a role: one that its author does not use."""
+        calls = [n for n in walk(self.kernel) if isinstance(n, Call) and n.name.startswith("named_barrier")]
+        taken = {option(call) for call in calls}
+        free = [n for n in range(1, 16) if n not in taken]
+        if len(free) < self.roles:
+            why, fix = "leaves no number for what this role's threads wait for among themselves", "use fewer numbers"
+            raise error("bad_argument", role.span, op="T.sync_threads", name="barrier_id", why=why, fix=fix)
+        return free[self.roles - 1]
 
     def _clash(self, new: list[Access], state: State) -> Access | None:
         found = (a for a in new if any(self.hazards.between(old, a) for old in state.since.values()))
@@ -256,7 +285,7 @@ class Walk:
             if isinstance(one, If) and not self.facts.is_divergent(one.condition):
                 yield from ((id(b), len(b.stmts)) for b in (one.then, one.otherwise) if self._hands_over(b))
         # From a barrier that stands in the body already, placing is best anyway.
-        if self.last > 1 and not any(map(_is_barrier, loop.body.stmts)):
+        if self.last > 1 and not any(map(is_barrier, loop.body.stmts)):
             busy = [n for n, s in enumerate(loop.body.stmts) if self._accesses(s) or self.facts.orders(s)]
             yield from ((id(loop.body), n) for n in busy[:STARTS])
         self.trying = False
@@ -348,39 +377,6 @@ class Walk:
         return shift
 
 
-def _is_barrier(one: Stmt) -> bool:
-    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "barrier"
-
-
 def _is_for_all(call: Call, threads: int) -> bool:
-    """Whether it is a named barrier for all threads of the role."""
-    return call.name == "named_barrier" and call.options[1] == threads
-
-
-def _is_any_barrier(one: Stmt) -> bool:
-    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name in ("barrier", "named_barrier")
-
-
-class _Insert(Rewriter):
-    """Puts barriers and fences into blocks."""
-
-    def __init__(self, places: set[Place], fences: set[Place], others: Mapping[Place, Do]):
-        self.places, self.fences, self.others = places, fences, others
-
-    def at(self, place: Place, one: Stmt, before: bool) -> Iterator[Stmt]:
-        """What stands there, `before` a statement or after it; fences only in front of barriers that stand there."""
-        span = one.span
-        if place in self.fences and (place in self.places or (before and _is_any_barrier(one))):
-            yield replace(fence_proxy_async(), span=span)
-        if place in self.places:
-            yield replace(self.others.get(place) or barrier(), span=span)
-
-    def Block(self, block: Block) -> Block:
-        new: list[Stmt] = []
-        for n, one in enumerate(block.stmts):
-            new += self.at((id(block), n), one, True)
-            new.append(self(one))
-        if block.stmts:
-            new += self.at((id(block), len(block.stmts)), block.stmts[-1], False)
-        same = len(new) == len(block.stmts) and all(a is b for a, b in zip(new, block.stmts, strict=True))
-        return block if same else Block(tuple(new), span=block.span)
+    """Whether it is a named barrier for all threads of the role, and maybe others."""
+    return call.name == "named_barrier" and option(call, 1) >= threads

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..diagnostics import error
+from ..intrinsics import lookup
 from ..intrinsics.memory import ORDERING
 from ..ir.buffer import Region
 from ..ir.expr import Call, Expr, Load
@@ -31,11 +32,20 @@ class _Lower(Rewriter):
     def Role(self, role: Role) -> Role:
         """A block without threads has none to give roles to."""
         fix = "choose a CUDA target, or let all threads do the same"
-        raise error("unsupported_on_target", role.span, what="T.role", target="cpu", fix=fix)
+        raise error(
+            "unsupported_on_target", role.span, what="T.ws" if role.by_hand else "T.role", target="cpu", fix=fix
+        )
 
     def Do(self, node: Do) -> Stmt:
         """Barriers and waits: what comes before them is done already."""
-        return Block(()) if isinstance(node.call, Call) and node.call.name in ORDERING else node
+        if not isinstance(node.call, Call):
+            return node
+        if node.call.name in ORDERING:
+            return Block(())
+        if lookup(node.call.name).header and not lookup(node.call.name).cpu:
+            fix = "choose a CUDA target, or leave the order of threads to the compiler"
+            raise error("unsupported_on_target", node.span, what=f"`{node.call.name}`", target="cpu", fix=fix)
+        return node
 
     def RegisteredOp(self, op: RegisteredOp) -> Stmt:
         return _PlaceAt(op)(op.lower_cpu())  # type: ignore[no-any-return]

@@ -56,6 +56,7 @@ class Facts:
             size = len(self.mixed)
             self._spread(kernel.body, False)
         self.memory: dict[int, tuple[st.Stmt, bool]] = {}
+        self.ordered: tuple[str, ...] = ORDERED
         self.unknown: dict[int, Var] = {}
         self.stand_ins: dict[int, Mapping[int, Expr]] = {}
 
@@ -94,7 +95,7 @@ class Facts:
         """Whether a statement holds a barrier, a commit of or wait for copies, or leaves an iteration."""
         if id(one) not in self.memory:
             call = one.call if isinstance(one, Do) else None
-            ordered = isinstance(one, Break | Continue) or (isinstance(call, Call) and call.name in ORDERED)
+            ordered = isinstance(one, Break | Continue) or (isinstance(call, Call) and call.name in self.ordered)
             below = (child for child in children(one) if isinstance(child, Stmt))
             self.memory[id(one)] = one, ordered or any(map(self.orders, below))
         return self.memory[id(one)][1]

@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..diagnostics import Diagnostic, InternalError, diagnose
+from ..diagnostics import Diagnostic, InternalError, diagnose, error
 from ..ir import dtype as dt
 from ..ir.buffer import Region
 from ..ir.expr import Address, Call, Expr, const
@@ -54,7 +54,8 @@ class GemmWarpPolicy(enum.Enum):
 class Gemm(RegisteredOp):
     """A is (M, K), or (K, M) with transpose_A; B is (K, N), or (N, K) with transpose_B; C is (M, N).
 
-    A product by wgmma ends with a wait for all but the `wg_wait` youngest groups of products; -1 is none.
+    A product by wgmma ends with a wait for all but the `wg_wait` youngest groups of products; -1 is none. With `wgmma`
+    it goes so or not at all.
     """
 
     A: Region
@@ -65,15 +66,17 @@ class Gemm(RegisteredOp):
     policy: GemmWarpPolicy = GemmWarpPolicy.Square
     clear_accum: bool = False
     wg_wait: int = 0
+    wgmma: bool = False
 
     @classmethod
     def build(
         cls, A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
-        policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, wg_wait: int = 0, **hints: Any,
+        policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, wg_wait: int = 0,
+        wgmma: bool = False, **hints: Any,
     ) -> Gemm:  # fmt: skip
         """Operands are buffers or slices; `hints` (k_pack, mbar) only concern GPUs."""
         a, b, c = (need_region(x, "gemm", name) for x, name in ((A, "A"), (B, "B"), (C, "C")))
-        return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait))
+        return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait), bool(wgmma))
 
     def check(self) -> list[Diagnostic]:
         """Shapes must fit, operands must be on chip, and the types must have a product."""
@@ -122,6 +125,8 @@ class Gemm(RegisteredOp):
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """By the first carrier that does not refuse; the report says why the ones before it did."""
         carrier, reasons = self.carrier(ctx)
+        if self.wgmma and carrier is not gemm_wgmma:
+            raise error("no_wgmma", self.span, why=reasons[0])
         reasons = [r for r in reasons if r != gemm_wgmma.NO_BULK_COPIES]
         if carrier is gemm_mma and ctx.asynchronous and reasons:
             ctx.build.note(self.span, "T.gemm", "mma.sync", reasons[0])

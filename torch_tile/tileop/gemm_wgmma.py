@@ -33,7 +33,7 @@ def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
     """Why this product cannot go by wgmma; None if it can."""
     types = operand_types(op, ctx)
     step, sizes = wgmma.step_of(*types, ctx.target), problem(op)
-    if not ctx.asynchronous:
+    if not ctx.asynchronous and not op.wgmma:
         return NO_BULK_COPIES
     if not step:
         return f"no wgmma on {ctx.target} multiplies {types[0]} by {types[1]} into {types[2]}"

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels whose authors order warps by hand: what they become, that they are right, and need all that orders them."""
+
+import linecache
+
+import hand_written
+import pytest
+import torch
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.build import Build
+from torch_tile.interp.interpret import interpret
+from torch_tile.interp.removal import removals
+from torch_tile.ir.expr import Call
+from torch_tile.ir.node import alike, walk
+from torch_tile.ir.stmt import Role
+from torch_tile.ir.verify import verify
+from torch_tile.lowering import cuda_passes, lower
+from torch_tile.lowering.simplify_program import simplify_program
+from torch_tile.runtime.nvrtc import compile_cubin
+from torch_tile.target import Target
+
+HOPPER = Target.of("cuda:sm_90a")
+TURNS = 5
+NAMES = (*hand_written.GEMMS, "attention")
+
+
+def kernel_of(name):
+    """A kernel for one block, its arguments, and what it shall give."""
+    if name == "attention":
+        kernel = hand_written.attention(128, 64 * TURNS)
+        q, k, v = (torch.randn(n, 64).half() for n in (128, 64 * TURNS, 64 * TURNS))
+        weights = torch.exp2(q.double() @ k.double().T)
+        return kernel, (q, k, v), weights / weights.sum(-1, keepdim=True) @ v.double()
+    size = 64 if name == "block_gemm" else 128
+    a, b = torch.randn(size, 64 * TURNS).half(), torch.randn(64 * TURNS, size).half()
+    return hand_written.GEMMS[name](size, size, 64 * TURNS), (a, b), a.double() @ b.double()
+
+
+def run(program, kernel, inputs, want):
+    """What the thread interpreter finds; the result must be right if it finds nothing."""
+    out = torch.full(want.shape, float("nan"), dtype=torch.float16)
+    findings = interpret(program, kernel.program, (*inputs, out))
+    if not findings.found:
+        torch.testing.assert_close(out.double(), want, rtol=2e-2, atol=2e-2)
+    return findings.found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_assembler_has_no_advice(name):
+    kernel, _, _ = kernel_of(name)
+    compiled = torch_tile.compile(kernel, target="cuda:sm_90a")
+    log = compile_cubin(compiled.get_kernel_source(), HOPPER).log
+    assert "C75" not in log and " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log, log
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values(name):
+    kernel, inputs, want = kernel_of(name)
+    flat = lower(kernel.program, cuda_passes(Build(HOPPER)))
+    assert any(isinstance(n, Call) and n.name == "wgmma" for n in walk(flat))
+    assert not run(flat, kernel, inputs, want)
+
+
+# A kernel's first turns are let go for nobody where its loop ends; the assembler wants fences between products anyway.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_each_wait_and_arrival_is_needed(name):
+    kernel, inputs, want = kernel_of(name)
+    flat = lower(kernel.program, cuda_passes(Build(HOPPER)))
+    missed = [r for r in removals(flat) if not run(r.program, kernel, inputs, want)]
+    assert {r.name for r in missed} <= {"wgmma_fence"}, [f"{r.name} at {r.span}" for r in missed]
+
+
+def trace(text):
+    """The program that printed text says."""
+    name = f"<by hand {len(linecache.cache)}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    scope = {"T": T}
+    exec(compile(text, name, "exec"), scope)
+    return next(f.program for f in scope.values() if isinstance(f, T.PrimFunc))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stage_traces_back(name):
+    program = kernel_of(name)[0].program
+    for step, stage in cuda_passes(Build(HOPPER)):
+        new = step(program)
+        verify(new, stage)
+        if new is not program:
+            back = trace(repr(new))
+            assert alike(simplify_program(back), simplify_program(new)), f"after {step.__name__}:\n{new}\n{back}"
+        program = new
+
+
+def test_what_a_role_says_stays_as_it_is():
+    """Products are waited for and tiles let go where their author says so."""
+    kernel, _, _ = kernel_of("tma_gemm")
+    flat = lower(kernel.program, cuda_passes(Build(HOPPER)))
+    consumer = next(n for n in walk(flat) if isinstance(n, Role))
+    calls = [n.name for n in walk(consumer) if isinstance(n, Call)]
+    order = [n for n in calls if n not in ("vector_copy", "narrow_pair")]
+    assert order == [
+        "mbarrier_wait", "wgmma_fence", "wgmma", "wgmma_commit", "wgmma_wait", "wgmma_results", "mbarrier_arrive"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", ["arrival", "wait"])
+def test_a_barrier_that_nobody_arrives_at_or_waits_for(missing):
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 64), "float16"), B: T.Tensor((128, 64), "float16")):
+        with T.Kernel(1, threads=256) as _:
+            a = T.alloc_shared((128, 64), "float16")
+            ready = T.alloc_barrier(128)
+            with T.ws(1):
+                T.tma_copy(A, a, barrier=ready[0])
+                if missing != "arrival":
+                    T.mbarrier_arrive(ready)
+            with T.ws(0):
+                if missing != "wait":
+                    T.mbarrier_wait_parity(ready, 0)  # here
+                T.copy(a, B)
+
+    x = torch.randn(128, 64).half()
+    findings = torch_tile.compile(kernel, target="cuda:sm_90a").interpret(x, torch.empty_like(x))
+    report = findings.report()
+    if missing == "arrival":
+        assert "phase 0 of `ready[0]` lacks 128 arrivals; there is no arrival" in report
+        assert "T.mbarrier_wait_parity(ready, 0)  # here" in report
+    else:
+        assert "T.copy(a, B)" in report and "T.tma_copy(A, a, barrier=ready[0])" in report

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of Hopper's own order: what each records, where it is refused."""
+
+import pytest
+import torch
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.diagnostics import TileError
+from torch_tile.interp.tiles import evaluate
+from torch_tile.ir.stmt import Alloc
+
+
+def recorded(use, threads=256, **options):
+    """What `use(barriers)` leaves in a kernel, as text."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(4, 6, threads=threads, **options) as (bx, by):  # noqa: RUF059
+            bar = T.alloc_barrier(128, (3,))
+            use(bar)
+
+    stmts = kernel.program.kernels[0].body.stmts
+    return "\n".join(repr(s) for s in stmts if not isinstance(s, Alloc))
+
+
+def called(name, *args, options=()):
+    given = [f'"{name}"', *args, "dtype=T.int32", *([f"options={options}"] if options else [])]
+    return f"T.evaluate(T.call({', '.join(given)}))"
+
+
+AT = "T.address_of(bar[1])"
+RECORDS = {
+    "mbarrier_wait_parity": (lambda bar: T.mbarrier_wait_parity(bar[1], 1), called("mbarrier_wait", AT, "1")),
+    "barrier_wait": (lambda bar: T.barrier_wait(bar[1]), called("mbarrier_wait", AT, "0")),
+    "mbarrier_arrive": (lambda bar: T.mbarrier_arrive(bar[1]), called("mbarrier_arrive", AT)),
+    "barrier_arrive": (lambda bar: T.barrier_arrive(bar[1]), called("mbarrier_arrive", AT)),
+    "mbarrier_expect_tx": (lambda bar: T.mbarrier_expect_tx(bar[1], 4096), called("mbarrier_expect", AT, "4096")),
+    "mbarrier_arrive_expect_tx": (
+        lambda bar: T.mbarrier_arrive_expect_tx(bar[1], 64),
+        called("mbarrier_expect", AT, "64") + "\n" + called("mbarrier_arrive", AT),
+    ),
+    "fence_proxy_async": (lambda bar: T.fence_proxy_async(), called("fence_proxy_async")),
+    "sync_threads": (lambda bar: T.sync_threads(2, 128), called("named_barrier", options=(2, 128))),
+    "sync_threads of all": (lambda bar: T.sync_threads(2), called("named_barrier", options=(2, 256))),
+    "named_barrier_arrive": (
+        lambda bar: T.named_barrier_arrive(15, 64), called("named_barrier_arrive", options=(15, 64)),
+    ),
+    "pdl_sync": (lambda bar: T.pdl_sync(), called("grid_wait")),
+    "pdl_trigger": (lambda bar: T.pdl_trigger(), called("grid_launch")),
+    "cluster_sync": (lambda bar: T.cluster_sync(), called("cluster_arrive") + "\n" + called("cluster_wait")),
+    "no_set_max_nreg": (lambda bar: T.no_set_max_nreg(), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_what_is_recorded(name):
+    use, text = RECORDS[name]
+    assert recorded(use) == text
+
+
+def test_one_mbarrier_needs_no_index():
+    def use(bar):
+        one = T.alloc_barrier(1)
+        T.barrier_wait(one, 0)
+        T.mbarrier_arrive(one)
+
+    at = "T.address_of(x[0])"
+    assert recorded(use) == called("mbarrier_wait", at, "0") + "\n" + called("mbarrier_arrive", at)
+
+
+INDICES = {
+    "warpgroup": (T.get_warp_group_idx, "thread // 128"),
+    "warp": (T.get_warp_idx, "thread // 32"),
+    "lane": (T.get_lane_idx, "thread % 32"),
+    "elected of the block": (T.shuffle_elect, "thread == 0"),
+    "elected of a warpgroup": (lambda: T.shuffle_elect(128), "thread % 128 == 0"),
+    "cluster": (lambda: T.get_cluster_id(1), "by // 3"),
+    "rank": (T.block_rank_in_cluster, "by % 3 * 2 + bx % 2"),
+    "dims": (T.get_cluster_dims, "(2, 3, 1)"),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_who_runs(name):
+    make, text = INDICES[name]
+    seen = []
+    recorded(lambda bar: seen.append(make()), cluster_dims=(2, 3))
+    assert repr(seen[0]) == text
+
+
+WRONG = {
+    "no barrier": (lambda bar: T.mbarrier_arrive(3), "barrier"),
+    "several barriers": (lambda bar: T.mbarrier_arrive(bar), "barrier"),
+    "no such parity": (lambda bar: T.mbarrier_wait_parity(bar[0], 2), "parity"),
+    "a fractional parity": (lambda bar: T.barrier_wait(bar[0], 0.5), "parity"),
+    "another block": (lambda bar: T.mbarrier_arrive(bar[0], 1), "cta_id"),
+    "too many bytes": (lambda bar: T.mbarrier_expect_tx(bar[0], 2**20), "size"),
+    "fewer than none": (lambda bar: T.mbarrier_arrive_expect_tx(bar[0], -1), "size"),
+    "number 0": (lambda bar: T.named_barrier_arrive(0, 64), "barrier_id"),
+    "part of a warp": (lambda bar: T.named_barrier_arrive(1, 16), "arrive_count"),
+    "part of a warp elects": (lambda bar: T.shuffle_elect(48), "extent"),
+    "registers outside roles": (lambda bar: T.set_max_nreg(24, 0), "n"),
+    "no such dimension": (lambda bar: T.get_cluster_id(2), "dim"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments(name):
+    use, argument = WRONG[name]
+    with pytest.raises(TileError) as caught:
+        recorded(use)
+    assert caught.value.code == "bad_argument" and f"argument `{argument}`" in str(caught.value)
+
+
+@pytest.mark.parametrize("n", [0, 20, 264, 24.0])
+def test_registers_that_a_thread_cannot_have(n):
+    def use(bar):
+        with T.ws(0):
+            T.inc_max_nreg(n)
+
+    with pytest.raises(TileError) as caught:
+        recorded(use)
+    assert caught.value.code == "bad_argument" and "argument `n`" in str(caught.value)
+
+
+NAMES = (
+    T.fence_proxy_async, T.pdl_sync, T.pdl_trigger, T.cluster_sync, T.block_rank_in_cluster, T.get_cluster_id,
+    T.get_warp_idx, T.no_set_max_nreg, T.wait_wgmma, lambda: T.mbarrier_arrive(0), lambda: T.set_max_nreg(24, 0),
+    lambda: T.sync_threads(1, 32), lambda: T.ws(0), lambda: T.wgmma_gemm(0, 0, 0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(NAMES)))
+def test_outside_a_kernel(number):
+    with pytest.raises(TileError) as caught:
+        NAMES[number]()
+    assert caught.value.code == "not_in_kernel"
+
+
+def test_what_only_orders_is_nothing_on_a_cpu():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=32, cluster_dims=2) as bx:
+            T.pdl_sync()
+            T.fence_proxy_async()
+            for i in T.Parallel(32):
+                A[bx * 32 + i] += T.get_cluster_id() + 2 * T.block_rank_in_cluster()
+            T.cluster_sync()
+            T.pdl_trigger()
+
+    for run in (lambda x: evaluate(kernel, x), torch_tile.compile(kernel, target="cpu")):
+        x = torch.zeros(64)
+        run(x)
+        assert x[:32].eq(0).all() and x[32:].eq(2).all()
+
+
+def refused(use, target, threads=128, **options):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(4, threads=threads, **options) as _:
+            bar = T.alloc_barrier(128)
+            use(bar)  # here
+
+    with pytest.raises(TileError) as caught:
+        torch_tile.compile(kernel, target=target)
+    assert caught.value.code == "unsupported_on_target" and target in str(caught.value)
+    return caught.value.span.source()
+
+
+ORDERED = ("mbarrier_wait_parity", "mbarrier_arrive", "mbarrier_expect_tx", "sync_threads", "named_barrier_arrive")
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80"])
+@pytest.mark.parametrize("name", ORDERED)
+def test_older_machines(name, target):
+    assert f"T.{name}(" in refused(RECORDS[name][0], target)
+
+
+@pytest.mark.parametrize("name", ["pdl_sync", "fence_proxy_async", "cluster_sync"])
+def test_older_gpus(name):
+    assert f"T.{name}(" in refused(RECORDS[name][0], "cuda:sm_80")
+
+
+def test_clusters_on_older_gpus():
+    def use(bar):
+        T.sync_threads()
+
+    assert "with T.Kernel(4" in refused(use, "cuda:sm_80", cluster_dims=2)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Barriers and fences in roles whose authors order them: which are added, and what those of the author become."""
+
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.build import Build
+from torch_tile.diagnostics import TileError
+from torch_tile.interp.interpret import interpret
+from torch_tile.ir.expr import Call
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Do, Role
+from torch_tile.lowering import cuda_passes, lower
+from torch_tile.target import Target
+
+SHOWN = ("barrier", "named_barrier", "named_barrier_arrive", "fence_proxy_async", "mbarrier_arrive", "wgmma")
+
+
+def lowered(kernel):
+    return lower(kernel.program, cuda_passes(Build(Target.of("cuda:sm_90a"))))
+
+
+def order(node):
+    """What orders the threads of each role, repeated words left out."""
+    calls = [n.call for n in walk(node) if isinstance(n, Do) and isinstance(n.call, Call) and n.call.name in SHOWN]
+    words = [f"{c.name}{c.options if c.name.startswith('named') else ''}" for c in calls]
+    return [w for n, w in enumerate(words) if n == 0 or words[n - 1] != w]
+
+
+def roles(kernel):
+    return [order(n) for n in walk(lowered(kernel)) if isinstance(n, Role)]
+
+
+def exchange(prepare, own=lambda: None):
+    """Two warpgroups turn a row round, each through a tile of its own."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 128), "float32"), B: T.Tensor((2, 128), "float32")):
+        with T.Kernel(1, threads=256) as _:
+            tiles = T.alloc_shared((2, 128), "float32")
+            prepare()
+            for group in [0, 1]:
+                with T.ws(group):
+                    for i in T.Parallel(128):
+                        tiles[group, i] = A[group, i]
+                    own()
+                    for i in T.Parallel(128):
+                        B[group, i] = tiles[group, 127 - i]
+
+    return kernel
+
+
+def runs(kernel):
+    x, y = torch.randn(2, 128), torch.full((2, 128), float("nan"))
+    findings = interpret(lowered(kernel), kernel.program, (x, y))
+    assert not findings.found, findings.report()
+    assert torch.equal(y, x.flip(1))
+
+
+def test_each_role_has_a_barrier_of_its_own():
+    kernel = exchange(lambda: None)
+    assert roles(kernel) == [["named_barrier(1, 128)"], ["named_barrier(2, 128)"]]
+    runs(kernel)
+
+
+def test_a_barrier_of_the_block_is_the_roles_inside_it():
+    kernel = exchange(lambda: None, T.sync_threads)
+    assert roles(kernel) == [["named_barrier(1, 128)"], ["named_barrier(2, 128)"]]
+    runs(kernel)
+
+
+def test_numbers_of_the_author_are_left_to_him():
+    def prepare():
+        T.sync_threads(1, 256)
+        T.sync_threads(3, 256)
+
+    kernel = exchange(prepare)
+    assert roles(kernel) == [["named_barrier(2, 128)"], ["named_barrier(4, 128)"]]
+    runs(kernel)
+
+
+def test_a_named_barrier_orders_the_role_that_meets_there_besides_others():
+    kernel = exchange(lambda: None, lambda: T.sync_threads(5, 256))
+    assert roles(kernel) == [["named_barrier(5, 256)"], ["named_barrier(5, 256)"]]
+    runs(kernel)
+
+
+def handed_over(arrive, meet):
+    """A warpgroup writes a tile by ordinary stores, another multiplies it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256) as _:
+            a = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            ready = T.alloc_barrier(128)
+            with T.ws(1):
+                T.copy(A, a)
+                arrive(ready)
+            with T.ws(0):
+                T.clear(c)
+                meet(ready)
+                T.gemm(a, a, c)
+                T.copy(c, C)
+
+    return kernel
+
+
+def after_a_fence(ready):
+    T.fence_proxy_async()
+    T.mbarrier_arrive(ready)
+
+
+HANDED = {
+    "mbarrier": (T.mbarrier_arrive, lambda b: T.mbarrier_wait_parity(b, 0), ["fence_proxy_async", "mbarrier_arrive"]),
+    "by the author": (after_a_fence, lambda b: T.barrier_wait(b, 0), ["fence_proxy_async", "mbarrier_arrive"]),
+    "named": (
+        lambda b: T.named_barrier_arrive(7, 256), lambda b: T.sync_threads(7, 256),
+        ["fence_proxy_async", "named_barrier_arrive(7, 256)"],
+    ),
+    "named, both wait": (
+        lambda b: T.sync_threads(7, 256), lambda b: T.sync_threads(7, 256),
+        ["fence_proxy_async", "named_barrier(7, 256)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HANDED)
+def test_engines_are_shown_what_is_handed_over(name):
+    arrive, meet, want = HANDED[name]
+    kernel = handed_over(arrive, meet)
+    assert roles(kernel)[0] == want
+    x, y = torch.randn(64, 64).half(), torch.empty(64, 64)
+    findings = interpret(lowered(kernel), kernel.program, (x, y))
+    assert not findings.found, findings.report()
+    torch.testing.assert_close(y, x.float() @ x.float(), rtol=1e-3, atol=1e-3)
+
+
+def test_no_fence_for_what_threads_read():
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=256) as _:
+            tile = T.alloc_shared((128,), "float32")
+            ready = T.alloc_barrier(128)
+            with T.ws(1):
+                T.copy(A, tile)
+                T.mbarrier_arrive(ready)
+            with T.ws(0):
+                T.barrier_wait(ready, 0)
+                T.copy(tile, B)
+
+    assert roles(kernel) == [["mbarrier_arrive"], []]
+
+
+def test_all_numbers_taken():
+    def prepare():
+        for n in list(range(1, 16)):
+            T.sync_threads(n, 256)
+
+    with pytest.raises(TileError, match="leaves no number"):
+        lowered(exchange(prepare))

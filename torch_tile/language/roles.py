@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Roles of warps: T.ws and T.role, and the order in which a kernel has them.
+
+T.ws may stand in loops and branches that all threads run. Each role then runs such a loop by itself, so that a kernel
+consists of statements of all threads and of roles that run at the same time; fragments belong to the role that uses
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+
+from ..diagnostics import Span, error
+from ..intrinsics import memory
+from ..ir.buffer import Buffer
+from ..ir.expr import Call, Load, Var
+from ..ir.node import Node, Rewriter, rebuilt, walk
+from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Role, Stmt, Store, While
+from .trace import Tracer, author_span, close_body, describe_statement, tracer, with_span
+
+WARPGROUP, REGISTERS = 128, 65536  # threads; of a block
+SYMBOLS = (Var, Buffer)
+
+
+def outermost(what: str) -> Tracer:
+    """The tracer, in the body of a kernel itself."""
+    at = tracer(what)
+    if not at.scopes:
+        raise error("not_in_kernel", None, what=what)
+    if len(at.scopes) > 1:
+        raise error("not_outermost", None, what=what, region=at.scopes[-1].what)
+    return at
+
+
+def role(first: int, count: int, registers: int = 0) -> contextlib.AbstractContextManager[None]:
+    """`with T.role(first, count):` threads `first` to `first + count - 1` of the block run the body, whole warps.
+
+    Roles that follow each other run at the same time. `registers` is how many each of their threads may use, if not an
+    equal share: a multiple of 8 from 24 to 256, for whole warpgroups of 128 threads. The compiler may defer what a role
+    waits for and lets go; authors who order that themselves write T.ws.
+    """
+    at, unit = outermost("T.role"), WARPGROUP if registers else 32
+    fix = f"give multiples of {unit} within the {at.threads} threads of the block"
+    for name, value, good in (
+        ("first", first, isinstance(first, int) and 0 <= first < at.threads and first % unit == 0),
+        ("count", count, isinstance(count, int) and 0 < count <= at.threads - first and count % unit == 0),
+    ):
+        if not good:
+            raise error("bad_argument", None, op="T.role", name=name, why=f"is {value!r}", fix=fix)
+    check_registers("T.role", "registers", registers)
+    return _recorded(at, Role(first, count, Block(()), registers), author_span())
+
+
+def ws(*groups: int, registers: int = 0) -> contextlib.AbstractContextManager[None]:
+    """`with T.ws(0, 1):` these warpgroups of 128 threads, which follow each other, run the body, as it is written.
+
+    Others pass by. `registers` is as for T.role; T.set_max_nreg says the same.
+    """
+    at = tracer("T.ws")
+    if not at.scopes:
+        raise error("not_in_kernel", None, what="T.ws")
+    if at.crew:
+        raise error("not_outermost", None, what="T.ws", region="role")
+    ordered = sorted(groups) if all(isinstance(g, int) for g in groups) else []
+    if not ordered or ordered != list(range(ordered[0], ordered[0] + len(ordered))):
+        fix = "give numbers that follow each other, or several roles"
+        raise error("bad_argument", None, op="T.ws", name="groups", why=f"is {groups!r}", fix=fix)
+    if ordered[0] < 0 or WARPGROUP * (ordered[-1] + 1) > at.threads:
+        fix = f"give numbers below {at.threads // WARPGROUP}, or T.Kernel more threads"
+        why = f"is {groups!r}, and the block has {at.threads} threads"
+        raise error("bad_argument", None, op="T.ws", name="groups", why=why, fix=fix)
+    check_registers("T.ws", "registers", registers)
+    made = Role(WARPGROUP * ordered[0], WARPGROUP * len(ordered), Block(()), registers, by_hand=True)
+    return _recorded(at, made, author_span())
+
+
+def check_registers(op: str, name: str, registers: object) -> None:
+    """An author error unless a thread can have so many; 0 is an equal share."""
+    if not (isinstance(registers, int) and registers % 8 == 0 and (24 <= registers <= 256 or registers == 0)):
+        fix = "give a multiple of 8 from 24 to 256"
+        raise error("bad_argument", None, op=op, name=name, why=f"is {registers!r}", fix=fix)
+
+
+@contextlib.contextmanager
+def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
+    at.crew = made.count
+    try:
+        with at.open("role") as scope:
+            yield
+    finally:
+        at.crew = 0
+    whole = with_span(replace(made, body=close_body(scope)), span)
+    at.emit(_with_registers(whole) if made.by_hand else whole)
+
+
+# A kernel's roles, put in order.
+
+
+def gather_roles(body: Block, threads: Sequence[int]) -> Block:
+    """The body of a kernel of so many `threads` with its roles outermost, each with its registers and fragments."""
+    if not any(isinstance(n, Role) and n.by_hand for n in walk(body)):
+        _no_registers(body)
+        return body
+    stmts = [new for one in body.stmts for new in (_each_role(one) if _has_roles(one) else [one])]
+    stmts = _own_fragments(_together(stmts))
+    for one in stmts:
+        _no_registers(one)
+    _share_registers(stmts, math.prod(threads))
+    return Block(tuple(stmts))
+
+
+def _has_roles(one: Stmt) -> bool:
+    return not isinstance(one, Role) and any(isinstance(n, Role) for n in walk(one))
+
+
+def _each_role(one: Stmt) -> list[Role]:
+    """A loop or branch with roles inside, as one role for each set of warps."""
+    roles: dict[tuple[int, int], list[Role]] = {}
+    for n in walk(one):
+        if isinstance(n, Role):
+            roles.setdefault((n.first, n.count), []).append(n)
+    made = []
+    for number, (key, same) in enumerate(roles.items()):
+        body = Block(tuple(_part(one, key)))
+        if number:
+            body = _Fresh(body)(body)
+        made.append(replace(same[0], body=body, registers=reduce(_registers, same, 0)))
+    return made
+
+
+def _part(one: Stmt, key: tuple[int, int]) -> Iterator[Stmt]:
+    """What the threads of one role run of a statement."""
+    if isinstance(one, Role):
+        yield from one.body.stmts if (one.first, one.count) == key else ()
+    elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
+        if one.kind is LoopKind.PIPELINED:  # roles order their copies themselves
+            one = replace(one, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
+        yield replace(one, body=_part_of(one.body, key))
+    elif isinstance(one, While):
+        yield replace(one, body=_part_of(one.body, key))
+    elif isinstance(one, If):
+        yield replace(one, then=_part_of(one.then, key), otherwise=_part_of(one.otherwise, key))
+    elif isinstance(one, Let | Alloc | Break | Continue) or (isinstance(one, Store) and one.buffer.scope == "var"):
+        yield one  # each thread's own
+    else:
+        what, why = describe_statement(one), "is for all threads, in a loop or branch that roles run by themselves"
+        raise error("mixed_roles", one.span, what=what, why=why, fix="write it into the T.ws that shall do it")
+
+
+def _part_of(block: Block, key: tuple[int, int]) -> Block:
+    return Block(tuple(new for one in block.stmts for new in _part(one, key)))
+
+
+class _Fresh(Rewriter):
+    """The same statement with symbols of its own."""
+
+    def __init__(self, node: Node):
+        bound = [x for n in walk(node) for name in n.binders for x in _listed(getattr(n, name))]
+        self.new = {id(x): replace(x) for x in bound}
+        self.old = bound  # keeps the ids
+
+    def Var(self, var: Var) -> Var:
+        return self.new.get(id(var), var)  # type: ignore[return-value]
+
+    def Buffer(self, buffer: Buffer) -> Buffer:
+        return self.new.get(id(buffer), buffer)  # type: ignore[return-value]
+
+    def Stmt(self, node: Stmt) -> Stmt:
+        new = self.children(node)
+        return rebuilt(new, **{name: _renamed(getattr(node, name), self) for name in node.binders})
+
+
+def _listed(value: object) -> tuple[Var | Buffer, ...]:
+    return tuple(x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, SYMBOLS))
+
+
+def _renamed(value: object, names: _Fresh) -> object:
+    return tuple(map(names, value)) if isinstance(value, tuple) else names(value)
+
+
+def _together(stmts: Sequence[Stmt]) -> list[Stmt]:
+    """Roles of the same warps that follow each other are one; names and buffers made between roles come before them."""
+    found: list[Stmt] = []
+    start = 0  # of the roles at the end
+    for one in stmts:
+        if not isinstance(one, Role):
+            if start < len(found) and _is_pure(one):
+                found.insert(start, one)
+                start += 1
+            else:
+                found.append(one)
+                start = len(found)
+            continue
+        for n, other in enumerate(found[start:], start):
+            assert isinstance(other, Role)
+            if (other.first, other.count) == (one.first, one.count) and one.by_hand and other.by_hand:
+                body = Block((*other.body.stmts, *one.body.stmts))
+                found[n] = replace(other, body=body, registers=_registers(other.registers, one))
+                break
+            if other.first < one.first + one.count and one.first < other.first + other.count:
+                fix = "give both the same warpgroups, or call T.sync_threads() between them"
+                why = "has some of the warps of the role before it, and some others"
+                raise error("mixed_roles", one.span, what="T.ws", why=why, fix=fix)
+        else:
+            found.append(one)
+    return found
+
+
+def _is_pure(one: Stmt) -> bool:
+    """Whether a statement only names something, at whatever time."""
+    value = one.value if isinstance(one, Let) else one.init if isinstance(one, Alloc) else one
+    return value is None or (not isinstance(value, Stmt) and not any(isinstance(n, Load | Call) for n in walk(value)))
+
+
+def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
+    """Fragments that only roles use are allocated in these: each has its own."""
+    found: list[Stmt] = []
+    mine: dict[int, list[Stmt]] = {}
+    for one in stmts:
+        tile = one.buffer if isinstance(one, Alloc) and one.buffer.scope == "fragment" else None
+        users = [] if tile is None else [s for s in stmts if s is not one and any(n is tile for n in walk(s))]
+        roles = [s for s in users if isinstance(s, Role)]
+        if tile is None or not roles or not all(r.by_hand for r in roles):
+            found.append(one)
+            continue
+        if len({(r.first, r.count) for r in roles}) < len(users):
+            wrong = next((s for s in users if not isinstance(s, Role)), roles[-1])
+            why = "is used by a role and beside it, and each thread has a part of it"
+            fix = "use it in one T.ws only, or hand its content over in shared memory"
+            raise error("mixed_roles", wrong.span, what=f"`{tile.name}`", why=why, fix=fix)
+        for r in roles:
+            mine.setdefault(id(r), []).append(one)
+    return [_with_own(s, mine[id(s)]) if id(s) in mine else s for s in found]
+
+
+def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:
+    assert isinstance(user, Role)
+    body = Block((*allocs, *user.body.stmts))
+    return replace(user, body=_Fresh(Block(tuple(allocs)))(body))
+
+
+# Registers.
+
+
+def _with_registers(one: Role) -> Role:
+    """A role with what its T.set_max_nreg says."""
+    said = [s for s in one.body.stmts if _registers_of(s)]
+    if not said:
+        return one
+    made = replace(one, body=Block(tuple(s for s in one.body.stmts if s not in said)))
+    counts = [replace(one, registers=_registers_of(s), span=s.span) for s in said]
+    return replace(made, registers=reduce(_registers, counts, one.registers))
+
+
+def _registers(known: int, one: Role) -> int:
+    """Of a role of which they are known, if not 0, and another part of it."""
+    if known and one.registers and known != one.registers:
+        why, fix = (
+            f"is {one.registers}, and other parts of the role have {known} registers",
+            "say it once for each role",
+        )
+        raise error("bad_argument", one.span, op="T.set_max_nreg", name="n", why=why, fix=fix)
+    return known or one.registers
+
+
+def _registers_of(one: Node) -> int:
+    """Of a call that sets them; else 0."""
+    call = one.call if isinstance(one, Do) else None
+    return memory.option(call) if isinstance(call, Call) and call.name == "set_registers" and call.options else 0
+
+
+def _no_registers(node: Stmt) -> None:
+    wrong = next((n for n in walk(node) if _registers_of(n)), None)
+    if wrong is not None:
+        why, fix = "is said of some statements only", "say it in the body of a T.ws itself: it holds for all of it"
+        raise error("bad_argument", wrong.span, op="T.set_max_nreg", name="n", why=why, fix=fix)
+
+
+def _share_registers(stmts: Sequence[Stmt], threads: int) -> None:
+    """An author error if roles want more registers than a block has: they would wait for ever."""
+    roles = [s for s in stmts if isinstance(s, Role)]
+    share = REGISTERS // threads // 8 * 8
+    changed = [r for r in roles if r.registers]
+    need = sum((r.registers - share) * r.count for r in changed) + share * threads
+    if changed and need > REGISTERS:
+        most = max(changed, key=lambda r: r.registers)
+        why = f"is {most.registers}: with it {threads} threads have {need} registers, of {REGISTERS}"
+        fix = "give less, or let another role give more back"
+        raise error("bad_argument", most.span, op="T.ws", name="registers", why=why, fix=fix)
