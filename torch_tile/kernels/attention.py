@@ -110,18 +110,6 @@ def reference(
 
 
 @T.macro
-def load_queries(
-    packed: bool, q: Any, q_tile: Any, sequence: Any, head: Any, member: Any, first: Any, lanes: Any
-) -> None:
-    """Rows `first..` of the queries: of the `lanes` heads that share a key head, query by query, or of one of them."""
-    if packed:
-        for i, c in T.Parallel(*q_tile.shape):
-            q_tile[i, c] = q[sequence, head, (first + i) % lanes, (first + i) // lanes, c]
-    else:
-        T.copy(q[sequence, head, member, first, 0], q_tile)
-
-
-@T.macro
 def store_staged(sums: Any, weight: Any, out: Any, place: tuple[Any, ...]) -> None:
     """Rows of `sums` times their weights, to `out` from `place` on, through shared memory: in runs of 16 bytes."""
     result = T.alloc_fragment(sums.shape, out.dtype)
@@ -137,19 +125,20 @@ def store_staged(sums: Any, weight: Any, out: Any, place: tuple[Any, ...]) -> No
 def flash_attention(config: Config, form: Form) -> Any:
     """Softmax over blocks of keys with running maxima and sums (FlashAttention-2, arXiv:2307.08691), in powers of two.
 
-    With `config.packed` the rows of a block are the `groups` query heads that share a key head, query by query, so that
-    a short query fills a tile as well as it can: row r is query `r // groups` of head `r % groups`. Else they are of
-    one head. With `config.split` a block takes one of `splits` shares of the keys, and `combine` joins the shares.
+    With `config.packed` the query heads that share a key head are one matrix of `length` rows, head by head, so that
+    short queries fill tiles: row r is query `r % q_len` of head `r // q_len`. Else each head is a matrix of its own.
+    With `config.split` a block takes one of `splits` shares of the keys, and `combine` joins the shares.
     """
     rows, keys = config.block_q, config.block_kv
     accum = compute_dtype(form.dtype)
     infinity = T.infinity(accum)
-    batch, kv_heads, q_len, kv_len, splits = T.dynamic("batch, kv_heads, q_len, kv_len, splits")
+    batch, kv_heads, length, kv_len, splits = T.dynamic("batch, kv_heads, length, kv_len, splits")
     groups = T.dynamic("groups") if form.grouped else 1
     packed = form.grouped and config.packed
-    lanes, members = (groups, 1) if packed else (1, groups)  # heads of a group in one block, and apart from each other
+    members = 1 if packed else groups
+    mask_queries = T.dynamic("mask_queries") if packed else length
     d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
-    q_shape = (batch, kv_heads, groups, q_len)
+    q_shape = (batch, kv_heads, members, length)
     part = (splits,) if config.split else ()
     out_dtype = accum if config.split else form.dtype
 
@@ -158,14 +147,15 @@ def flash_attention(config: Config, form: Form) -> Any:
         q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *mask: form.mask_types((*q_shape, kv_len)),
+        *mask: form.mask_types((batch, kv_heads, groups, mask_queries, kv_len)),
         out: T.Tensor((*part, *q_shape, dv), out_dtype),
         lse: T.Tensor((*part, *q_shape), accum),
         scale: accum,
+        q_len: T.int32,
         q_offset: T.int32,
         window: T.int32,
     ):
-        blocks = T.ceildiv(q_len * lanes, rows)
+        blocks = T.ceildiv(length, rows)
         with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
             block, any_head, sequence, share = config.place(bx, by, bz, blocks, kv_heads * members, splits)
             head, member = any_head // members, any_head % members
@@ -182,7 +172,7 @@ def flash_attention(config: Config, form: Form) -> Any:
             shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
             fade = T.alloc_fragment((rows,), accum)
 
-            load_queries(packed, q, q_tile, sequence, head, member, block * rows, lanes)
+            T.copy(q[sequence, head, member, block * rows, 0], q_tile)
             queries = q_tile
             if config.resident:
                 q_registers = T.alloc_fragment((rows, form.tile_d), form.dtype)
@@ -192,23 +182,23 @@ def flash_attention(config: Config, form: Form) -> Any:
             T.clear(shares)
             T.fill(peak, -infinity)
 
-            first_query = (block * rows) // lanes
-            last_query = T.min((block * rows + rows - 1) // lanes, q_len - 1)
-            first, end = form.key_blocks(config, first_query, last_query, q_offset, window, kv_len, splits, share)
+            extremes = (0, q_len - 1) if packed else (block * rows, T.min(block * rows + rows - 1, length - 1))
+            first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
             factor = scale * LOG2_E if form.folded else LOG2_E
             for step in T.Pipelined(first, end, num_stages=config.stages):
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 if not form.folded:
                     for i, j in T.Parallel(rows, keys):
-                        lane = member + (block * rows + i) % lanes
-                        query = T.min((block * rows + i) // lanes, q_len - 1)
+                        row = T.min(block * rows + i, length - 1)
+                        query, lane = (row % q_len, row // q_len) if packed else (row, member)
                         bias = [x[sequence, head, lane, query, step * keys + j] for x in mask]
                         seen = form.sees(query, step * keys + j, q_offset, window, kv_len)
                         scores[i, j] = form.score(scores[i, j] * scale, seen, *bias)
-                elif form.cut(config, step, first_query, last_query, q_offset, window, kv_len):
+                elif form.cut(config, step, extremes, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
-                        query = T.min((block * rows + i) // lanes, q_len - 1)
+                        row = T.min(block * rows + i, length - 1)
+                        query = row % q_len if packed else row
                         seen = form.sees(query, step * keys + j, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
 
@@ -222,16 +212,14 @@ def flash_attention(config: Config, form: Form) -> Any:
             if config.shares > 1:
                 T.reduce_sum(shares, total, dim=1)
             for i in T.Parallel(rows):
-                row = block * rows + i
                 log_sum = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
-                lse[(*own, sequence, head, member + row % lanes, row // lanes)] = log_sum
+                lse[(*own, sequence, head, member, block * rows + i)] = log_sum
                 fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
             if config.staged:
                 store_staged(sums, fade, out, (*own, sequence, head, member, block * rows, 0))
             else:
                 for i, c in T.Parallel(rows, form.tile_dv):
-                    row = block * rows + i
-                    out[(*own, sequence, head, member + row % lanes, row // lanes, c)] = sums[i, c] * fade[i]
+                    out[(*own, sequence, head, member, block * rows + i, c)] = sums[i, c] * fade[i]
 
     return attention
 
@@ -274,6 +262,10 @@ def run(
     splits: int = 0,
 ) -> None:
     """`attention` into `out` and `lse`, which must be contiguous and not empty."""
+    if not k.shape[2]:  # tensor maps cannot describe tensors without elements
+        out.zero_()
+        lse.fill_(float("-inf"))
+        return
     batch, kv_heads, (head_dim, v_dim) = k.shape[0], k.shape[1], (k.shape[3], v.shape[3])
     groups = q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
@@ -292,14 +284,15 @@ def run(
         for target, value in zip((out, lse), reference(q, k, v, mask, causal, scale, window, q_offset), strict=True):
             target.copy_(value)
         return
-    grouped = q.unflatten(1, (kv_heads, groups))
-    options = (float(scale), int(q_offset), int(window))
+    lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
+    shape = (*k.shape[:2], *lanes)
+    options = (float(scale), q.shape[2], int(q_offset), int(window))
     kernel = machine.kernel(flash_attention)(config, form)
+    grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
     if not config.split:
-        targets = out.unflatten(1, (kv_heads, groups)), lse.unflatten(1, (kv_heads, groups))
-        kernel(grouped, k, v, *raw_masks, *targets, *options)
+        kernel(grouped, k, v, *raw_masks, out.view(*shape, v_dim), lse.view(shape), *options)
         return
     splits = splits or splits_for(config, problem, machine)
-    parts = lse.new_empty((splits, *grouped.shape[:4], v_dim)), lse.new_empty((splits, *grouped.shape[:4]))
+    parts = lse.new_empty((splits, *shape, v_dim)), lse.new_empty((splits, *shape))
     kernel(grouped, k, v, *raw_masks, *parts, *options)
     combine_parts(*parts, out, lse, machine)

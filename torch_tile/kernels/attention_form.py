@@ -87,10 +87,13 @@ class Form:
         return [strided("mask", shape, torch.uint8 if self.mask == torch.bool else self.mask, self.mask_unit)]
 
     def key_blocks(
-        self, config: Config, first_query: Any, last_query: Any, q_offset: Any, window: Any, kv_len: Any, splits: Any,
-        share: Any,
+        self, config: Config, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any, splits: Any, share: Any
     ) -> Any:  # fmt: skip
-        """The first block of keys that some of the queries may see, and the end of them; of one share if split."""
+        """The first block of keys that a query may see, and the end of them; of one share if split.
+
+        `extremes` are the first and the last query of a block.
+        """
+        first_query, last_query = extremes
         first: Any = 0
         end = T.ceildiv(kv_len, config.block_kv)
         if self.causal:
@@ -103,10 +106,9 @@ class Form:
             end = T.min(first + each, end)
         return first, end
 
-    def cut(
-        self, config: Config, step: Any, first_query: Any, last_query: Any, q_offset: Any, window: Any, kv_len: Any
-    ) -> Any:
-        """Whether some query of a block may not see some key of a step."""
+    def cut(self, config: Config, step: Any, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any) -> Any:
+        """Whether a query of a block, from the first to the last of `extremes`, may not see some key of a step."""
+        first_query, last_query = extremes
         last = step * config.block_kv + config.block_kv - 1
         cut = last >= kv_len
         if self.causal:
@@ -226,7 +228,8 @@ def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None
     config = _hopper_config(form, problem, machine) or next((c for c in cuts if _fits(c, form, machine)), None)
     if config is None:
         return None
-    packed = form.grouped and problem.rows < 4 * problem.groups * config.block_q  # else hardly a tile is not filled
+    # Heads of many rows leave hardly a tile unfilled, and apart from each other their blocks see fewer keys.
+    packed = form.grouped and problem.rows < (2 if form.causal else 4) * problem.groups * config.block_q
     staged = not packed and form.dtype.itemsize == 2
     config = replace(config, packed=packed, heavy_first=form.causal, staged=staged)
     if form.causal:
