@@ -87,7 +87,8 @@ class Form:
         return [strided("mask", shape, torch.uint8 if self.mask == torch.bool else self.mask, self.mask_unit)]
 
     def key_blocks(
-        self, config: Config, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any, splits: Any, share: Any
+        self, config: Config, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any, splits: Any,
+        share: Any,
     ) -> Any:  # fmt: skip
         """The first block of keys that a query may see, and the end of them; of one share if split.
 
