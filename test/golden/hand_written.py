@@ -46,8 +46,8 @@ def copied_gemm(M, N, K, bm=128, bn=128, bk=64):
             a = T.alloc_shared((bm, bk), "float16")
             b = T.alloc_shared((bk, bn), "float16")
             c = T.alloc_fragment((bm, bn), "float32")
-            ready = T.alloc_barrier(arrivals=128)
-            done = T.alloc_barrier(arrivals=128)
+            ready = T.alloc_barrier(arrive_count=128)
+            done = T.alloc_barrier(arrive_count=128)
             with T.ws(1):
                 T.clear(c)
             for k in range(T.ceildiv(K, bk)):
@@ -140,7 +140,7 @@ def attention(queries, keys, dim=64, bm=128, bn=64, stages=2):
 
             with T.ws(2):
                 T.dec_max_nreg(24)
-                T.tma_copy(Q[bx * bm, 0], q, barrier=q_full[0])
+                T.tma_copy(Q[bx * bm, 0], q, barrier=q_full)
                 if T.shuffle_elect(128):
                     T.mbarrier_arrive(q_full)
                 for i in T.serial(turns):

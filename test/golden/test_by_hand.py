@@ -10,6 +10,7 @@ import torch
 import torch_tile
 import torch_tile.language as T
 from torch_tile.build import Build
+from torch_tile.codegen.cuda import emit_cuda
 from torch_tile.interp.interpret import interpret
 from torch_tile.interp.removal import removals
 from torch_tile.ir.expr import Call
@@ -130,3 +131,23 @@ def test_a_barrier_that_nobody_arrives_at_or_waits_for(missing):
         assert "T.mbarrier_wait_parity(ready, 0)  # here" in report
     else:
         assert "T.copy(a, B)" in report and "T.tma_copy(A, a, barrier=ready[0])" in report
+
+
+def test_clusters_and_early_starts():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 64), "float32"), C: T.Tensor((4, 64), "float32")):
+        with T.Kernel(4, threads=64, cluster_dims=2) as bx:
+            T.pdl_sync()
+            for i in T.Parallel(64):
+                C[bx, i] = A[bx, i] + T.block_rank_in_cluster() * 10 + T.get_cluster_id()
+            T.cluster_sync()
+            T.pdl_trigger()
+
+    build = Build(HOPPER)
+    flat = lower(kernel.program, cuda_passes(build))
+    source = emit_cuda(flat, build, kernel.program)
+    assert [(e.cluster, e.early) for e in source.entries] == [((2, 1, 1), True)]
+    assert compile_cubin(source.text, HOPPER).log
+    x, y = torch.randn(4, 64), torch.empty(4, 64)
+    assert not interpret(flat, kernel.program, (x, y)).found
+    torch.testing.assert_close(y, x + torch.tensor([0.0, 10, 1, 11])[:, None])

@@ -128,7 +128,7 @@ def test_wrong_barriers(arrivals):
             with T.Kernel(1, threads=128) as _:
                 T.alloc_barrier(arrivals)
 
-    assert caught.value.code == "bad_argument" and "`arrivals`" in str(caught.value)
+    assert caught.value.code == "bad_argument" and "`arrive_count`" in str(caught.value)
 
 
 def test_barriers():

@@ -109,6 +109,7 @@ from .values import StridedTensor, Tensor, TensorType
 Buffer = Tensor  # TileLang's older spelling of the annotation
 Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
+get_warp_idx_sync = get_warp_idx
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
 globals().update({t.name: t for t in _DTYPES} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})

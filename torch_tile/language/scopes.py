@@ -118,19 +118,21 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Han
     return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")
 
 
-def alloc_barrier(arrivals: Any, shape: Any = (1,), offset: int | None = None) -> Handle:
-    """An array of mbarriers in shared memory, each of whose phases waits for `arrivals` threads or warps.
+def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = None) -> Handle:
+    """An array of mbarriers in shared memory, each of whose phases waits for `arrive_count` threads or warps.
 
     A list of equal numbers gives as many mbarriers: `[128] * n` is `128, (n,)`.
     """
     at = outermost("T.alloc_barrier")
-    if isinstance(arrivals, list | tuple) and len(set(arrivals)) == 1:
-        arrivals, shape = arrivals[0], (len(arrivals),)
-    if not isinstance(arrivals, int) or not 0 < arrivals < 2**20:
+    if isinstance(arrive_count, list | tuple) and len(set(arrive_count)) == 1:
+        arrive_count, shape = arrive_count[0], (len(arrive_count),)
+    if not isinstance(arrive_count, int) or not 0 < arrive_count < 2**20:
         fix = "give a number from 1 to 2^20 - 1, or several equal ones; those that wait for others are another array"
-        raise error("bad_argument", None, op="T.alloc_barrier", name="arrivals", why=f"is {arrivals!r}", fix=fix)
+        raise error(
+            "bad_argument", None, op="T.alloc_barrier", name="arrive_count", why=f"is {arrive_count!r}", fix=fix
+        )
     sizes = shape_of(shape, "T.alloc_barrier's shape")
-    buffer = Buffer("", sizes, dt.uint64, "barrier", offset=offset, arrivals=arrivals)
+    buffer = Buffer("", sizes, dt.uint64, "barrier", offset=offset, arrivals=arrive_count)
     at.emit(Alloc(buffer))
     at.own(buffer)
     return Handle(buffer)

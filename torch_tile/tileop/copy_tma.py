@@ -24,7 +24,7 @@ from ..ir.simplify import simplify
 from ..ir.stmt import Block, If, Stmt
 from ..ir.tensor_map import TensorMap
 from .alignment import strides_of
-from .base import is_one, same_extents, spread, squeezed, tile_op
+from .base import is_one, region_of, same_extents, spread, squeezed, tile_op
 from .copy import Copy
 from .gemm_wgmma import panel_span
 from .threads import Demand, Layouts, ThreadContext
@@ -50,11 +50,13 @@ class TmaCopy(Copy):
     @classmethod
     def build(cls, src: Any, dst: Any, barrier: Any = None, by: int = 0, **hints: Any) -> TmaCopy:
         """Regions as for T.copy; `barrier` is one element of a T.alloc_barrier."""
-        if barrier is not None and not (isinstance(barrier, Load) and barrier.buffer.scope == "barrier"):
+        where = None if barrier is None else region_of(barrier)
+        if barrier is not None and not (where and where.buffer.scope == "barrier" and all(map(is_one, where.extents))):
             fix = "give one mbarrier, as in barrier=ready[stage]"
-            raise error("bad_argument", None, op="T.tma_copy", name="barrier", why=f"is {barrier!r}", fix=fix)
+            raise error("bad_argument", None, op="T.tma_copy", name="barrier", why=f"is {barrier!r}"[:80], fix=fix)
+        signal = None if where is None else Load(where.buffer, where.starts)
         made = Copy.build(src, dst, **{k: v for k, v in hints.items() if k == "eviction_policy"})
-        return cls(made.src, made.dst, eviction_policy=made.eviction_policy, barrier=barrier, by=by)
+        return cls(made.src, made.dst, eviction_policy=made.eviction_policy, barrier=signal, by=by)
 
     def check(self) -> list[Diagnostic]:
         """Extents agree, and the copy goes between global and shared memory."""
