@@ -2,8 +2,9 @@
 """Loops that are short of registers compute their addresses anew in each iteration.
 
 The C++ compiler moves all index arithmetic that does not change out of a loop, and each result keeps a register; beside
-large accumulators it then has to spill. There, the thread's index becomes a value known only inside the iteration. Runs
-last, on stage FLAT; values do not change.
+large accumulators it then has to spill. There, the thread's index becomes a value known only inside the iteration, and
+so do addresses of operands that many products by wgmma walk in the same way turn after turn: as numbers of the
+iteration they stay in uniform registers. Runs last, on stage FLAT; values do not change.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..intrinsics.memory import here
-from ..ir.expr import Call, Const, Var
+from ..intrinsics.wgmma import walks_of
+from ..ir.dtype import int32
+from ..ir.expr import Address, Call, Const, Expr, Var, const
 from ..ir.node import Node, Rewriter, children, walk
 from ..ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Program, Stmt
 
+MANY = 16  # descriptors that one loop keeps
 PLENTY = 192  # 4-byte registers of local arrays, of 255: what is left holds the addresses of a loop and its scalars
 
 
 def recompute_indices(program: Program) -> Program:
-    """Hide the thread's index in the loops of kernels whose arrays take more than PLENTY registers."""
+    """Hide the thread's index in the loops of kernels whose arrays take more than PLENTY registers, and in loops of
+    products by wgmma the addresses that give more than MANY descriptors.
+    """
     kernels = tuple(_hidden(kernel) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
     return program if same else replace(program, kernels=kernels)
@@ -36,9 +42,9 @@ def registers_of(kernel: Kernel) -> int:
 
 
 def _hidden(kernel: Kernel) -> Kernel:
-    if kernel.thread is None or registers_of(kernel) <= PLENTY:
-        return kernel
-    body = _Hide(kernel.thread)(kernel.body)
+    body = _HideOperands()(kernel.body)
+    if kernel.thread is not None and registers_of(kernel) > PLENTY:
+        body = _Hide(kernel.thread)(body)
     return kernel if body is kernel.body else replace(kernel, body=body)
 
 
@@ -74,3 +80,55 @@ def _multiplies(node: Node) -> bool:
     if isinstance(node, For) and node.kind is LoopKind.SERIAL:
         return False
     return any(_multiplies(child) for child in children(node))
+
+
+class _HideOperands(Rewriter):
+    """Moves operands of products by wgmma by a zero that is known only inside the iteration."""
+
+    def For(self, loop: For) -> Stmt:
+        """A loop that is not unrolled; of nested ones the inner ones."""
+        new = self.children(loop)
+        if loop.kind is not LoopKind.SERIAL:
+            return new
+        moved = _Move(new)
+        body = moved(new.body)
+        if moved.descriptors <= MANY:
+            return new
+        return replace(new, body=Block((Let(moved.zero, here(const(0, int32))), *body.stmts)))
+
+
+class _Move(Rewriter):
+    """Adds `zero` to the addresses of operands in shared memory that are the same in all iterations of a loop."""
+
+    def __init__(self, loop: For):
+        self.zero = Var("zero", int32, "let")
+        self.descriptors, self.copies = 0, 1
+        inside = [n for n in walk(loop.body) if isinstance(n, For | Let)]
+        changing = [*loop.vars, *(v for n in inside for v in (n.vars if isinstance(n, For) else (n.var,)))]
+        self.changing = {id(v) for v in changing}
+
+    def For(self, loop: For) -> For:
+        """Inside an unrolled loop each product is several. Loops inside have done their own."""
+        if loop.kind is not LoopKind.UNROLLED:
+            return loop
+        count = loop.stops[0]
+        outside, self.copies = self.copies, self.copies * (int(count.value) if isinstance(count, Const) else 1)
+        new: For = self.children(loop)
+        self.copies = outside
+        return new
+
+    def Call(self, call: Call) -> Expr:
+        """A product."""
+        if call.name != "wgmma":
+            return call
+        d, a, b, *rest = call.args
+        left, right = walks_of(call)
+        return replace(call, args=(d, self.moved(a) if left else a, self.moved(b) if right else b, *rest))
+
+    def moved(self, operand: Expr) -> Expr:
+        """An operand's address, moved if it does not change."""
+        assert isinstance(operand, Address)
+        if any(id(n) in self.changing for n in walk(operand)):
+            return operand
+        self.descriptors += self.copies
+        return replace(operand, indices=(operand.indices[0] + self.zero,))
