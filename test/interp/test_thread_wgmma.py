@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of warpgroups against those of matrices, and a pipeline of TMA, products and a TMA store made by hand."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,8 @@ from torch_tile.intrinsics import bulk, memory as tm, wgmma
 from torch_tile.intrinsics.wgmma import A_8, A_16, A_32, PRODUCTS, Descriptor
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, cast, const
+from torch_tile.kernels import mla_decode
+from torch_tile.kernels.mla_form import Config
 
 K_BYTES = 32  # of one instruction
 
@@ -253,3 +258,52 @@ def test_each_removal_is_reported(build, rng):
     assert set(found) == set(wanted)
     for key, kind_ in wanted.items():
         assert kind_ in found[key], (key, found[key])
+
+
+# Latent attention: a tile that two products read, and that threads change where a sequence ends.
+
+HOPPER = Config(64, 64, 256, parts=2, shares=16, staged=True)
+CASES = {  # queries, heads, paged, splits
+    "ragged": (1, 64, False, 1),
+    "few heads in pages": (1, 16, True, 1),
+    "several queries": (2, 40, False, 1),
+    "shares": (1, 64, False, 2),
+    "queries in pages": (3, 64, True, 1),
+}
+
+
+def pages_of(cache, lengths, table):
+    """The rows of `[B, S, C]` in pages of 64, and NaN where no sequence has any."""
+    pages = torch.full((table.numel() + 2, 64, cache.shape[2]), math.nan, dtype=cache.dtype)
+    for sequence, length in enumerate(lengths):
+        for s in range(length):
+            pages[table[sequence, s // 64], s % 64] = cache[sequence, s]
+    return pages
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_latent_attention_by_warpgroups(case, on_gpu):
+    queries, heads, paged, splits = CASES[case]
+    lengths = [200, 131]
+
+    def randn(*shape):
+        return torch.randn(shape, dtype=torch.float32).half()
+
+    q, q_pe, kv, k_pe = (
+        randn(2, queries, heads, 128),
+        randn(2, queries, heads, 64),
+        randn(2, 200, 128),
+        randn(2, 200, 64),
+    )
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    want = mla_decode.reference(*(x.double() for x in (q, q_pe, kv, k_pe)), None, seq_lens)
+    table = torch.randperm(10)[:8].view(2, 4).int() if paged else None
+    if table is None:
+        kv[1, 131:], k_pe[1, 131:] = math.nan, math.nan
+    else:
+        kv, k_pe = (pages_of(x, lengths, table) for x in (kv, k_pe))
+    config = replace(HOPPER, split=splits > 1)
+    got = mla_decode.mla_decode(q, q_pe, kv, k_pe, table, seq_lens, None, splits, config)
+    assert "wgmma" in repr(on_gpu[0].flat)
+    torch.testing.assert_close(got[0].double(), want[0], rtol=2e-2, atol=2e-3)
+    torch.testing.assert_close(got[1].double(), want[1], rtol=1e-3, atol=1e-3)

@@ -124,7 +124,8 @@ def load_cache(
         T.copy(caches[1][(*place, 0)], tile[:, form.latent :])
 
 
-@jit
+# Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
+@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_mla(config: Config, form: Form) -> Any:
     """Softmax over blocks of positions with running maxima and sums, as in `attention`.
 
@@ -135,25 +136,24 @@ def flash_mla(config: Config, form: Form) -> Any:
     latent, width = form.latent, form.latent + form.rotary
     accum = compute_dtype(form.dtype)
     infinity = T.infinity(accum)
-    batch, q_len, heads, splits = T.dynamic("batch, q_len, heads, splits")
+    batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
     (d0, d1), table_types, covered = form.cache_shapes(batch)
-    q_shape = (batch, q_len, heads)
     part = (splits,) if config.split else ()
     out_dtype = accum if config.split else form.dtype
 
     @T.prim_func
     def mla_decode(
-        q: strided("q", (*q_shape, latent), form.dtype, multiple=form.vector),
-        q_pe: strided("q_pe", (*q_shape, form.rotary), form.dtype, multiple=form.vector),
+        q: strided("q", (batch, lines, latent), form.dtype, multiple=form.vector),
+        q_pe: strided("q_pe", (batch, lines, form.rotary), form.dtype, multiple=form.vector),
         kv: strided("kv", (d0, d1, latent), form.dtype, multiple=form.vector),
         k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype, multiple=form.vector),
         *table: table_types,
         seq_lens: T.Tensor((batch,), "int32"),
-        out: T.Tensor((*part, *q_shape, latent), out_dtype),
-        lse: T.Tensor((*part, *q_shape), accum),
+        out: T.Tensor((*part, batch, lines, latent), out_dtype),
+        lse: T.Tensor((*part, batch, q_len, heads), accum),
         scale: accum,
     ):
-        blocks = T.ceildiv(q_len * heads, rows)
+        blocks = T.ceildiv(lines, rows)
         with T.Kernel(blocks, splits if config.split else 1, batch, threads=config.threads) as (bx, share, bz):
             own = (share,) if config.split else ()
             q_tile = T.alloc_shared((rows, width), form.dtype)
@@ -163,57 +163,54 @@ def flash_mla(config: Config, form: Form) -> Any:
             sums = T.alloc_fragment((rows, latent), accum)
             peak = T.alloc_fragment((rows,), accum)
             total = T.alloc_fragment((rows,), accum)
+            shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
             fade = T.alloc_fragment((rows,), accum)
-            factors = T.alloc_shared((rows,), accum)  # of the rows, for the threads that hold their sums
 
-            for i, c in T.Parallel(rows, latent):
-                row = bx * rows + i
-                q_tile[i, c] = q[bz, row // heads, row % heads, c]
-            for i, c in T.Parallel(rows, form.rotary):
-                row = bx * rows + i
-                q_tile[i, latent + c] = q_pe[bz, row // heads, row % heads, c]
+            T.copy(q[bz, bx * rows, 0], q_tile[:, :latent])
+            T.copy(q_pe[bz, bx * rows, 0], q_tile[:, latent:])
             T.clear(sums)
-            T.clear(total)
+            T.clear(shares)
             T.fill(peak, -infinity)
 
-            length = T.min(seq_lens[bz], covered)
-            first_own = seq_lens[bz] - q_len + (bx * rows) // heads  # the position of the block's first query
+            length = T.clamp(seq_lens[bz], 0, covered)
+            first_own = length - q_len + (bx * rows) // heads  # the position of the block's first query
             first, end = form.key_blocks(config, length, splits, share)
             factor = scale * LOG2_E if form.folded else LOG2_E
             for step in T.Pipelined(first, end, num_stages=config.stages):
                 load_cache(form, (kv, k_pe), table, tile, bz, step * keys, length)
-                if step * keys + keys > length:
-                    for j, c in T.Parallel(keys, width):
-                        if step * keys + j >= length:
-                            tile[j, c] = 0
                 T.gemm(q_tile, tile, scores, transpose_B=True, clear_accum=True)
-                if not form.folded:
+                if form.cut(step * keys, keys, length, first_own):
                     for i, j in T.Parallel(rows, keys):
-                        seen = step * keys + j <= seq_lens[bz] - q_len + (bx * rows + i) // heads
+                        seen = step * keys + j <= length - q_len + (bx * rows + i) // heads
                         seen = T.logical_and(seen, step * keys + j < length)
-                        scores[i, j] = T.if_then_else(seen, scores[i, j] * scale, -infinity)
-                elif T.logical_or(step * keys + keys > length, step * keys + keys - 1 > first_own):
-                    for i, j in T.Parallel(rows, keys):
-                        seen = step * keys + j <= seq_lens[bz] - q_len + (bx * rows + i) // heads
-                        seen = T.logical_and(seen, step * keys + j < length)
-                        scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
+                        score = scores[i, j] if form.folded else scores[i, j] * scale
+                        scores[i, j] = T.if_then_else(seen, score, -infinity)
+                    for j, c in T.Parallel(keys, latent):
+                        if step * keys + j >= length:
+                            tile[j, c] = 0  # memory past a sequence may hold NaN, which weights of 0 would not cancel
 
-                exponentiate(scores, peak, total, fade, factor)
-                T.copy(fade, factors)
+                exponentiate(scores, peak, shares, fade, factor, config.parts)
                 T.copy(scores, weights)
                 for i, c in T.Parallel(rows, latent):
-                    sums[i, c] *= factors[i]
+                    sums[i, c] *= fade[i]
                 T.gemm(weights, tile[:, :latent], sums, policy=T.GemmWarpPolicy.FullCol)
 
+            if config.shares > 1:
+                T.reduce_sum(shares, total, dim=1)
             for i in T.Parallel(rows):
                 row = bx * rows + i
                 log_sum = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
                 lse[(*own, bz, row // heads, row % heads)] = log_sum
                 fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-            T.copy(fade, factors)
-            for i, c in T.Parallel(rows, latent):
-                row = bx * rows + i
-                out[(*own, bz, row // heads, row % heads, c)] = T.cast(sums[i, c] * factors[i], out_dtype)
+            if config.staged and not config.split:  # through the tile of the queries, in runs of 16 bytes
+                result = T.alloc_fragment((rows, latent), form.dtype)
+                for i, c in T.Parallel(rows, latent):
+                    result[i, c] = T.cast(sums[i, c] * fade[i], form.dtype)
+                T.copy(result, q_tile[:, :latent])
+                T.copy(q_tile[:, :latent], out[bz, bx * rows, 0])
+            else:
+                for i, c in T.Parallel(rows, latent):
+                    out[(*own, bz, bx * rows + i, c)] = T.cast(sums[i, c] * fade[i], out_dtype)
 
     return mla_decode
 
@@ -262,20 +259,21 @@ def run(
     machine = machine_of(q)
     problem = Problem(batch, q_len * heads, positions)
     vector = vector_of((q, q_pe, kv, k_pe, out), (latent, q_pe.shape[3])) if machine.is_gpu else 1
-    form = Form(q.dtype, latent, q_pe.shape[3], block_table is not None, False, scale > 0, vector)
+    paged, page = block_table is not None, kv.shape[1]
+    form = Form(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector)
     config = config or config_for(form, problem, machine, num_splits)
     if config is None:
         for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):
             target.copy_(value)
         return
-    form = replace(form, gathered=block_table is not None and kv.shape[1] % config.block_kv != 0)
+    form = replace(form, gathered=paged and page % config.block_kv != 0)
     tables = [] if block_table is None else [dense_last(block_table)]
     kernel = machine.kernel(flash_mla)(config, form)
-    operands = (q, q_pe, kv, k_pe, *tables, seq_lens.contiguous())
+    operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *tables, seq_lens.contiguous())
     if not config.split:
-        kernel(*operands, out, lse, float(scale))
+        kernel(*operands, out.flatten(1, 2), lse, float(scale))
         return
     splits = num_splits or splits_for(config, problem, machine)
-    parts = lse.new_empty((splits, *q.shape)), lse.new_empty((splits, *lse.shape))
+    parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))
     kernel(*operands, *parts, float(scale))
     combine_parts(*parts, out, lse, machine)

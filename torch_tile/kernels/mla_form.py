@@ -17,7 +17,9 @@ from torch_tile.kernels.tuned import rows_class, tuned
 class Config:
     """How decoding is cut: a block holds `block_h` rows (heads of one sequence) and steps over `block_kv` positions.
 
-    With `split`, blocks take shares of the positions.
+    With `split`, blocks take shares of the positions. For Hopper: the `parts` of a tile's positions whose scores other
+    warpgroups compute, in how many `shares` the sum of a row is kept (8 for each part is what leaves each thread of an
+    accumulator with its own), and whether the result is `staged` in shared memory.
     """
 
     block_h: int = 16
@@ -25,6 +27,9 @@ class Config:
     threads: int = 128
     stages: int = 2
     split: bool = False
+    parts: int = 1
+    shares: int = 1
+    staged: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,11 @@ class Form:
     folded: bool
     vector: int = 1
 
+    def on_hopper(self, machine: Machine) -> bool:
+        """Whether wgmma multiplies tiles that bulk copies bring."""
+        wide = self.latent % 128 == 0 and self.rotary % 64 == 0 and self.vector > 1 and self.dtype.itemsize == 2
+        return machine.target.capability == 90 and wide and not self.gathered
+
     def cache_shapes(self, batch: Any) -> tuple[Any, list[Any], Any]:
         """The first two sizes of the cache; the table's type, if paged; the number of positions that it covers."""
         pages, page, table_len = T.dynamic("pages, page, table_len")
@@ -51,13 +61,20 @@ class Form:
             return (pages, page), [strided("block_table", (batch, table_len), torch.int32)], table_len * page
         return (batch, page), [], page
 
+    def cut(self, first: Any, keys: int, length: Any, first_own: Any) -> Any:
+        """Whether some query of a block may not see some of the `keys` positions from `first` on."""
+        if not self.folded:
+            return True
+        return T.logical_or(first + keys > length, first + keys - 1 > first_own)
+
     def key_blocks(self, config: Config, length: Any, splits: Any, share: Any) -> Any:
         """The first block of positions and the end of them; of one share if split."""
         end = T.ceildiv(length, config.block_kv)
         if not config.split:
             return 0, end
         each = T.ceildiv(end, splits)
-        return share * each, T.min(share * each + each, end)
+        first = T.min(share * each, end)
+        return first, T.min(first + each, end)
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) 
         return found
     config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
     if machine.is_gpu:
-        cuts = SHORT if rows <= 16 else LONG
+        cuts = SHORT if rows <= 16 else HOPPER if form.on_hopper(machine) else LONG
         config = next((c for c in cuts if _fits(c, form, machine)), None)
     if config is None:
         return None
@@ -105,6 +122,7 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
 
 # Cuts by falling size; the first whose tiles fit is taken.
 SHORT = (Config(16, 64, 128), Config(16, 32, 128), Config(16, 32, 128, stages=1), Config(16, 16, 128, stages=1))
+HOPPER = (Config(64, 64, 256, parts=2, shares=16, staged=True), Config(64, 64, 256, 1, parts=2, shares=16, staged=True))
 LONG = (Config(64, 64, 256), Config(64, 32, 256), Config(32, 32, 256, stages=1), *SHORT[1:])
 
 

@@ -9,7 +9,7 @@ import torch_tile.language as T
 
 
 @T.macro
-def exponentiate(scores: Any, peak: Any, total: Any, fade: Any, factor: Any) -> None:
+def exponentiate(scores: Any, peak: Any, total: Any, fade: Any, factor: Any, parts: int = 1) -> None:
     """Replace scores `[rows, keys]` by `2 ** (factor * (score - peak))`, with the rows' maxima so far as `peak`.
 
     `peak` and `total` `[rows]` go from block to block; `fade` becomes what sums of earlier blocks are worth now. A row
@@ -28,11 +28,11 @@ def exponentiate(scores: Any, peak: Any, total: Any, fade: Any, factor: Any) -> 
     for i, j in T.Parallel(rows, keys):
         scores[i, j] = T.exp2(scores[i, j] * factor - base[i])
     if len(total.shape) == 2:
-        shares = total.shape[1]
-        for i, c in T.Parallel(rows, shares):
+        each, shares = keys // parts, total.shape[1] // parts
+        for i, c in T.Parallel(rows, total.shape[1]):
             total[i, c] *= fade[i]
-            for j in T.serial(keys // shares):
-                total[i, c] += scores[i, j * shares + c]
+            for j in T.serial(each // shares):
+                total[i, c] += scores[i, c // shares * each + j * shares + c % shares]
     else:
         block_total = T.alloc_fragment((rows,), peak.dtype)
         T.reduce_sum(scores, block_total, dim=1)
