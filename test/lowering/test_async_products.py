@@ -106,3 +106,37 @@ def test_tiles_are_kept_while_products_that_read_them_are_under_way(stages: int)
         elif isinstance(one, If):
             (let_go,) = {n.buffer.name for n in walk(one) if isinstance(n, Address)}
             assert let_go.removesuffix("_empty") not in started
+
+
+def one_tile(stages, threads=128):
+    """A tile that is keys and values, as in latent attention; what its loop becomes."""
+
+    @T.prim_func
+    def kernel(Q: T.Tensor((512, 64), T.float16), K: T.Tensor((512, 64), T.float16), O: T.Tensor((512, 64), T.float32)):
+        with T.Kernel(8, threads=threads) as bx:
+            q, k = T.alloc_shared((64, 64), T.float16), T.alloc_shared((64, 64), T.float16)
+            s, o = T.alloc_fragment((64, 64), T.float32), T.alloc_fragment((64, 64), T.float32)
+            p = T.alloc_fragment((64, 64), T.float16)
+            T.copy(Q[bx * 64, 0], q)
+            T.clear(o)
+            for j in T.Pipelined(8, num_stages=stages):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                for x, y in T.Parallel(64, 64):
+                    p[x, y] = T.exp(s[x, y])
+                T.gemm(p, k, o)
+            T.copy(o, O[bx * 64, 0])
+
+    build = Build(Target.of("cuda:sm_90a"))
+    return async_products(split_warps(kernel.program, build), build)
+
+
+@pytest.mark.parametrize(("stages", "order"), [(1, ""), (2, "o s"), (3, "s o")])
+def test_a_tile_of_both_products_lies_in_two_stages_no_longer_than_it_has_to(stages: int, order: str) -> None:
+    """With two, the products of the next turn stand behind those of this, so that one stage is filled meanwhile."""
+    program = one_tile(stages)
+    loop = next(n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
+    started = [s.C.buffer.name for s in loop.body.stmts if isinstance(s, Gemm) and s.wg_wait == -1]
+    assert " ".join(started) == order
+    waited = [s.call.options[0] for s in loop.body.stmts if isinstance(s, Do) and s.call.name == "wgmma_wait"]
+    assert waited == {1: [], 2: [0, 1], 3: [1, 0]}[stages]

@@ -84,6 +84,14 @@ def scaled(ko, A, B, a, b, c, bx):
     T.gemm(a, b, c)
 
 
+def scaled_late(ko, A, B, a, b, c, bx):
+    T.copy(A[0, ko * 64], a)
+    T.copy(B[ko * 64, bx * 64], b)
+    T.gemm(a, b, c)
+    for i, j in T.Parallel(64, 64):
+        a[i, j] = a[i, j] * 2
+
+
 def gathered(ko, A, B, a, b, c, bx):
     for i, j in T.Parallel(64, 64):
         a[i, j] = A[i * 8, ko * 64 + j]
@@ -164,7 +172,7 @@ def by_hand(ko, A, B, a, b, c, bx):
 @pytest.mark.parametrize(
     ("inside", "why"),
     [
-        (scaled, "`a` is written by the kernel's threads, too"),
+        (scaled_late, "`a` is written by the kernel's threads, too"),
         (gathered, "it gathers elements"),
         (written, "the kernel writes `B`"),
         (again, "`a` is filled again after it was used"),
@@ -180,6 +188,34 @@ def by_hand(ko, A, B, a, b, c, bx):
 )
 def test_kernels_that_stay_whole(inside, why: str) -> None:
     assert why_whole(body(inside)) == why
+
+
+def roles_of(kernel) -> list[Role]:
+    return [s for s in split_warps(kernel.program, build()).kernels[0].body.stmts if isinstance(s, Role)]
+
+
+def test_tiles_that_threads_change_before_a_product() -> None:
+    """The fence in front of the product also shows the change to the copies of later turns."""
+    assert len(roles_of(body(scaled))) == 2
+
+
+def test_tiles_of_no_loop_may_hold_results_later() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((512, 512), H)):
+        with T.Kernel(4, 4, threads=128) as (bx, by):
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.copy(A[by * 64, 0], a)
+            T.clear(c)
+            for ko in T.Pipelined(8, num_stages=3):
+                T.copy(A[ko * 64, bx * 64], b)
+                T.gemm(a, b, c)
+            T.copy(c, a)
+            T.copy(a, C[by * 64, bx * 64])
+
+    made = build()
+    assert len(roles_of(kernel)) == 2
+    lower(kernel.program, cuda_passes(made))
+    assert "a: bulk copies by a warp of its own, 1 stage" in str(made.schedule("kernel"))
 
 
 def test_loops_that_are_left_early() -> None:

@@ -206,11 +206,28 @@ def _why_not(
     inside = {id(s) for s in walk(body.block)}
     for stmt in touched:
         reads, writes = uses(stmt)
-        if any(b is tile for b in writes):
+        changed = not body.repeats or _is_changed(body.block, tile, survey)
+        if any(b is tile for b in writes) and not (id(stmt) in inside and changed):
             return f"`{tile.name}` is written by the kernel's threads, too"
         if any(r.buffer is tile for r in reads) and id(stmt) not in inside:
             return f"`{tile.name}` is read outside the loop that fills it"
     return why_not_tile(body.block, list(leaves(body.block)), tile)
+
+
+def _is_changed(block: Block, tile: Buffer, survey: Survey) -> bool:
+    """Whether what the threads write to a tile is read by a product later on in the body that fills it.
+
+    A fence before that product also orders the writes before the copies of a later turn.
+    """
+    products = {id(op) for op in survey.products}
+    touching = [n for n, s in enumerate(block.stmts) if any(tile is b for b in _touched(s)) and not _fills(s, tile)]
+    return bool(touching) and id(block.stmts[touching[-1]]) in products
+
+
+def _touched(stmt: Stmt) -> Iterator[Buffer]:
+    reads, writes = uses(stmt)
+    yield from (r.buffer for r in reads)
+    yield from writes
 
 
 def _needed(copy: Copy, body: Body) -> Iterator[Node]:
