@@ -32,8 +32,8 @@ class _Peel(Rewriter):
     inside = False  # of a role
 
     def Role(self, role: st.Role) -> st.Role:
-        """Loops of a role."""
-        self.inside = True
+        """Loops of a role that is the compiler's."""
+        self.inside = not role.by_hand
         new = self.children(role)
         self.inside = False
         return new
