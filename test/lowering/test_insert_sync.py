@@ -16,7 +16,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Load, Var, const
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Program, Store
+from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, Let, LoopKind, Program, Store
 from torch_tile.lowering.insert_sync import insert_sync
 from torch_tile.target import Target
 
@@ -331,6 +331,18 @@ def test_a_barrier_before_the_wait_for_products_does_not_count(pending):
     )  # fmt: skip
     done = insert_sync(made, Build(Target.of("cuda:sm_90a")))
     assert barriers(done) == 2, done
+
+
+def test_a_barrier_in_front_of_a_loop_of_products_has_its_fence():
+    a, b = shared("a", 64, 8), shared("b", 8, 8)
+    walks = Descriptor(32, 1, 1), Descriptor(32, 1, 1)
+    total = Address(Buffer("c", (number(4),), dt.float32, "local"), (number(0),))
+    start = [Address(x, (number(0), number(0))) for x in (a, b)]
+    product = [wgmma(total, *start, 8, ("tf32", "tf32", "float32"), *walks), wgmma_commit(), wgmma_wait(0)]
+    made = program(put(a, TX // 8, TX % 8), loop(3, lambda k: product), threads=128)
+    done = insert_sync(made, Build(Target.of("cuda:sm_90a")))
+    calls = [s.call.name for s in done.kernels[0].body.stmts if isinstance(s, Do)]
+    assert calls == ["fence_proxy_async", "barrier"], done
 
 
 # Everything at once.

@@ -249,6 +249,7 @@ class Walk:
         fronts = [False]
         if not outer and self._clash(self._accesses(loop), state) is not None:
             fronts.append(True)
+            self.fences |= {place} if self._is_hidden(state) else set()  # of the barrier, if it comes to stand there
         best: tuple[float, dict[Place, float], State] | None = None
         for front in fronts:
             entry = state.copy()
