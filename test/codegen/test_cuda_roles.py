@@ -87,7 +87,7 @@ def product(registers=(0, 0), producers=32, stages=2):
         Alloc(acc), loop(64, lambda i: put(acc, i, 0.0)), loop(16, multiply, SERIAL, "k"),
         loop(64, lambda i: put(c, bx * 128 + t // 2, t % 2 * 64 + i, load(acc, i))),
     )  # fmt: skip
-    produce = If(t - 256 < 32, Block((bulk.prefetch_map(boxes()), loop(16, bring, SERIAL, "k"))), Block(()))
+    produce = If(t - 256 < 32, Block((loop(16, bring, SERIAL, "k"),)), Block(()))
     stmts = (
         Alloc(tile), Alloc(full), Alloc(empty),
         Role(0, 256, Block(consume), registers[0]), Role(256, producers, Block((produce,)), registers[1]),
@@ -111,6 +111,7 @@ demo_kernel(float* __restrict__ C, const __grid_constant__ tile::TensorMap A_map
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared_memory + 32768);
   uint64_t* const empty = reinterpret_cast<uint64_t*>(shared_memory + 32784);
   if (t == 0) {
+    tile::prefetch_map(&A_map);
     tile::mbarrier_init<1>(full);
     tile::mbarrier_init<1>(full + 1);
     tile::mbarrier_init<8>(empty);
@@ -124,6 +125,7 @@ demo_kernel(float* __restrict__ C, const __grid_constant__ tile::TensorMap A_map
     for (int i = 0; i < 64; ++i) {
       acc[i] = 0.0f;
     }
+    #pragma unroll 1
     for (int k = 0; k < 16; ++k) {
       tile::mbarrier_wait(full + k % 2, k / 2 % 2);
       tile::wgmma_fence();
@@ -141,7 +143,7 @@ demo_kernel(float* __restrict__ C, const __grid_constant__ tile::TensorMap A_map
     }
   } else {
     if (t - 256 < 32) {
-      tile::prefetch_map(&A_map);
+      #pragma unroll 1
       for (int k = 0; k < 16; ++k) {
         tile::mbarrier_wait(empty + k % 2, (k / 2 + 1) % 2);
         if (t - 256 == 0) {
