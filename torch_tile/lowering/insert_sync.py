@@ -80,7 +80,7 @@ class Walk:
         self.shown: set[Place] = set()
         self.arrivals: tuple[str, ...] = ()
         self.fenced = False  # the statement before shows engines what threads wrote
-        self.roles = 0
+        self.crews: dict[tuple[int, int], int] = {}  # sets of warps that have barriers of their own, by their number
         self.after_roles = False
         self.collected: dict[int, list[Access]] = {}
         self.forced: set[Place] = set()
@@ -171,7 +171,6 @@ class Walk:
         """Its threads among themselves; what was before is seen by all roles, mbarriers order them among each other."""
         if state.since:
             self._barrier(place, state, places)
-        self.roles += 1
         inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled)
         inner.facts.read_by_engines |= self.facts.read_by_engines  # in another role
         if role.by_hand:
@@ -192,10 +191,11 @@ class Walk:
         calls = [n for n in walk(self.kernel) if isinstance(n, Call) and n.name.startswith("named_barrier")]
         taken = {option(call) for call in calls}
         free = [n for n in range(1, 16) if n not in taken]
-        if len(free) < self.roles:
+        self.crews.setdefault((role.first, role.count), len(self.crews))
+        if len(free) < len(self.crews):
             why, fix = "leaves no number for what this role's threads wait for among themselves", "use fewer numbers"
             raise error("bad_argument", role.span, op="T.sync_threads", name="barrier_id", why=why, fix=fix)
-        return free[self.roles - 1]
+        return free[self.crews[role.first, role.count]]
 
     def _clash(self, new: list[Access], state: State) -> Access | None:
         found = (a for a in new if any(self.hazards.between(old, a) for old in state.since.values()))
