@@ -112,6 +112,25 @@ def product(dtype="float16", rows=64, target="cuda:sm_90a"):
     return case
 
 
+def clusters_in_roles():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=256, cluster_dims=2) as _, T.ws(0):
+            T.cluster_sync()  # here
+
+
+def orders_in_parallel():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            ready = T.alloc_barrier(128)
+            for i in T.Parallel(64):
+                A[i] = 1.0
+                T.mbarrier_arrive(ready)  # here
+
+    torch_tile.compile(kernel, target="cuda:sm_90a")
+
+
 def too_many_numbers():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
@@ -138,6 +157,8 @@ CASES = {
     registers_in_a_branch: ("bad_argument", "T.set_max_nreg(240, 1)"),
     registers_said_twice: ("bad_argument", "T.dec_max_nreg(24)"),
     more_registers_than_there_are: ("bad_argument", "T.ws(0, 1)"),
+    clusters_in_roles: ("not_outermost", "T.cluster_sync()"),
+    orders_in_parallel: ("unsupported_on_target", "T.mbarrier_arrive(ready)"),
     too_many_numbers: ("bad_argument", "T.ws(0)"),
     product("float32", 16): ("no_wgmma", WGMMA),
     product("float64"): ("no_wgmma", WGMMA),

@@ -174,12 +174,12 @@ def pdl_trigger() -> None:
 
 def cluster_arrive() -> None:
     """This block counts for the T.cluster_wait of the others of its cluster."""
-    _tracer("T.cluster_arrive").emit(bulk.cluster_arrive())
+    _of_block("T.cluster_arrive").emit(bulk.cluster_arrive())
 
 
 def cluster_wait() -> None:
     """Wait until all threads of the cluster have called T.cluster_arrive."""
-    _tracer("T.cluster_wait").emit(bulk.cluster_wait())
+    _of_block("T.cluster_wait").emit(bulk.cluster_wait())
 
 
 def cluster_sync() -> None:
@@ -209,6 +209,14 @@ def block_rank_in_cluster() -> Expr:
     while own:
         rank = rank * sizes[len(own) - 1] + own.pop()
     return rank
+
+
+def _of_block(what: str) -> Tracer:
+    """The tracer, outside roles: all threads of the cluster are counted."""
+    at = _tracer(what)
+    if at.crew:
+        raise error("not_outermost", None, what=what, region="role")
+    return at
 
 
 def _along(what: str, dim: int) -> tuple[Expr, int]:

@@ -28,7 +28,7 @@ BARRIER = 8  # bytes
 # Calls of authors who order threads and copies themselves.
 BY_HAND = (
     "barrier", "warp_barrier", "named_barrier", "mbarrier", "warp_arrive", "cp_async", "tma_", "bulk_", "wgmma",
-    "set_registers", "grid_",
+    "set_registers", "grid_", "cluster_",
 )  # fmt: skip
 
 

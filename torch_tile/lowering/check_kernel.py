@@ -9,11 +9,12 @@ from ..diagnostics import Diagnostic, TileError, diagnose
 from ..ir import stmt
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer, Region
-from ..ir.expr import Address, Binary, Const, Expr, Load, Var, unary
+from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Var, unary
 from ..ir.node import Node, Rewriter, walk
-from ..ir.stmt import Alloc, Block, Break, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, dimensions
+from ..ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, dimensions
 from ..tileop import RegisteredOp
 from ..tileop.base import describe
+from .bulk_loads import BY_HAND
 
 
 def check_kernel(program: Program) -> Program:
@@ -149,6 +150,9 @@ class _Check(Rewriter):
             if isinstance(node, RegisteredOp) and not node.op_name.startswith("atomic"):
                 fix = "tile operations are done by the whole block: use T.serial around them"
                 self._refuse(node, f"T.{node.op_name} inside {parallel}", fix)
+            elif isinstance(node, Do) and isinstance(node.call, Call) and node.call.name.startswith(BY_HAND):
+                fix = "threads run it together: write it before or after the loop, or use T.serial"
+                self._refuse(node, f"`{node.call.name}` inside {parallel}", fix)
         for node in _own_statements(loop.body):
             if isinstance(node, Break):
                 self._refuse(node, f"`break` out of {parallel}", "its iterations are independent: use T.serial")
