@@ -10,6 +10,7 @@ from torch_tile.target import Target
 
 CPU = Machine(Target("cpu"), 16)
 GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
+H200 = GPUS[2]
 FORM = Form(torch.float16, 128, 128, True, True, False, None, True, False, True, 8)
 
 
@@ -29,17 +30,65 @@ def test_tiles_fit(machine, width, dtype):
         assert config.block_q <= max(64, rows) and config.heavy_first
 
 
+@pytest.mark.parametrize("width", [32, 64, 80, 128, 192])
+def test_tiles_of_hopper_fit(width):
+    """By wgmma only where rows fill its tiles; warpgroups of three have fewer registers each."""
+    form = replace(FORM, tile_d=width, tile_dv=width)
+    for heads, rows, keys in ((32, 16, 4096), (32, 17, 4096), (64, 8192, 8192), (8, 300, 512), (1, 129, 99)):
+        config = config_for(form, Problem(heads, rows, keys), H200)
+        assert (config.shares > 1) == (rows > 16)
+        if rows > 16:
+            assert config.threads == config.block_q * 2
+            held = (config.block_kv * 3 // 2 + width) // 2
+            assert held <= (128 if config.threads == 384 else 168)
+            tiles = (config.block_q + config.stages * config.block_kv) * 2 * width
+            assert tiles * 2 < H200.target.shared_limit
+
+
 def test_short_queries_get_short_tiles():
-    for machine in (CPU, GPUS[2]):
+    for machine in (CPU, H200):
         short, long = (config_for(FORM, Problem(8, rows, 1000), machine).block_q for rows in (1, 1000))
         assert short < long
 
 
 def test_few_blocks_share_the_keys():
-    h200 = GPUS[2]
-    assert config_for(FORM, Problem(8, 8, 8192), h200).split
-    assert not config_for(FORM, Problem(32, 4096, 4096), h200).split
+    assert config_for(FORM, Problem(8, 8, 8192), H200).split
+    assert not config_for(FORM, Problem(32, 4096, 4096), H200).split
     assert not config_for(FORM, Problem(8, 1, 8192), CPU).split
-    config = config_for(FORM, Problem(8, 8, 8192), h200)
-    splits = splits_for(config, Problem(8, 8, 8192), h200)
-    assert 1 < splits * 8 <= 2 * h200.units and 8192 // splits >= 4 * config.block_kv
+    config = config_for(FORM, Problem(8, 8, 8192), H200)
+    splits = splits_for(config, Problem(8, 8, 8192), H200)
+    assert 1 < splits * 8 <= 2 * H200.units and 8192 // splits >= 4 * config.block_kv
+
+
+@pytest.mark.parametrize(
+    "width, causal, heads, rows, keys, cut",
+    [
+        (64, True, 64, 8192, 8192, (192, 128, 2)),
+        (64, False, 64, 8192, 8192, (192, 128, 2)),
+        (64, False, 32, 1024, 1024, (128, 128, 2)),  # a second turn of 192 rows would be half empty
+        (128, True, 32, 512, 512, (128, 64, 3)),
+        (128, False, 32, 512, 512, (128, 64, 3)),
+        (128, False, 32, 1024, 1024, (128, 128, 2)),
+        (128, True, 32, 4096, 4096, (128, 128, 2)),
+    ],
+)
+def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
+    form = replace(FORM, tile_d=width, tile_dv=width, causal=causal)
+    config = config_for(form, Problem(heads, rows, keys), H200)
+    assert (config.block_q, config.block_kv, config.stages) == cut
+    assert not config.split and config.staged and config.side == (8 if causal else 1)
+
+
+@pytest.mark.parametrize(
+    "sequences, queries, cut, splits",
+    [
+        (1, 1, (16, 128), 16), (8, 1, (16, 128), 4), (32, 1, (16, 128), 1), (128, 1, (16, 128), 1),
+        (1, 8, (64, 128), 16), (8, 8, (64, 128), 2), (8, 16, (128, 128), 2), (32, 8, (64, 128), 1),
+    ],
+)  # fmt: skip
+def test_few_queries_measured_on_an_h200(sequences, queries, cut, splits):
+    """64 query heads over 8 key heads: tiles hold the rows of a group, and their shares fill the chip once."""
+    problem = Problem(sequences * 8, queries * 8, 8192, 8)
+    config = config_for(replace(FORM, causal=False, grouped=True), problem, H200)
+    assert (config.block_q, config.block_kv) == cut and config.packed
+    assert splits_for(config, problem, H200) == splits and config.split == (splits > 1)

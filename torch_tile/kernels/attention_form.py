@@ -23,7 +23,8 @@ class Config:
     of at least 2, which must divide the heads of all sequences, only so many run side by side, so that their keys and
     values stay in the second-level cache; `resident` keeps the queries in registers; `shared_weights` hands the
     probabilities to other warps, as tiles of few rows need; `shares` is in how many parts the sum of a row is kept, 8
-    being what leaves each thread of an accumulator with its own; `staged` sends the result through shared memory.
+    being what leaves each thread of an accumulator with its own; `staged` sends the result through shared memory;
+    `occupancy` is how many blocks of shares an SM is meant to hold.
     """
 
     block_q: int = 64
@@ -38,6 +39,7 @@ class Config:
     shared_weights: bool = False
     shares: int = 1
     staged: bool = False
+    occupancy: int = 2
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """The launch: blocks of rows, key heads and sequences, the ones that run side by side first."""
@@ -164,10 +166,16 @@ def shape_class(form: Form, problem: Problem) -> str | None:
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
-    """How many shares to make of the keys: two blocks for each SM, but shares of at least four tiles."""
-    blocks = problem.heads * -(-problem.rows // config.block_q)
-    return max(1, min(2 * machine.units // blocks, problem.keys // (4 * config.block_kv)))
+    """How many shares to make of the keys: what SMs hold, but shares of at least four tiles and LEAST_SHARE keys."""
+    most = problem.keys // max(LEAST_SHARE, 4 * config.block_kv)
+    return max(1, min(config.occupancy * machine.units // _blocks(config, problem), most))
 
+
+def _blocks(config: Config, problem: Problem) -> int:
+    return problem.heads * -(-problem.rows // config.block_q)
+
+
+LEAST_SHARE = 512  # keys: joining shares takes longer than a block takes for as many
 
 # Cuts by falling size; the first that fits is taken. Where each warp has rows of its own, weights stay in registers.
 LONG = (
@@ -193,34 +201,40 @@ MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the
 
 
 # By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
-HOPPER = (
-    Config(128, 128, 256, shares=8),
-    Config(128, 96, 256, shares=8),
-    Config(128, 64, 256, shares=8),
-    Config(128, 64, 256, stages=1, shares=8),
-    Config(64, 64, 128, shares=8),
-)
-HOPPER_REGISTERS = 168  # for scores, weights and sums
+HOPPER = tuple(
+    Config(*cut, shares=8, occupancy=1)
+    for cut in (
+        (192, 128, 384, 2), (128, 128, 256, 2), (128, 96, 256, 2), (128, 64, 256, 3), (128, 64, 256, 2),
+        (128, 64, 256, 1), (64, 128, 128, 2), (64, 64, 128, 2),
+    )
+)  # fmt: skip
+HOPPER_REGISTERS = {128: 168, 256: 168, 384: 128}  # for scores, weights and sums, by threads
+HOPPER_RATES = {192: 1.15}  # of rows by the rows of a block, measured on an H200; the others' is 1
+SHORT_KEYS = 512  # so few that what happens before the first product counts
 SIDE_BY_SIDE = 8, 4, 2
 
 
 def _hopper_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
     """The cut for products by wgmma; None where they do not apply."""
-    size = form.dtype.itemsize
-    if machine.target.capability != 90 or size != 2 or form.vector * size < 16 or problem.rows <= 64:
+    if machine.target.capability != 90 or form.dtype.itemsize != 2 or form.vector < 8 or problem.rows <= 16:
         return None
-    limit = machine.target.shared_limit
-    fitting = []
-    for config in HOPPER:
-        held = config.block_q * (config.block_kv * 3 // 2 + form.tile_dv) // config.threads
-        tiles = config.block_q * (form.tile_d + form.tile_dv)
-        tiles += config.stages * config.block_kv * (form.tile_d + form.tile_dv)
-        if held <= HOPPER_REGISTERS and tiles * size + 4096 <= limit:
-            fitting.append(config)
-    # Too few blocks to fill the chip: smaller ones, of which an SM holds several.
-    few = problem.heads * -(-problem.rows // 128) < machine.units
-    small = [c for c in fitting if c.block_q == 64]
-    return next(iter((small if few else []) + fitting), None)
+    fitting = [c for c in HOPPER if _fits_hopper(c, form, machine) and (c.block_q == 64) == (problem.rows <= 64)]
+    if problem.keys <= SHORT_KEYS and problem.rows > 64 and problem.heads * -(-problem.rows // 128) <= machine.units:
+        fitting = [c for c in fitting if c.block_kv == 64]
+
+    def duration(config: Config) -> float:
+        turns = -(-_blocks(config, problem) // machine.units)
+        return turns * config.block_q / HOPPER_RATES.get(config.block_q, 1.0)
+
+    return min(fitting, key=duration, default=None)
+
+
+def _fits_hopper(config: Config, form: Form, machine: Machine) -> bool:
+    """Whether the tiles of queries, keys, values and the result fit, with room for addresses and barriers."""
+    held = config.block_q * (config.block_kv * 3 // 2 + form.tile_dv) // config.threads
+    rows = config.block_q + config.stages * config.block_kv
+    shared = rows * (form.tile_d + form.tile_dv) * form.dtype.itemsize + 4096
+    return held <= HOPPER_REGISTERS[config.threads] and shared <= machine.target.shared_limit
 
 
 def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None:

@@ -125,7 +125,11 @@ def _attentions() -> Iterator[Case]:
         yield Case(f"attention {name} window", _attention(dtype, 128, causal=True, window=256))
         yield Case(f"attention {name} mask", _attention(dtype, 64, mask=torch.bool))
         yield Case(f"attention {name} bias", _attention(dtype, 64, mask=dtype))
-        yield Case(f"attention {name} decode", _attention(dtype, 128, lengths=(1, 8192), groups=8))
+        yield Case(f"attention {name} d64 long", _attention(dtype, 64, lengths=(8192, 8192)))
+        yield Case(f"attention {name} short", _attention(dtype, 128, lengths=(512, 512)))
+        for queries in (1, 8, 16):
+            case = f"attention {name} decode" + (f" {queries} queries" if queries > 1 else "")
+            yield Case(case, _attention(dtype, 128, lengths=(queries, 8192), groups=8))
     yield Case("attention fp64 d64", _attention(torch.float64, 64, causal=True))
 
 
