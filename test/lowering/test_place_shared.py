@@ -6,9 +6,10 @@ import random
 
 import torch_tile.language as T
 from torch_tile.build import Build
+from torch_tile.intrinsics.memory import cp_async
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Load, Var, const
+from torch_tile.ir.expr import Address, Load, Var, const
 from torch_tile.ir.layout import Digit, Layout, Swizzle
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, LoopKind, Program, Store
@@ -216,3 +217,15 @@ def test_roles_use_their_tiles_at_the_same_time():
     together = offsets(False)
     assert together["a"] == together["own"] != together["b"]
     assert len(set(offsets(True).values())) == 1
+
+
+def test_what_nobody_reads_may_still_be_on_its_way():
+    """Copies of a loop whose products are never made."""
+    tiles = [Buffer(name, (const(1024, dt.int32),), dt.float32, "shared") for name in "abc"]
+    source = Buffer("x", (const(1024, dt.int32),), dt.float32, "global")
+    zero = const(0, dt.int32)
+    copies = [cp_async(Address(t, (zero,)), Address(source, (zero,)), const(16, dt.int32), 16) for t in tiles]
+    body = Block((*map(Alloc, tiles), *copies, Store(source, (zero,), Load(tiles[2], (zero,)))))
+    kernel = Kernel((const(1, dt.int32),), (Var("b", dt.int32, "block"),), (32,), body)
+    found, _ = place(Program("made", (source,), (kernel,), (), ()))
+    assert sorted(found.values()) == [0, 4096, 8192]

@@ -4,7 +4,7 @@
 A buffer is alive from its first access to its last; where it outlives an iteration of a loop, through the whole loop.
 Each buffer takes the tightest gap that it fits, larger ones first. Memory used again may cost a barrier (insert_sync
 decides), so small buffers keep bytes of their own. So do mbarriers, and tiles that bulk copies fill or read: no barrier
-of threads says when those are done. What different roles use they use at the same time.
+of threads says when those are done; and tiles that asynchronous copies fill for nobody. What different roles use they use at the same time.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ def lives_of(kernel: Kernel) -> list[Life]:
     found: dict[int, Life] = {}
     starts, ends = list[int](), list[int]()  # of the loops, by number
     inside: list[tuple[Life, tuple[int, ...]]] = []
+    filled: set[int] = set()  # addresses that asynchronous copies fill
+    used: set[int] = set()  # buffers that something else touches
     clock = group = 0
     role: tuple[int, int] | None = None
 
@@ -115,6 +117,10 @@ def lives_of(kernel: Kernel) -> list[Life]:
             for address in node.args:
                 if isinstance(address, Address) and (life := found.get(id(address.buffer))):
                     life.alone = True
+        if isinstance(node, Call) and node.name == "cp_async":
+            filled.add(id(node.args[0]))
+        if isinstance(node, Load | Store | Address) and id(node) not in filled:
+            used.add(id(node.buffer))
         if isinstance(node, Load | Store | Address) and (life := found.get(id(node.buffer))):
             life.first = clock if life.first < 0 else life.first
             life.last = clock
@@ -133,7 +139,7 @@ def lives_of(kernel: Kernel) -> list[Life]:
     for life, loops in inside:
         for loop in loops[len(life.loops) :]:
             life.first, life.last = min(life.first, starts[loop]), max(life.last, ends[loop])
-    return [life for life in found.values() if life.first >= 0]
+    return [replace(x, alone=x.alone or i not in used) for i, x in found.items() if x.first >= 0]
 
 
 def _offsets(lives: Sequence[Life]) -> tuple[dict[int, int], int]:
