@@ -107,6 +107,13 @@ def test_what_a_role_says_stays_as_it_is():
     ]  # fmt: skip
 
 
+def test_a_copy_of_a_role_is_a_copy_of_its_threads():
+    kernel, _, _ = kernel_of("copied_gemm")
+    flat = lower(kernel.program, cuda_passes(Build(HOPPER)))
+    names = {n.name for n in walk(flat) if isinstance(n, Call)}
+    assert "vector_copy" in names and not {"tma_load", "cp_async"} & names
+
+
 @pytest.mark.parametrize("missing", ["arrival", "wait"])
 def test_a_barrier_that_nobody_arrives_at_or_waits_for(missing):
     @T.prim_func
