@@ -48,7 +48,7 @@ class RoleGenerator:
     def persistent(self):
         """Blocks that take tile after tile."""
         name, self.tile = self.fresh("t"), "t"
-        self.tiles = self.pick(1, 2, 3, 4)
+        self.tiles = 3 if self.thorough else self.pick(1, 2, 3, 4)
         heads = [f"T.serial({self.tiles})", f"T.serial(bx, {self.tiles}, {self.grid[0]})"]
         heads += [] if self.thorough else [f"T.serial(T.min(limit, {self.tiles}))"]
         self.tile = name
@@ -119,13 +119,13 @@ class RoleGenerator:
     # -- loops ---------------------------------------------------------------------------------------------------------
     def loop(self, lines):
         """`(name, its most turns, text of the head)` of a loop, which may need names before it."""
-        name, n = self.fresh("k"), self.pick(3, 5, 7) if self.thorough else self.pick(1, 2, 3, 4, 5, 7)
-        stages = self.pick(1, 2, 2, 3, 3, 4)
+        name, n = self.fresh("k"), self.pick(7, 9) if self.thorough else self.pick(1, 2, 3, 4, 5, 7)
+        stages = self.pick(1, 2, 2, 3, 3) if self.thorough else self.pick(1, 2, 2, 3, 3, 4)
         heads = [f"{n}"] * 3
         if not self.thorough:
             heads += [f"T.min(limit, {n})", f"T.min(limit % 3, {n})", f"T.min({self.tile} + by, {n})"]
             heads += [f"limit % 4, {n}", f"T.min({self.tile}, 1), {n}", "0"]
-        if self.chance(0.15):
+        if self.chance(0.15) and not self.thorough:
             table, at = self.tensor([4], "int32", True), self.fresh("x")
             lines.append(Line(f"{at} = {table}[{self.pick('bx', 'by', f'{self.tile} % 4')}]"))
             heads = [f"T.max({at}, 0) % {n + 1}"]
@@ -208,6 +208,9 @@ class RoleGenerator:
         else:
             body += copies
             left = a
+            if self.chance(0.12):  # by the threads, in place
+                text = f"{a}[{{i}}, {{j}}] = T.max({a}[{{i}}, {{j}}], T.cast(0, {self.dtype!r}))"
+                body += self.maybe(name, [self.parallel(a_shape, text)], 0.3 if kind == "turn" else 0)
         clear = bool(extra) and self.chance(0.3)
         tail = ", clear_accum=True" if clear else ""
         gemm = Line(f"T.gemm({left}, {b}, {c}, {side}, {other}{self.policy()}{tail})")
@@ -285,6 +288,9 @@ class RoleGenerator:
         body.append(self.load(k, (keys, inner), self.dtype, (f"{turn} * {keys}", "0"), [keys * n, inner]))
         value = self.value(turn, keys, columns, n, lines) if not same else (k, [], False)
         v, load, turned = value
+        if load and self.chance(0.1):
+            text = f"{v}[{{i}}, {{j}}] = T.min({v}[{{i}}, {{j}}], T.cast(1, {self.short!r}))"
+            load = [*load, *self.maybe(name, [self.parallel((columns, keys) if turned else (keys, columns), text)])]
         late = self.chance(0.6)
         body += [] if late else load
         body.append(Line(f"T.gemm({q}, {k}, {s}, transpose_B=True, clear_accum=True)"))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs with roles do the same thread by thread as tile by tile, in an order without races.
+"""Random programs with roles do the same thread by thread as tile by tile, in an order without races; and each wait and
+arrival of theirs matters.
 
 TORCH_TILE_FUZZ=10000 runs that many programs instead of 80 (with -n, side by side), TORCH_TILE_FUZZ_SEED=n starts
 from a given seed.
@@ -15,8 +16,11 @@ import torch
 from torch_tile.build import Build, PassOptions
 from torch_tile.diagnostics import TileError
 from torch_tile.interp.interpret import interpret
+from torch_tile.interp.removal import ordering, removals
 from torch_tile.interp.tiles import evaluate
-from torch_tile.ir.stmt import Role
+from torch_tile.ir.expr import Call
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import For, LoopKind, Role
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.target import Target
 
@@ -25,6 +29,9 @@ from fuzz_lines import arguments, disagreement, shrunk, traced
 from fuzz_roles import RoleGenerator
 
 COUNT, PARTS = int(os.environ.get("TORCH_TILE_FUZZ", "80")), 4
+# More tiles than there is room for; two products into one fragment that split it in different ways.
+ACCEPTED = "shared_memory", "layout_conflict"
+REMOVALS = max(3, COUNT // 20)  # programs of which waits are left out
 SHARE = 0.6  # of the programs, at least, that have roles
 
 
@@ -48,8 +55,8 @@ def difference(source, seed, folder):
         evaluate(program, *wanted)
         findings = interpret(flat, program, args)
     except Exception as error:
-        if isinstance(error, TileError) and error.code == "shared_memory":
-            return None, roles  # more tiles than there is room for
+        if isinstance(error, TileError) and error.code in ACCEPTED:
+            return None, roles
         return (f"{type(error).__name__} {str(error).strip()[:40]}", f"{type(error).__name__}: {error}"), roles
     if findings:
         return (next(iter(findings)).kind, findings.report()), roles
@@ -84,3 +91,49 @@ def test_random_programs(seed, part, tmp_path):
             small = shrunk(source, lambda s=source, n=number, k=kind: still_fails(s, n, tmp_path, k))
             pytest.fail(f"TORCH_TILE_FUZZ_SEED={number} TORCH_TILE_FUZZ=1: {text}\n{small}", pytrace=False)
     assert count < 10 or roles >= SHARE * count, f"only {roles} of {count} programs have roles"
+
+
+WAITS = "mbarrier_wait", "wgmma_wait", "bulk_wait", "fence_proxy_async"
+ARRIVALS = "mbarrier_arrive", "warp_arrive"
+MATTERS = 0.85  # at least, of the waits: some say what the mbarriers of other tiles say, too
+
+
+def in_loops(flat):
+    """Calls of loops, by identity: an arrival after the last turn is for nobody."""
+    loops = (n for n in walk(flat) if isinstance(n, For) and n.kind is LoopKind.SERIAL)
+    return {id(n) for loop in loops for n in walk(loop.body) if isinstance(n, Call)}
+
+
+def is_noticed(removal, program, source, seed, wanted):
+    """Whether a program without a statement goes wrong."""
+    args = arguments(source, seed)
+    findings = interpret(removal.program, program, args)
+    return bool(findings) or bool(disagreement(source, args, wanted))
+
+
+@pytest.mark.slow
+def test_what_orders_matters(seed, tmp_path):
+    """Waits and arrivals left out, one by one, are noticed."""
+    noticed, programs = [], 0
+    for number in range(seed, seed + 50):
+        source = RoleGenerator(number, f"p{number}", thorough=True).generate()
+        program = traced(source.text(), source.name, tmp_path)
+        try:
+            flat = lowered(program)
+        except TileError:
+            continue
+        if not has_roles(flat):
+            continue
+        wanted = arguments(source, number)
+        assert not interpret(flat, program, wanted)
+        repeated, calls = in_loops(flat), ordering(flat, WAITS + ARRIVALS)
+        for removal in removals(flat, WAITS + ARRIVALS):
+            if removal.name in ARRIVALS and id(calls[removal.number]) not in repeated:
+                continue
+            found = is_noticed(removal, program, source, number, wanted)
+            assert found or removal.name not in ARRIVALS, f"seed {number}: {removal.name} {removal.number}\n{flat!r}"
+            noticed.append(found)
+        programs += 1
+        if programs == REMOVALS:
+            break
+    assert sum(noticed) >= MATTERS * len(noticed), f"seed {seed}: {sum(noticed)} of {len(noticed)}"

@@ -3,8 +3,9 @@
 
 A buffer is alive from its first access to its last; where it outlives an iteration of a loop, through the whole loop.
 Each buffer takes the tightest gap that it fits, larger ones first. Memory used again may cost a barrier (insert_sync
-decides), so small buffers keep bytes of their own. So do mbarriers, and tiles that bulk copies fill or read: no barrier
-of threads says when those are done; and tiles that asynchronous copies fill for nobody. What different roles use they use at the same time.
+decides), so small buffers keep bytes of their own. So do mbarriers, tiles that bulk copies fill or read, and tiles that
+copies fill for nobody: no barrier of threads says when those are done. What different roles use they use at the same
+time.
 """
 
 from __future__ import annotations
