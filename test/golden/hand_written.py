@@ -205,4 +205,54 @@ def block_gemm(M, N, K, bm=64, bn=64, bk=64):
     return main
 
 
-GEMMS = {f.__name__: f for f in (tma_gemm, copied_gemm, deferred_gemm, block_gemm)}
+def async_gemm(M, N, K, bm=128, bn=128, bk=64, stages=2):
+    """The copying warpgroup starts copies of its own threads, and waits for them before it hands tiles over."""
+
+    @T.prim_func
+    def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")):
+        with T.Kernel(T.ceildiv(N, bn), T.ceildiv(M, bm), threads=256) as (bx, by):
+            a = T.alloc_shared((stages, bm, bk), "float16")
+            b = T.alloc_shared((stages, bk, bn), "float16")
+            c = T.alloc_fragment((bm, bn), "float32")
+            full, empty = T.alloc_barrier([128] * stages), T.alloc_barrier([128] * stages)
+            with T.ws(0):
+                for k in T.serial(T.ceildiv(K, bk)):
+                    T.barrier_wait(empty[k % stages], (k // stages + 1) % 2)
+                    T.async_copy(A[by * bm, k * bk], a[k % stages, :, :])
+                    T.async_copy(B[k * bk, bx * bn], b[k % stages, :, :])
+                    T.ptx_commit_group()
+                    T.ptx_wait_group(0)
+                    T.barrier_arrive(full[k % stages])
+            with T.ws(1):
+                T.clear(c)
+                for k in T.serial(T.ceildiv(K, bk)):
+                    T.barrier_wait(full[k % stages], k // stages % 2)
+                    T.gemm(a[k % stages, :, :], b[k % stages, :, :], c)
+                    T.barrier_arrive(empty[k % stages])
+                T.copy(c, C[by * bm, bx * bn])
+
+    return main
+
+
+def apart_gemm(M, N, K, bm=64, bn=128, bk=64):
+    """Two warpgroups that have nothing to do with each other, each with a pipelined loop of its own."""
+
+    @T.prim_func
+    def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")):
+        with T.Kernel(T.ceildiv(N, bn), T.ceildiv(M, 2 * bm), threads=256) as (bx, by):
+            c = T.alloc_fragment((bm, bn), "float32")
+            for half in [0, 1]:
+                with T.ws(half):
+                    a = T.alloc_shared((bm, bk), "float16")
+                    b = T.alloc_shared((bk, bn), "float16")
+                    T.clear(c)
+                    for k in T.Pipelined(T.ceildiv(K, bk), num_stages=3 - half):
+                        T.copy(A[(2 * by + half) * bm, k * bk], a)
+                        T.copy(B[k * bk, bx * bn], b)
+                        T.gemm(a, b, c)
+                    T.copy(c, C[(2 * by + half) * bm, bx * bn])
+
+    return main
+
+
+GEMMS = {f.__name__: f for f in (tma_gemm, copied_gemm, deferred_gemm, block_gemm, async_gemm, apart_gemm)}

@@ -15,7 +15,7 @@ from ..ir import stmt as st
 from ..ir.expr import Call
 from ..ir.node import Node, Rewriter, walk
 from ..ir.simplify_stmt import simplify_stmt
-from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Stmt, While
+from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from .hazards import trips
 
 COUNTED = ("cp_async", "cp_async_commit", "cp_async_wait")
@@ -65,9 +65,13 @@ class _Groups:
         return not self.lost
 
     def block(self, block: Block, ways: set[Way]) -> set[Way]:
-        """All ways after a block, given those before it."""
+        """All ways after a block, given those before it. Threads of one role have not gone the way of another."""
+        before = ways
         for one in block.stmts:
-            ways = self.stmt(one, ways)
+            if isinstance(one, Role):
+                ways = ways | self.block(one.body, before)
+            else:
+                ways = before = self.stmt(one, ways)
             if len(ways) > MOST_WAYS:
                 self.lost, ways = True, set()
         return ways

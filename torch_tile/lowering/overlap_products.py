@@ -21,13 +21,13 @@ from ..ir.expr import Call, Const, Expr, Var, const
 from ..ir.node import Rewriter, walk
 from ..ir.polynomial import structure
 from ..ir.simplify import is_literal, simplify
-from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Stmt
+from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt
 from ..tileop import gemm_mma
 from ..tileop.async_loop import AsyncLoop
 from ..tileop.copy import Copy
 from ..tileop.copy_async import AsyncCopy
 from ..tileop.gemm import Gemm
-from ..tileop.threads import ThreadContext
+from ..tileop.threads import ThreadContext, role_context
 from .instance import Instance
 
 MOST = 208  # 4-byte registers for accumulators and operands, of 255: the rest holds addresses
@@ -46,6 +46,14 @@ class _Overlap(Rewriter):
         thread = Var("thread", int32, "thread") if kernel.thread is None else kernel.thread
         self.ctx = ThreadContext(self.build, thread, math.prod(kernel.threads), Ranges())
         return self.children(kernel)
+
+    def Role(self, role: Role) -> Role:
+        """Its threads among themselves, which may multiply by wgmma."""
+        outer = self.ctx
+        self.ctx = role_context(role, self.build, outer.thread, outer.ranges, {})
+        new: Role = self.children(role)
+        self.ctx = outer
+        return new
 
     def For(self, loop: For) -> Stmt:
         new: For = self.children(loop)
