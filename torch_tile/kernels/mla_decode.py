@@ -29,6 +29,8 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.mla_form import Config, Form, Problem, config_for, splits_for
 from torch_tile.kernels.online_softmax import exponentiate
 
+SLACK = 8.0  # weights may be as large as 2 ** 8 before sums are scaled anew: far from the end of float16
+
 
 def gather_pages(pages: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
     """The cache as `[B, S, C]`: `pages` itself when contiguous, else the rows of `[pages, page, C]` in table order.
@@ -189,10 +191,9 @@ def flash_mla(config: Config, form: Form) -> Any:
                         if step * keys + j >= length:
                             tile[j, c] = 0  # memory past a sequence may hold NaN, which weights of 0 would not cancel
 
-                exponentiate(scores, peak, shares, fade, factor, config.parts)
+                exponentiate(scores, peak, shares, fade, factor, config.parts, SLACK)
                 T.copy(scores, weights)
-                for i, c in T.Parallel(rows, latent):
-                    sums[i, c] *= fade[i]
+                T.scale_rows(sums, fade)
                 T.gemm(weights, tile[:, :latent], sums, policy=T.GemmWarpPolicy.FullCol)
 
             if config.shares > 1:

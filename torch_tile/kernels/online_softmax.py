@@ -9,12 +9,17 @@ import torch_tile.language as T
 
 
 @T.macro
-def exponentiate(scores: Any, peak: Any, total: Any, fade: Any, factor: Any, parts: int = 1) -> None:
+def exponentiate(
+    scores: Any, peak: Any, total: Any, fade: Any, factor: Any, parts: int = 1, slack: float = 0.0
+) -> None:
     """Replace scores `[rows, keys]` by `2 ** (factor * (score - peak))`, with the rows' maxima so far as `peak`.
 
     `peak` and `total` `[rows]` go from block to block; `fade` becomes what sums of earlier blocks are worth now. A row
     of nothing but -inf so far gives 0, and keeps `total` 0. As `[rows, shares]`, `total` has key j count for share
     `j % shares`: threads then sum up the keys that they hold, and meet only when the caller adds the shares.
+
+    With `slack`, `peak` follows the maxima only where results would pass `2 ** slack` otherwise: quotients of sums are
+    the same, and `fade` is exactly 1 for most blocks, which `T.scale_rows` then skips.
     """
     rows, keys = scores.shape
     infinity = T.infinity(peak.dtype)
@@ -23,8 +28,12 @@ def exponentiate(scores: Any, peak: Any, total: Any, fade: Any, factor: Any, par
     T.copy(peak, old_peak)
     T.reduce_max(scores, peak, dim=1, clear=False)
     for i in T.Parallel(rows):
+        if slack:
+            peak[i] = T.if_then_else(peak[i] * factor > old_peak[i] * factor + slack, peak[i], old_peak[i])
         base[i] = T.if_then_else(peak[i] == -infinity, 0.0, peak[i] * factor)
         fade[i] = T.exp2(old_peak[i] * factor - base[i])
+        if slack:  # a fused product and sum would come near 1
+            fade[i] = T.if_then_else(peak[i] == old_peak[i], 1.0, fade[i])
     for i, j in T.Parallel(rows, keys):
         scores[i, j] = T.exp2(scores[i, j] * factor - base[i])
     if len(total.shape) == 2:

@@ -105,10 +105,8 @@ class _Async(Rewriter):
     def _turned(self, loop: st.For) -> Stmt | None:
         """The loop turned by half a turn; None if it is not made so."""
         parts = self._parts(loop)
-        if parts is None:
+        if parts is None or _stages_of_both(parts) == 2:
             return None
-        if _stages_of_both(parts) == 2:
-            return self._queued(loop, parts)
         k, stop = loop.vars[0], loop.stops[0]
         free, bound = _divided(parts)
         ahead = simplify(k + 1)
@@ -137,33 +135,6 @@ class _Async(Rewriter):
         whole = _if_any((*prologue, turns, *epilogue), stop)
         self._note(next(s for s in parts.first if isinstance(s, Gemm)), "beside the arithmetic of the turn before")
         self._note(next(s for s in parts.second if isinstance(s, Gemm)), "beside the arithmetic of the turn after")
-        return Block((*parts.allocs, whole))
-
-    def _queued(self, loop: st.For, parts: _Parts) -> Stmt:
-        """The loop with the first products of the next turn right behind the second ones of this.
-
-        A tile that both read then lies in its stage from the first to the second ones of a turn, and the other stage
-        is filled meanwhile; turned by half a turn, the loop would keep both stages to itself.
-        """
-        k, stop = loop.vars[0], loop.stops[0]
-
-        def at(turn: Expr) -> Instance:
-            return Instance({id(k): turn}, {}, fresh=True)
-
-        arrived = [wgmma_wait(0), *_results(parts.first), *parts.release, *parts.between]
-        body = [
-            *_all(Instance({}, {}, fresh=False), arrived),
-            *_started(parts.second),
-            *_all(at(simplify(k + 1)), _started(parts.first)),
-            wgmma_wait(sum(isinstance(s, Gemm) for s in parts.first)),
-            *_results(parts.second),
-            *parts.last,
-        ]
-        end = at(simplify(stop - 1))
-        epilogue = [*_all(end, arrived), *_all(end, _sync(parts.second)), *_all(end, parts.last)]
-        turns = replace(loop, stops=(simplify(stop - 1),), body=Block(tuple(body)))
-        whole = _if_any((*_all(at(ZERO), _started(parts.first)), turns, *epilogue), stop)
-        self._note(next(s for s in parts.first if isinstance(s, Gemm)), "behind the products of the turn before")
         return Block((*parts.allocs, whole))
 
     def _parts(self, loop: st.For) -> _Parts | None:
@@ -235,7 +206,10 @@ def _keeps(parts: _Parts) -> bool:
 
 
 def _stages_of_both(parts: _Parts) -> int:
-    """The stages of tiles that first and second products read; 0 if there are none."""
+    """The stages of tiles that first and second products read; 0 if there are none.
+
+    A turned loop keeps the tiles of two turns: of two stages, none would be filled meanwhile.
+    """
     waits = [s for s in parts.first if _calls(s, "mbarrier_wait")]
     stages = [b.shape[0] for s in waits for b in _barriers(s)]
     return 0 if len(waits) == len(parts.release) else min(int(n.value) for n in stages if isinstance(n, Const))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.scale_rows: multiply each row of a tile by its factor, as sums of an online softmax are when a maximum grows."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..diagnostics import Diagnostic, diagnose
+from ..intrinsics.memory import vote_any
+from ..ir import dtype as dt
+from ..ir.buffer import Buffer, Region
+from ..ir.expr import Expr, Load, Var, binary, cast, const
+from ..ir.stmt import Block, For, If, Stmt, Store
+from . import parallel as parallel_loops
+from .base import RegisteredOp, describe, need_region, parallel, same_extents, tile_op
+from .nest import is_static, nest_of
+from .threads import Demand, Layouts, ThreadContext
+
+if TYPE_CHECKING:
+    from ..interp.env import Env
+
+FEW = 8  # factors of a thread that are worth a look before its elements are multiplied
+
+
+@tile_op("scale_rows")
+@dataclass(frozen=True, eq=False, repr=False)
+class ScaleRows(RegisteredOp):
+    """`tile[i, ...] *= factors[i]`. On a GPU, warps whose factors are all 1 skip it."""
+
+    tile: Region
+    factors: Region
+
+    @classmethod
+    def build(cls, tile: Any, factors: Any) -> ScaleRows:
+        """A tile, and factors for its first dimension."""
+        return cls(need_region(tile, "scale_rows", "tile"), need_region(factors, "scale_rows", "factors"))
+
+    def check(self) -> list[Diagnostic]:
+        """One factor for each row."""
+        tile, factors = self.tile.tile_shape, self.factors.tile_shape
+        if tile and same_extents(tile[:1], factors):
+            return []
+        return [
+            diagnose(
+                "bad_argument", self.span, op="T.scale_rows", name="factors",
+                why=f"has shape {describe(factors)}, the tile has {describe(tile)}",
+                fix="pass one factor for each element of the tile's first dimension",
+            )
+        ]  # fmt: skip
+
+    def accesses(self) -> tuple[list[Region], list[Region]]:
+        """Reads both, writes the tile."""
+        return [self.tile, self.factors], [self.tile]
+
+    def lower_cpu(self) -> Stmt:
+        """A parallel nest of products."""
+        return self.as_loop()
+
+    def as_loop(self) -> For:
+        """The nest of products."""
+
+        def scaled(point: tuple[Var, ...]) -> Stmt:
+            place, row = _inside(self.tile, point), _inside(self.factors, point[:1])
+            factor = cast(Load(self.factors.buffer, row), self.tile.buffer.dtype)
+            return Store(self.tile.buffer, place, Load(self.tile.buffer, place) * factor)
+
+        nest = parallel(self.tile.tile_shape, scaled)
+        assert isinstance(nest, For)
+        return nest
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """Factors lie where the rows do."""
+        loop = self.as_loop()
+        return parallel_loops.infer(loop, known, ctx) if is_static(loop) else []
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """The nest, under a vote of the warp where each thread has the factors of its own rows at hand."""
+        loop = self.as_loop()
+        factors = self.factors.buffer
+        if not self._at_hand(loop, ctx):
+            return loop
+        registers = ctx.registers(factors)
+        (size,) = registers.static_shape or (0,)
+        one = const(1, factors.dtype)
+        changed = (binary("!=", Load(registers, (const(r, dt.int32),)), one) for r in range(size))
+        return If(vote_any(functools.reduce(lambda a, b: binary("or", a, b), changed)), Block((loop,)), Block(()))
+
+    def _at_hand(self, loop: For, ctx: ThreadContext) -> bool:
+        """Whether all factors of a thread are a few registers, written ones, and nothing has to be moved for the nest.
+
+        The lanes of a warp run the op together then, and the branch has no barrier inside.
+        """
+        sides: tuple[Region, ...] = (self.tile, self.factors)
+        if not all(_whole_fragment(s) for s in sides) or ctx.count % 32 or not is_static(loop):
+            return False
+        nest = nest_of(loop, ctx.values)
+        layout, held = parallel_loops.loop_layout(loop, ctx), self.factors.buffer.layout
+        if held is None or parallel_loops.misplaced(nest, layout, Layouts()):
+            return False
+        return held.shape == self.factors.buffer.static_shape and held.extent("r") <= FEW
+
+    def evaluate(self, env: Env) -> None:
+        """In the tile's type."""
+        tile, factors = env.read(self.tile), env.read(self.factors)
+        rows = [env.size(e) for e in self.factors.tile_shape]
+        rest = [1] * (len(self.tile.tile_shape) - 1)
+        shape = [env.size(e) for e in self.tile.tile_shape]
+        scaled = tile.reshape(shape) * factors.to(tile.dtype).reshape(*rows, *rest)
+        env.write(self.tile, scaled.reshape(tile.shape))
+
+
+def _inside(region: Region, point: tuple[Var, ...]) -> tuple[Expr, ...]:
+    """Indices into the buffer for a point of the region."""
+    steps = iter(point)
+    return tuple(r.start + next(steps) if r.keep else r.start for r in region.ranges)
+
+
+def _whole_fragment(region: Region) -> bool:
+    buffer: Buffer = region.buffer
+    return buffer.scope == "fragment" and same_extents(region.extents, buffer.shape)
