@@ -146,10 +146,10 @@ def test_operands_that_threads_write() -> None:
         order(kernel),
         """\
 prefetch_map barrier
-role 0+256: mbarrier_wait wgmma_fence wgmma wgmma_commit wgmma_wait(0) write
-  loop: mbarrier_wait wgmma_fence wgmma wgmma_commit wgmma_fence fence_proxy_async named_barrier(1, 256) wgmma
-      wgmma_commit wgmma_wait(1) wgmma_wait(0) mbarrier_arrive named_barrier(1, 256) write
-  wgmma_fence fence_proxy_async named_barrier(1, 256) wgmma wgmma_commit wgmma_wait(0) mbarrier_arrive copy
+role 0+256: mbarrier_wait
+  loop: mbarrier_wait wgmma_fence wgmma wgmma_commit wgmma_wait(0) named_barrier(1, 256) write wgmma_fence
+      fence_proxy_async named_barrier(1, 256) wgmma wgmma_commit wgmma_wait(0) mbarrier_arrive
+  copy
 role 256+128: mbarrier_expect load mbarrier_arrive
   loop: mbarrier_wait mbarrier_expect load mbarrier_arrive""",
     )
