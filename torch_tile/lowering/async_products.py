@@ -105,7 +105,7 @@ class _Async(Rewriter):
     def _turned(self, loop: st.For) -> Stmt | None:
         """The loop turned by half a turn; None if it is not made so."""
         parts = self._parts(loop)
-        if parts is None or _stages_of_both(parts) == 2:
+        if parts is None:
             return None
         k, stop = loop.vars[0], loop.stops[0]
         free, bound = _divided(parts)
@@ -191,7 +191,8 @@ def _apart(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
 def _keeps(parts: _Parts) -> bool:
     """Whether the first products of a turn can run before the second ones of the turn before.
 
-    They may not write what those read, and tiles that both read need two stages.
+    They may not write what those read. Tiles that both read need three stages: a turned loop keeps those of two turns,
+    and of two stages none would be filled meanwhile.
     """
     first = [s for s in parts.first if isinstance(s, Gemm)]
     second = [s for s in parts.second if isinstance(s, Gemm)]
@@ -200,25 +201,13 @@ def _keeps(parts: _Parts) -> bool:
     if results & used or not all(op.clear_accum or op is not first[0] for op in first):
         return False
     waits = [s for s in parts.first if _calls(s, "mbarrier_wait")]
-    if len(waits) == len(parts.release):
-        return True
-    return _several_stages(waits)
+    return len(waits) == len(parts.release) or _several_stages(waits, 3)
 
 
-def _stages_of_both(parts: _Parts) -> int:
-    """The stages of tiles that first and second products read; 0 if there are none.
-
-    A turned loop keeps the tiles of two turns: of two stages, none would be filled meanwhile.
-    """
-    waits = [s for s in parts.first if _calls(s, "mbarrier_wait")]
-    stages = [b.shape[0] for s in waits for b in _barriers(s)]
-    return 0 if len(waits) == len(parts.release) else min(int(n.value) for n in stages if isinstance(n, Const))
-
-
-def _several_stages(waits: Sequence[Stmt]) -> bool:
+def _several_stages(waits: Sequence[Stmt], least: int = 2) -> bool:
     """Whether tiles of a turn can come while those of the turn before are kept."""
     stages = [b.shape[0] for s in waits for b in _barriers(s)]
-    return all(isinstance(n, Const) and n.value > 1 for n in stages)
+    return all(isinstance(n, Const) and n.value >= least for n in stages)
 
 
 def _barriers(stmt: Stmt) -> list[Buffer]:
