@@ -6,8 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from torch_tile.build import Build, PassOptions
+from torch_tile.interp.interpret import interpret
+from torch_tile.kernel import JITKernel
+from torch_tile.kernels import attention as module
 from torch_tile.kernels.attention import attention, reference
 from torch_tile.kernels.attention_form import Config
+from torch_tile.kernels.common import Machine
+from torch_tile.lowering import cuda_passes, lower
+from torch_tile.target import Target
 
 
 def by_hand(q, k, v, mask, causal, scale, window, q_offset):
@@ -176,3 +183,35 @@ def test_large_scores_do_not_overflow(engine):
         attention(q, k, v, scale=1.0), reference(q.double(), k.double(), v.double(), scale=1.0), strict=True
     ):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+HOPPER = Machine(Target("cuda", 90), 132)
+TWO_STAGES = Config(64, 64, 128, 2, shares=8)
+
+
+@pytest.mark.parametrize(
+    "heads, q_len, kv_len, causal, config, splits",
+    [
+        (1, 70, 200, False, TWO_STAGES, 0),  # the last keys, which come first, end inside a tile
+        (1, 64, 30, False, TWO_STAGES, 0),
+        (1, 150, 220, True, replace(TWO_STAGES, packed=False, heavy_first=True, staged=True), 0),
+        (2, 20, 400, False, replace(TWO_STAGES, split=True), 3),
+    ],
+)
+def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, splits):
+    """The kernel as it is lowered, thread by thread."""
+
+    def call(kernel, *args):
+        flat = lower(kernel.program, cuda_passes(Build(HOPPER.target, PassOptions(fast_math=True))))
+        assert not interpret(flat, kernel.program, args)
+
+    monkeypatch.setattr(module, "machine_of", lambda x: HOPPER)
+    monkeypatch.setattr(JITKernel, "__call__", call)
+    g = torch.Generator().manual_seed(0)
+    shapes = (1, heads, q_len, 64), (1, 1, kv_len, 64), (1, 1, kv_len, 64)
+    q, k, v = (torch.randn(shape, generator=g).half() for shape in shapes)
+    options = (None, causal, 0.125, 0, kv_len - q_len)
+    out, lse = attention(q, k, v, *options, config, splits)
+    want, want_lse = reference(q, k, v, *options)
+    torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=1e-4)

@@ -4,9 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from torch_tile.kernels.attention import attention
 from torch_tile.kernels.attention_form import Form, Problem, config_for, splits_for
 from torch_tile.kernels.common import Machine
 from torch_tile.target import Target
+from torch_tile.tools.library import Case, compiled
 
 CPU = Machine(Target("cpu"), 16)
 GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
@@ -92,3 +94,15 @@ def test_few_queries_measured_on_an_h200(sequences, queries, cut, splits):
     config = config_for(replace(FORM, causal=False, grouped=True), problem, H200)
     assert (config.block_q, config.block_kv) == cut and config.packed
     assert splits_for(config, problem, H200) == splits and config.split == (splits > 1)
+
+
+@pytest.mark.parametrize("causal, products", [(False, 4), (True, 6)])
+def test_only_causal_masks_need_a_loop_of_their_own(causal, products):
+    """Before the turned loop, its two, after it; and the two of a second loop where masks end rows apart."""
+
+    def call(make):
+        q = make((1, 8, 512, 64), torch.float16)
+        return attention(q, q, q, causal=causal)
+
+    (kernel,) = compiled(Case("attention", call), H200.target)
+    assert kernel.source.count("tile::wgmma_commit();") == products

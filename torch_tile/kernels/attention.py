@@ -140,7 +140,6 @@ def flash_attention(config: Config, form: Form) -> Any:
     d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
     q_shape = (batch, kv_heads, members, length)
     part = (splits,) if config.split else ()
-    out_dtype = accum if config.split else form.dtype
 
     @T.prim_func
     def attention(
@@ -148,7 +147,7 @@ def flash_attention(config: Config, form: Form) -> Any:
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
         *mask: form.mask_types((batch, kv_heads, groups, mask_queries, kv_len)),
-        out: T.Tensor((*part, *q_shape, dv), out_dtype),
+        out: T.Tensor((*part, *q_shape, dv), accum if config.split else form.dtype),
         lse: T.Tensor((*part, *q_shape), accum),
         scale: accum,
         q_len: T.int32,
@@ -185,7 +184,8 @@ def flash_attention(config: Config, form: Form) -> Any:
             extremes = (0, q_len - 1) if packed else (block * rows, T.min(block * rows + rows - 1, length - 1))
             first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
             factor = scale * LOG2_E if form.folded else LOG2_E
-            for step in T.Pipelined(first, end, num_stages=config.stages):
+            for turn in T.Pipelined(end - first, num_stages=config.stages):
+                step = end - 1 - turn if form.backwards else first + turn
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 if not form.folded:
@@ -195,7 +195,7 @@ def flash_attention(config: Config, form: Form) -> Any:
                         bias = [x[sequence, head, lane, query, step * keys + j] for x in mask]
                         seen = form.sees(query, step * keys + j, q_offset, window, kv_len)
                         scores[i, j] = form.score(scores[i, j] * scale, seen, *bias)
-                elif form.cut(config, step, extremes, q_offset, window, kv_len):
+                elif form.cut(config, turn, step, extremes, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
                         row = T.min(block * rows + i, length - 1)
                         query = row % q_len if packed else row

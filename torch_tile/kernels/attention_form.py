@@ -109,11 +109,20 @@ class Form:
             end = T.min(first + each, end)
         return first, end
 
-    def cut(self, config: Config, step: Any, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any) -> Any:
-        """Whether a query of a block, from the first to the last of `extremes`, may not see some key of a step."""
+    @property
+    def backwards(self) -> bool:
+        """Whether the last keys come first: only they can end inside a tile, so that no later turn asks."""
+        return not (self.causal or self.windowed)
+
+    def cut(
+        self, config: Config, turn: Any, step: Any, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any
+    ) -> Any:
+        """Whether a query of a block, which are those of `extremes` and between, may not see a key of a turn's step."""
         first_query, last_query = extremes
         last = step * config.block_kv + config.block_kv - 1
         cut = last >= kv_len
+        if self.backwards:
+            return T.logical_and(turn == 0, cut)
         if self.causal:
             cut = T.logical_or(cut, last > first_query + q_offset)
         if self.windowed:

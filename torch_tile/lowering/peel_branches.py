@@ -44,7 +44,7 @@ class _Peel(Rewriter):
         products = any(isinstance(s, Gemm) for s in new.body.stmts)
         if not self.inside or new.kind is not LoopKind.SERIAL or new.step != 1 or not products:
             return new
-        found = next(((n, first) for n, s in enumerate(new.body.stmts) if (first := _first(s, new)) is not None), None)
+        found = next(((n, first) for n in range(len(new.body.stmts)) if (first := _first(n, new)) is not None), None)
         return new if found is None else _cut(new, *found)
 
 
@@ -53,17 +53,24 @@ def _cut(loop: st.For, place: int, first: Expr) -> Block:
     start, stop = loop.starts[0], loop.stops[0]
     middle = Var(f"{loop.vars[0].name}_more", int32, "let")
     stmts = loop.body.stmts
+    branch = stmts[place]
+    assert isinstance(branch, If)
     before = replace(loop, stops=(middle,), body=Block((*stmts[:place], *stmts[place + 1 :])))
-    after: st.For = Instance({}, {}, fresh=True)(replace(loop, starts=(middle,)))
+    whole = Block((*stmts[:place], *branch.then.stmts, *stmts[place + 1 :]))
+    after: st.For = Instance({}, {}, fresh=True)(replace(loop, starts=(middle,), body=whole))
     bounded = simplify(binary("max", start, binary("min", first, stop)))
     return Block((Let(middle, bounded, span=loop.span), before, after))
 
 
-def _first(one: Stmt, loop: st.For) -> Expr | None:
+def _first(place: int, loop: st.For) -> Expr | None:
     """From which iteration on the condition of an `if` holds, if it is one with nothing else in it; it holds on."""
+    one = loop.body.stmts[place]
     if not isinstance(one, If) or one.otherwise.stmts or not _is_work(one.then):
         return None
-    starts = [_start(part, loop.vars[0]) for part in _alternatives(one.condition)]
+    condition = one.condition
+    for let in reversed([s for s in loop.body.stmts[:place] if isinstance(s, Let)]):
+        condition = Instance({id(let.var): let.value}, {}, fresh=False)(condition)
+    starts = [_start(part, loop.vars[0]) for part in _alternatives(condition)]
     known = [s for s in starts if s is not None]
     if len(known) < len(starts) or not _is_settled(known, loop):
         return None

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops of products that are cut where a branch begins. That values stay as they are is shown in test_attention.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import torch_tile.language as T
+from torch_tile.build import Build
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import For, If, Program
+from torch_tile.lowering.peel_branches import peel_branches
+from torch_tile.lowering.split_warps import split_warps
+from torch_tile.target import Target
+from torch_tile.tileop.gemm import Gemm
+
+
+def peeled(masked: Callable[[T.Var, T.Var], object], named: bool = False, target: str = "cuda:sm_90a") -> Program:
+    """Products that are masked in the steps `masked(step, limit)`; with `named` steps are counted by another name."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 512), T.float16), B: T.Tensor((512, 512), T.float16), limit: T.int32):
+        with T.Kernel(1, threads=128) as _:
+            a, b = T.alloc_shared((64, 64), T.float16), T.alloc_shared((64, 64), T.float16)
+            c = T.alloc_fragment((64, 64), T.float32)
+            for k in T.Pipelined(8, num_stages=2):
+                step = k + 3 if named else k
+                T.copy(A[0, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                T.gemm(a, b, c, clear_accum=True)
+                if masked(step, limit):
+                    for x, y in T.Parallel(64, 64):
+                        c[x, y] = 0
+
+    build = Build(Target.of(target))
+    return peel_branches(split_warps(kernel.program, build), build)
+
+
+def loops(program: Program) -> list[For]:
+    return [n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts)]
+
+
+def has_branch(loop: For) -> bool:
+    """Whether work of a loop is under a condition."""
+    return any(isinstance(s, If) and any(isinstance(n, For) for n in walk(s)) for s in loop.body.stmts)
+
+
+def ranges(program: Program) -> list[tuple[str, str]]:
+    return [(str(loop.starts[0]), str(loop.stops[0])) for loop in loops(program)]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_holds_from_a_step_on(named: bool) -> None:
+    """Neither loop asks any more, whatever the step is called."""
+    program = peeled(lambda step, limit: step * 64 >= limit, named)
+    assert ranges(program) == [("0", "k_more"), ("k_more", "8")]
+    assert not any(map(has_branch, loops(program)))
+    works = [sum(isinstance(s, For) for s in loop.body.stmts) for loop in loops(program)]
+    assert works == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [
+        lambda step, limit: step * 64 <= limit,  # holds up to a step
+        lambda step, limit: step == limit,
+        lambda step, limit: T.logical_and(step >= limit, step > 1),
+        lambda step, limit: (step % 2) * 64 >= limit,
+    ],
+)
+def test_what_comes_and_goes(masked: Callable[[T.Var, T.Var], object]) -> None:
+    (loop,) = loops(peeled(masked))
+    assert has_branch(loop)
+
+
+def test_other_targets() -> None:
+    assert len(loops(peeled(lambda step, limit: step * 64 >= limit, target="cuda:sm_80"))) == 1
