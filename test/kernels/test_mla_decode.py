@@ -173,3 +173,15 @@ def test_no_queries(shape, engine):
     )
     out, lse = mla_decode(q, q_pe, kv, k_pe)
     assert out.shape == (*shape, 16) and lse.shape == shape
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.05, 0.4, -0.2, 30.0])
+def test_scores_that_grow_along_the_sequence(slope, engine, check):
+    """Maxima are followed by leaps: weights stay in float16 whether scores grow in each block, seldom, or not."""
+    q, q_pe, kv = torch.randn(2, 1, 5, 32).half(), torch.randn(2, 1, 5, 16).half(), torch.randn(2, 200, 32).half()
+    k_pe = torch.randn(2, 200, 16).half()
+    q_pe[..., 0], k_pe[..., 0] = 8.0, torch.arange(200) * slope
+    got = mla_decode(q, q_pe, kv, k_pe, config=SMALL)
+    want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)))
+    for name, a, b in zip(("out", "lse"), got, want, strict=True):
+        check(a, b, f"{name} of slope {slope}", torch.float16)

@@ -35,3 +35,13 @@ def test_long_caches_are_shared_out():
         assert not config_for(form, many, machine).split
         assert not config_for(form, Problem(1, 16, 100), machine).split
         assert not config_for(form, few, machine, splits=1).split
+
+
+@pytest.mark.parametrize("heads, batch, splits", [(16, 64, 2), (16, 33, 4), (16, 128, 1), (128, 16, 4), (64, 64, 2)])
+def test_shares_fill_a_wave_and_start_no_second(heads, batch, splits):
+    """Three shares of 64 sequences would be a wave and a half, which takes as long as two."""
+    form = Form(torch.float16, 512, 64, False, False, True, 8)
+    problem = Problem(batch, heads, 8192)
+    config = config_for(form, problem, GPUS[2])
+    assert splits_for(config, problem, GPUS[2]) == splits
+    assert batch * -(-heads // config.block_h) * splits <= GPUS[2].units
