@@ -252,6 +252,10 @@ def run(
     config: Config | None = None,
 ) -> None:
     """`mla_decode` into `out` and `lse`, which must be contiguous and not empty."""
+    if not kv.numel():  # tensor maps cannot describe tensors without elements
+        out.zero_()
+        lse.fill_(float("-inf"))
+        return
     batch, q_len, heads, latent = q.shape
     positions = kv.shape[1] if block_table is None else block_table.shape[1] * kv.shape[1]
     if seq_lens is None:
