@@ -124,7 +124,8 @@ class RoleGenerator:
         heads = [f"{n}"] * 3
         if not self.thorough:
             heads += [f"T.min(limit, {n})", f"T.min(limit % 3, {n})", f"T.min({self.tile} + by, {n})"]
-            heads += [f"limit % 4, {n}", f"T.min({self.tile}, 1), {n}", "0"]
+            heads += [f"limit % 4, {n}", f"T.min({self.tile}, 1), {n}", f"T.min({self.tile} - 1, {n})"]
+            heads += [f"2, T.min(limit, {n})", "0"]
         if self.chance(0.15) and not self.thorough:
             table, at = self.tensor([4], "int32", True), self.fresh("x")
             lines.append(Line(f"{at} = {table}[{self.pick('bx', 'by', f'{self.tile} % 4')}]"))
@@ -151,7 +152,8 @@ class RoleGenerator:
         """Of a turn: from some turn on, up to one, every other one, of the block."""
         number = self.random.randint(0, 4)
         return self.pick(
-            f"{name} >= {number}", f"{name} * 32 + 31 >= {self.tile} * 40", f"{name} > limit % 3", f"{name} < {number}",
+            f"{name} >= {number}", f"{name} >= {number}", f"{number} <= {name} + by", f"{name} > {number}",
+            f"{name} * 32 + 31 >= {self.tile} * 40", f"{name} > limit % 3", f"{name} < {number}",
             f"{name} % 2 == {number % 2}", f"{name} != {number}", f"{self.tile} < {number}", f"{name} >= 1 or by == 1",
             f"{name} * 2 + by > {number} or {name} > 3",
         )  # fmt: skip
