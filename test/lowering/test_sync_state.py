@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies under way, by the groups committed after theirs; against a list of single copies."""
 
+from dataclasses import replace
+
 import pytest
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Load, const
+from torch_tile.ir.expr import Load, Var, const
+from torch_tile.ir.polynomial import structure
 from torch_tile.lowering.hazards import Access
 from torch_tile.lowering.sync_state import State
 
@@ -80,6 +83,17 @@ def test_accesses_that_look_alike_from_later_on_are_one():
     state.add(access(1))
     later = state.earlier(lambda a: access(5))
     assert numbers(later) == [[-1, 0]] and numbers(state) == [[0], [-1]]
+
+
+def test_the_turn_of_a_loop_before_stays_unknown_in_each_loop_after():
+    """Counted from the loop's own turns again and again, one access would become endlessly many."""
+    k, lost = Var("k", dt.int32, "loop"), Var("earlier_k", dt.int32, "let")
+    inside = [replace(access(), indices=(k % 8,))]
+    for index, want in [(const(3, dt.int32), (k + 3) % 8), (lost % 8, lost % 8)]:
+        state = State(3)
+        state.add(replace(access(), indices=(index,)))
+        [(found, _)] = state.entering(k, const(0, dt.int32), inside).flying.values()
+        assert structure(found.indices) == structure((want,))
 
 
 def test_random_copies(rng_numbers):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.expr import Binary, Const, Expr, Var, binary
-from ..ir.node import equal
+from ..ir.node import equal, walk
 from ..ir.simplify import simplify
 from .hazards import Access
 
@@ -131,9 +131,14 @@ def _entering(access: Access, turns: Expr, dims: set[int], simplify: Callable[[E
     for dim in dims:
         size = access.buffer.shape[dim]
         base = _base(indices[dim], size)
-        if base is not None:
+        if base is not None and not _is_forgotten(base):
             indices[dim] = simplify(binary("%", base + turns, size))
     return replace(access, indices=tuple(indices)) if dims else access
+
+
+def _is_forgotten(base: Expr) -> bool:
+    """Whether it counts from an unknown turn; told from the next loop too, every loop around would count it anew."""
+    return any(isinstance(e, Var) and e.role == "let" for e in walk(base))
 
 
 def _base(index: Expr, size: Expr) -> Expr | None:
