@@ -9,116 +9,18 @@ on.
 import multiprocessing
 import os
 import sys
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from torch_tile.build import PassOptions
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
-from torch_tile.ir.stmt import Role
-from torch_tile.jit import compile_program
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
-from fuzz_lines import arguments, disagreement, traced
-from fuzz_roles import RoleGenerator
+sys.path.insert(0, str(Path(__file__).parent))
+from role_runs import RoleGenerator, begin, prepare, verdicts
 
 pytestmark = pytest.mark.cuda
 COUNT = int(os.environ.get("TORCH_TILE_DEVICE_PROGRAMS", "300"))
-SECONDS = 20  # for one program, after which it counts as stuck
-FAMILY = "float16"  # whose tolerance holds for tensor cores, which round sums of 8-bit products
-REFUSED = "shared_memory", "layout_conflict"
 REPORTED = 5  # programs, in full
-
-
-def compiled(seed):
-    """`(source, kernel)` of a seed; the kernel is None where the compiler refuses it."""
-    source = RoleGenerator(seed, f"p{seed}").generate()
-    with tempfile.TemporaryDirectory() as folder:
-        program = traced(source.text(), source.name, Path(folder))
-    try:
-        return source, compile_program(program, target="cuda:sm_90a", options=PassOptions(tf32=True))
-    except TileError as error:
-        if error.code not in REFUSED:
-            raise
-        return source, None
-
-
-def begin():
-    """Of each process: passes are checked elsewhere, so that what lies in the cache is used."""
-    os.environ.pop("TORCH_TILE_VERIFY", None)
-    torch.set_num_threads(1)
-
-
-def prepare(seed):
-    """Compile into the cache: `(seed, whether it has roles, what was wrong, advice of the assembler)`."""
-    try:
-        _, kernel = compiled(seed)
-    except Exception as error:
-        return seed, False, f"{type(error).__name__}: {error}", 0
-    if kernel is None:
-        return seed, False, "", 0
-    roles = any(isinstance(s, Role) for s in kernel.lowered.kernels[0].body.stmts)
-    return seed, roles, "", len(kernel.cubin.warnings)
-
-
-def difference(seed):
-    """What a program does on the GPU that it should not; "" if nothing."""
-    source, kernel = compiled(seed)
-    if kernel is None:
-        return ""
-    wanted = arguments(source, seed)
-    got = [a.cuda() if isinstance(a, torch.Tensor) else a for a in wanted]
-    evaluate(kernel.program, *wanted)
-    kernel(*got)
-    torch.cuda.synchronize()
-    got = [a.cpu() if isinstance(a, torch.Tensor) else a for a in got]
-    return disagreement(replace(source, family=FAMILY), got, wanted, ("GPU", "tiles"))
-
-
-def run(seeds, pipe):
-    """The process that launches."""
-    begin()
-    for seed in seeds:
-        try:
-            pipe.send((seed, difference(seed)))
-        except Exception as error:
-            pipe.send((seed, f"{type(error).__name__}: {error}"))
-            if "CUDA" in str(error):  # nothing runs after a fault
-                break
-    pipe.send((None, ""))
-
-
-def verdicts(seeds):
-    """`(seed, what is wrong or "")` of each, from processes that are replaced when one is lost."""
-    context = multiprocessing.get_context("spawn")
-    while seeds:
-        mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=run, args=(seeds, theirs))
-        process.start()
-        theirs.close()
-        limit = SECONDS * 3  # it has to begin
-        while seeds:
-            seed = None
-            if not mine.poll(limit):
-                yield seeds.pop(0), f"does not end within {limit} seconds"
-                break
-            try:
-                seed, text = mine.recv()
-            except EOFError:
-                yield seeds.pop(0), "its process died"
-                break
-            if seed is None:
-                break
-            seeds.remove(seed)
-            limit = SECONDS
-            yield seed, text
-        process.kill()
-        process.join()
 
 
 @pytest.mark.skipif(

@@ -214,9 +214,10 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
 
 
 def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...] | None:
-    """The largest box, at most 256 in each dimension and dense in the tile, of which whole ones make it.
+    """The largest box of rows, at most 256 of them and dense in the tile, of which whole ones make it.
 
-    Boxes begin at multiples of `unit` bytes of the tile, elements having `size`; None if there is no such box.
+    It has one dimension beside its rows: an H200 stopped at tensors' edges with an illegal instruction where boxes had
+    more. Boxes begin at multiples of `unit` bytes of the tile, elements having `size`; None if there is no such box.
     """
     box, whole = [width], True
     for extent in reversed(extents[:-1]):
@@ -225,7 +226,7 @@ def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...
         side = next((n for n in sides if n == extent or n * row % unit == 0), None)
         if side is None:
             return None
-        whole = side == extent
+        whole = side == extent == 1
         box.insert(0, side)
     return tuple(box)
 
