@@ -110,7 +110,7 @@ LOADS = [
     Case(tile=(64, 64), tensor=(N, N), strides=(N * 3, 1)),
     Case(tile=(8, 64), tensor=(1, 64), part=((0, 8), (0, 64)), strides=(ODD, 1)),
     Case(tile=(64, 64), align=16),
-    Case(tile=(64, 64), part=((ODD, 64), (ODD, 64))),
+    Case(tile=(64, 64), part=((ODD, 64), (N, 64))),
     Case(tile=(304, 16), part=((0, 304), (0, 16)), tensor=(512, 256)),
     Case(tile=(264, 64), part=((0, 264), (0, 64)), tensor=(512, 256)),
     Case(tile=(304, 24), part=((0, 304), (0, 24)), tensor=(512, 256), layout=row_major((304, 24))),
@@ -224,6 +224,7 @@ WHY = [
     (Case(strides=(256, 2)), "`X` is not dense along its last dimension"),
     (Case(strides=(1, 256)), "`X` is not dense along its last dimension"),
     (Case(tensor=(256, ODD)), "the stride of dimension 0 of `X` may not be a multiple of 16 bytes"),
+    (Case(part=((0, 64), (ODD, 64))), "the columns of `X` may not start at a multiple of 16 bytes"),
     (Case(strides=(260, 1)), "the stride of dimension 0 of `X` may not be a multiple of 16 bytes"),
     (
         Case(tensor=(4, 8, 64), strides=(516, 64, 1), part=((0, 1), (0, 8), (0, 64)), tile=(8, 64)),

@@ -132,6 +132,8 @@ def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
     for dim, stride in enumerate(strides[:-1]):
         if not is_one(tensor.shape[dim]) and not divides(16 // math.gcd(16, size), stride, ctx.ranges):
             return f"the stride of dimension {dim} of `{tensor.name}` may not be a multiple of 16 bytes"
+    if not divides(16 // math.gcd(16, size), region.starts[-1], ctx.ranges):  # seen to stop an H200
+        return f"the columns of `{tensor.name}` may not start at a multiple of 16 bytes"
     if not all(isinstance(e, Const) for e in region.extents):
         return "the extents are known only at run time"
     return None
@@ -216,8 +218,8 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
 def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...] | None:
     """The largest box of rows, at most 256 of them and dense in the tile, of which whole ones make it.
 
-    It has one dimension beside its rows: an H200 stopped at tensors' edges with an illegal instruction where boxes had
-    more. Boxes begin at multiples of `unit` bytes of the tile, elements having `size`; None if there is no such box.
+    It has one dimension beside its rows. Boxes begin at multiples of `unit` bytes of the tile, elements having `size`;
+    None if there is no such box.
     """
     box, whole = [width], True
     for extent in reversed(extents[:-1]):
