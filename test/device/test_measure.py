@@ -65,7 +65,8 @@ EAGER = {linear_gelu: products, norm_silu: rows, norm: rows, attention: heads}
 def test_plain_torch_is_right(function, dtype, problems, is_right):
     for _ in range(25):
         shapes = EAGER[function](problems)
-        inputs = [problems.tensor(*shape, dtype=dtype) for shape in shapes]
+        # Of slices, products of 16 bits in torch's CPU build read past the end on some processors, where NaN lies here.
+        inputs = [problems.tensor(*shape, dtype=dtype, layout="dense") for shape in shapes]
         exact = function if function is not norm else functools.partial(with_rounded_weight, dtype)
         assert is_right(function(*inputs), exact, inputs), shapes
 
