@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 
 import torch_tile.language as T
 from torch_tile.build import Build
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.expr import const
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import For, If, Program
+from torch_tile.ir.stmt import For, If, Let, Program
 from torch_tile.lowering.peel_branches import peel_branches
 from torch_tile.lowering.split_warps import split_warps
 from torch_tile.target import Target
@@ -64,6 +68,28 @@ def test_what_holds_from_a_step_on(named: bool) -> None:
 @pytest.mark.parametrize(
     "masked",
     [
+        lambda step, limit: step * 64 >= limit,
+        lambda step, limit: step * 64 > limit,
+        lambda step, limit: limit < step * 48 + 5,
+        lambda step, limit: limit <= step * 48 + 5,
+        lambda step, limit: T.logical_or(step * 64 + 63 > limit, step * 3 >= limit - 7),
+    ],
+)
+def test_where_it_begins(masked: Callable[[T.Var, T.Var], object], seed: int) -> None:
+    """The cut is at the first step whose condition holds, and within the loop."""
+    program = peeled(masked)
+    (limit,) = (p for p in program.params if p.name == "limit")
+    (cut,) = (n for n in walk(program) if isinstance(n, Let) and n.var.name == "k_more")
+    near = [m + d for k in range(9) for m in (k * 64, k * 48 + 5) for d in (-1, 0, 1)]
+    for value in [*near, *random.Random(seed).choices(range(-600, 1200), k=50)]:
+        holds = [step for step in range(8) if evaluate(masked(const(step, int32), limit), {limit: value})]
+        assert evaluate(cut.value, {limit: value}) == min(holds, default=8), value
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [
+        lambda step, limit: T.cast(step, T.uint32) * 64 > T.cast(limit, T.uint32),  # differences wrap
         lambda step, limit: step * 64 <= limit,  # holds up to a step
         lambda step, limit: step == limit,
         lambda step, limit: T.logical_and(step >= limit, step > 1),
