@@ -91,7 +91,7 @@ class Walk:
         self.exits: list[list[State]] = []  # of the loops around, at their breaks
         self.turns: list[list[State]] = []  # and where they continue
         self.trying = False
-        self.last = 0  # how many barriers the loop walked last has inside
+        self.last: list[Place] = []  # of the barriers that the loop walked last has inside
         self.leaves: dict[int, bool] = {}
         self.failing: dict[tuple[int, int], tuple[Expr, bool]] = {}
         self.shifted: dict[tuple[int, bool], dict[int, tuple[Access, Access]]] = {}
@@ -286,10 +286,20 @@ class Walk:
             if isinstance(one, If) and not self.facts.is_divergent(one.condition):
                 yield from ((id(b), len(b.stmts)) for b in (one.then, one.otherwise) if self._hands_over(b))
         # From a barrier that stands in the body already, placing is best anyway.
-        if self.last > 1 and not any(map(is_barrier, loop.body.stmts)):
-            busy = [n for n, s in enumerate(loop.body.stmts) if self._accesses(s) or self.facts.orders(s)]
-            yield from ((id(loop.body), n) for n in busy[:STARTS])
+        if len(self.last) > 1 and not any(map(is_barrier, loop.body.stmts)):
+            yield from ((id(loop.body), n) for n in self._between(loop)[:STARTS])
         self.trying = False
+
+    def _between(self, loop: For | While) -> list[int]:
+        """Statements of a body before one of which a barrier stands however they are placed.
+
+        Between two barriers that were placed as late as can be, something is to be ordered: where there are several
+        such ranges, the one with the fewest statements will do.
+        """
+        busy = [n for n, s in enumerate(loop.body.stmts) if self._accesses(s) or self.facts.orders(s)]
+        here = sorted(n for block, n in self.last if block == id(loop.body))
+        ranges = [[n for n in busy if first < n <= last] for first, last in itertools.pairwise(here)]
+        return min([*ranges, busy], key=len)
 
     def _hands_over(self, branch: Block) -> bool:
         """Whether a branch leaves something in shared memory for what follows."""
@@ -317,7 +327,7 @@ class Walk:
         self.depth -= 1
         self.forced = forced
         if not self.trying:
-            self.last = len(places)
+            self.last = list(places)
         return places, self._left(loop, ends, exits)
 
     def _entered(self, loop: For | While, entry: State) -> State:
