@@ -27,6 +27,7 @@ from .alignment import strides_of
 from .base import is_one, region_of, same_extents, spread, squeezed, tile_op
 from .copy import Copy
 from .gemm_wgmma import panel_span
+from .nest import Inline
 from .threads import Demand, Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)
@@ -132,7 +133,8 @@ def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
     for dim, stride in enumerate(strides[:-1]):
         if not is_one(tensor.shape[dim]) and not divides(16 // math.gcd(16, size), stride, ctx.ranges):
             return f"the stride of dimension {dim} of `{tensor.name}` may not be a multiple of 16 bytes"
-    if not divides(16 // math.gcd(16, size), region.starts[-1], ctx.ranges):  # seen to stop an H200
+    column = Inline(ctx.values)(region.starts[-1])
+    if not divides(16 // math.gcd(16, size), column, ctx.ranges):  # seen to stop an H200
         return f"the columns of `{tensor.name}` may not start at a multiple of 16 bytes"
     if not all(isinstance(e, Const) for e in region.extents):
         return "the extents are known only at run time"
