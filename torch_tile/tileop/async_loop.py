@@ -8,7 +8,6 @@ excludes become 0. What cannot be done so is an ordinary loop, and the schedule 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,14 @@ from ..intrinsics.memory import cp_async
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer, Range, Region
 from ..ir.divisor import divides
-from ..ir.expr import Address, Const, Expr, Load, Select, Var, const, select
-from ..ir.node import Rewriter, walk
+from ..ir.expr import Address, Const, Expr, Load, Select, const, select
+from ..ir.node import walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, For, Let, LoopKind, Stmt, Store
 from .alignment import aligned_run, strides_of
 from .base import RegisteredOp, is_one, tile_op
 from .copy_async import WIDTHS, deal_runs
+from .nest import Inline
 
 if TYPE_CHECKING:
     from ..interp.env import Env
@@ -50,7 +50,7 @@ def gather_of(loop: For) -> Gather | None:
     sizes = all(isinstance(e, Const) for e in (*loop.starts, *loop.stops)) and not any(_value(s) for s in loop.starts)
     if not sizes or not isinstance(last, Store) or not all(isinstance(s, Let) for s in names):
         return None
-    inline = _Inline({id(s.var): s.value for s in names if isinstance(s, Let)})
+    inline = Inline({id(s.var): s.value for s in names if isinstance(s, Let)})
     value: Expr = inline(last.value)
     condition: Expr | None = None
     if isinstance(value, Select) and isinstance(value.b, Const) and value.b.value == 0:
@@ -67,15 +67,6 @@ def gather_of(loop: For) -> Gather | None:
 def _value(e: Expr) -> int:
     assert isinstance(e, Const)
     return int(e.value)
-
-
-class _Inline(Rewriter):
-    def __init__(self, values: Mapping[int, Expr]):
-        self.values = values
-
-    def Var(self, var: Var) -> Expr:
-        found = self.values.get(id(var))
-        return var if found is None else self(found)
 
 
 def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
@@ -177,7 +168,7 @@ class AsyncLoop(RegisteredOp):
         (dst, dst_indices), (src, src_indices) = found.dst, found.src
 
         def move(point: tuple[Expr, ...]) -> Stmt:
-            at = _Inline({id(v): p for v, p in zip(self.loop.vars, point, strict=True)})
+            at = Inline({id(v): p for v, p in zip(self.loop.vars, point, strict=True)})
             valid: Expr = const(width, dt.int32)
             if found.condition is not None:
                 valid = select(at(found.condition), valid, ZERO)
