@@ -3,7 +3,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile.kernels.norm import Config, layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
+import torch_tile.language as T
+from torch_tile.ir.buffer import Buffer
+from torch_tile.kernels.common import Machine
+from torch_tile.kernels.norm import (
+    Config,
+    RmsForm,
+    layer_norm,
+    layer_norm_reference,
+    layer_norm_rows,
+    rms_norm,
+    rms_norm_reference,
+    rms_norm_rows,
+)
+from torch_tile.kernels.row_tiles import config_for
+from torch_tile.target import Target
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 7), (2, 3, 33)])
@@ -128,3 +142,19 @@ def test_long_rows(n, problems, check):
     x, w = problems.tensor(3, n), problems.tensor(n)
     check(rms_norm(x, w)[0], rms_norm_reference(x.double(), w.double())[0], str(n))
     check(layer_norm(x, w, w)[0], layer_norm_reference(x.double(), w.double(), w.double())[0], str(n))
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_rows_that_begin_anywhere_have_weights_that_do(n):
+    machine = Machine(Target("cuda", 90), 132)
+    config = config_for(n, 1, machine)
+    assert config.lanes == 1  # a thread has neighbours, and could read two of a weight at once
+    form = RmsForm(torch.float16, torch.float16, True, "none", True, False)
+    kernels = (
+        machine.kernel(rms_norm_rows)(config, form),
+        machine.kernel(layer_norm_rows)(config, *[torch.float16] * 3),
+    )
+    for kernel in kernels:
+        halves = [b.name for b in kernel.program.params if getattr(b, "dtype", None) == T.float16]
+        asked = {b.name: kernel.launcher.alignments[id(b)] for b in kernel.program.params if isinstance(b, Buffer)}
+        assert len(halves) >= 4 and {asked[name] for name in halves} == {2}

@@ -112,6 +112,11 @@ def weighted(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
     return T.cast(T.cast(T.cast(normalised, form.dtype), wide) * factor, out)
 
 
+def factors_type(config: Config, n: Any, dtype: torch.dtype) -> Any:
+    """The type of a weight or bias, which may begin anywhere where rows may."""
+    return T.Tensor((n,), dtype, align=16 if config.vector > 1 else dtype.itemsize)
+
+
 def mean_of(config: Config, total: Any, n: Any) -> Any:
     """A row's sum over its length; a constant length needs no division."""
     return total * (1.0 / n) if config.exact else total / T.cast(n, total.dtype)
@@ -144,7 +149,7 @@ def rms_norm_rows(config: Config, form: RmsForm) -> Any:
     out_dtype = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
     m, n = T.dynamic("m"), width if config.exact else dynamic("n", config.vector)
     row_type, residual = (strided(name, (m, n), form.dtype, multiple=config.vector) for name in ("x", "residual"))
-    weights = [] if form.weight is None else [T.Tensor((n,), form.weight)]
+    weights = [] if form.weight is None else [factors_type(config, n, form.weight)]
     extras = [residual, T.Tensor((m, n), form.dtype)] if form.residual else []
 
     @T.prim_func
@@ -191,7 +196,7 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
     rows, width = config.rows, config.width
     compute = compute_dtype(dtype)
     m, n = T.dynamic("m"), width if config.exact else dynamic("n", config.vector)
-    factors = [T.Tensor((n,), t) for t in (weight, bias) if t is not None]
+    factors = [factors_type(config, n, t) for t in (weight, bias) if t is not None]
 
     @T.prim_func
     def layer_norm(
