@@ -32,6 +32,7 @@ class Row:
     where: str
     reason: str = ""
     graph: str = "inference"
+    fix: str = ""
 
 
 @dataclass

@@ -73,7 +73,7 @@ def test_other_values_are_a_near_miss(agrees, generator):
         return torch.einsum("bsht,btc->bshc", scores.softmax(-1), kv.roll(1, 1))
 
     _, report = agrees(f, q, q_pe, kv, k_pe)
-    assert [r.reason for r in report.missed("mla")] == ["the values are not the keys of either score term"]
+    assert "not the keys of either product" in report.missed("mla")[0].reason
 
 
 def test_transposed_values_of_equal_sizes_are_not_keys(agrees, generator):

@@ -48,13 +48,16 @@ def match(context: Context) -> None:
                 _fused(context, node)
         except NoMatch as reason:
             if reason.near:
-                context.miss("attention", node, str(reason))
+                context.miss("attention", node, reason)
 
 
 def _written_out(context: Context, softmax: Node) -> None:
     pattern = read(softmax)
     if len(pattern.terms) != 1:
-        raise NoMatch(f"the scores are a sum of {len(pattern.terms)} products")
+        raise NoMatch(
+            f"the scores are a sum of {len(pattern.terms)} products",
+            "join them into one: torch.cat([q1, q2], -1) @ torch.cat([k1, k2], -1).mT",
+        )
     rewrite = Rewrite(pattern.output)
     try:
         new = build(rewrite, pattern)
@@ -74,13 +77,17 @@ def build(rewrite: Rewrite, pattern: Pattern) -> Node:
     k = place(rewrite, term.right, [batch, kv_heads, keys, term.inner])
     v = place(rewrite, pattern.value, [batch, kv_heads, keys, pattern.value_inner])
     if not same_dtype([q, k, v]):
-        raise NoMatch("q, k and v have different dtypes")
+        raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
     mask, causal, window, offset = masks.combine(rewrite, pattern, [batch, heads, queries, keys])
     new = rewrite.call(OP, q, k, v, mask, causal, term.scale, window, offset)
     have = [batch, heads, queries, pattern.value_inner]
     arranged = arrange(rewrite, new, have, pattern.output_dims)
     if arranged is None:
-        raise NoMatch("the output has other dimensions than attention's")
+        raise NoMatch(
+            "the output has other dimensions than attention's",
+            "sum over the keys only: softmax(...) @ v with v [batch, heads, keys, head size]",
+            at=pattern.output,
+        )
     return arranged if dtype(arranged) == dtype(pattern.output) else rewrite.call(CAST, arranged, dtype(pattern.output))
 
 
@@ -125,15 +132,18 @@ def signature(node: Node) -> str:
 def _fused(context: Context, node: Node) -> None:
     """ATen's fused attention, as Inductor's own patterns make it, when only its output is used."""
     if any(not is_call(u, operator.getitem) or u.args[1] != 0 for u in node.users):
-        raise NoMatch("the log-sum-exp is used (training)")
+        raise NoMatch(
+            "the log-sum-exp of F.scaled_dot_product_attention is used: this is training",
+            'give options={"select": "tile"}, or run under torch.no_grad()',
+        )
     if len(node.users) != 1:
-        raise NoMatch("the output is read more than once")
+        raise NoMatch("the output is unpacked more than once", "call F.scaled_dot_product_attention, not the aten op")
     q, k, v = node.args[:3]
     efficient = is_call(node, aten._scaled_dot_product_efficient_attention.default, FUSED[3])
     rest = 5 if efficient else 3
     mask = arg(node, 3, "attn_bias") if efficient else node.kwargs.get("attn_mask")
     if arg(node, rest, "dropout_p", 0.0) != 0.0:
-        raise NoMatch("dropout")
+        raise NoMatch("dropout", "call model.eval(), or pass dropout_p=0.0")
     output = next(iter(node.users))
     rewrite = Rewrite(output)
     causal, scale = bool(arg(node, rest + 1, "is_causal", False)), node.kwargs.get("scale")

@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from torch_tile.inductor.passes.graph import aten, is_tensor, known, val
+from torch_tile.inductor.passes.graph import Miss, aten, is_tensor, known, val
 from torch_tile.inductor.passes.manager import Context
 
 Arguments = dict[str, Any]
 Captured = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
-class NotCaptured(Exception):
+class NotCaptured(Miss):
     """Why a call stays as it is."""
 
 
@@ -41,13 +41,17 @@ def _sdpa(
 ) -> Captured:
     q, k, v = val(query), val(key), val(value)
     if not (isinstance(dropout_p, int | float) and dropout_p == 0.0):
-        raise NotCaptured("dropout")
+        raise NotCaptured("dropout", "call model.eval(), or pass dropout_p=0.0")
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        raise NotCaptured(f"rank {q.dim()} (4 wanted: batch, heads, length, head size)")
+        raise NotCaptured(
+            f"q, k and v of rank {q.dim()}, {k.dim()} and {v.dim()}", "make all [batch, heads, length, head size]"
+        )
     if not (known(q.shape[0] == k.shape[0]) and known(k.shape[0] == v.shape[0])):
-        raise NotCaptured("batch sizes broadcast")
+        raise NotCaptured("the batch sizes of q, k and v broadcast", "expand them to one batch size before the call")
     if attn_mask is not None and val(attn_mask).requires_grad:
-        raise NotCaptured("the mask needs a gradient")
+        raise NotCaptured(
+            "the mask needs a gradient", "detach the mask, or write the attention out as matmul and softmax"
+        )
     options = {"causal": bool(is_causal), "scale": None if scale is None else _number(scale, "scale")}
     return "attention", (query, key, value, attn_mask), options
 
@@ -55,9 +59,11 @@ def _sdpa(
 def _last_dim_only(x: Any, normalized_shape: Any) -> None:
     sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if len(sizes) != 1:
-        raise NotCaptured(f"normalises over {len(sizes)} dimensions (only the last is supported)")
+        raise NotCaptured(
+            f"normalises over {len(sizes)} dimensions", "flatten them, so that normalized_shape has one size"
+        )
     if val(x).dim() == 0:
-        raise NotCaptured("scalar input")
+        raise NotCaptured("the input has no dimension", "give it at least one")
 
 
 def _number(value: Any, what: str) -> float:
@@ -65,7 +71,7 @@ def _number(value: Any, what: str) -> float:
     if isinstance(value, Node) and isinstance(val(value), torch.SymFloat):
         value = val(value)
     if not isinstance(value, int | float | torch.SymFloat):
-        raise NotCaptured(f"{what} is not a Python number")
+        raise NotCaptured(f"{what} is not a Python number", f"pass {what} as a float")
     return float(value)
 
 
@@ -75,7 +81,7 @@ def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = 
         low = val(input).dtype in (torch.float16, torch.bfloat16)
         eps = torch.finfo(torch.float32 if low else val(input).dtype).eps
     if weight is not None and val(weight).dtype != val(input).dtype:
-        raise NotCaptured("weight and input have different dtypes")
+        raise NotCaptured("weight and input have different dtypes", "cast the weight or the input before the call")
     return "rms_norm", (input, weight), {"eps": _number(eps, "eps"), "cast_first": False}
 
 
@@ -84,7 +90,7 @@ def _layer_norm(
 ) -> Captured:
     _last_dim_only(input, normalized_shape)
     if any(p is not None and val(p).dtype != val(input).dtype for p in (weight, bias)):
-        raise NotCaptured("weight or bias and input have different dtypes")
+        raise NotCaptured("weight or bias and input have different dtypes", "cast them or the input before the call")
     return "layer_norm", (input, weight, bias), {"eps": _number(eps, "eps")}
 
 
@@ -94,9 +100,9 @@ def _functional_softmax(input: Any, dim: Any = None, _stacklevel: int = 3, dtype
 
 def _softmax(input: Any, dim: Any = None, dtype: Any = None) -> Captured:
     if not isinstance(dim, int) or val(input).dim() == 0:
-        raise NotCaptured("no dimension given")
+        raise NotCaptured("no dimension given, or none there", "write softmax(x, dim=-1)")
     if not val(input).is_floating_point() or not (dtype is None or dtype.is_floating_point):
-        raise NotCaptured("not a floating dtype")
+        raise NotCaptured("not a floating dtype", "cast the input to a floating dtype before the softmax")
     return "softmax", (input, dim), {} if dtype is None else {"dtype": dtype}
 
 
@@ -130,7 +136,7 @@ def capture(context: Context) -> None:
         try:
             _capture_one(context, node, family, binder)
         except NotCaptured as reason:
-            context.miss(family, node, str(reason))
+            context.miss(family, node, reason)
 
 
 def _specialise_eps(context: Context) -> None:
@@ -160,16 +166,19 @@ def _wanted(context: Context, family: str) -> bool:
 def _capture_one(context: Context, node: Node, family: str, binder: Binder) -> None:
     tensors = [n for n in node.all_input_nodes if is_tensor(n)]
     if not tensors or any(not isinstance(t.meta.get("example_value", val(t)), torch.Tensor) for t in tensors):
-        raise NotCaptured("no example value of the inputs")
+        raise NotCaptured("no example value of the inputs", "nothing in the model is wrong: please report the graph")
     if node.kwargs.get("out") is not None:
-        raise NotCaptured("writes into a given tensor")
+        raise NotCaptured("writes into a given tensor", "leave out=... away and use the result")
     training = torch.is_grad_enabled() and any(val(t).requires_grad for t in tensors)
     if training and context.settings.select == "fastest":
-        raise NotCaptured('training: no tile backward kernel yet (select="tile" takes the forward)')
+        raise NotCaptured(
+            "training, for which there is no tile backward kernel",
+            'give options={"select": "tile"}, which takes the forward, or run under torch.no_grad()',
+        )
     try:
         inspect.signature(binder).bind(*node.args, **node.kwargs)
     except TypeError as error:
-        raise NotCaptured(f"unexpected arguments: {error}") from None
+        raise NotCaptured(f"unexpected arguments: {error}", "call it with the arguments of its documentation") from None
     name, args, options = binder(*node.args, **node.kwargs)
     op = getattr(torch.ops.tile, name).default
     with context.graph.inserting_before(node):

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch_tile.inductor import report
 from torch_tile.inductor.passes import attention
 from torch_tile.inductor.passes.epilogue import PRODUCTS
-from torch_tile.inductor.passes.graph import aten, dtype, is_call, shape, val
+from torch_tile.inductor.passes.graph import Miss, aten, dtype, is_call, shape, val
 from torch_tile.inductor.passes.manager import Context
 
 
@@ -178,13 +178,20 @@ WATCHED = {
     "softmax": (aten._softmax.default,),
 }
 
+ADVICE = {
+    "gemm": "nothing in the model is wrong: please report the graph",
+    "attention": 'in training give options={"select": "tile"}; otherwise call F.scaled_dot_product_attention',
+    "norm": 'in training give options={"select": "tile"}; otherwise normalise over the last dimension alone',
+    "softmax": "reduce over one dimension of a floating tensor",
+}
+
 
 def report_missed(context: Context) -> None:
     """Say of every subgraph of a wanted family that is still there that nothing took it."""
     for node in context.graph.nodes:
         for family, targets in WATCHED.items():
             if family in context.settings.families and is_call(node, *targets) and node not in context.handled:
-                context.miss(family, node, f"no rule for it here ({_types(node)})")
+                context.miss(family, node, Miss(f"no rule for it here ({_types(node)})", ADVICE[family]))
 
 
 def _types(node: Node) -> str:

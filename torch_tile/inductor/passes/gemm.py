@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.passes import epilogue
-from torch_tile.inductor.passes.graph import Rewrite, dtype, is_call, ordered, product, shape
+from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_call, ordered, product, shape
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.kernels.epilogue_rewrite import canonical
 
@@ -23,10 +23,15 @@ def match(context: Context) -> None:
         if not is_call(node, *epilogue.PRODUCTS) or node in taken or not node.users:
             continue
         if dtype(node) not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            context.miss("gemm", node, f"no kernel for {dtype(node)}")
+            why = Miss(f"no kernel for {dtype(node)}", "cast both operands to bfloat16, float16, float32 or float64")
+            context.miss("gemm", node, why)
             continue
         if epilogue.bias_kind(node) is None:
-            context.miss("gemm", node, "the addend does not broadcast along rows or columns")
+            why = Miss(
+                "what is added to the product does not broadcast along rows or columns",
+                "make it a floating tensor [N], [M, 1] or [M, N]",
+            )
+            context.miss("gemm", node, why)
             continue
         taken.update(_replace(context, node))
 

@@ -23,6 +23,25 @@ COPIES = (aten.clone.default, aten.alias.default)
 CAST = prims.convert_element_type.default
 
 
+class Miss(Exception):
+    """Why a subgraph that looks like one of ours is none: the reason, what to write instead, and the node at fault."""
+
+    def __init__(self, reason: str, fix: str = "", at: Any = None) -> None:
+        super().__init__(reason)
+        self.reason, self.fix = reason, fix
+        self.at = at if isinstance(at, Node) else None
+
+
+def name_of(node: Any) -> str:
+    """What a node does, as a user would call it: `aten.tanh`, `method softmax`; other arguments as they print."""
+    if not isinstance(node, Node):
+        return str(node)
+    if node.op == "placeholder":
+        return "an input of the graph"
+    target: Any = node.target
+    return str(getattr(target, "overloadpacket", getattr(target, "__name__", target)))
+
+
 def val(node: Any) -> Any:
     """The fake value of a node (ATen graphs keep it under `val`, Dynamo's under `example_value`), else None."""
     if not isinstance(node, Node):

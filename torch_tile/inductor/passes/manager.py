@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 
 from torch_tile.inductor import report
 from torch_tile.inductor.compat import CustomGraphPass
-from torch_tile.inductor.passes.graph import Rewrite, dtype, is_tensor, same_shape, shape
+from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_tensor, name_of, same_shape, shape
 from torch_tile.inductor.settings import Settings
 
 
@@ -41,7 +41,12 @@ class Context:
         for old, new in pairs:
             if not is_tensor(new) or not same_shape(shape(old), shape(new)) or dtype(old) != dtype(new):
                 rewrite.discard()
-                self.miss(family, anchor, f"the replacement of {old.name} would have another shape or dtype")
+                why = Miss(
+                    f"the replacement of {name_of(old)} would have another shape or dtype",
+                    "nothing in the model is wrong: please report the graph",
+                    at=old,
+                )
+                self.miss(family, anchor, why)
                 return False
         reason = ""
         if self.settings.select == "fastest":
@@ -64,20 +69,18 @@ class Context:
         self.handled.add(node)
         report.log.debug("captured %s at %s", what, report.place(node))
 
-    def miss(self, family: str, anchor: Node, reason: str) -> None:
+    def miss(self, family: str, anchor: Node, why: Miss) -> None:
         """Record why a subgraph of a family was not replaced (the first reason counts)."""
         if anchor not in self.handled:
-            self.note(family, report.MISSED, _name(anchor), anchor, reason)
+            self.note(family, report.MISSED, name_of(anchor), anchor, why.reason, why)
 
-    def note(self, family: str, status: str, what: str, anchor: Node, reason: str = "") -> None:
+    def note(
+        self, family: str, status: str, what: str, anchor: Node, reason: str = "", why: Miss | None = None
+    ) -> None:
         """Record what became of a subgraph."""
         self.handled.add(anchor)
-        report.record(report.Row(family, status, what, report.place(anchor), reason, self.stage))
-
-
-def _name(node: Node) -> str:
-    target: Any = node.target
-    return str(getattr(target, "__name__", target)) if node.op == "call_function" else f"{node.op} {target}"
+        fix = why.fix if why else ""
+        report.record(report.Row(family, status, what, report.place(anchor), reason, self.stage, fix))
 
 
 Family = Callable[[Context], None]

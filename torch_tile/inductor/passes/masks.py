@@ -231,5 +231,9 @@ def _arranged(rewrite: Rewrite, mask: Node, pattern: Any, dims: list[Group]) -> 
     if new is None:
         from torch_tile.inductor.passes.scores import NoMatch
 
-        raise NoMatch("the mask has other dimensions than attention's")
+        raise NoMatch(
+            "the mask has other dimensions than attention's",
+            "make it broadcastable to [batch, heads, queries, keys]",
+            at=mask,
+        )
     return new

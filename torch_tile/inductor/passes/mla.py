@@ -38,13 +38,16 @@ def match(context: Context) -> None:
         try:
             _replace(context, pattern)
         except NoMatch as reason:
-            context.miss("mla", node, str(reason))
+            context.miss("mla", node, reason)
 
 
 def _replace(context: Context, pattern: Pattern) -> None:
     latent, rope = _order(pattern)
     if latent.scale != rope.scale:
-        raise NoMatch("the two score terms are scaled differently")
+        raise NoMatch(
+            "the two products that make the scores are scaled differently",
+            "scale their sum: (q @ kv.mT + q_pe @ k_pe.mT) * scale",
+        )
     *outer, keys = pattern.dims
     present = latent.right.axes() | rope.right.axes()
     rows = [a for g in outer for a in leaves(g)]
@@ -59,11 +62,15 @@ def _replace(context: Context, pattern: Pattern) -> None:
         kv = place(rewrite, latent.right, [batch, keys, latent.inner])
         k_pe = place(rewrite, rope.right, [batch, keys, rope.inner])
         if not same_dtype([q, q_pe, kv, k_pe]):
-            raise NoMatch("queries and cache have different dtypes")
+            raise NoMatch("queries and cache have different dtypes", "cast the queries to the cache's dtype")
         new = rewrite.call(OP, q, q_pe, kv, k_pe, None, seq_lens, latent.scale)
         arranged = arrange(rewrite, new, [batch, queries, heads, latent.inner], pattern.output_dims)
         if arranged is None:
-            raise NoMatch("the output has other dimensions than the latent's")
+            raise NoMatch(
+                "the output has other dimensions than the latent's",
+                "sum over the positions only: softmax(scores) @ kv, and project to values afterwards",
+                at=pattern.output,
+            )
     except NoMatch:
         rewrite.discard()
         raise
@@ -79,7 +86,11 @@ def _visible(rewrite: Rewrite, pattern: Pattern, batch: Group) -> tuple[Group, N
     if not pattern.masks:
         return [], None
     if len(pattern.masks) > 1 or len(pattern.dims) != 4:
-        raise NoMatch("several masks, or scores that are not of rank 4")
+        raise NoMatch(
+            f"{len(pattern.masks)} masks on scores of rank {len(pattern.dims)}",
+            "join the masks into one with &, on scores [batch, heads, queries, keys]",
+            at=pattern.masks[0].node,
+        )
     node, fill, inverted, additive = masks.condition_of(pattern.masks[0])
     sizes = shape(pattern.softmax)
     if not additive:
@@ -94,7 +105,11 @@ def _visible(rewrite: Rewrite, pattern: Pattern, batch: Group) -> tuple[Group, N
         found = masks.lengths(node, inverted)
         if found is not None and fill == float("-inf"):
             return [], _seq_lens(rewrite, found, extent(batch))
-    raise NoMatch("the mask is neither causal among the last queries nor a length for each sequence")
+    raise NoMatch(
+        "the mask is neither causal among the last queries nor a length for each sequence",
+        "compare positions: arange(keys) < lengths[:, None], or leave the mask out where every query sees every key",
+        at=node,
+    )
 
 
 def _seq_lens(rewrite: Rewrite, found: tuple[str, int], batch: Any) -> Node:
@@ -102,7 +117,7 @@ def _seq_lens(rewrite: Rewrite, found: tuple[str, int], batch: Any) -> Node:
     name, shift = found
     lens = next(n for n in rewrite.graph.nodes if n.name == name)
     if not known(product(shape(lens)) == batch):
-        raise NoMatch("the lengths are not one for each sequence")
+        raise NoMatch("the lengths are not one for each sequence", "make them an integer tensor [batch]", at=lens)
     lens = rewrite.call(CAST, rewrite.reshape(lens, [batch]), torch.int32)
     return rewrite.call(aten.add.Tensor, lens, shift) if shift else lens
 
@@ -112,7 +127,12 @@ def _order(pattern: Pattern) -> tuple[Term, Term]:
     for latent, rope in (pattern.terms, pattern.terms[::-1]):
         if _is_value(latent, pattern.value, pattern.value_inner):
             return latent, rope
-    raise NoMatch("the values are not the keys of either score term")
+    raise NoMatch(
+        "the values are not the keys of either product that makes the scores",
+        "for latent attention, multiply by the latent cache itself: softmax(scores) @ kv; for ordinary attention, "
+        "join both products into one: torch.cat([q, q_pe], -1) @ torch.cat([k, k_pe], -1).mT",
+        at=pattern.output,
+    )
 
 
 def _is_value(term: Term, value: Operand, inner: Group) -> bool:

@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from torch_tile.inductor.passes.graph import (
     CAST,
+    Miss,
     Rewrite,
     arg,
     aten,
@@ -40,10 +41,6 @@ ADD = (aten.add.Tensor, aten.add.Scalar)
 MUL = (aten.mul.Tensor, aten.mul.Scalar)
 
 
-class NoMatch(Exception):
-    """A near miss: it began like a norm."""
-
-
 @dataclass
 class Scale:
     """`value * (weight + offset)`: the multiplication, its vector operand without casts, and the offset."""
@@ -60,9 +57,9 @@ def match(context: Context) -> None:
             continue
         try:
             _match_one(context, node)
-        except NoMatch as reason:
+        except Miss as reason:
             if context.stage != "backward":  # which recomputes statistics; those are no norms
-                context.miss("norm", node, str(reason))
+                context.miss("norm", node, reason)
 
 
 def _is_root(node: Node) -> bool:
@@ -78,7 +75,10 @@ def _match_one(context: Context, root: Node) -> None:
     pair = binary_with_scalar(plus, *ADD)
     if pair is None:
         if is_call(plus.args[0], aten.mean.dim):
-            raise NoMatch("eps is a tensor (a float made dynamic by dynamic=True?)")
+            raise Miss(
+                "eps is a tensor",
+                "make it a Python float",
+            )
         return
     statistic, eps = pair
     centred = _variance_of(statistic)
@@ -103,7 +103,7 @@ def _mean_of(node: Any) -> Any:
     if not is_call(node, aten.mean.dim) or not _last_dim(node, node.args[0]):
         return None
     if not arg(node, 2, "keepdim", False):
-        raise NoMatch("the mean drops its dimension")
+        raise Miss("the mean drops its dimension", "write mean(-1, keepdim=True)", at=node)
     return node.args[0]
 
 
@@ -129,9 +129,9 @@ def _variance_of(statistic: Any) -> Any:
         node = node.args[0]
     if is_call(node, aten.var.correction, aten.var_mean.correction) and _last_dim(node, node.args[0]):
         if arg(node, 2, "correction", 1) != 0:
-            raise NoMatch("the variance is unbiased (correction is not 0)")
+            raise Miss("the variance is unbiased", "write var(-1, correction=0, keepdim=True)", at=node)
         if not arg(node, 3, "keepdim", False):
-            raise NoMatch("the variance drops its dimension")
+            raise Miss("the variance drops its dimension", "write var(-1, correction=0, keepdim=True)", at=node)
         return node.args[0]
     centred = _mean_square_of(statistic)
     return _centred(centred)
@@ -166,9 +166,17 @@ def _normalised(root: Node, accept: Any) -> Node:
                 if accept(other):
                     found.append(node)
     if len(found) != 1:
-        raise NoMatch("the reciprocal root does not scale the normalised input exactly once")
+        raise Miss(
+            f"the reciprocal root scales the input {len(found)} times",
+            "multiply once, x * rsqrt(mean(x ** 2) + eps), by the same x that was squared",
+            at=root,
+        )
     if any(u is not found[0] for u in root.users if not is_call(u, CAST)):
-        raise NoMatch("the statistic is used elsewhere (saved for the backward?)")
+        raise Miss(
+            "the statistic is used elsewhere (returned, or saved for the backward?)",
+            "return only the normalised tensor; in training use F.rms_norm or F.layer_norm",
+            at=root,
+        )
     return found[0]
 
 
@@ -208,7 +216,7 @@ def _scaled(chain: list[Node]) -> Scale | None:
 def _rms_norm(context: Context, root: Node, h: Node, eps: float) -> None:
     y = _normalised(root, lambda x: _same_value(x, h))
     if not same_shape(shape(y), shape(h)):
-        raise NoMatch("broadcasts")
+        raise Miss("the product with the reciprocal root broadcasts", "normalise x before it is expanded", at=y)
     casts = _through_casts(y)
     scale = _scaled(casts)
     x = uncast(h)
@@ -239,7 +247,7 @@ def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
     chain = _through_casts(y)
     scale = _scaled(chain)
     if scale is not None and scale.offset:
-        raise NoMatch("a number is added to the weight")
+        raise Miss("a number is added to the weight", "store the sum as the weight of the LayerNorm", at=scale.node)
     out, bias = (_through_casts(scale.node), None) if scale else (chain, None)
     user = only_user(out[-1])
     if is_call(user, aten.add.Tensor) and user.kwargs.get("alpha", 1) == 1:

@@ -15,6 +15,7 @@ from torch.fx import Node
 from torch_tile.inductor.passes.graph import (
     CAST,
     VIEWS,
+    Miss,
     Rewrite,
     aten,
     binary_with_scalar,
@@ -22,6 +23,7 @@ from torch_tile.inductor.passes.graph import (
     dtype,
     is_call,
     is_tensor,
+    name_of,
     only_user,
     shape,
 )
@@ -34,7 +36,7 @@ _VIEW_LIKE = (
 )
 
 
-class NoMatch(Exception):
+class NoMatch(Miss):
     """Why a softmax is not that of an attention we know; `near` if one side of it did look like one."""
 
     near = True
@@ -99,14 +101,22 @@ def read(softmax: Node) -> Pattern:
     dims = axes_of(shape(softmax))
     scores, output = _sides(softmax, dims)
     if axis % rank != rank - 1 or rank < 2:
-        raise NoMatch("the softmax is not over the last dimension")
+        raise NoMatch(
+            "the softmax is not over the last dimension",
+            "lay the scores out as [..., queries, keys] and take softmax(dim=-1)",
+            at=softmax,
+        )
     left: Any = output.args[0]
     rows = axes_of(shape(left))
     root, groups = trace(left, rows, casts=True)
     if is_call(root, aten.where.self):  # the guard that _consumer accepted
         root, groups = trace(root.args[2], groups, casts=True)
     if root is not softmax or not all(unify(a, b) for a, b in zip(dims, groups, strict=True)):
-        raise NoMatch("the probabilities are rearranged before the product with the values")
+        raise NoMatch(
+            "the probabilities are rearranged before the product with the values",
+            "multiply them as they are, softmax(...) @ v, and rearrange the result",
+            at=output,
+        )
     inner = axes_of(shape(output)[-1:])
     right: Any = output.args[1]
     value = Operand(*trace(right, [*rows[:-2], rows[-1], *inner], casts=True))
@@ -149,17 +159,28 @@ def _consumer(softmax: Node) -> Node:
     while True:
         user = only_user(node)
         if user is None:
-            raise NoMatch("the attention probabilities are used more than once (returned, or saved for the backward?)")
+            raise NoMatch(
+                "the attention probabilities are used more than once (returned, or saved for the backward?)",
+                "do not return the weights (need_weights=False, output_attentions=False); in training call "
+                "F.scaled_dot_product_attention",
+                at=node,
+            )
         if is_call(user, *PRODUCTS):
             if user.args[0] is not node or user.args[1] is node:
-                raise NoMatch("the probabilities are the right operand of their product")
+                raise NoMatch(
+                    "the probabilities are the right operand of their product",
+                    "write softmax(...) @ v, with the probabilities on the left",
+                    at=user,
+                )
             return user
         if is_call(user, aten.where.self) and user.args[2] is node and _guards_empty_rows(user, softmax):
             node = user
             continue
         if not is_call(user, CAST, *_VIEW_LIKE):
             raise NoMatch(
-                f"{getattr(user.target, '__name__', user.target)} between softmax and the product with the values"
+                f"{name_of(user)} between softmax and the product with the values",
+                f"move {name_of(user)} behind the product, or leave it out (dropout: p=0, or model.eval())",
+                at=user,
             )
         node = user
 
@@ -192,14 +213,17 @@ def _scores(node: Any, dims: list[Group], top: bool) -> _Scores:
         return _where(node, dims, top)
     root, groups = trace(node, dims)
     if root is node:
-        name = getattr(node.target, "__name__", node.target) if isinstance(node, Node) else node
-        raise NoMatch(f"the scores come from {name}")
+        raise NoMatch(
+            f"the scores come from {name_of(node)}",
+            "scores may be scaled by a number, added to a mask, or masked by where; apply anything else to q or k",
+            at=node,
+        )
     return _scores(root, groups, False)
 
 
 def _scaled(scores: _Scores, factor: float) -> _Scores:
     if any(m.additive or m.fill != float("-inf") for m in scores.masks) or (factor <= 0 and scores.masks):
-        raise NoMatch("the scores are scaled after the mask is added")
+        raise NoMatch("the scores are scaled after the mask is added", "scale first: softmax(q @ k.mT * scale + mask)")
     return _Scores([(p, g, s * factor) for p, g, s in scores.products], scores.masks)
 
 
@@ -218,9 +242,15 @@ def _sum(node: Node, dims: list[Group], top: bool) -> _Scores:
         return _Scores([*a.products, *b.products], [*a.masks, *b.masks])
     found, other = (a, node.args[1]) if a else (b, node.args[0])
     if found is None or not is_tensor(other):
-        raise first or NoMatch("the scores are no product")
+        raise first or NoMatch(
+            "the scores are a number added to something else than q @ k.mT", "add a mask to the product itself", at=node
+        )
     if not top:
-        raise NoMatch("the mask is added in another shape than the softmax's")
+        raise NoMatch(
+            "the mask is added in another shape than the softmax's",
+            "view the scores as [batch, heads, queries, keys] before the mask is added",
+            at=node,
+        )
     return _Scores(found.products, [*found.masks, Mask(other, additive=True)])
 
 
@@ -231,16 +261,28 @@ def _where(node: Node, dims: list[Group], top: bool) -> _Scores:
         if number is not None and isinstance(condition, Node):
             found = _scores(kept, dims, top)
             if not top:
-                raise NoMatch("the mask is applied in another shape than the softmax's")
+                raise NoMatch(
+                    "the mask is applied in another shape than the softmax's",
+                    "view the scores as [batch, heads, queries, keys] before they are masked",
+                    at=node,
+                )
             return _Scores(found.products, [*found.masks, Mask(condition, False, number, inverted)])
-    raise NoMatch("masked by another tensor")
+    raise NoMatch(
+        "where() puts values of another tensor into the scores",
+        "mask with a number: where(mask, scores, -inf)",
+        at=node,
+    )
 
 
 def place(rewrite: Rewrite, operand: Operand, want: list[Group]) -> Node:
     """The operand as a tensor with dimensions `want`."""
     node = arrange(rewrite, operand.root, operand.groups, want)
     if node is None:
-        raise NoMatch("an operand has dimensions that attention does not")
+        raise NoMatch(
+            f"{name_of(operand.root)} has dimensions that attention's operands have not",
+            "make q, k and v [batch, heads, length, head size], with no dimension that is summed or repeated otherwise",
+            at=operand.root,
+        )
     return node
 
 
