@@ -55,8 +55,8 @@ def sanitized(name: str, tool: str | None, seed: int, sanitizer: str) -> int:
     """Run a kernel's problems under a tool (None: under none), print what was found, return how many mistakes."""
     command = [sys.executable, __file__, "--run", name, "--seed", str(seed)]
     if tool is not None:
-        # The tools do not see what bulk stores write: a result so stored, copied to the host, would count as read before
-        # it was written. That all of a result is written, its comparison shows; kernels' own reads stay checked.
+        # The tools do not see what bulk stores write: a result so stored, copied to the host, would count as read
+        # before it was written. That all of a result is written, its comparison shows; kernels' own reads stay checked.
         api = ["--check-api-memory-access", "no"] if tool == "initcheck" else []
         command = [sanitizer, "--tool", tool, *api, "--report-api-errors", "no", "--print-limit", "20", *command]
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
