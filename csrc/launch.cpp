@@ -12,28 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "launch_dlpack.h"
 #include "launch_driver.h"
 
 namespace {
-
-// DLPack 1.x, the part that is used.
-struct Tensor {
-  void* data;
-  int32_t device_type, device_index;
-  int32_t rank;
-  uint8_t code, bits;
-  uint16_t lanes;
-  int64_t* shape;
-  int64_t* strides;
-  uint64_t byte_offset;
-};
-enum : uint8_t { kFloat = 2, kBfloat = 4 };
-struct Exchange {
-  uint32_t major, minor;
-  void *previous, *allocate, *managed_from_object, *object_from_managed;
-  int (*tensor_from_object)(PyObject*, Tensor*);
-  int (*current_stream)(int device_type, int32_t device_index, void** stream);
-};
 
 using IsNegative = bool (*)(void* const*);  // at::native::is_neg(const at::Tensor&); a Tensor is a pointer to a TensorImpl
 
@@ -43,14 +25,15 @@ constexpr const char* kName = "torch_tile.kernel";
 
 // A form of arguments, `words` long, and behind it the plan for it, `plan_words` long: a Plan, its PlannedMaps, and a
 // PlannedLaunch for each kernel with (kind, value) for each of its arguments, where kind 0 is the tensor `value`, 1 the
-// scalar `value`, 2 the number `value` itself, and 3 the map `value` of the plan.
+// scalar `value`, 2 the number `value` itself, and 3 the map `value` of the plan. A tensor is named by its place: the
+// argument's number in the low 8 bits, and from there the bytes. The last number is that of the workspace.
 struct Form {
   uint64_t hash;
   int words, plan_words;
   int64_t data[1];
 };
 struct Plan {
-  int64_t context, launches, maps;
+  int64_t context, workspace, launches, maps;
   PlannedMap* map(int64_t index) { return (PlannedMap*)(this + 1) + index; }
 };
 
@@ -67,17 +50,22 @@ struct Kernel {
   bool scalars_matter;  // launch grids depend on scalar arguments, so they are part of the form
   char kinds[kMostArguments];  // 't' for tensors, else the struct module's letter of a number
   uint64_t masks[kMostArguments];  // bits of an address that must be 0
+  uint64_t low_bits;  // bits of an address that are part of the form, below 256
   Form* last;
   Form* forms[kSlots];
   int known;
 };
 
 struct Arguments {
-  uint64_t pointers[kMostArguments], scalars[kMostArguments];
+  uint64_t pointers[kMostArguments + 1], scalars[kMostArguments];
   int tensors, numbers, words;
   int32_t device_type, device_index;
   int64_t form[kMostWords];
+
+  uint64_t at(int64_t place) const { return pointers[place & 255] + (uint64_t)(place >> 8); }
 };
+
+int watchers;  // while there are any, every call goes through Python, where it is seen
 
 // Whether a tensor is a view whose sign is yet to be turned. Python's `is_neg` costs more than all else that is read.
 bool is_negative(Kernel* kernel, PyObject* object, const Tensor& tensor) {
@@ -101,9 +89,11 @@ bool read_tensor(Kernel* kernel, PyObject* object, uint64_t mask, Arguments* int
     return false;
   }
   if (into->words + 1 + 2 * tensor.rank > kMostWords) return false;
+  uint64_t address = (uint64_t)tensor.data + tensor.byte_offset;
   int64_t* form = into->form + into->words;
   *form++ = tensor.code | (int64_t)tensor.bits << 8 | (int64_t)tensor.lanes << 16 | (int64_t)tensor.device_type << 32 |
-            (int64_t)tensor.device_index << 40 | (int64_t)tensor.rank << 56;
+            (int64_t)(tensor.device_index & 255) << 40 | (int64_t)(address & kernel->low_bits) << 48 |
+            (int64_t)tensor.rank << 56;
   bool empty = false;
   for (int d = 0; d < tensor.rank; ++d) {
     *form++ = tensor.shape[d];
@@ -111,7 +101,6 @@ bool read_tensor(Kernel* kernel, PyObject* object, uint64_t mask, Arguments* int
     empty |= tensor.shape[d] == 0;
   }
   into->words = (int)(form - into->form);
-  uint64_t address = (uint64_t)tensor.data + tensor.byte_offset;
   if ((address & mask) || (address == 0 && !empty)) return false;
   if ((tensor.code == kFloat || tensor.code == kBfloat) && is_negative(kernel, object, tensor)) return false;
   if (into->tensors == 0) {
@@ -210,7 +199,7 @@ bool bring_maps(Kernel* kernel, Form* form, const Arguments& arguments) {
   Plan* plan = (Plan*)(form->data + form->words);
   for (int64_t i = 0; i < plan->maps; ++i) {
     PlannedMap* map = plan->map(i);
-    if (bring(kernel->driver, map, arguments.pointers[map->tensor]) != 0) return false;
+    if (bring(kernel->driver, map, arguments.at(map->tensor)) != 0) return false;
   }
   return true;
 }
@@ -230,10 +219,10 @@ int follow(Kernel* kernel, const Form* form, Arguments* arguments, void* stream)
     void* places[kMostWords / 2];
     int64_t* argument = at + sizeof next / 8;
     for (int64_t i = 0; i < next.arguments; ++i, argument += 2) {
-      places[i] = argument[0] == 0   ? (void*)&arguments->pointers[argument[1]]
-                  : argument[0] == 1 ? (void*)&arguments->scalars[argument[1]]
-                  : argument[0] == 2 ? (void*)&argument[1]
-                                     : (void*)plan->map(argument[1])->bytes;
+      if (argument[0] == 0) argument[1] = (int64_t)arguments->at(argument[1]);
+      places[i] = argument[0] == 1   ? (void*)&arguments->scalars[argument[1]]
+                  : argument[0] == 3 ? (void*)plan->map(argument[1])->bytes
+                                     : (void*)&argument[1];
     }
     status = start(kernel->driver, next, stream, places);
     at = argument;
@@ -259,13 +248,18 @@ PyObject* launch(PyObject* self, PyObject* const* objects, Py_ssize_t count) {
   Kernel* kernel = (Kernel*)PyCapsule_GetPointer(self, kName);
   if (kernel == NULL) return NULL;
   Arguments arguments;
-  if (!read(kernel, objects, count, &arguments)) return in_python(kernel->held[kSlow], objects, count);
+  if (watchers > 0 || !read(kernel, objects, count, &arguments)) return in_python(kernel->held[kSlow], objects, count);
   Form* form = kernel->last;
   if (form == NULL || !is_form(form, arguments)) {
     form = *place(kernel, arguments, hash_of(arguments));
     if (form == NULL) return in_python(kernel->held[kSlow], objects, count);
     kernel->last = form;
   }
+  Workspace workspace;
+  int64_t bytes = ((Plan*)(form->data + form->words))->workspace;
+  if (bytes > 0 && !workspace.allocate(*kernel->exchange, arguments.device_type, arguments.device_index, bytes))
+    return in_python(kernel->held[kSlow], objects, count);
+  arguments.pointers[arguments.tensors] = workspace.address();
   if (!bring_maps(kernel, form, arguments)) return in_python(kernel->held[kSlow], objects, count);
   void* stream = NULL;
   if (kernel->exchange->current_stream(arguments.device_type, arguments.device_index, &stream) != 0) return NULL;
@@ -324,18 +318,27 @@ PyObject* sizes_of(PyObject*, PyObject* args) {
   return PyLong_FromVoidPtr(is_known ? (void*)tensor.shape : NULL);
 }
 
+// watch(by): more or fewer watchers.
+PyObject* watch(PyObject*, PyObject* args) {
+  int by;
+  if (!PyArg_ParseTuple(args, "i", &by)) return NULL;
+  watchers += by;
+  Py_RETURN_NONE;
+}
+
 // make(exchange, (slow, failed, is_neg, Tensor, Parameter), (functions of Driver, in its order),
-//      (at::native::is_neg or 0, offset of sizes), kinds, masks, scalars_matter)
+//      (at::native::is_neg or 0, offset of sizes), kinds, masks, scalars_matter, low_bits)
 // -> (launch function, kernel for `remember`), or None if torch's table is of a kind that is not known here.
 PyObject* make(PyObject*, PyObject* args) {
   PyObject *exchange, *held[kHeld];
-  unsigned long long functions[5], is_negative, sizes_offset;
+  unsigned long long functions[5], is_negative, sizes_offset, low_bits;
   const char *kinds, *masks;
   Py_ssize_t count, mask_bytes;
   int scalars_matter;
-  if (!PyArg_ParseTuple(args, "O(OOOOO)(KKKKK)(KK)y#y#p", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
+  if (!PyArg_ParseTuple(args, "O(OOOOO)(KKKKK)(KK)y#y#pK", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
                         &held[kTensor], &held[kParameter], functions, functions + 1, functions + 2, functions + 3,
-                        functions + 4, &is_negative, &sizes_offset, &kinds, &count, &masks, &mask_bytes, &scalars_matter))
+                        functions + 4, &is_negative, &sizes_offset, &kinds, &count, &masks, &mask_bytes, &scalars_matter,
+                        &low_bits))
     return NULL;
   Exchange* table = (Exchange*)PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
   if (table == NULL) return NULL;
@@ -350,6 +353,7 @@ PyObject* make(PyObject*, PyObject* args) {
   kernel->sizes_offset = (int64_t)sizes_offset;
   kernel->count = (int)count;
   kernel->scalars_matter = scalars_matter;
+  kernel->low_bits = low_bits;
   memcpy(kernel->kinds, kinds, (size_t)count);
   memcpy(kernel->masks, masks, (size_t)mask_bytes);
   for (int i = 0; i < kHeld; ++i) {
@@ -365,6 +369,7 @@ PyMethodDef methods[] = {
     {"make", make, METH_VARARGS, "A launch function and its kernel."},
     {"sizes_of", sizes_of, METH_VARARGS, "The address of a tensor's sizes."},
     {"remember", remember, METH_VARARGS, "Follow a plan for arguments of this form."},
+    {"watch", watch, METH_VARARGS, "Go through Python while there are watchers."},
     {NULL, NULL, 0, NULL},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "torch_tile_launch", "Launches CUDA kernels.", -1, methods, NULL, NULL, NULL, NULL};

@@ -5,9 +5,11 @@ import hashlib
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +65,32 @@ def seed(request: pytest.FixtureRequest) -> int:
     value = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
     print(f"seed {value} ({SEED}={os.environ[SEED]})")
     return value
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path) -> Callable[..., None]:
+    """`two_ranks(script, *arguments)`: run a script as two processes, as `script rank store *arguments`.
+
+    They meet through gloo at the file `store`; what a failing one printed is shown.
+    """
+
+    def run(script: str, *arguments: str) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        here = [sys.executable, script]
+        ranks = []
+        for rank in "01":
+            with open(tmp_path / rank, "w") as out:
+                command = [*here, rank, str(tmp_path / "store"), *arguments]
+                ranks.append(subprocess.Popen(command, stdout=out, stderr=out, env=environment))
+        try:
+            codes = [process.wait(300) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+        for rank, code in enumerate(codes):
+            assert code == 0, f"rank {rank} ended with {code}:\n{(tmp_path / str(rank)).read_text()[-6000:]}"
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_tile.runtime import cuda_launch, driver as driver_module
+from torch_tile.runtime import cuda_launch, driver as driver_module, replay
 from torch_tile.runtime.driver import Driver
 from torch_tile.runtime.host_compiler import compile_shared
 
@@ -87,5 +87,6 @@ def fake_cuda(fake_library: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterat
     fake_library.driver.contexts.clear()
     monkeypatch.setattr(driver_module, "driver", lambda: fake_library.driver)
     monkeypatch.setattr(cuda_launch, "driver", lambda: fake_library.driver)
+    monkeypatch.setattr(replay, "driver", lambda: fake_library.driver)
     monkeypatch.setattr(cuda_launch, "current_stream", lambda device: 0)
     yield fake_library

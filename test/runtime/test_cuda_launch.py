@@ -33,7 +33,7 @@ class OnCpu(CudaLauncher):
 @pytest.fixture(params=["python", "native"])
 def way(request, fake_cuda, monkeypatch):
     if request.param == "python":
-        monkeypatch.setattr(cuda_launch, "native", lambda: None)
+        monkeypatch.setattr(cuda_launch, "launch_function", lambda *_: None)
     else:
         assert native() is not None
     return request.param
@@ -340,9 +340,9 @@ def test_which_cubins_run_where():
 
 
 def test_plans_are_packed_word_by_word():
-    plan = Plan(2**64 - 1, 0, (Launch(7, (1, 2, 3), 64, 5, ((0, 1), (2, 2**63)), (), (2, 4, 1), True),))
-    assert struct.unpack("18q", plan.packed()) == (
-        -1, 1, 0, 7, 1, 2, 3, 64, 5, 2, 4, 1, 1, 2, 0, 1, 2, -(2**63),
+    plan = Plan(2**64 - 1, 0, (Launch(7, (1, 2, 3), 64, 5, ((0, 1), (2, 2**63)), (), (2, 4, 1), True),), 4096)
+    assert struct.unpack("19q", plan.packed()) == (
+        -1, 4096, 1, 0, 7, 1, 2, 3, 64, 5, 2, 4, 1, 1, 2, 0, 1, 2, -(2**63),
     )  # fmt: skip
 
 

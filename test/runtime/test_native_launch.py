@@ -8,7 +8,7 @@ import torch_tile.language as T
 from torch_tile.codegen.cuda import CudaSource, Entry
 from torch_tile.diagnostics import LaunchError
 from torch_tile.ir.dtype import to_dtype
-from torch_tile.runtime import cuda_launch, native_launch
+from torch_tile.runtime import native_launch
 from torch_tile.runtime.cuda_launch import CudaLauncher
 from torch_tile.target import Target
 
@@ -26,7 +26,7 @@ class OnCpu(CudaLauncher):
 def way(request, fake_cuda, monkeypatch):
     assert native_launch.native() is not None and native_launch.negative_test() != (0, 0)
     if request.param == "Python's method":
-        monkeypatch.setattr(cuda_launch, "negative_test", lambda: (0, 0))
+        monkeypatch.setattr(native_launch, "negative_test", lambda: (0, 0))
 
 
 def launcher_of(shape, dtype):

@@ -18,6 +18,9 @@ from torch_tile.ops.functional import (
     softmax,
     swiglu,
 )
+from torch_tile.ops.sharding import register_when_imported
+
+register_when_imported()
 
 __all__ = [
     "add_rms_norm",

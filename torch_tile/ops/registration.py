@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from torch_tile.ops.sharded_backward import sharded
+
 _ATTENTION = (
     "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float? scale=None, int window=0, "
     "SymInt q_offset=0)"
@@ -73,9 +75,10 @@ def register(
     """
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tile::{name}", fake, lib=LIBRARY)
-    if backward is not None:
-        torch.library.register_autograd(f"tile::{name}", backward, setup_context=setup_context, lib=LIBRARY)
     op = getattr(torch.ops.tile, name).default
+    if backward is not None and setup_context is not None:
+        setup_context, backward = sharded(op, setup_context, backward)
+        torch.library.register_autograd(f"tile::{name}", backward, setup_context=setup_context, lib=LIBRARY)
     if lower_precision:
         for device in ("cpu", "cuda"):
             _register_autocast(op, device, lower_precision, None)

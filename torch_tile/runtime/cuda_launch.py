@@ -8,8 +8,8 @@ and scalars change. The plan is followed here or, where it could be built, by cs
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from ..ir.stmt import Program
 from ..target import Target
 from .driver import NO_CLUSTER, Driver, Function, driver
 from .launch import MOST_FORMS, BaseLauncher, form_of
-from .native_launch import native, negative_test
+from .native_launch import launch_function
 from .tensor_map import TensorMaps, map_form
 
 if TYPE_CHECKING:
@@ -59,16 +59,23 @@ class Launch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is launched, and on which device, for arguments of one form."""
+    """What is launched, and on which device, for arguments of one form; and how many bytes of workspace that takes."""
 
     context: int
     device: int
     launches: tuple[Launch, ...]
+    workspace: int = 0
 
     def packed(self) -> bytes:
         """The plan as csrc/launch.cpp reads it, where all maps come before all launches."""
         maps = [each.form for launch in self.launches for each in launch.maps]
-        words = [self.context, len(self.launches), len(maps), *(word for form in maps for word in form.packed())]
+        words = [
+            self.context,
+            self.workspace,
+            len(self.launches),
+            len(maps),
+            *(word for form in maps for word in form.packed()),
+        ]
         before = 0
         for each in self.launches:
             words += [each.function, *each.grid, each.threads, each.shared, *each.cluster, each.early]
@@ -142,6 +149,10 @@ class CudaLauncher(BaseLauncher):
                     maps[n] if kind == MAP else n if kind == NUMBER else values[kind][n] for kind, n in each.arguments
                 ]
                 machine.launch(*each[:4], stream, slots, each.cluster, each.early)
+        if seen.by is not None:
+            seen.by(
+                self, plan, [a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)], values[1]
+            )
         if self.remember is not None:  # not before: what the driver refuses, Python explains
             self.remember(args, plan.packed())
 
@@ -236,32 +247,31 @@ class CudaLauncher(BaseLauncher):
 
     def use_native(self, machine: Driver) -> None:
         """From the next call on, go through csrc/launch.cpp if there is one and it knows all kinds of arguments."""
-        module = native() if self.remember is None else None
         kinds = ["t" if isinstance(p, Buffer) else LETTERS.get(p.dtype.name, "") for p in self.everything]
-        if module is None or not all(kinds):
-            return
-        import torch
-
-        exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-        if exchange is None:
+        if self.remember is not None or not all(kinds):
             return
         masks = [self.alignments[id(p)] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
-        held = (self.start, failed, torch.Tensor.is_neg, torch.Tensor, torch.nn.Parameter)
-        addresses = tuple(map(machine.address, NATIVE_FUNCTIONS))
-        made = module.make(
-            exchange,
-            held,
-            addresses,
-            negative_test(),
-            "".join(kinds).encode(),
-            struct.pack(f"{len(masks)}Q", *masks),
-            self.scalars_matter,
-        )
+        made = launch_function(
+            self.start, failed, native_addresses(machine), "".join(kinds), masks, self.scalars_matter
+        )  # fmt: skip
         if made is not None:
-            self.go, kernel = made
-            self.remember = functools.partial(module.remember, kernel)
+            self.go, self.remember = made
             if not self.allocates:
                 self.begin = self.go
+
+
+class Seen(threading.local):
+    """Who is told of each launch that this thread makes in Python: of the launcher, its plan, tensors and slots."""
+
+    by: Callable[[CudaLauncher, Plan, list[torch.Tensor], list[int]], None] | None = None
+
+
+seen = Seen()
+
+
+def native_addresses(machine: Driver) -> tuple[int, ...]:
+    """Where csrc/launch.cpp finds the driver's functions."""
+    return tuple(map(machine.address, NATIVE_FUNCTIONS))
 
 
 def failed(status: int) -> None:

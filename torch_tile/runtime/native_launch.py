@@ -6,6 +6,7 @@ Without a compiler, Python's headers or torch's exchange table there is none, an
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.machinery
@@ -13,16 +14,19 @@ import importlib.util
 import logging
 import os
 import platform
+import struct
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .cache import get_or_build, key_of
 from .host_compiler import csrc_dir, find_compiler
 
 NAME = "torch_tile_launch"
-SOURCES = ("launch.cpp", "launch_driver.h")
+SOURCES = ("launch.cpp", "launch_dlpack.h", "launch_driver.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti")
 IS_NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"  # bool at::native::is_neg(const at::Tensor&)
 MOST_INLINE = 5  # rank up to which torch keeps sizes inside a TensorImpl, as csrc/launch.cpp has it
@@ -66,6 +70,51 @@ def negative_test() -> tuple[int, int]:
     answers = [function(ctypes.byref(ctypes.c_void_p(each._cdata))) == each.is_neg() for each in samples]
     is_sure = all(answers) and len(offsets) == 1 and 0 < min(offsets) < MOST_OFFSET
     return (ctypes.cast(function, ctypes.c_void_p).value or 0, offsets.pop()) if is_sure else (0, 0)
+
+
+def launch_function(
+    slow: Callable[..., Any],
+    failed: Callable[[int], Any],
+    driver: Sequence[int],
+    kinds: str,
+    masks: Sequence[int],
+    scalars_matter: bool,
+    low_bits: int = 0,
+) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...], bytes], bool]] | None:
+    """A function that follows plans, and `remember(arguments, packed plan)` that gives it one for arguments of a form.
+
+    It calls `slow` with arguments of a form that it has no plan for, and `failed` with what the driver says of a launch
+    that it refuses. driver: addresses of its functions, in the order of csrc/launch_driver.h. kinds: "t" for a tensor,
+    else the struct module's letter of a number, for each argument. masks: bits of a tensor's address that must be 0.
+    Numbers are part of the form with `scalars_matter`, and so are the `low_bits` of addresses. None where there is no
+    native launch.
+    """
+    import torch
+
+    module = native()
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if module is None or exchange is None:
+        return None
+    held = (slow, failed, torch.Tensor.is_neg, torch.Tensor, torch.nn.Parameter)
+    packed = struct.pack(f"{len(masks)}Q", *masks)
+    made = module.make(
+        exchange, held, tuple(driver), negative_test(), kinds.encode(), packed, scalars_matter, low_bits
+    )  # fmt: skip
+    return None if made is None else (made[0], functools.partial(module.remember, made[1]))
+
+
+@contextlib.contextmanager
+def through_python() -> Iterator[None]:
+    """Inside, launches of all threads go through Python, where they can be seen."""
+    module = native()
+    if module is None:
+        yield
+        return
+    module.watch(1)
+    try:
+        yield
+    finally:
+        module.watch(-1)
 
 
 def _build() -> Path:

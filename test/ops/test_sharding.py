@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops on DTensors of two processes: every sharding that a rule allows, and what DTensor makes of all others.
+
+Run as a script, this file is one of the two processes.
+"""
+
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+import torch_tile  # noqa: F401
+from torch_tile.ops import sharding
+from torch_tile.ops.registration import SCHEMAS, kernels
+
+DRAWS = 6  # of placements at random, for each call
+
+
+def calls():
+    """(op, arguments): sizes that two ranks share evenly, and some that they do not."""
+    generator = torch.Generator().manual_seed(1)
+
+    def t(*shape):
+        return torch.randn(shape, generator=generator, requires_grad=True)
+
+    def integers(values):
+        return torch.tensor(values, dtype=torch.int32)
+
+    add = "v0=add(acc0,x0);v1=mul(v0,x1);v2=add(v1,x2);v3=mul(v2,x3);ret v3"
+    q, k, v = t(2, 4, 6, 8), t(2, 2, 5, 8), t(2, 2, 5, 8)
+    mask = torch.rand(2, 1, 6, 5, generator=generator) > 0.3
+    latent = (t(2, 2, 4, 8), t(2, 2, 4, 6))
+    yield "gemm", (t(4, 6), [t(6, 8)], [], "", "", torch.float32)
+    yield "gemm", (t(3, 4, 6), [t(1, 6, 8), t(3, 6, 8)], [], "", "v0=mul(acc0,acc1);ret v0", torch.float32)
+    yield "gemm", (t(4, 6), [t(6, 8)], [t(4, 8), t(8), t(4, 1), t(1)], "trcs", add, torch.float64)
+    yield "linear", (t(4, 3, 6), t(8, 6))
+    yield "linear", (t(4, 3, 6), t(8, 6), t(8), t(4, 3, 8))
+    yield "linear", (t(4, 3, 6), t(8, 6), t(8), None, "gelu")
+    yield "swiglu", (t(4, 3, 6), t(8, 6), t(8, 6))
+    yield "attention", (q, k, v)
+    yield "attention", (q, k, v, None, True)
+    yield "attention", (q, t(2, 1, 5, 8), t(2, 1, 5, 8), mask)
+    yield "attention", (t(2, 6, 4, 8), t(2, 3, 4, 8), t(2, 3, 4, 8), None, True, None, 2)
+    yield "attention_lse", (q, k, v, t(6, 5), False, 0.3)
+    yield "mla_decode", (*latent, t(2, 7, 8), t(2, 7, 6))
+    yield "mla_decode", (*latent, t(4, 4, 8), t(4, 4, 6), integers([[1, 0], [3, 2]]), integers([5, 8]), 0.2)
+    yield "mla_decode_lse", (*latent, t(2, 7, 8), t(2, 7, 6), None, integers([7, 3]))
+    yield "rms_norm", (t(4, 3, 8), t(8), 1e-5, "silu", 1.0, False)
+    yield "rms_norm", (t(4, 8),)
+    yield "add_rms_norm", (t(4, 3, 8), t(4, 3, 8), t(8))
+    yield "layer_norm", (t(4, 3, 8), t(8), t(8))
+    yield "layer_norm", (t(4, 3, 8), None, t(8))
+    yield "softmax", (t(4, 3, 6), 1)
+    yield "softmax", (t(4, 6), -1, torch.float64)
+
+
+def outputs(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+class Rank:
+    """One of the two processes."""
+
+    def __init__(self, rank, store):
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+        self.mesh = dist.init_device_mesh("cpu", (2,))
+
+    def place(self, args, placements):
+        """The arguments as DTensors that want gradients where the originals do; placements in order of the tensors."""
+        from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+
+        leaves, spec = tree_flatten(args)
+        wanted = iter(placements)
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                placement, value = next(wanted), leaf.detach()
+                if isinstance(placement, Partial):
+                    leaves[i] = DTensor.from_local(value * (0.25, 0.75)[self.mesh.get_rank()], self.mesh, [placement])
+                else:
+                    leaves[i] = distribute_tensor(value, self.mesh, [placement])
+                leaves[i].requires_grad_(leaf.requires_grad)
+        return tree_unflatten(leaves, spec)
+
+    def check(self, name, args, placements, want_placements=None):
+        """Values and gradients are the local ones; if placements of the outputs are given, nothing is sent for them."""
+        from torch.distributed.tensor.debug import CommDebugMode
+
+        op = getattr(torch.ops.tile, name)
+        here = self.place(args, placements)
+        with CommDebugMode() as sent:
+            got = outputs(op(*here))
+        if want_placements is not None:
+            assert sent.get_total_counts() == 0, sent.get_comm_counts()
+            assert [out.placements[0] for out in got] == list(want_placements)
+        want = outputs(op(*args))
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a.full_tensor(), b, rtol=1e-4, atol=1e-5)
+        self.check_gradients(here, got, args, want, twice=want_placements is not None)
+
+    def check_gradients(self, here, got, args, want, twice):
+        """First gradients, and those of the sum of their squares."""
+        from torch.distributed.tensor import Replicate, distribute_tensor
+
+        upstream = [torch.randn_like(o) for o in want if o.requires_grad]
+        everywhere = [distribute_tensor(u, self.mesh, [Replicate()]) for u in upstream]
+        found = []
+        for tensors, results, into in ((here, got, everywhere), (args, want, upstream)):
+            leaves = [t for t in tree_leaves(tensors) if getattr(t, "requires_grad", False)]
+            results = [o for o in results if o.requires_grad]
+            first = torch.autograd.grad(results, leaves, into, create_graph=twice)
+            found.append(list(first))
+            if twice:
+                squares = sum(g.square().sum() for g in first if g.requires_grad)
+                found[-1] += torch.autograd.grad(squares, leaves, allow_unused=True)
+        for ours, theirs in zip(*found, strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-3, atol=1e-4)
+
+
+def allowed(rank, name, args):
+    """The placements that the op's rule names for these arguments."""
+    specs = tree_map_only(torch.Tensor, lambda t: SimpleNamespace(shape=t.shape), args)
+    op = getattr(torch.ops.tile, name).default
+    return sharding.placements(sharding.rule_of(op, specs), len(op._schema.returns), rank.mesh)
+
+
+def check_every_argument_counts(rank):
+    """The decision for one activation is not reused for another."""
+    from torch.distributed.tensor import Partial, Shard
+
+    x, w = torch.randn(4, 6), torch.randn(8, 6)
+    for _ in range(2):
+        for activation, want in (("none", [Partial()]), ("relu", None)):
+            args = (x.requires_grad_(), w.requires_grad_(), None, None, activation)
+            rank.check("linear", args, [Shard(1), Shard(1)], want)
+
+
+def without_kernels():
+    """Forwards in plain torch: building kernels takes longer than all else here, and they have tests of their own."""
+    for family in ("gemm", "attention", "mla_decode", "softmax"):
+        module = kernels(family)
+        setattr(module, family, module.reference)
+    norm = kernels("norm")
+    norm.rms_norm, norm.layer_norm = norm.rms_norm_reference, norm.layer_norm_reference
+
+
+def main(rank, store):
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    without_kernels()
+    torch.manual_seed(2)
+    here = Rank(int(rank), store)
+    choose = random.Random(3)
+    for name, args in calls():
+        for out, into in allowed(here, name, args):
+            print(name, out, into, flush=True)
+            here.check(name, args, into, out)
+        tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        options = [
+            [Replicate(), *(Shard(d) for d in range(t.dim())), *([Partial()] if t.is_floating_point() else [])]
+            for t in tensors
+        ]
+        for _ in range(DRAWS):
+            into = [choose.choice(o) for o in options]
+            print(name, into, flush=True)
+            here.check(name, args, into)
+    check_every_argument_counts(here)
+    torch.distributed.destroy_process_group()
+
+
+def test_values_and_gradients_on_two_ranks(two_ranks):
+    two_ranks(__file__)
+
+
+def names(op, *args, sizes=(2,)):
+    """What may be sharded on a mesh of these sizes, arguments given by their shapes."""
+    specs = [SimpleNamespace(shape=a) if isinstance(a, tuple) else a for a in args]
+    mesh = SimpleNamespace(ndim=len(sizes), size=lambda i: sizes[i])
+    rule = sharding.rule_of(getattr(torch.ops.tile, op).default, specs)
+    found = sharding.placements(rule, 1, mesh)
+    return [str(out[0]) for out, _ in found]
+
+
+def test_every_op_has_a_rule():
+    assert set(sharding.RULES) == set(SCHEMAS) - {"dequant_gemm"}
+
+
+def test_what_may_be_sharded():
+    qkv = (2, 8, 6, 4), (2, 4, 6, 4), (2, 4, 6, 4)
+    assert names("attention", *qkv) == ["R", "S(0)", "S(1)", "S(2)"]
+    assert names("attention", *qkv, None, True) == ["R", "S(0)", "S(1)"]  # a shard would not know its position
+    assert names("attention", *qkv, None, False, None, 3) == ["R", "S(0)", "S(1)"]
+    assert names("linear", (4, 6), (8, 6)) == ["R", "S(0)", "S(1)", "P(sum)"]
+    assert names("linear", (4, 6), (8, 6), None, None, "relu") == ["R", "S(0)", "S(1)"]
+    assert names("gemm", (4, 6), [SimpleNamespace(shape=(6, 8))], [], "", "v0=relu(acc0);ret v0", None)[-1] == "S(1)"
+    assert names("softmax", (2, 3, 4), -2) == ["R", "S(0)", "S(2)"]
+    assert names("rms_norm", (2, 3, 4)) == ["R", "S(0)", "S(1)"]
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "sizes", "fine"),
+    [(4, (2,), True), (3, (2,), False), (1, (2,), True), (4, (2, 2), True), (2, (2, 2), True), (6, (2, 2), False)],
+)
+def test_heads_stay_with_their_keys(kv_heads, sizes, fine):
+    shapes = (2, 12, 6, 4), (2, kv_heads, 6, 4), (2, kv_heads, 6, 4)
+    assert ("S(1)" in names("attention", *shapes, sizes=sizes)) == fine
+
+
+SCRIPT = """
+import sys, torch
+{first}
+assert {loaded} == ("torch.distributed.tensor" in sys.modules)
+import torch_tile, importlib.util
+importlib.util.find_spec("torch.distributed.tensor")
+assert {loaded} == ("torch.distributed.tensor" in sys.modules)
+import torch.distributed.tensor
+from torch_tile.ops import sharding
+assert sharding.register.cache_info().currsize == 1
+assert not any(isinstance(f, sharding._WhenImported) for f in sys.meta_path)
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import torch.distributed.tensor"])
+def test_registered_whoever_is_imported_first(first):
+    script = SCRIPT.format(first=first, loaded=bool(first))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
