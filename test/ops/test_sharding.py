@@ -133,14 +133,15 @@ def allowed(rank, name, args):
 
 
 def check_every_argument_counts(rank):
-    """The decision for one activation is not reused for another."""
-    from torch.distributed.tensor import Partial, Shard
+    """A decision is not taken over by a call that differs in a flag or a text."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
 
-    x, w = torch.randn(4, 6), torch.randn(8, 6)
-    for _ in range(2):
-        for activation, want in (("none", [Partial()]), ("relu", None)):
-            args = (x.requires_grad_(), w.requires_grad_(), None, None, activation)
-            rank.check("linear", args, [Shard(1), Shard(1)], want)
+    q, k, v = (torch.randn(2, 2, 4, 8, requires_grad=True) for _ in range(3))
+    x, w = torch.randn(4, 6, requires_grad=True), torch.randn(6, 8, requires_grad=True)
+    for causal, want in ((False, [Shard(2)]), (True, None)):
+        rank.check("attention", (q, k, v, None, causal, 0.3), [Shard(2), Replicate(), Replicate()], want)
+    for epilogue, want in (("", [Partial()]), ("v0=relu(acc0);ret v0", None)):
+        rank.check("gemm", (x, [w], [], "", epilogue, torch.float32), [Shard(1), Shard(0)], want)
 
 
 def without_kernels():
