@@ -174,6 +174,7 @@ def main(rank, store):
             print(name, into, flush=True)
             here.check(name, args, into)
     check_every_argument_counts(here)
+    torch.distributed.barrier()  # who leaves first would take the other down
     torch.distributed.destroy_process_group()
 
 
