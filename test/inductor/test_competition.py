@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile.inductor import competition
+from torch_tile.inductor import competition, contest
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.competition import Outcome
@@ -24,7 +24,7 @@ def forget(monkeypatch, tmp_path):
 
 def block(x, w, v, g):
     h = F.rms_norm(torch.relu(x @ w), (12,), g)
-    return F.scaled_dot_product_attention(h[None, None], h[None, None], (h @ v)[None, None], is_causal=True)
+    return F.scaled_dot_product_attention(h[None, None], h[None, None], torch.tanh(h @ v)[None, None], is_causal=True)
 
 
 def operands():
@@ -42,7 +42,7 @@ def run(backend=dry_run):
 
 @pytest.mark.parametrize(("outcome", "status"), [(Outcome(1, 2), "replaced"), (Outcome(2, 1), "kept")])
 def test_the_winner_stays(outcome, status, monkeypatch):
-    monkeypatch.setattr(competition, "_measure", lambda new, old, key: outcome)
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, settings: outcome)
     report = run()
     assert {r.family for r in report.rows} == {"gemm", "norm", "attention"}
     assert {r.status for r in report.rows} == {status}
@@ -52,7 +52,7 @@ def test_the_winner_stays(outcome, status, monkeypatch):
 def test_losers_leave_no_tile_op(monkeypatch):
     from torch._inductor.utils import run_and_get_code
 
-    monkeypatch.setattr(competition, "_measure", lambda new, old, key: Outcome(2, 1))
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, settings: Outcome(2, 1))
     with torch.no_grad(), no_caches():
         _, (code,) = run_and_get_code(torch.compile(block, backend=tile), *operands())
     assert "torch_tile" not in code and "ops.tile" not in code
@@ -61,7 +61,7 @@ def test_losers_leave_no_tile_op(monkeypatch):
 
 def test_real_measurement_and_memory(monkeypatch):
     """The whole of it once: two sides compiled and timed, then remembered, then read from disk."""
-    monkeypatch.setattr(competition, "BUDGET", 0.02)
+    monkeypatch.setitem(contest.BUDGET, "cpu", 0.02)
     calls = []
     measure = competition._measure
     monkeypatch.setattr(competition, "_measure", lambda *args: calls.append(args[2]) or measure(*args))
@@ -75,9 +75,22 @@ def test_real_measurement_and_memory(monkeypatch):
     assert len(calls) == len(first.rows)
 
 
+@pytest.mark.parametrize(("mode", "contests"), [(None, 0), ("max-autotune", 1)])
+def test_plain_products_are_timed_on_request(mode, contests, monkeypatch):
+    """Nobody is much faster than ATen at those, and finding out takes as long as compiling the model."""
+    keys = []
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, settings: keys.append(key) or Outcome(1, 2))
+    with torch.no_grad(), no_caches(), collect() as report:
+        torch.compile(F.linear, backend=functools.partial(dry_run, mode=mode))(
+            *(torch.randn(s) for s in ((3, 8), (4, 8), 4))
+        )
+    assert len(keys) == contests
+    assert [r.status for r in report.rows] == ["replaced" if contests else "kept"]
+
+
 def test_a_damaged_file_is_measured_again(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        competition, "_measure", lambda new, old, key: competition._save(key, Outcome(1, 2)) or Outcome(1, 2)
+        competition, "_measure", lambda new, old, key, settings: competition._save(key, Outcome(1, 2)) or Outcome(1, 2)
     )
     run()
     files = list((tmp_path / "select").glob("*.json"))
@@ -101,8 +114,8 @@ def test_training_is_left_to_inductor():
 
 def test_key_sees_shapes_strides_and_dtypes(monkeypatch):
     keys = []
-    monkeypatch.setattr(competition, "_measure", lambda new, old, key: keys.append(key) or Outcome(1, 2))
-    f = lambda a, b: a @ b  # noqa: E731
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, settings: keys.append(key) or Outcome(1, 2))
+    f = lambda a, b: torch.relu(a @ b)  # noqa: E731
     a, b = torch.randn(6, 8), torch.randn(8, 8)
     for x, y in ((a, b), (a, b.t()), (a.double(), b.double()), (a[:5], b), (a, b)):
         torch._dynamo.reset()
@@ -114,7 +127,9 @@ def test_key_sees_shapes_strides_and_dtypes(monkeypatch):
 def test_both_sides_are_the_subgraph_and_no_more(monkeypatch):
     """Graphs view one tensor twice instead of sharing the view; the rival must not start from the model's input."""
     sides = []
-    monkeypatch.setattr(competition, "_measure", lambda new, old, key: sides.append((new, old)) or Outcome(1, 2))
+    monkeypatch.setattr(
+        competition, "_measure", lambda new, old, key, settings: sides.append((new, old)) or Outcome(1, 2)
+    )
 
     def layer(x, norm, gate, up, down):
         h = F.rms_norm(x, (16,), norm)

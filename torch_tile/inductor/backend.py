@@ -61,7 +61,7 @@ def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[
                 f'unknown option {key!r} for backend "tile": ours are {", ".join(OPTIONS)}; '
                 "Inductor's are listed by torch._inductor.list_options()"
             )
-    return patches, parse_settings(own)
+    return patches, parse_settings(own, bool(patches.get("max_autotune")))
 
 
 def pass_patches(settings: Settings, patches: Mapping[str, Any]) -> dict[str, Any]:

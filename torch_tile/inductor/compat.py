@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -99,10 +99,12 @@ def no_caches() -> Iterator[None]:
         yield
 
 
-def compile_alone(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_alone(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """Inductor's whole pipeline on an ATen graph, without custom passes and without CUDA graphs."""
     none = dict.fromkeys((*STAGES, "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_post_pass"))
-    return compile_fx(gm, inputs, {**none, "triton.cudagraphs": False})
+    return compile_fx(gm, inputs, {**(options or {}), **none, "triton.cudagraphs": False})
 
 
 def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> None:

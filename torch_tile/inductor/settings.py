@@ -16,14 +16,16 @@ OPTIONS = ("select", "families")
 class Settings:
     """`select`: "fastest" keeps a tile kernel only where it beats Inductor, "tile" wherever it fits.
 
-    `families`: which subgraphs to look for.
+    `families`: which subgraphs to look for. `thorough`: Inductor searches for the best kernels (its
+    `max_autotune`), so we do too.
     """
 
     select: str = "fastest"
     families: tuple[str, ...] = FAMILIES
+    thorough: bool = False
 
 
-def parse_settings(options: Mapping[str, Any]) -> Settings:
+def parse_settings(options: Mapping[str, Any], thorough: bool = False) -> Settings:
     """Settings from our options; raises RuntimeError (as torch.compile does for its own) on a bad value."""
     select = options.get("select", "fastest")
     if select not in SELECT:
@@ -33,4 +35,4 @@ def parse_settings(options: Mapping[str, Any]) -> Settings:
     unknown = [f for f in families if f not in FAMILIES]
     if unknown:
         raise RuntimeError(f'option "families" may hold {", ".join(map(repr, FAMILIES))}, got {unknown[0]!r}')
-    return Settings(select, tuple(f for f in FAMILIES if f in families))
+    return Settings(select, tuple(f for f in FAMILIES if f in families), thorough)

@@ -101,7 +101,7 @@ def settle(context: Context) -> None:
         if context.settings.select == "fastest":
             from torch_tile.inductor.competition import compete_captured
 
-            outcome = compete_captured(node, reference)
+            outcome = compete_captured(node, reference, context.settings)
             context.note(family, report.REPLACED if outcome.tile_wins else report.KEPT, what, node, str(outcome))
             if not outcome.tile_wins:
                 context.handled.update(expand(node, reference))

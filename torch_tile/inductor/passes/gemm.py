@@ -10,10 +10,14 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from torch_tile.inductor import report
 from torch_tile.inductor.passes import epilogue
 from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_call, ordered, product, shape
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.kernels.epilogue_rewrite import canonical
+
+# (epilogue, kinds) of what aten.mm and aten.addmm do themselves.
+PLAIN = {("ret acc0", ""), ("v0=add(acc0,x0);ret v0", "r")}
 
 
 def match(context: Context) -> None:
@@ -57,4 +61,10 @@ def _replace(context: Context, seed: Node) -> list[Node]:
     new = rewrite.reshape(new, shape(out))
     layers = f"{len(bs)} products, " if len(bs) > 1 else ""
     what = f"tile.gemm({layers}{text or 'no epilogue'})"
+    if context.settings.select == "fastest" and not context.settings.thorough and (text, kinds) in PLAIN:
+        context.note(
+            "gemm", report.KEPT, what, seed, "a plain product: ATen's is as fast, so only max-autotune times it"
+        )
+        rewrite.discard()
+        return []
     return region.products if context.replace(rewrite, "gemm", [(out, new)], what, seed) else []

@@ -52,7 +52,7 @@ class Context:
         if self.settings.select == "fastest":
             from torch_tile.inductor.competition import compete
 
-            outcome = compete(rewrite, pairs)
+            outcome = compete(rewrite, pairs, self.settings)
             reason = str(outcome)
             if not outcome.tile_wins:
                 rewrite.discard()

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_tile.inductor import contest
+from torch_tile.inductor.compat import no_caches
+
+
+def graph_of(f, *shapes):
+    return make_fx(f, tracing_mode="fake")(*map(torch.randn, shapes))
+
+
+@pytest.mark.parametrize(("f", "compiled"), [(torch.mm, 0), (lambda a, b: torch.relu(a @ b), 2)])
+def test_calls_are_made_and_the_rest_is_compiled(f, compiled, monkeypatch):
+    made = []
+    compile_alone = contest.compat.compile_alone
+    monkeypatch.setattr(contest.compat, "compile_alone", lambda *args: made.append(args) or compile_alone(*args))
+    monkeypatch.setitem(contest.BUDGET, "cpu", 0.01)
+    with no_caches():
+        ours, theirs = contest.times(graph_of(f, (8, 8), (8, 8)), graph_of(f, (8, 8), (8, 8)), {})
+    assert len(made) == compiled and ours > 0 and theirs > 0
+
+
+def test_the_slower_one_is_seen(monkeypatch):
+    monkeypatch.setitem(contest.BUDGET, "cpu", 0.05)
+    small, large = graph_of(torch.mm, (8, 8), (8, 8)), graph_of(torch.mm, (512, 512), (512, 512))
+    ours, theirs = contest.times(large, small, {})
+    assert ours > 3 * theirs

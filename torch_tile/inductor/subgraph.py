@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a graph cut out to be timed: what is replaced, and what Inductor would fuse with it.
+
+A replacement is a kernel that Inductor cannot fuse into. Where pointwise operations and reductions of rows stand around
+the subgraph, Inductor would have taken them along for nothing, so they belong to the comparison: on our side they are
+kernels of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from torch_tile.inductor.compat import size_hint
+from torch_tile.inductor.passes.epilogue import PRODUCTS
+from torch_tile.inductor.passes.graph import CAST, COPIES, VIEWS, aten, is_call, ordered, val
+
+MOST_AROUND = 24  # operations taken along on either side
+LAYOUT = (
+    *VIEWS, aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor,
+    aten.select.int, aten.transpose.int, operator.getitem,
+)  # fmt: skip
+REDUCTIONS = (
+    aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.var_mean.correction,
+    aten.var.correction,
+)  # fmt: skip
+EXTERN = (
+    *PRODUCTS,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+)
+
+
+def is_fused(node: Node) -> bool:
+    """Whether Inductor computes the node inside of whatever kernel makes or reads its operand."""
+    if node.op != "call_function":
+        return False
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or is_call(node, CAST, *COPIES, *LAYOUT, *REDUCTIONS)
+
+
+def is_called(module: GraphModule) -> bool:
+    """Whether a part is calls of kernels and views only: run node by node it costs the GPU the same as compiled."""
+    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    return all(is_call(n, *LAYOUT, *EXTERN) or getattr(n.target, "namespace", "") == "tile" for n in calls)
+
+
+def rivals(
+    pairs: Sequence[tuple[Node, Node]], inputs: Sequence[Node], made: Iterable[Node]
+) -> tuple[GraphModule, GraphModule]:
+    """The subgraph with the new nodes of `pairs`, and with the old ones; with what stands around them.
+
+    `inputs` are what the new nodes, all of which are `made`, are computed from.
+    """
+    olds = [old for old, _ in pairs]
+    position = ordered(olds[0].graph)
+    inside = {*_needed(olds, set(inputs), _ancestors(inputs), position), *olds}
+    around = behind(olds, set(made), position)
+    inputs = list(inputs)
+    if not any(is_call(n, *EXTERN) for n in inside):  # those read what is in memory, whoever made it
+        inputs = in_front(inputs, {*inside, *around, *made})
+    known = {*olds, *around}
+    others = (x for n in around for x in n.all_input_nodes if x not in known)
+    inputs = list(dict.fromkeys([*inputs, *others]))
+    outputs = [n for n in known if any(u not in known and u not in made for u in n.users)] or olds
+    outputs.sort(key=position.__getitem__)
+    return extract(outputs, inputs, dict(pairs)), extract(outputs, inputs)
+
+
+def behind(olds: Sequence[Node], made: set[Node], position: Mapping[Node, int]) -> list[Node]:
+    """The nodes that Inductor would fuse behind `olds`: what they read besides does not depend on `olds`.
+
+    Ends where least memory is written, as Inductor's kernels do, and as late as it can.
+    """
+    dependent: set[Node] = set(olds)
+    for node in olds[0].graph.nodes:
+        if node not in made and any(x in dependent for x in node.all_input_nodes):
+            dependent.add(node)
+    found: list[Node] = []
+    known = set(olds)
+    least, best = _written(known, made), 0
+    while len(found) < MOST_AROUND:
+        users = {u for n in known for u in n.users if u not in known and u not in made and is_fused(u)}
+        ready = [u for u in users if all(x in known or x not in dependent for x in u.all_input_nodes)]
+        if not ready:
+            break
+        found.append(min(ready, key=position.__getitem__))
+        known.add(found[-1])
+        if (written := _written(known, made)) <= least:
+            least, best = written, len(found)
+    return found[:best]
+
+
+def _written(known: set[Node], made: set[Node]) -> int:
+    """Bytes of what others read of `known`."""
+    outputs = [n for n in known if any(u not in known and u not in made for u in n.users)]
+    return sum(_bytes(val(n)) for n in outputs)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return math.prod(map(size_hint, value.shape)) * value.dtype.itemsize
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
+def in_front(inputs: Sequence[Node], readers: set[Node]) -> list[Node]:
+    """The inputs, those that are pointwise and read by `readers` only replaced by what they are made from."""
+    found, taken = list(inputs), set(readers)
+    for _ in range(MOST_AROUND):
+        node = next((n for n in found if is_fused(n) and all(u in taken for u in n.users)), None)
+        if node is None:
+            break
+        taken.add(node)
+        at = found.index(node)
+        found[at : at + 1] = [x for x in node.all_input_nodes if x not in found]
+    return found
+
+
+def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[Node, Node] | None = None) -> GraphModule:
+    """The part of a graph that computes `outputs` from `inputs`, some nodes replaced by others.
+
+    What `inputs` are themselves made from is there already when this part runs: where the part reads it as well (the
+    tensor under an input that is a view, say), it is an input too, not computed again.
+    """
+    graph = Graph()
+    instead = instead or {}
+    given = _ancestors(inputs)
+    env: dict[Node, Node] = {}
+
+    def take(node: Node, target: str) -> None:
+        env[node] = graph.placeholder(target)
+        env[node].meta["val"] = val(node)
+
+    for index, node in enumerate(inputs):
+        take(node, f"in{index}")
+    for node in _needed(outputs, set(inputs), given, ordered(outputs[0].graph), instead):
+        if node.op == "call_function" and node not in given:
+            env[node] = graph.node_copy(node, lambda n: env[instead.get(n, n)])
+        else:
+            with graph.inserting_before(next(iter(graph.nodes), None)):
+                take(node, node.name)
+    graph.output(tuple(env[instead.get(o, o)] for o in outputs))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def _ancestors(nodes: Sequence[Node]) -> set[Node]:
+    """Everything that `nodes` depend on, without themselves."""
+    found: set[Node] = set()
+    stack = [x for n in nodes for x in n.all_input_nodes]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def _needed(
+    outputs: Sequence[Node], inputs: set[Node], given: set[Node], position: Mapping[Node, int],
+    instead: Mapping[Node, Node] | None = None,
+) -> list[Node]:  # fmt: skip
+    """What `outputs` depend on, up to `inputs` and no further than `given`, in an order in which it can be computed."""
+    instead = instead or {}
+    found: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        node = instead.get(node, node)
+        if node in found or node in inputs:
+            return
+        if node not in given:
+            for x in sorted(node.all_input_nodes, key=position.__getitem__):
+                visit(x)
+        found[node] = None
+
+    for node in outputs:
+        visit(node)
+    return list(found)
