@@ -34,10 +34,12 @@ TILE_DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, threadIdx.x 
 
 // How a product walks an operand in shared memory (intrinsics/wgmma.py, Descriptor), in bytes. Of the descriptor's bits
 // only the start varies: 0-13 hold it, 16-29 `leading`, 32-45 `stride`, all in units of 16 bytes, and 62-63 the swizzle.
-template <int swizzle, int leading, int stride, bool across> struct Walk {
+// Step i of a product along K begins `i % run * near + i / run * far` bytes after its first one.
+template <int swizzle, int leading, int stride, bool across, int near = 0, int run = 1, int far = 0> struct Walk {
   static_assert(swizzle == 0 || swizzle == 32 || swizzle == 64 || swizzle == 128, "a panel spans 32, 64 or 128 bytes");
   static_assert(leading % 16 == 0 && leading >= 0 && leading < 1 << 18, "`leading` is a multiple of 16 below 2^18");
   static_assert(stride % 16 == 0 && stride >= 0 && stride < 1 << 18, "`stride` is a multiple of 16 below 2^18");
+  static_assert(near % 16 == 0 && far % 16 == 0, "steps are multiples of 16");
   static constexpr int is_across = across;
   static constexpr uint64_t upper = stride >> 4 | (swizzle == 128 ? 1u : swizzle == 64 ? 2u : swizzle == 32 ? 3u : 0u) << 30;
 
@@ -46,6 +48,9 @@ template <int swizzle, int leading, int stride, bool across> struct Walk {
     const unsigned lower = (shared_address(start) >> 4) + (step >> 4) + (leading >> 4 << 16);
     return upper << 32 | lower;
   }
+
+  // What step `i` adds to the descriptor of the first one.
+  TILE_DEVICE static constexpr int step(int i) { return (i % run * near + i / run * far) >> 4; }
 };
 
 }  // namespace tile

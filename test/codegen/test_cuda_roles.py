@@ -129,10 +129,7 @@ demo_kernel(float* __restrict__ C, const __grid_constant__ tile::TensorMap A_map
     for (int k = 0; k < 16; ++k) {
       tile::mbarrier_wait(full + k % 2, k / 2 % 2);
       tile::wgmma_fence();
-      #pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        tile::wgmma_m64n128k16_f32_bf16_bf16_ss<tile::Walk<128, 16, 1024, false>, tile::Walk<128, 16, 1024, false>>(acc, tile_1 + k % 2 * 8192, tile_1 + k % 2 * 8192, warpgroup * 8192 + s * 32, s * 32, true);
-      }
+      tile::wgmma_m64n128k16_f32_bf16_bf16_ss_x4<tile::Walk<128, 16, 1024, false, 32, 4, 0>, tile::Walk<128, 16, 1024, false, 32, 4, 0>>(acc, tile_1 + k % 2 * 8192, tile_1 + k % 2 * 8192, warpgroup * 8192, 0, true);
       tile::wgmma_commit();
       tile::wgmma_wait<0>();
       tile::warp_arrive(empty + k % 2);

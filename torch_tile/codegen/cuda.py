@@ -76,17 +76,16 @@ def used_symbols(kernel: Kernel) -> dict[int, Buffer | Var]:
     return found
 
 
-def calls_of(nodes: Sequence[Node], target: Target) -> list[Call]:
-    """The calls among `nodes`, each of which `target` must have; TileError (`unsupported_on_target`) otherwise."""
-    found = [node for node in nodes if isinstance(node, Call)]
-    missing = [call for call in found if not lookup(call.name).exists_on(target.capability)]
+def check_calls(nodes: Sequence[Node], target: Target) -> None:
+    """TileError (`unsupported_on_target`) for a call among `nodes` that `target` does not have."""
+    calls = [node for node in nodes if isinstance(node, Call)]
+    missing = [call for call in calls if not lookup(call.name).exists_on(target.capability)]
     if missing:
         call = next((call for call in missing if call.span is not None), missing[0])  # the author's before our own
         raise error(
             "unsupported_on_target", call.span, what=f"`{call.name}`", target=str(target),
             fix=f"compile for {lookup(call.name).where}",
         )  # fmt: skip
-    return found
 
 
 def written_buffers(nodes: Sequence[Node]) -> set[int]:
@@ -120,19 +119,20 @@ class _Cuda:
         self.nodes = [list(walk(kernel.body)) for kernel in program.kernels]
 
     def run(self) -> CudaSource:
-        calls = [call for nodes in self.nodes for call in calls_of(nodes, self.build.target)]
+        for nodes in self.nodes:
+            check_calls(nodes, self.build.target)
         functions = [self.function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
-        headers = sorted({h for _, _, used in functions for h in used} - {"cuda_types.h", "cuda_math.h"})
+        headers = sorted({h for _, out in functions for h in out.text.headers} - {"cuda_types.h", "cuda_math.h"})
         lines = [f"// {self.program.name} for {self.build.target}"]
         if self.build.options.fast_math:
             lines.append("#define TILE_FAST_MATH")
         lines += [f'#include "{header}"' for header in ("cuda_types.h", "cuda_math.h", *headers)]
-        products = wgmma_functions(call for call in calls if call.name == "wgmma")
-        text = "\n".join(lines) + "\n" + products + "".join(f"\n{body}" for _, body, _ in functions)
-        return CudaSource(text, tuple(entry for entry, _, _ in functions), self.alignment())
+        lines.append(wgmma_functions(product for _, out in functions for product in out.products))
+        lines += ["\n".join([*out.lines, ""]) for _, out in functions]
+        return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment())
 
-    def function(self, number: int, kernel: Kernel) -> tuple[Entry, str, set[str]]:
-        """One kernel: its entry, its text, and the headers that it needs."""
+    def function(self, number: int, kernel: Kernel) -> tuple[Entry, CudaStatements]:
+        """One kernel: its entry, and its text."""
         if kernel.cluster != (1, 1, 1) and self.build.target.capability < 90:
             what, fix = "T.Kernel(cluster_dims=...)", "leave it out, or compile for sm_90 or later"
             raise error("unsupported_on_target", kernel.span, what=what, target=str(self.build.target), fix=fix)
@@ -180,7 +180,7 @@ class _Cuda:
         launch = kernel.grid, threads, kernel.shared_bytes, kernel.span
         early = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
         entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), kernel.cluster, early)
-        return entry, "\n".join(out.lines) + "\n", out.text.headers
+        return entry, out
 
     def maps(self, nodes: Sequence[Node], out: CudaStatements) -> list[tuple[MapArg, str]]:
         """The tensor maps of a kernel, each once, with the names of their parameters."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from ..diagnostics import InternalError
+from ..diagnostics import InternalError, Span
 from ..ir import dtype as dt
 from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
 from ..ir.interval import Interval
@@ -35,6 +35,7 @@ from .cuda_roles import condition, registers_call
 from .cuda_text import INT, CudaText, int_type
 from .lines import Lines, place
 from .unrolling import pragma
+from .wgmma_steps import Product, joined
 
 
 class CudaStatements(Lines):
@@ -45,6 +46,7 @@ class CudaStatements(Lines):
         self.names, self.shared = names, shared
         self.thread, self.threads = kernel.thread, math.prod(kernel.threads)
         self.text = CudaText(names)
+        self.products: list[Product] = []  # of warpgroups
 
     def body(self, block: Block) -> None:
         """All statements of a block."""
@@ -91,7 +93,16 @@ class CudaStatements(Lines):
         self.body(block)
         self.close()
 
+    def product(self, product: Product, span: Span | None) -> None:
+        """One of a warpgroup."""
+        self.products.append(product)
+        self.text.headers.add("wgmma.h")
+        self.line(f"tile::{product.spelling}({self.text.arguments(product.call)});", span)
+
     def _for(self, loop: For) -> None:
+        if (product := joined(loop)) is not None:
+            self.product(product, loop.span)
+            return
         var, start, stop = loop.vars[0], loop.starts[0], loop.stops[0]
         low, high = self.text.interval(start).low, self.text.interval(stop).high
         self.text.bind(var, Interval(low, max(low, high - 1)))
@@ -174,6 +185,9 @@ class CudaStatements(Lines):
     def _do(self, node: Do) -> None:
         if not isinstance(node.call, Call):
             raise InternalError("only calls can be statements", node.span)
+        if node.call.name == "wgmma":
+            self.product(Product(node.call), node.span)
+            return
         self.line(f"{self.text.call(node.call)};", node.span)
 
     def _break(self, node: Break) -> None:

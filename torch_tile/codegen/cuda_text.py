@@ -172,12 +172,15 @@ class CudaText(Text):
         if intrinsic.header:
             self.headers.add(intrinsic.header)
         name = intrinsic.spelling(call) if intrinsic.cuda else intrinsic.cpu
+        return f"tile::{name}({self.arguments(call)})"
+
+    def arguments(self, call: Call) -> str:
+        """C++ text of what a call is given."""
         into = call.args[0] if call.args else None
         stored = into.buffer.dtype if call.name == "atomic" and isinstance(into, Address) else None
-        args = [
+        return ", ".join(
             self.value(a) if isinstance(a, Address) or stored is None else self._operand(a, stored) for a in call.args
-        ]
-        return f"tile::{name}({', '.join(args)})"
+        )
 
     def _operand(self, expr: Expr, to: DType) -> str:
         """An operand whose C++ type must be exactly `to`'s."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of warpgroups as CUDA C++: one function for each shape that a program uses, one instruction each.
+"""Products of warpgroups as CUDA C++: one function for each shape and number of steps that a program uses.
 
 There are too many shapes to write them down in a header. How operands lie in shared memory is a template argument
 (`Walk` of csrc/wgmma.h), so that of a descriptor only the start is computed.
@@ -9,57 +9,98 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..intrinsics.wgmma import M, accumulators, product_name, shape_of, walks_of
-from ..ir.expr import Call
+from ..intrinsics.wgmma import M, accumulators, shape_of, walks_of
+from .wgmma_steps import Product
 
 _TYPES = {"f32": "float", "f16": "f16", "s32": "int"}  # of accumulators
 _OPERANDS = "const void* a, const void* b, int a_step, int b_step, bool keep"
 _EACH_LINE = 16  # operands
 
 
-def wgmma_functions(calls: Iterable[Call]) -> str:
-    """The functions that `wgmma` calls of a program need, in the order of their names; empty if there are none."""
-    texts = {product_name(call): _function(call) for call in calls}
+def wgmma_functions(products: Iterable[Product]) -> str:
+    """The functions that products call, in the order of their names; empty if there are none."""
+    texts = {product.name: _function(product) for product in products}
     if not texts:
         return ""
     return "\nnamespace tile {\n" + "".join(texts[name] for name in sorted(texts)) + "}  // namespace tile\n"
 
 
-def _function(call: Call) -> str:
+def _function(product: Product) -> str:
+    call = product.call
     n, k, a_type, b_type, d_type = shape_of(call)
     in_registers = walks_of(call)[0] is None
+    shared = "B" if in_registers else "AB"  # operands
     packed = 2 if d_type == "f16" else 1  # elements of the accumulator in one register
     count, letter = accumulators(call) // packed, "f" if d_type == "f32" else "r"
-    d = "d" if packed == 1 else "reinterpret_cast<unsigned*>(d)"
-    a = [f'"r"(x[{i}])' for i in range(4)] if in_registers else ['"l"(A::from(a, a_step))']
+    a = [f'"r"(x[{i}])' for i in range(4 * product.count)] if in_registers else ['"l"(A::from(a, a_step))']
     inputs = [*a, '"l"(B::from(b, b_step))', '"r"(int(keep))']
+    keep = count + len(a) + 1
     options = ""
     if letter == "f" or packed == 2:  # a negated operand there is none of
         options = ", 1, 1"
     if k == 16:  # 16-bit types say which way memory runs
-        across = ['"n"(B::is_across)'] if in_registers else ['"n"(A::is_across)', '"n"(B::is_across)']
-        options += "".join(f", %{count + len(inputs) + i}" for i in range(len(across)))
-        inputs += across
-    left = f"{{{_numbers(count, 4)}}}" if in_registers else f"%{count}"
-    right = count + (4 if in_registers else 1)
-    lines = [
-        f"template <class {'' if in_registers else 'A, class '}B>",
-        f"TILE_DEVICE void {product_name(call)}({_TYPES[d_type]}* d, {_OPERANDS}) {{",
-        *([] if not in_registers else ["  const unsigned* x = static_cast<const unsigned*>(a);"]),
-        *([] if packed == 1 else [f"  unsigned* y = {d};"]),
-        "  asm volatile(",
-        '      "{\\n"',
-        '      ".reg .pred keep;\\n"',
-        f'      "setp.ne.b32 keep, %{right + 1}, 0;\\n"',
-        f'      "wgmma.mma_async.sync.aligned.m{M}n{n}k{k}.{d_type}.{a_type}.{b_type} "',
+        options += "".join(f", %{count + len(inputs) + i}" for i in range(len(shared)))
+        inputs += [f'"n"({operand}::is_across)' for operand in shared]
+    moves = count + len(inputs)  # the first of the numbers by which steps move operands
+    inputs += [f'"n"({operand}::step({i}))' for i in range(1, product.count) for operand in shared]
+    instruction = [
+        f'"wgmma.mma_async.sync.aligned.m{M}n{n}k{k}.{d_type}.{a_type}.{b_type} "',
         *_quoted("{", [f"%{i}" for i in range(count)], "}, "),
-        f'      "{left}, %{right}, keep{options};\\n"',
+    ]
+    if product.count == 1:
+        left = f"{{{_numbers(count, 4)}}}" if in_registers else f"%{count}"
+        text = [*_first(keep, "keep"), *instruction, f'"{left}, %{keep - 1}, keep{options};\\n"']
+    else:
+        text = [*_first(keep, "keep, more"), *_steps(product, count, keep, moves)]
+    lines = [
+        f"template <{', '.join(f'class {operand}' for operand in shared)}>",
+        f"TILE_DEVICE void {product.name}({_TYPES[d_type]}* d, {_OPERANDS}) {{",
+        *(["  const unsigned* x = static_cast<const unsigned*>(a);"] if in_registers else []),
+        *(["  unsigned* y = reinterpret_cast<unsigned*>(d);"] if packed == 2 else []),
+        *(_macro(instruction, options) if product.count > 1 else []),
+        "  asm volatile(",
+        *(f"      {line}" for line in text),
         '      "}"',
         *_listed([f'"+{letter}"({"d" if packed == 1 else "y"}[{i}])' for i in range(count)]),
         f"      : {', '.join(inputs)});",
+        *(["#undef TILE_STEP"] if product.count > 1 else []),
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _first(keep: int, predicates: str) -> list[str]:
+    """The asm's beginning: whether the first instruction adds to the accumulators, operand number `keep`."""
+    return [r'"{\n"', rf'".reg .pred {predicates};\n"', rf'"setp.ne.b32 keep, %{keep}, 0;\n"']
+
+
+def _macro(instruction: Sequence[str], options: str) -> list[str]:
+    """One instruction as a macro of its operands."""
+    *lines, last = instruction
+    return [
+        "#define TILE_STEP(a, b, keep) \\",
+        *(f"      {line} \\" for line in lines),
+        rf'      {last} a ", " b ", " keep "{options};\n"',
+    ]
+
+
+def _steps(product: Product, count: int, keep: int, moves: int) -> Iterator[str]:
+    """The instructions of a product, by the numbers of their operands: descriptors move, registers of A follow."""
+    in_registers = walks_of(product.call)[0] is None
+    yield r'".reg .b64 x, y;\n"'
+    yield rf'"setp.eq.b32 more, %{keep}, %{keep};\n"'
+    for i in range(product.count):
+        a, b = f"%{count}", f"%{keep - 1}"
+        if i:
+            move = moves + (i - 1) * (1 if in_registers else 2)
+            if not in_registers:
+                yield rf'"add.s64 x, {a}, %{move};\n"'
+                move += 1
+            yield rf'"add.s64 y, {b}, %{move};\n"'
+            a, b = "x", "y"
+        if in_registers:
+            a = f"{{{_numbers(count + 4 * i, 4)}}}"
+        yield f'TILE_STEP("{a}", "{b}", "{"more" if i else "keep"}")'
 
 
 def _numbers(first: int, count: int) -> str:
@@ -75,7 +116,7 @@ def _rows(items: Sequence[str]) -> Iterator[tuple[str, bool]]:
 def _quoted(opening: str, items: Sequence[str], closing: str) -> Iterator[str]:
     """Items as pieces of a string literal."""
     for text, is_last in _rows(items):
-        yield f'      "{opening}{text}{closing if is_last else ", "}"'
+        yield f'"{opening}{text}{closing if is_last else ", "}"'
         opening = ""
 
 
