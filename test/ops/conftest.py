@@ -39,6 +39,21 @@ def gemm_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def dequant_gemm_samples(t: Maker) -> list[tuple]:
+    def words(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.randint(0, 256, shape, generator=t.generator, dtype=torch.uint8).view(dtype)
+
+    whole, nibbles = words(torch.int8, 9, 7), [words(torch.uint8, 9, 32) for _ in range(2)]
+    scales, zeros = [t(9, 2) / 16 for _ in range(2)], [t(9, 2) for _ in range(2)]
+    swiglu = "v0=silu(acc0);v1=mul(v0,acc1);ret v1"
+    leaves = [x.detach().requires_grad_(t.requires_grad) for x in (*scales, *zeros)]
+    return [
+        (t(5, 7) / 64, [whole], [], [], 8, False, 0, [], "", "", t.dtype),
+        (t.strided(5, 64), nibbles[:1], leaves[:1], [], 4, True, 8, [t(9)], "r", "v0=add(acc0,x0);ret v0", t.dtype),
+        (t(5, 64), nibbles, leaves[:2], leaves[2:], 4, False, 3, [], "", swiglu, t.dtype),
+    ]
+
+
 def linear_samples(t: Maker) -> list[tuple]:
     return [
         (t(5, 7), t(9, 7)),
@@ -119,6 +134,7 @@ def softmax_samples(t: Maker) -> list[tuple]:
 
 SAMPLES = {
     "gemm": gemm_samples,
+    "dequant_gemm": dequant_gemm_samples,
     "linear": linear_samples,
     "swiglu": swiglu_samples,
     "attention": attention_samples,

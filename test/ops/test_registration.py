@@ -13,7 +13,8 @@ import torch_tile  # noqa: F401
 from torch_tile.ops.registration import SCHEMAS
 
 OPS = sorted(SCHEMAS)
-PRODUCTS = ["gemm", "linear", "swiglu", "attention", "attention_lse", "mla_decode", "mla_decode_lse"]
+PRODUCTS = ["gemm", "dequant_gemm", "linear", "swiglu", "attention", "attention_lse", "mla_decode", "mla_decode_lse"]
+WITH_DTYPE = ["gemm", "dequant_gemm"]  # last argument
 
 
 def overload(name):
@@ -59,8 +60,8 @@ def test_agrees_with_float64_and_is_contiguous_and_fresh(name, dtype, samples):
 def test_gradcheck(name, samples):
     for i, args in enumerate(samples(name, 7, torch.float64, requires_grad=True)):
         print("sample", i)
-        if name == "gemm":
-            args = (*args[:5], torch.float64)
+        if name in WITH_DTYPE:
+            args = (*args[:-1], torch.float64)
         leaves, spec = torch.utils._pytree.tree_flatten(args)
         where = [j for j, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
@@ -82,7 +83,7 @@ def test_autocast_follows_its_dtype(name, dtype, samples):
     for args in samples(name, 3, torch.float32):
         with torch.autocast("cpu", dtype=dtype):
             got = outputs(overload(name)(*args))[0]
-        if name == "gemm":
+        if name in WITH_DTYPE:
             assert got.dtype == args[-1]
         elif name == "linear" and len(args) > 3 and args[3] is not None:
             assert got.dtype == torch.float32  # as F.linear(..) + residual: the residual is not cast
@@ -134,8 +135,10 @@ def count_frames(f, calls):
     return counter.frame_count
 
 
+BYTES = (8, False, 0, [], "", "")  # no aux, no epilogue
 DYNAMIC = {
     "gemm": lambda t, n: (t(n, 7), [t(7, n + 2)], [t(n + 2)], "r", "v0=add(acc0,x0);ret v0", torch.float32),
+    "dequant_gemm": lambda t, n: (t(n, 7), [torch.ones(n + 2, 7).char()], [t(n + 2, 1)], [], *BYTES, torch.float32),
     "linear": lambda t, n: (t(n, n + 1, 7), t(9, 7), t(9), t(n, n + 1, 9), "gelu"),
     "swiglu": lambda t, n: (t(n, n + 1, 7), t(9, 7), t(9, 7)),
     "attention": lambda t, n: (
@@ -192,6 +195,7 @@ def test_flop_counter_knows_the_products(maker):
     assert flops(lambda: ops.linear(x, w)) == flops(lambda: torch.nn.functional.linear(x, w)) == 2 * 10 * 7 * 9
     assert flops(lambda: ops.swiglu(x, w, w)) == 4 * 10 * 7 * 9
     assert flops(lambda: ops.gemm(x, [w.mT[None]], [], "", "", torch.float32)) == 2 * 10 * 7 * 9
+    assert flops(lambda: ops.dequant_gemm(t(10, 7), [w.char()], [], [], *BYTES, torch.float32)) == 2 * 10 * 7 * 9
     q, k, v = t(2, 4, 5, 8), t(2, 2, 7, 8), t(2, 2, 7, 6)
     assert flops(lambda: ops.attention(q, k, v)) == 2 * 2 * 4 * 5 * 7 * (8 + 6)
     latent = (t(2, 1, 3, 8), t(2, 1, 3, 4), t(2, 9, 8), t(2, 9, 4))

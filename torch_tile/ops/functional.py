@@ -46,6 +46,49 @@ def gemm(
     return out
 
 
+def dequant_gemm(
+    a: Tensor,
+    bs: Sequence[Tensor],
+    scales: Sequence[Tensor] = (),
+    zeros: Sequence[Tensor] = (),
+    bits: int = 8,
+    high_first: bool = False,
+    offset: int = 0,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`gemm` with right operands stored in few bits: `epilogue(a @ w0.T, a @ w1.T, ..., aux)`.
+
+    `w = (b - offset - zero) * scale`, each b widened in registers: computed in float32 (float64 for float64 `a`),
+    rounded to a's dtype at most once, before the product.
+
+    Args:
+        a: `[M, K]`.
+        bs: each `[N, K * bits / 8]`, of int8, uint8, float8_e4m3fn or float8_e5m2, all alike.
+        scales: none, or one for each b: `[N, G]`, of any floating dtype: for G runs of columns of equal length. G is
+            1, or runs are of 16, 32 or a multiple of 64.
+        zeros: none, or one for each b: `[N, G]`, floating or integer.
+        bits: of a weight: 8, or 4, 2 or 1 of int8 (signed fields) and uint8 (unsigned ones).
+        high_first: whether a byte's first column lies in its highest bits, not in its lowest.
+        offset: what is subtracted from every weight, such as 8 for 4 unsigned bits.
+        aux: as for `gemm`.
+        kinds: as for `gemm`.
+        epilogue: as for `gemm`.
+        dtype: of the result.
+
+    Returns:
+        `[M, N]`. Words get no gradient; floating scales and zeros do.
+    """
+    op = torch.ops.tile.dequant_gemm.default
+    out: Tensor = op(
+        a, list(bs), list(scales), list(zeros), bits, high_first, offset, list(aux), kinds, epilogue, dtype
+    )
+    return out
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none"
 ) -> Tensor:

@@ -29,6 +29,10 @@ _RMS_OPTIONS = 'float eps=1e-6, str activation="none", float weight_offset=0.0, 
 
 SCHEMAS = {
     "gemm": "(Tensor a, Tensor[] bs, Tensor[] aux, str kinds, str epilogue, ScalarType dtype) -> Tensor",
+    "dequant_gemm": (
+        "(Tensor a, Tensor[] bs, Tensor[] scales, Tensor[] zeros, int bits, bool high_first, int offset, Tensor[] aux, "
+        "str kinds, str epilogue, ScalarType dtype) -> Tensor"
+    ),
     "linear": ('(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, str activation="none") -> Tensor'),
     "swiglu": '(Tensor x, Tensor gate_weight, Tensor up_weight, str activation="silu") -> Tensor',
     "attention": f"{_ATTENTION} -> Tensor",

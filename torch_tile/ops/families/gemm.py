@@ -36,22 +36,29 @@ def _check_gemm(
         checks.check_size("gemm", f"bs[{i}]", b, -2, a.shape[-1], "a's last dimension")
         checks.check_size("gemm", f"bs[{i}]", b, -1, bs[0].shape[-1], "as bs[0]")
         checks.check_broadcasts("gemm", f"bs[{i}]", b, (*a.shape[:-2], a.shape[-1], bs[0].shape[-1]))
+    check_epilogue("gemm", a, a.shape[:-1], bs[0].shape[-1], len(bs), aux, kinds, epilogue)
+
+
+def check_epilogue(
+    op: str, a: torch.Tensor, rows: Sequence[checks.Size], cols: checks.Size, products: int,
+    aux: Sequence[torch.Tensor], kinds: str, epilogue: str,
+) -> None:  # fmt: skip
+    """The epilogue of products of shape `(*rows, cols)`, and its auxiliary operands by kind."""
     require_value(
         len(kinds) == len(aux) and set(kinds) <= set(AUX_KINDS),
-        lambda: f"tile.gemm: kinds is {kinds!r} for {len(aux)} aux operands; expected 't', 'r', 'c' or 's' for each",
+        lambda: f"tile.{op}: kinds is {kinds!r} for {len(aux)} aux operands; expected 't', 'r', 'c' or 's' for each",
     )
-    rows, cols = a.shape[:-1], bs[0].shape[-1]
     for i, (x, kind) in enumerate(zip(aux, kinds, strict=True)):
-        checks.check_floating("gemm", a=a, **{f"aux[{i}]": x})
+        checks.check_floating(op, a=a, **{f"aux[{i}]": x})
         wanted: tuple[Any, ...] = {"t": (*rows, cols), "r": (cols,), "c": (*rows, 1), "s": x.shape}[kind]
         ok = x.numel() == 1 if kind == "s" else x.dim() == len(wanted)
         require(
             ok,
-            lambda: f"tile.gemm: aux[{i}] has shape {shape_of(x)}; kind {kind!r} expects {AUX_KINDS[kind]}",  # noqa: B023
+            lambda: f"tile.{op}: aux[{i}] has shape {shape_of(x)}; kind {kind!r} expects {AUX_KINDS[kind]}",  # noqa: B023
         )
         for dim, size in enumerate(wanted):
-            checks.check_size("gemm", f"aux[{i}]", x, dim, size, f"by kind {kind!r}: {AUX_KINDS[kind]}")
-    language.parse(epilogue, len(bs), len(aux))
+            checks.check_size(op, f"aux[{i}]", x, dim, size, f"by kind {kind!r}: {AUX_KINDS[kind]}")
+    language.parse(epilogue, products, len(aux))
 
 
 def _run_gemm(
@@ -79,7 +86,7 @@ def _fake_gemm(
     return a.new_empty((*a.shape[:-1], bs[0].shape[-1]), dtype=dtype)
 
 
-def _gemm_gradients(
+def gradients(
     a: torch.Tensor,
     bs: Sequence[torch.Tensor],
     aux: Sequence[torch.Tensor],
@@ -130,7 +137,7 @@ def _gemm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, *rest = ctx.saved_tensors
     bs, aux = rest[: ctx.num_products], rest[ctx.num_products :]
     needs_a, needs_bs = ctx.needs_input_grad[:2]
-    return (*_gemm_gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs), None, None, None)
+    return (*gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs), None, None, None)
 
 
 def _gemm_flops(a: Sequence[int], bs: Sequence[Sequence[int]], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
@@ -228,7 +235,7 @@ def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
     arguments = _linear_as_gemm(x, weight, bias, None, ctx.activation)
     needs_x, needs_w = ctx.needs_input_grad[:2]
-    grad_x, (grad_w,), grad_aux = _gemm_gradients(*arguments, _flatten(grad), needs_x, [needs_w])
+    grad_x, (grad_w,), grad_aux = gradients(*arguments, _flatten(grad), needs_x, [needs_w])
     grad_x = None if grad_x is None else grad_x.reshape(x.shape)
     return grad_x, None if grad_w is None else grad_w.mT, grad_aux[0] if grad_aux else None, grad_residual, None
 
@@ -290,7 +297,7 @@ def _swiglu_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     weights = [gate_weight.mT, up_weight.mT]
     text = _swiglu_text(ctx.activation)
     needs_x, *needs_weights = ctx.needs_input_grad[:3]
-    grad_x, grads, _ = _gemm_gradients(_flatten(x), weights, [], "", text, _flatten(grad), needs_x, needs_weights)
+    grad_x, grads, _ = gradients(_flatten(x), weights, [], "", text, _flatten(grad), needs_x, needs_weights)
     grad_x = None if grad_x is None else grad_x.reshape(x.shape)
     return grad_x, *(None if g is None else g.mT for g in grads), None
 
