@@ -48,6 +48,17 @@ def test_lazy_kernels_are_kept_per_arguments():
         scaled(5, factors=3)
 
 
+def test_kernels_used_are_noted():
+    with torch_tile.jit.kernels_used() as outer:
+        first = scaled(5)
+        with torch_tile.jit.kernels_used() as inner:
+            second = scaled(6)
+            scaled(6)
+        assert scaled(5) is first
+    scaled(7)
+    assert outer == [first, second] and inner == [second]
+
+
 def test_tracing_and_building_by_hand():
     program, tensors = scaled.trace(5, factor=3)
     assert tensors == [] and scaled.build(program, "cpu")(torch.ones(5))[0] == 3

@@ -37,6 +37,13 @@ def test_explain_the_backward(file, capsys) -> None:
     assert "backward" in capsys.readouterr().out
 
 
+def test_explain_as_a_page(file, capsys, tmp_path) -> None:
+    page = tmp_path / "out.html"
+    assert main(["explain", f"{file}:small", "--select", "fastest", "--html", str(page)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"wrote {page}"
+    assert "subgraphs were timed" in page.read_text()
+
+
 def test_load_keywords_and_modules(file, monkeypatch) -> None:
     model, args, kwargs = load(f"{file}:keywords")
     assert args == () and model(**kwargs).shape == (3, 8)

@@ -25,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "(model, arguments, keyword arguments)",
     )
     explain.add_argument("--backward", action="store_true", help="look at the backward as well")
+    explain.add_argument(
+        "--select", choices=("tile", "fastest"), default="tile", help="fastest: time each subgraph both ways"
+    )
+    explain.add_argument("--html", default="", metavar="FILE", help="also write the report as a page with sources")
     show = commands.add_parser("show", help="schedule, layouts and stages of a file's kernels on a GPU")
     show.add_argument("file", help="a Python file with T.prim_func kernels among its global names")
     show.add_argument("--target", default="cuda:sm_90a", help="what to compile for (default: %(default)s)")
@@ -57,18 +61,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model, args, kwargs = load(options.model)
     except ValueError as problem:
         parser.error(str(problem))
-    print(explain_model(model, args, kwargs, options.backward))
+    report = explain_model(model, args, kwargs, options.backward, options.select)
+    print(report)
+    if options.html:
+        print(f"wrote {report.save(options.html)}")
     return 0
 
 
-def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> Any:
+def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool, select: str) -> Any:
     """The report on a model, without gradients unless the backward is asked for."""
     import torch
 
     from torch_tile.inductor.explain import explain
 
     with torch.set_grad_enabled(backward):
-        return explain(model, *args, backward=backward, **kwargs)
+        return explain(model, *args, select=select, backward=backward, **kwargs)
 
 
 def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

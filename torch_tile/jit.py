@@ -14,7 +14,7 @@ import copy
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -225,6 +225,26 @@ class JITFunction:
                 made = self.function(*args, **kwargs)
                 self.kernels[key] = _compile(made, self.out_idx, self.target, self.options)
             return self.kernels[key]
+
+
+@contextlib.contextmanager
+def kernels_used() -> Iterator[list[JITKernel]]:
+    """Every kernel of the lazy style that is asked for inside, by any thread, in the order of its first use."""
+    used: list[JITKernel] = []
+    plain = JITFunction.compile
+
+    def compile_and_tell(self: JITFunction, *args: Any, **kwargs: Any) -> JITKernel:
+        kernel = plain(self, *args, **kwargs)
+        if kernel not in used:
+            used.append(kernel)
+        return kernel
+
+    # The method itself is exchanged, so that calls outside pay nothing.
+    JITFunction.compile = compile_and_tell  # type: ignore[method-assign]
+    try:
+        yield used
+    finally:
+        JITFunction.compile = plain  # type: ignore[method-assign]
 
 
 def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:

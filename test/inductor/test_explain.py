@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`explain` says what is found, where, and why not."""
 
+from textwrap import fill
+
+import pytest
 import torch
 import torch.nn.functional as F
+from expecttest import assert_expected_inline
 from torch import nn
 
 from torch_tile.inductor.explain import explain
@@ -74,3 +78,109 @@ def test_twice_reports_twice():
     """Nothing comes from a cache, which would run no pass."""
     model, x = Block(), torch.randn(2, 5, 16)
     assert {len(explain(model, x).rows) for _ in range(10)} == {5}
+
+
+def test_rows_have_fields_for_programs():
+    with torch.no_grad():
+        report = explain(Block().bfloat16(), torch.randn(2, 5, 16, dtype=torch.bfloat16))
+    (row,) = (r for r in report.rows if r.module == "mlp.2")
+    assert row.source.text == "return x + self.mlp(x)" and row.source.function == "forward"
+    assert row.cost.flops == 2 * 10 * 32 * 16 and row.cost.dtype == torch.bfloat16
+    assert row.cost.bytes == 2 * (10 * 32 + 32 * 16 + 16 + 10 * 16 + 10 * 16)  # x, weight, bias, residual, result
+    assert [kernel.__name__ for kernel in row.kernels] == ["gemm"]
+    assert row.times is None and row.device == torch.device("cpu")
+
+
+def test_fastest_measures_both():
+    with torch.no_grad():
+        report = explain(nn.Sequential(nn.Linear(16, 16), nn.GELU()), torch.randn(64, 16), select="fastest")
+    (row,) = report.rows
+    assert row.times.tile > 0 and row.times.inductor > 0
+    assert row.status == ("replaced" if row.times.tile_wins else "kept")
+    with pytest.raises(Exception, match='option "select" must be one of'):
+        explain(nn.Linear(16, 16), torch.randn(64, 16), select="best")
+
+
+def attention_weights(x):
+    weights = torch.softmax(x @ x.mT, -1)
+    return weights @ x, weights
+
+
+def unbiased_norm(x):
+    centred = x - x.mean(-1, keepdim=True)
+    variance = x.var(-1, keepdim=True)
+    return centred * torch.rsqrt(variance + 1e-5)
+
+
+def flat_mean(x):
+    mean = x.square().mean(-1)
+    return x * torch.rsqrt(mean + 1e-5)[..., None]
+
+
+def norm_of_two(x):
+    return F.layer_norm(x, x.shape[-2:])
+
+
+def sdpa_of_three(x):
+    return F.scaled_dot_product_attention(x[0], x[0], x[0])
+
+
+def integers(x):
+    whole = x[0, 0].to(torch.int32)
+    return whole @ whole.mT
+
+
+WIDE = {"width": 100, "subsequent_indent": " " * 8}
+WRONG = [attention_weights, unbiased_norm, flat_mean, norm_of_two, sdpa_of_three, integers]
+
+
+def test_what_would_make_near_misses_match():
+    """In the user's words: what the line is, why it is none of ours, what to write instead."""
+    lines = []
+    for function in WRONG:
+        with torch.no_grad():
+            rows = explain(function, torch.randn(2, 3, 6, 6)).missed()
+        for row in rows:
+            line = (row.cause or row.source).text
+            lines += [f"{function.__name__}: {row.family}, {row.what}", f"  line: {line}"]
+            lines += [fill(f"  why:  {row.reason}", **WIDE), fill(f"  fix:  {row.fix}", **WIDE)]
+    assert_expected_inline(
+        "\n".join(lines),
+        """\
+attention_weights: attention, tile.softmax
+  line: weights = torch.softmax(x @ x.mT, -1)
+  why:  the attention probabilities are used more than once (returned, or saved for the backward?)
+  fix:  do not return the weights (need_weights=False, output_attentions=False); in training call
+        F.scaled_dot_product_attention
+unbiased_norm: norm, aten.rsqrt
+  line: variance = x.var(-1, keepdim=True)
+  why:  the variance is unbiased
+  fix:  write var(-1, correction=0, keepdim=True)
+flat_mean: norm, aten.rsqrt
+  line: mean = x.square().mean(-1)
+  why:  the mean drops its dimension
+  fix:  write mean(-1, keepdim=True)
+norm_of_two: norm, layer_norm
+  line: return F.layer_norm(x, x.shape[-2:])
+  why:  normalises over 2 dimensions
+  fix:  flatten them, so that normalized_shape has one size
+sdpa_of_three: attention, scaled_dot_product_attention
+  line: return F.scaled_dot_product_attention(x[0], x[0], x[0])
+  why:  q, k and v of rank 3, 3 and 3
+  fix:  make all [batch, heads, length, head size]
+integers: gemm, aten.mm
+  line: return whole @ whole.mT
+  why:  no kernel for torch.int32
+  fix:  cast both operands to bfloat16, float16, float32 or float64""",
+    )
+
+
+def cap(x):
+    return torch.tanh(x) * 20
+
+
+def test_the_line_at_fault_is_the_cause():
+    """It may stand elsewhere than what was looked at."""
+    with torch.no_grad():
+        (row,) = explain(lambda x: torch.softmax(cap(x @ x.mT), -1) @ x, torch.randn(2, 3, 6, 6)).missed("attention")
+    assert "aten.tanh" in row.reason and row.cause.text == "return torch.tanh(x) * 20" and "softmax" in row.source.text

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows, their table, and where a node says it comes from."""
+"""Rows, and their table."""
 
 import logging
 
-import pytest
-import torch
-
-from torch_tile.inductor.report import KEPT, MISSED, REPLACED, Report, Row, collect, place, record
+from torch_tile.inductor.report import KEPT, MISSED, REPLACED, Report, Row, collect, record
+from torch_tile.inductor.source import Frame
 
 
 def rows():
@@ -39,18 +37,20 @@ def test_collectors_nest_and_close(caplog):
     assert "missed rsqrt at norm (unbiased)" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("L['self'].model.layers.0.q_proj", "model.layers.0.q_proj"),
-        ("L['self']._modules['model']._modules['layers']._modules['0']", "model.layers.0"),
-        ("L['self'].blocks[1]['attn']", "blocks.1.attn"),
-    ],
-)
-def test_place(path, name):
-    node = torch.fx.Graph().placeholder("x")
-    assert place(node) == "x"
-    node.meta["nn_module_stack"] = {"outer": ("L['self']", object), "inner": (path, object)}
-    assert place(node) == name
-    node.meta["stack_trace"] = 'File "/a/b/first.py", line 1, in f\n  File "/a/b/model.py", line 42, in g\n    x @ y'
-    assert place(node) == f"{name} model.py:42"
+def test_advice_stands_below_the_table():
+    line, other = Frame("/m/model.py", 7, "forward"), Frame("/m/layers.py", 3, "cap")
+    report = Report([
+        Row("norm", MISSED, "rsqrt", "norm model.py:7", "unbiased", fix="correction=0", frames=(line,), cause=line),
+        Row("attention", MISSED, "softmax", "model.py:7", "tanh", fix="cap q", frames=(line,), cause=other),
+    ])  # fmt: skip
+    assert str(report).splitlines()[4:] == [
+        "to make them match:",
+        "  norm model.py:7: correction=0",
+        "  model.py:7: cap q (layers.py:3)",
+        "2 missed",
+    ]
+
+
+def test_save(tmp_path):
+    path = Report(rows()).save(tmp_path / "explain.html")
+    assert path.read_text() == Report(rows()).html()

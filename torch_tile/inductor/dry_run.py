@@ -15,6 +15,8 @@ import torch
 from torch_tile.inductor import compat
 from torch_tile.inductor.backend import split_options
 from torch_tile.inductor.passes.manager import TilePass
+from torch_tile.inductor.report import Row
+from torch_tile.jit import kernels_used
 
 
 def dry_run(
@@ -23,21 +25,42 @@ def dry_run(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    watch: bool = False,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph as `tile` does, up to and without Inductor's code generation.
 
-    The arguments are `tile`'s. The graph goes through the same AOTAutograd, decompositions, partitioner and joint
-    passes; what our passes leave is run operator by operator.
+    The arguments are `tile`'s, and `watch`: write into the rows of the report which kernels run. The graph goes
+    through the same AOTAutograd, decompositions, partitioner and joint passes; what our passes leave is run operator
+    by operator.
 
     Raises:
         RuntimeError: on an unknown option or a bad value of ours.
     """
     patches, settings = split_options(mode, options)
 
-    def refine(graph: torch.fx.GraphModule) -> None:
-        TilePass("post_grad", settings)(graph.graph)
+    def refine(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+        rows = TilePass("post_grad", settings).run(graph.graph).rows
+        return Watched(graph, rows).run if watch else graph.forward
 
     with compat.inductor_config().patch(patches):
         TilePass("pre_grad", settings)(gm.graph)
         gm.recompile()
         return compat.compile_without_codegen(gm, example_inputs, refine)
+
+
+class Watched(torch.fx.Interpreter):
+    """Runs a graph node by node, and writes the kernels that a row's nodes run into the row."""
+
+    def __init__(self, graph: torch.fx.GraphModule, rows: Mapping[torch.fx.Node, Row]) -> None:
+        super().__init__(graph)
+        self.rows = rows
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node."""
+        if n not in self.rows:
+            return super().run_node(n)
+        with kernels_used() as used:
+            result = super().run_node(n)
+        known = self.rows[n].kernels
+        known.extend(kernel for kernel in used if kernel not in known)
+        return result

@@ -13,11 +13,17 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Any, *args: Any, options: Mapping[str, Any] | None = None, backward: bool = False, **kwargs: Any
+    model: Any,
+    *args: Any,
+    select: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    backward: bool = False,
+    **kwargs: Any,
 ) -> Report:
     """Run the passes over `model(*args, **kwargs)` and report every subgraph of a family we know.
 
-    No code is generated, so this takes seconds where compiling takes minutes.
+    No code is generated, so this takes seconds where compiling takes minutes; `select="fastest"` compiles each
+    subgraph both ways and times it, as the backend does by default.
 
     The model is run, so arguments that it changes (a KV cache) are changed once. Its own compiled code, if any, is
     not touched.
@@ -25,13 +31,14 @@ def explain(
     Args:
         model: a module or function, not yet compiled.
         *args: its arguments.
-        options: as for `torch.compile(model, backend="tile", options=...)`; by default `{"select": "tile"}`, so that
-            the report says what fits and not what is fastest on this machine.
+        select: "tile" (the default) says what fits; "fastest" what is faster on this machine, with both times.
+        options: as for `torch.compile(model, backend="tile", options=...)`; `select` may also stand there.
         backward: also compile the backward, of the sum of all floating outputs.
         **kwargs: its keyword arguments.
 
     Returns:
-        A `Report`: `rows` (family, status, what, where, reason, graph), `replaced()`, `missed()`; `str()` is a table.
+        A `Report`: its `rows` have what is known of each subgraph as fields, `replaced()` and `missed()` choose among
+        them, `str()` is a table, `save("explain.html")` writes a page with source lines, times and schedules.
     """
     import torch
 
@@ -39,7 +46,8 @@ def explain(
     from torch_tile.inductor.dry_run import dry_run
     from torch_tile.inductor.report import collect
 
-    backend = functools.partial(dry_run, options=dict(options) if options is not None else {"select": "tile"})
+    chosen = {"select": "tile"} if options is None else dict(options)
+    backend = functools.partial(dry_run, options=chosen | ({"select": select} if select else {}), watch=True)
 
     def wrapper(*values: Any, **named: Any) -> Any:
         return model(*values, **named)

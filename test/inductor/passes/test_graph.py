@@ -20,7 +20,7 @@ def reasons():
                 yield pytest.param(node, id=f"{path.stem}:{node.lineno}")
 
 
-@pytest.mark.parametrize("call", reasons())
+@pytest.mark.parametrize("call", list(reasons()))
 def test_every_reason_says_what_to_write_instead(call):
     assert len(call.args) == 2, ast.unparse(call)
     for text in call.args:

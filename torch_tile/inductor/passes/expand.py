@@ -102,11 +102,12 @@ def settle(context: Context) -> None:
             from torch_tile.inductor.competition import compete_captured
 
             outcome = compete_captured(node, reference, context.settings)
-            context.note(family, report.REPLACED if outcome.tile_wins else report.KEPT, what, node, str(outcome))
+            status = report.REPLACED if outcome.tile_wins else report.KEPT
+            context.note(family, status, what, node, str(outcome), [node], outcome)
             if not outcome.tile_wins:
                 context.handled.update(expand(node, reference))
         else:
-            context.note(family, report.REPLACED, what, node)
+            context.note(family, report.REPLACED, what, node, "", [node])
 
 
 def _signature(node: Node) -> str:

@@ -11,16 +11,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
 
 from torch_tile.inductor import report
 from torch_tile.inductor.compat import CustomGraphPass
-from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_tensor, name_of, same_shape, shape
+from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_tensor, name_of, same_shape, shape, val
+from torch_tile.inductor.roofline import cost_of
 from torch_tile.inductor.settings import Settings
+from torch_tile.inductor.source import frames_of, module_of, place
+
+if TYPE_CHECKING:
+    from torch_tile.inductor.competition import Outcome
 
 
 class Context:
@@ -32,6 +37,8 @@ class Context:
         self.stage = stage
         self.handled: set[Node] = set()
         """Anchors already replaced, or already reported with a reason."""
+        self.rows: dict[Node, report.Row] = {}
+        """The row of each node that was inserted."""
 
     def replace(self, rewrite: Rewrite, family: str, pairs: list[tuple[Node, Node]], what: str, anchor: Node) -> bool:
         """Let each new node stand for an old one, unless Inductor's code for the same subgraph is faster.
@@ -48,39 +55,58 @@ class Context:
                 )
                 self.miss(family, anchor, why)
                 return False
-        reason = ""
+        reason, outcome = "", None
         if self.settings.select == "fastest":
             from torch_tile.inductor.competition import compete
 
             outcome = compete(rewrite, pairs, self.settings)
             reason = str(outcome)
             if not outcome.tile_wins:
+                self.note(family, report.KEPT, what, anchor, reason, rewrite.nodes, outcome)
                 rewrite.discard()
-                self.note(family, report.KEPT, what, anchor, reason)
                 return False
         self.handled.update(rewrite.nodes)
         for old, new in pairs:
             old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in rewrite.nodes)
-        self.note(family, report.REPLACED, what, anchor, reason)
+        self.note(family, report.REPLACED, what, anchor, reason, rewrite.nodes, outcome)
         return True
 
     def captured(self, family: str, what: str, node: Node) -> None:
         """Note a one-to-one capture; the post-grad stage reports what became of it."""
         self.handled.add(node)
-        report.log.debug("captured %s at %s", what, report.place(node))
+        report.log.debug("captured %s at %s", what, place(node))
 
     def miss(self, family: str, anchor: Node, why: Miss) -> None:
         """Record why a subgraph of a family was not replaced (the first reason counts)."""
         if anchor not in self.handled:
-            self.note(family, report.MISSED, name_of(anchor), anchor, why.reason, why)
+            self.note(family, report.MISSED, name_of(anchor), anchor, why.reason, [anchor], None, why)
 
     def note(
-        self, family: str, status: str, what: str, anchor: Node, reason: str = "", why: Miss | None = None
+        self,
+        family: str,
+        status: str,
+        what: str,
+        anchor: Node,
+        reason: str = "",
+        nodes: Sequence[Node] = (),
+        times: Outcome | None = None,
+        why: Miss | None = None,
     ) -> None:
-        """Record what became of a subgraph."""
+        """Record what became of a subgraph: `nodes` stand for it now, or would have."""
         self.handled.add(anchor)
-        fix = why.fix if why else ""
-        report.record(report.Row(family, status, what, report.place(anchor), reason, self.stage, fix))
+        blamed = frames_of(why.at) if why and why.at else ()
+        row = report.Row(
+            family, status, what, place(anchor), reason, self.stage,
+            fix=why.fix if why else "",
+            module=module_of(anchor),
+            frames=frames_of(anchor),
+            cause=blamed[-1] if blamed else None,
+            times=times,
+            cost=cost_of(nodes),
+            device=val(anchor).device if is_tensor(anchor) else None,
+        )  # fmt: skip
+        self.rows.update(dict.fromkeys(nodes, row))
+        report.record(row)
 
 
 Family = Callable[[Context], None]
@@ -95,6 +121,10 @@ class TilePass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Run the stage's families over the graph."""
+        self.run(graph)
+
+    def run(self, graph: Graph) -> Context:
+        """The same; returns what they left behind."""
         from torch_tile.inductor import passes
 
         families = passes.capture_families if self.stage == "pre_grad" else passes.refine_families
@@ -106,6 +136,7 @@ class TilePass(CustomGraphPass):
                 report.log.exception("%s failed; its subgraphs are left to Inductor", family.__module__)
             if self.stage != "pre_grad":
                 graph.eliminate_dead_code()
+        return context
 
     def uuid(self) -> Any:
         """Identity for Inductor's caches: our sources, the stage and the settings."""
