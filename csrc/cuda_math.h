@@ -73,11 +73,21 @@ TILE_DEVICE float quick_sigmoid(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
   return y;
 }
+// For results of 16 bits: within 3e-7 (Abramowitz and Stegun, 7.1.26). Half of erf's instructions, and none depends on x.
+TILE_DEVICE float quick_erf(float x) {
+  float a = ::fabsf(x), t, e;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(::fmaf(0.3275911f, a, 1.0f)));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * a * -1.44269504089f));
+  float p = ::fmaf(t, 1.061405429f, -1.453152027f);
+  p = ::fmaf(t, p, 1.421413741f), p = ::fmaf(t, p, -0.284496736f), p = ::fmaf(t, p, 0.254829592f);
+  return ::copysignf(::fmaf(-p * t, e, 1.0f), x);
+}
 TILE_DEVICE double exp(double x) { return ::exp(x); }
 TILE_DEVICE double log2(double x) { return ::log2(x); }
 TILE_DEVICE double log(double x) { return ::log(x); }
 TILE_DEVICE double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 TILE_DEVICE double quick_sigmoid(double x) { return sigmoid(x); }
+TILE_DEVICE double quick_erf(double x) { return ::erf(x); }
 
 // The rest is CUDA's own library, which NVRTC has built in.
 #define TILE_UNARY(name)                                         \

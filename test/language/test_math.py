@@ -11,7 +11,13 @@ from torch_tile.interp.tiles import evaluate
 from torch_tile.intrinsics import lookup
 from torch_tile.language.math import FUNCTIONS
 
-PYTHON = {"abs": torch.abs, "quick_sigmoid": torch.sigmoid, "fma": lambda a, b, c: a * b + c, "round": torch.round}
+PYTHON = {
+    "abs": torch.abs,
+    "quick_sigmoid": torch.sigmoid,
+    "quick_erf": torch.erf,
+    "fma": lambda a, b, c: a * b + c,
+    "round": torch.round,
+}
 
 
 def arity(name):

@@ -56,13 +56,26 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+# The same with fewer instructions, for results that are rounded to 16 bits or fewer.
+QUICK: dict[str, Callable[..., Any]] = {
+    **FUNCTIONS,
+    "silu": lambda a: a * T.quick_sigmoid(a),
+    "gelu": lambda a: 0.5 * a * (1.0 + T.quick_erf(a * math.sqrt(0.5))),
+    "gelu_tanh": lambda a: a * T.quick_sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (a + 0.044715 * a * a * a)),
+}
+
+
 @T.macro
-def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any) -> Any:
-    """The value of an epilogue at one element; `inputs` maps `acc0..` and `x0..` to expressions of type `dtype`."""
+def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: bool = False) -> Any:
+    """The value of an epilogue at one element; `inputs` maps `acc0..` and `x0..` to expressions of type `dtype`.
+
+    `quick` if the result is rounded to 16 bits or fewer.
+    """
+    functions = QUICK if quick else FUNCTIONS
     values = dict(inputs)
     for statement in epilogue.statements:
         operands = [values[o] if isinstance(o, str) else T.cast(o, dtype) for o in statement.operands]
-        value = FUNCTIONS[statement.function](*operands)
+        value = functions[statement.function](*operands)
         values[statement.name] = value
     return values[epilogue.result]
 
@@ -71,6 +84,4 @@ def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any) -> Any:
 def activate(name: str, value: Any, quick: bool = False) -> Any:
     """An activation of `epilogue.ACTIVATIONS` at one element; `quick` if the result is rounded to 16 bits or fewer."""
     x = value
-    if name == "silu" and quick:
-        return x * T.quick_sigmoid(x)
-    return x if name == "none" else FUNCTIONS[name](x)
+    return x if name == "none" else (QUICK if quick else FUNCTIONS)[name](x)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """RMSNorm and LayerNorm as they are written in the wild, and what only looks like one."""
 
+import functools
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 
 def llama(x, w, eps=1e-6):
@@ -163,3 +166,29 @@ def test_other_things_are_left_alone(form, agrees, generator):
     x, w = torch.randn(8, 8, generator=generator), torch.rand(8, generator=generator)
     _, report = agrees(form, x, w)
     assert not report.replaced()
+
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "silu by hand": lambda h: h * torch.sigmoid(h),
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "relu": torch.relu,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("form", [llama, lambda x, w: F.rms_norm(x, w.shape, w, 1e-6)], ids=["by hand", "captured"])
+def test_an_activation_behind_it_is_taken_along(form, name, dynamic, agrees, generator):
+    x, w = torch.randn(3, 5, 24, generator=generator), torch.randn(24, generator=generator)
+    _, report = agrees(lambda x, w: ACTIVATIONS[name](form(x, w)), x, w, dynamic=dynamic)
+    what = [row.what for row in report.replaced("norm")]
+    assert what[-1].endswith(f"and {name.split()[0]}"), report
+
+
+@pytest.mark.parametrize("form", [lambda h, w: F.silu(h) + h, lambda h, w: 2 * h])
+def test_what_is_more_than_an_activation_stays(form, agrees, generator):
+    x, w = torch.randn(3, 5, 24, generator=generator), torch.randn(24, generator=generator)
+    _, report = agrees(lambda x, w: form(F.rms_norm(x, w.shape, w, 1e-6), w), x, w)
+    assert not any(" and " in row.what for row in report.replaced("norm")), report

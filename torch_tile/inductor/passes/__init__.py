@@ -32,6 +32,7 @@ def refine_families(settings: Settings) -> list[Family]:
         ("attention", attention.match),
         ("attention", attention.refine),
         ("norm", norm.match),
+        ("norm", norm.take_activation),
         ("gemm", gemm.match),
         ("norm", norm.take_residual),
         (None, expand.settle),

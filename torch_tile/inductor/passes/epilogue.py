@@ -134,15 +134,18 @@ def kind_of(operand: Node, sizes: Sequence[Any]) -> str | None:
     return None
 
 
-def grow(seed: Node, order: dict[Node, int] | None = None) -> tuple[Region, Node] | None:
-    """The largest region from a product with one escaping value, and that value; None if nothing follows."""
+def grow(seed: Node, order: dict[Node, int] | None = None, alone: bool = False) -> tuple[Region, Node] | None:
+    """The largest region from a product with one escaping value, and that value; None if nothing follows.
+
+    `alone`: without any operand but numbers; then the seed may be any tensor.
+    """
     sizes = shape(seed)
     region = Region([seed], product(sizes[:-1]), sizes[-1], order or ordered(seed.graph))
     best: tuple[Region, Node] | None = None
     while len(region.ops) < MAX_OPS:
         inside = region.values
         users = {u for n in inside for u in n.users if u not in inside}
-        if not any(_admit(region, u) for u in sorted(users, key=lambda n: region.order.get(n, 0))):
+        if not any(_admit(region, u, alone) for u in sorted(users, key=lambda n: region.order.get(n, 0))):
             break
         escaping = region.escaping()
         if len(escaping) == 1 and escaping[0] in region.ops and dtype(escaping[0]).is_floating_point:
@@ -152,7 +155,7 @@ def grow(seed: Node, order: dict[Node, int] | None = None) -> tuple[Region, Node
     return best
 
 
-def _admit(region: Region, node: Node) -> bool:
+def _admit(region: Region, node: Node, alone: bool) -> bool:
     """Take `node` into the region if the kernel can compute it there."""
     if node.op != "call_function" or not is_tensor(node) or not covers(shape(node), region.rows, region.cols):
         return False
@@ -167,6 +170,8 @@ def _admit(region: Region, node: Node) -> bool:
     joined: list[Node] = []
     for x in operands:
         if isinstance(x, Node) and x not in region.values and constant(x) is None:
+            if alone:
+                return False
             chain = _second_product(region, x)
             if chain is not None:
                 joined.extend(c for c in chain if c not in joined)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torch_tile.inductor.passes.epilogue import Writer, grow
 from torch_tile.inductor.passes.graph import (
     CAST,
     Miss,
@@ -36,6 +37,7 @@ from torch_tile.inductor.passes.graph import (
     val,
 )
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.kernels.epilogue_rewrite import canonical
 
 ADD = (aten.add.Tensor, aten.add.Scalar)
 MUL = (aten.mul.Tensor, aten.mul.Scalar)
@@ -264,6 +266,36 @@ def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
     if dtype(new) != dtype(last):
         new = rewrite.call(CAST, new, dtype(last))
     context.replace(rewrite, "norm", [(last, new)], _describe("tile.layer_norm", new), root)
+
+
+# Epilogue texts, in their canonical form, of the activations that the kernels know.
+ACTIVATIONS = {canonical(f"v0={name}(acc0);ret v0"): name for name in ("relu", "silu", "gelu", "gelu_tanh")}
+
+
+def take_activation(context: Context) -> None:
+    """`silu(rms_norm(x))` and the like become one kernel, however the activation is written."""
+    for node in list(context.graph.nodes):
+        if not is_call(node, torch.ops.tile.rms_norm.default) or arg(node, 3, "activation", "none") != "none":
+            continue
+        found = grow(node, ordered(context.graph), alone=True)
+        if found is None or dtype(found[1]) != dtype(node):
+            continue
+        region, out = found
+        activation = ACTIVATIONS.get(canonical(Writer(region).text(out)))
+        if activation is None:
+            continue
+        rewrite = Rewrite(out)
+        x, weight, eps, _, offset, cast_first = (
+            arg(node, i, name, default)
+            for i, (name, default) in enumerate(zip(_RMS_ARGUMENTS, _RMS_DEFAULTS, strict=True))
+        )
+        new = rewrite.call(torch.ops.tile.rms_norm.default, x, weight, eps, activation, offset, cast_first)
+        new = rewrite.reshape(new, shape(out))
+        context.replace(rewrite, "norm", [(out, new)], f"{_describe('tile.rms_norm', node)} and {activation}", node)
+
+
+_RMS_ARGUMENTS = ("x", "weight", "eps", "activation", "weight_offset", "cast_first")
+_RMS_DEFAULTS = (None, None, 1e-6, "none", 0.0, True)
 
 
 def take_residual(context: Context) -> None:
