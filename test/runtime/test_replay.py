@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from fake_cuda import count_as_gpu
 
 import torch_tile.language as T
 from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
@@ -25,8 +26,7 @@ from torch_tile.target import Target
 def gpu(fake_cuda, monkeypatch):
     """CPU tensors count as a GPU's."""
     assert native() is not None
-    monkeypatch.setattr(CudaLauncher, "kind", "cpu")
-    monkeypatch.setattr(CudaLauncher, "index_of", lambda self, args: 0)
+    count_as_gpu(monkeypatch)
     fake_cuda.number("slots").value = 6
 
 

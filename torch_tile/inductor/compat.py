@@ -115,26 +115,10 @@ def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> N
         lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def extern_call(op: torch._ops.OpOverload, call: str, imports: str, args: Any, kwargs: Any) -> Any:
-    """Lower `op` as Inductor's fallback does, but written as `call(...)`, after `imports`, in a Python wrapper."""
-    from torch._inductor import ir
-    from torch._inductor.virtualized import V
-    from torch.utils._pytree import tree_map
-
-    class DirectCall(ir.FallbackKernel):
-        def codegen(self, wrapper: Any) -> None:
-            if not V.graph.cpp_wrapper:
-                wrapper.add_import_once(imports)
-                self.python_kernel_name = call
-            super().codegen(wrapper)
-
-    return tree_map(ir.TensorBox.create, DirectCall.create(op, *args, **kwargs))
-
-
 def compile_without_codegen(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], refine: Callable[[torch.fx.GraphModule], Callable[..., Any]]
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], refine: Callable[[torch.fx.GraphModule], None]
 ) -> Callable[..., Any]:
-    """AOTAutograd and Inductor's joint passes, then whatever `refine` returns to run the graph."""
+    """AOTAutograd and Inductor's joint passes, then `refine`, then the graph as it is."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -149,10 +133,10 @@ def compile_without_codegen(
             if joint:
                 graph = joint_graph_passes(graph)
             view_to_reshape(graph)
-            run = refine(graph)
+            refine(graph)
         graph.graph.lint()
         graph.recompile()
-        return cast("Callable[..., Any]", make_boxed_func(run))
+        return cast("Callable[..., Any]", make_boxed_func(graph.forward))
 
     def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
         with V.set_fake_mode(detect_fake_mode(joint_inputs)):

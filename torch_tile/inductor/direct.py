@@ -1,17 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What generated code calls: the kernels under the names and signatures of `torch.ops.tile`, without the dispatcher.
+"""What generated code calls: kernels under the names and signatures of `torch.ops.tile`, into buffers of Inductor's.
 
-Inductor has checked shapes and dtypes at compile time, autograd and autocast are already in the graph, so a call is a
-call: several microseconds less than through an op with an autograd key.
+Inductor has checked shapes and dtypes at compile time, autograd and autocast are already in the graph, so nothing is
+left to do but to choose and launch kernels; a `site` remembers even what was chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from torch_tile.ops.registration import kernels
+from torch_tile.runtime.replay import replayed
+
+
+def site(kinds: str, call: Callable[..., object]) -> Callable[..., object]:
+    """A place in generated code that makes this call; `kinds` as for `replayed`."""
+    return replayed(kinds, call)
+
+
+def view(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """The elements of `x` in another form, from the one at `offset` on."""
+    return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
 def gemm(
@@ -21,10 +32,11 @@ def gemm(
     kinds: str,
     epilogue: str,
     dtype: torch.dtype,
-) -> torch.Tensor:
+    *,
+    out: torch.Tensor,
+) -> None:
     """`torch.ops.tile.gemm`."""
-    out: torch.Tensor = kernels("gemm").gemm(a, bs, aux, kinds, epilogue, dtype)
-    return out
+    kernels("gemm").gemm(a, bs, aux, kinds, epilogue, dtype, out=out)
 
 
 def attention(
@@ -36,10 +48,11 @@ def attention(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
-) -> torch.Tensor:
+    *,
+    out: torch.Tensor,
+) -> None:
     """`torch.ops.tile.attention`."""
-    out: torch.Tensor = kernels("attention").attention(q, k, v, mask, causal, scale, window, q_offset)[0]
-    return out
+    kernels("attention").attention(q, k, v, mask, causal, scale, window, q_offset, out=out)
 
 
 def mla_decode(
@@ -51,11 +64,11 @@ def mla_decode(
     seq_lens: torch.Tensor | None = None,
     scale: float | None = None,
     num_splits: int = 0,
-) -> torch.Tensor:
+    *,
+    out: torch.Tensor,
+) -> None:
     """`torch.ops.tile.mla_decode`."""
-    run = kernels("mla_decode").mla_decode
-    out: torch.Tensor = run(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)[0]
-    return out
+    kernels("mla_decode").mla_decode(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits, out=out)
 
 
 def rms_norm(
@@ -65,10 +78,11 @@ def rms_norm(
     activation: str = "none",
     weight_offset: float = 0.0,
     cast_first: bool = True,
-) -> torch.Tensor:
+    *,
+    out: torch.Tensor,
+) -> None:
     """`torch.ops.tile.rms_norm`."""
-    out: torch.Tensor = kernels("norm").rms_norm(x, weight, None, eps, activation, weight_offset, cast_first)[0]
-    return out
+    kernels("norm").rms_norm(x, weight, None, eps, activation, weight_offset, cast_first, out=out)
 
 
 def add_rms_norm(
@@ -79,24 +93,29 @@ def add_rms_norm(
     activation: str = "none",
     weight_offset: float = 0.0,
     cast_first: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    *,
+    out: tuple[torch.Tensor, torch.Tensor],
+) -> None:
     """`torch.ops.tile.add_rms_norm`."""
-    y, _, total = kernels("norm").rms_norm(x, weight, residual, eps, activation, weight_offset, cast_first)
-    return y, total
+    run = kernels("norm").rms_norm
+    run(x, weight, residual, eps, activation, weight_offset, cast_first, out=out[0], total=out[1])
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
-) -> torch.Tensor:
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: torch.Tensor,
+) -> None:
     """`torch.ops.tile.layer_norm`."""
-    out: torch.Tensor = kernels("norm").layer_norm(x, weight, bias, eps)[0]
-    return out
+    kernels("norm").layer_norm(x, weight, bias, eps, out=out)
 
 
-def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
+def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, out: torch.Tensor) -> None:
     """`torch.ops.tile.softmax`."""
-    out: torch.Tensor = kernels("softmax").softmax(x, dim, dtype)
-    return out
+    kernels("softmax").softmax(x, dim, dtype, out=out)
 
 
 NAMES = ("gemm", "attention", "mla_decode", "rms_norm", "add_rms_norm", "layer_norm", "softmax")

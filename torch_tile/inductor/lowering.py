@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_tile.inductor import compat, direct
-
-PREFIX = "_torch_tile"
+from torch_tile.inductor import compat, direct, tile_call
 
 
 @functools.cache
@@ -22,11 +20,8 @@ def register() -> None:
     """Register the lowerings, once per process."""
     for name in direct.NAMES:
         op = getattr(torch.ops.tile, name).default
-        compat.register_lowering(op, _lowering(op, f"{PREFIX}.{name}"))
+        compat.register_lowering(op, _lowering(op, name))
 
 
-def _lowering(op: Any, call: str) -> Callable[..., Any]:
-    def lower(*args: Any, **kwargs: Any) -> Any:
-        return compat.extern_call(op, call, f"import {direct.__name__} as {PREFIX}", args, kwargs)
-
-    return lower
+def _lowering(op: Any, name: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: tile_call.lower(op, name, args, kwargs)

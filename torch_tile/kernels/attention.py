@@ -20,6 +20,7 @@ from torch_tile.kernels.common import (
     dense_last,
     dynamic,
     has_kernels,
+    into,
     is_unit,
     machine_of,
     round_up,
@@ -235,11 +236,17 @@ def attention(
     q_offset: int = 0,
     config: Config | None = None,
     splits: int = 0,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits."""
+    """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits.
+
+    `out` may be given, contiguous.
+    """
     if not has_kernels(q):
-        return reference(q, k, v, mask, causal, scale, window, q_offset)
-    out = q.new_empty((*q.shape[:3], v.shape[3]))
+        result, lse = reference(q, k, v, mask, causal, scale, window, q_offset)
+        return into(out, result), lse
+    if out is None:
+        out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
     if lse.numel():
         scale = default_scale(q.shape[3]) if scale is None else scale

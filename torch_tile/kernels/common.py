@@ -115,6 +115,11 @@ def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
     return width if rows and all(n % width == 0 for n in sizes) else 1
 
 
+def into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
+    """`result`, in `out` where that is given."""
+    return result if out is None else out.copy_(result)
+
+
 def is_unit(x: torch.Tensor) -> bool:
     """Whether the last dimension is dense."""
     return x.shape[-1] <= 1 or x.stride(-1) == 1

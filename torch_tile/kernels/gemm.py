@@ -20,6 +20,7 @@ from torch_tile.kernels.common import (
     compute_dtype as compute_dtype,
     dynamic,
     has_kernels,
+    into,
     is_unit,
     machine_of,
     strided,
@@ -113,7 +114,7 @@ def finish(form: Form, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: 
     for i, (x, kind) in enumerate(zip(aux, form.aux, strict=True)):
         place = {"t": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,)}[kind.kind]
         inputs[f"x{i}"] = T.cast(x[place if len(place) > 1 else place[0]], dtype)
-    result = epilogue_tile.apply(parse(form.epilogue), inputs, dtype, form.out_dtype.itemsize <= 2)
+    result = epilogue_tile.apply(parse(form.epilogue), inputs, dtype)
     return T.cast(result, form.out_dtype)
 
 
@@ -293,11 +294,13 @@ def gemm(
     epilogue: str,
     dtype: torch.dtype,
     config: Config | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference`; `config` overrides the choice of `config_for`."""
+    """See `reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
     if not has_kernels(a):
-        return reference(a, bs, aux, kinds, epilogue, dtype)
-    out = a.new_empty((*a.shape[:-1], bs[0].shape[-1]), dtype=dtype)
+        return into(out, reference(a, bs, aux, kinds, epilogue, dtype))
+    if out is None:
+        out = a.new_empty((*a.shape[:-1], bs[0].shape[-1]), dtype=dtype)
     if out.numel():
         run(a, bs, aux, kinds, epilogue, out, config)
     return out

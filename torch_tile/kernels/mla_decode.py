@@ -22,6 +22,7 @@ from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
     has_kernels,
+    into,
     machine_of,
     strided,
     vector_of,
@@ -226,11 +227,14 @@ def mla_decode(
     scale: float | None = None,
     num_splits: int = 0,
     config: Config | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`; `config` overrides the choice of `config_for`."""
+    """See `reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
     if not has_kernels(q) or not (q.shape[3] and q_pe.shape[3]):
-        return reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        result, lse = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
+        return into(out, result), lse
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=compute_dtype(q.dtype), device=q.device)
     if lse.numel():
         scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale

@@ -20,6 +20,7 @@ from torch_tile.kernels.common import (
     compute_dtype,
     dynamic,
     has_kernels,
+    into,
     machine_of,
     strided,
     vector_of,
@@ -259,26 +260,33 @@ def rms_norm(
     weight_offset: float = 0.0,
     cast_first: bool = True,
     config: Config | None = None,
+    out: torch.Tensor | None = None,
+    total: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """See `rms_norm_reference`; `config` overrides the choice of `config_for`."""
+    """See `rms_norm_reference`; `config` overrides the choice of `config_for`.
+
+    `out` for y and, with a residual, `total` for the sum may be given, contiguous.
+    """
     if not has_kernels(x) or not x.numel():
-        return rms_norm_reference(x, weight, residual, eps, activation, weight_offset, cast_first)
+        y, rstd, both = rms_norm_reference(x, weight, residual, eps, activation, weight_offset, cast_first)
+        return into(out, y), rstd, None if both is None else into(total, both)
     form = RmsForm(
         x.dtype, None if weight is None else weight.dtype, residual is not None, activation, cast_first,
         weight_offset != 0.0,
     )  # fmt: skip
     rows = as_rows(x)
-    y = torch.empty(x.shape, dtype=rms_norm_dtype(x.dtype, form.weight, cast_first), device=x.device)
+    if out is None:
+        out = torch.empty(x.shape, dtype=rms_norm_dtype(x.dtype, form.weight, cast_first), device=x.device)
     rstd = torch.empty(rows.shape[0], dtype=compute_dtype(x.dtype), device=x.device)
-    both = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     operands = [] if weight is None else [weight.contiguous()]
-    if residual is not None and both is not None:
-        operands += [as_rows(residual), both.view(rows.shape)]
+    if residual is not None:
+        total = torch.empty(x.shape, dtype=x.dtype, device=x.device) if total is None else total
+        operands += [as_rows(residual), total.view(rows.shape)]
     machine = machine_of(x)
-    config = config or _config_for((rows, *operands, y.view(rows.shape)), machine)
+    config = config or _config_for((rows, *operands, out.view(rows.shape)), machine)
     kernel = machine.kernel(rms_norm_rows)(config, form)
-    kernel(rows, *operands, y.view(rows.shape), rstd, float(eps), float(weight_offset))
-    return y, rstd, both
+    kernel(rows, *operands, out.view(rows.shape), rstd, float(eps), float(weight_offset))
+    return out, rstd, None if residual is None else total
 
 
 def layer_norm(
@@ -287,12 +295,14 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
     config: Config | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `layer_norm_reference`; `config` overrides the choice of `config_for`."""
+    """See `layer_norm_reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
     if not has_kernels(x) or not x.numel():
-        return layer_norm_reference(x, weight, bias, eps)
+        y, mean, rstd = layer_norm_reference(x, weight, bias, eps)
+        return into(out, y), mean, rstd
     rows = as_rows(x)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     mean, rstd = (torch.empty(rows.shape[0], dtype=compute_dtype(x.dtype), device=x.device) for _ in range(2))
     operands = [t.contiguous() for t in (weight, bias) if t is not None]
     dtypes = [None if t is None else t.dtype for t in (weight, bias)]

@@ -13,7 +13,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import compute_dtype, dynamic, has_kernels, is_unit, machine_of, strided, vector_of
+from torch_tile.kernels.common import compute_dtype, dynamic, has_kernels, into, is_unit, machine_of, strided, vector_of
 from torch_tile.kernels.row_tiles import Config, config_for
 
 
@@ -79,11 +79,14 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
     return softmax
 
 
-def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """See `reference`."""
+def softmax(
+    x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See `reference`. `out` may be given, contiguous."""
     if not has_kernels(x):
-        return reference(x, dim, dtype)
-    out = torch.empty_like(x, dtype=x.dtype if dtype is None else dtype, memory_format=torch.contiguous_format)
+        return into(out, reference(x, dim, dtype))
+    if out is None:
+        out = torch.empty_like(x, dtype=x.dtype if dtype is None else dtype, memory_format=torch.contiguous_format)
     if out.numel():
         run(x, dim, out)
     return out

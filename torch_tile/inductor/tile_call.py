@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tile op in Inductor's IR: a call that writes into buffers of Inductor's own memory plan.
+
+In a module of generated code each different call becomes one object, made of literals as the module is loaded (so that
+a module from a cache makes it too), and is called with buffers and run-time sizes only; views of the buffers are part
+of the object, which makes them once. Private to torch, like compat.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+PREFIX = "_torch_tile"
+IMPORT = f"import torch_tile.inductor.direct as {PREFIX}"
+
+
+def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
+    """Lower `op` to a call of `direct.<name>`; through the dispatcher where the wrapper is not in Python."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+    from torch.utils._pytree import tree_map
+
+    if V.graph.cpp_wrapper:
+        return tree_map(ir.TensorBox.create, ir.FallbackKernel.create(op, *args, **kwargs))
+    with V.graph.fake_mode:
+        result, tensors, constants, unflatten = ir.ExternKernel.process_kernel(op, *args, **kwargs)[:4]
+    call = node_class()(op, name, tensors, constants, unflatten, result if isinstance(result, tuple) else (result,))
+    first = ir.TensorBox.create(call)
+    return (first, *call.others) if isinstance(result, tuple) else first
+
+
+@functools.cache
+def node_class() -> type:
+    """The class of the nodes; it is made late, since Inductor takes long to import."""
+    from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
+
+    class TileCall(ir.ExternKernelOut):
+        """The first output is the node's own buffer; the others are empty buffers that it changes."""
+
+        def __init__(
+            self, op: torch._ops.OpOverload, name: str, tensors: Any, constants: Any, unflatten: Any, results: Any
+        ):  # fmt: skip
+            layout, *layouts = (ir.FallbackKernel.tensor_to_layout(t) for t in results)
+            self.others = [
+                lowering.empty_strided(x.size, x.stride, dtype=x.dtype, device=x.device) for x in layouts
+            ]  # fmt: skip
+            super().__init__(
+                layout,
+                [*tensors, *self.others],
+                tuple(constants),
+                python_kernel_name=f"{PREFIX}.{name}",
+                op_overload=op,
+            )
+            self.tile_name, self.unflatten = name, unflatten
+            self.mutation_outputs = [
+                ir.MutationOutput(ir.NoneLayout(device=x.get_device()), x, self) for x in self.others
+            ]  # fmt: skip
+
+        def codegen(self, wrapper: Any) -> None:
+            """Write the call, and what makes its object if that is not written yet."""
+            count = len(self.inputs) - len(self.others)
+            text = CallText(wrapper)
+            tensors = [text.tensor(x) for x in self.inputs[:count]]
+            args, kwargs = self.unflatten(tensors, [text.constant(c) for c in self.constant_args])
+            outs = [text.parameter("y", x.codegen_reference()) for x in (self, *self.others)]
+            made = text.site(self.tile_name, args, kwargs, outs)
+            name = wrapper.src_to_kernel.get(made)
+            if name is None:
+                name = wrapper.src_to_kernel[made] = f"tile_{self.tile_name}_{wrapper.next_kernel_suffix()}"
+                wrapper.add_import_once(IMPORT)
+                wrapper.define_kernel(name, made, gpu=False)
+            self.codegen_comment(wrapper)
+            is_unused = self.get_name() in V.graph.removed_buffers  # but others are used
+            if is_unused:
+                wrapper.writeline(wrapper.make_buffer_allocation(self))
+            wrapper.writeline(f"{name}({', '.join(text.given())})")
+            if is_unused:
+                wrapper.writeline(f"del {self.get_name()}")
+
+    return TileCall
+
+
+class Verbatim(str):
+    """Text whose repr is itself."""
+
+    __repr__ = str.__str__
+
+
+class CallText:
+    """The text of a function of tensors, outputs and numbers that makes a call, and what it is called with."""
+
+    def __init__(self, wrapper: Any):
+        self.wrapper = wrapper
+        self.parameters: dict[str, dict[str, str]] = {"x": {}, "y": {}, "n": {}}
+        self.number_kinds = ""
+
+    def parameter(self, letter: str, given: str) -> Verbatim:
+        """The parameter that `given` is passed as."""
+        named = self.parameters[letter]
+        return Verbatim(named.setdefault(given, f"{letter}{len(named)}"))
+
+    def tensor(self, x: Any) -> Verbatim:
+        """A tensor: a parameter, or a view of one."""
+        found = strided_view(x)
+        if found is None:
+            return self.parameter("x", x.codegen_reference())
+        base, layout = found
+        size, stride = (tuple(map(self.number, each)) for each in (layout.size, layout.stride))
+        whole = self.parameter("x", base.codegen_reference())
+        return Verbatim(f"{PREFIX}.view({whole}, {size}, {stride}, {self.number(layout.offset)})")
+
+    def constant(self, value: Any) -> Any:
+        """A number, which may be known at run time only, or anything else whose repr makes it."""
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return self.number(value.node.expr)
+        return Verbatim(f"float('{value}')") if isinstance(value, float) and value - value != 0 else value
+
+    def number(self, expr: Any) -> Any:
+        """A number of Inductor's."""
+        if getattr(expr, "is_number", True):
+            return Verbatim(expr)
+        count = len(self.parameters["n"])
+        name = self.parameter("n", self.wrapper.val_to_arg_str(expr))
+        if len(self.parameters["n"]) > count:
+            self.number_kinds += "d" if expr.is_integer is False else "q"
+        return name
+
+    def site(self, name: str, args: Any, kwargs: Any, outs: list[Verbatim]) -> str:
+        """What makes the object."""
+        parts = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+        parts.append(f"out={outs[0] if len(outs) == 1 else tuple(outs)!r}")
+        names = [n for each in self.parameters.values() for n in each.values()]
+        kinds = "t" * (len(names) - len(self.number_kinds)) + self.number_kinds
+        return f"{PREFIX}.site({kinds!r}, lambda {', '.join(names)}: {PREFIX}.{name}({', '.join(parts)}))"
+
+    def given(self) -> list[str]:
+        """What the object is called with."""
+        return [given for each in self.parameters.values() for given in each]
+
+
+def strided_view(x: Any) -> Any:
+    """The buffer and the layout of a view of it that differs in sizes, strides and the offset only; else None."""
+    from torch._inductor import ir
+
+    if not isinstance(x, ir.ReinterpretView):
+        return None
+    base = x.data
+    while isinstance(base, ir.MutableBox):
+        base = base.data
+    if not isinstance(base, ir.Buffer) or base.get_dtype() != x.layout.dtype or base.get_layout().offset != 0:
+        return None
+    return base, x.layout
