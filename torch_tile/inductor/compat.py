@@ -116,9 +116,9 @@ def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> N
 
 
 def compile_without_codegen(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], refine: Callable[[torch.fx.GraphModule], None]
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], refine: Callable[[torch.fx.GraphModule], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """AOTAutograd and Inductor's joint passes, then `refine`, then the graph as it is."""
+    """AOTAutograd and Inductor's joint passes, then whatever `refine` returns to run the graph."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -133,10 +133,10 @@ def compile_without_codegen(
             if joint:
                 graph = joint_graph_passes(graph)
             view_to_reshape(graph)
-            refine(graph)
+            run = refine(graph)
         graph.graph.lint()
         graph.recompile()
-        return cast("Callable[..., Any]", make_boxed_func(graph.forward))
+        return cast("Callable[..., Any]", make_boxed_func(run))
 
     def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
         with V.set_fake_mode(detect_fake_mode(joint_inputs)):

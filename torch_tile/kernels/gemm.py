@@ -114,7 +114,7 @@ def finish(form: Form, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: 
     for i, (x, kind) in enumerate(zip(aux, form.aux, strict=True)):
         place = {"t": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,)}[kind.kind]
         inputs[f"x{i}"] = T.cast(x[place if len(place) > 1 else place[0]], dtype)
-    result = epilogue_tile.apply(parse(form.epilogue), inputs, dtype)
+    result = epilogue_tile.apply(parse(form.epilogue), inputs, dtype, form.out_dtype.itemsize <= 2)
     return T.cast(result, form.out_dtype)
 
 
