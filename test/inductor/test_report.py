@@ -2,6 +2,13 @@
 """Rows, and their table."""
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
 
 from torch_tile.inductor.report import KEPT, MISSED, REPLACED, Report, Row, collect, record
 from torch_tile.inductor.source import Frame
@@ -54,3 +61,35 @@ def test_advice_stands_below_the_table():
 def test_save(tmp_path):
     path = Report(rows()).save(tmp_path / "explain.html")
     assert path.read_text() == Report(rows()).html()
+
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import torch
+
+def f(x):
+    return torch.nn.functional.layer_norm(x, (4,))
+
+with torch.no_grad():
+    torch.compile(f, backend="tile", options={"select": "tile"})(torch.randn(4, 4))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("logs", ["torch_tile", "tile", "+tile"])
+def test_torch_logs(logs, tmp_path):
+    """The rows appear, though torch_tile is imported long after torch has read the variable."""
+    if "torch_tile" not in logs and torch.__version__ < (2, 13):
+        pytest.skip("before 2.13 torch reads TORCH_LOGS before it calls entry points")
+    installed = tmp_path / "registers_tile-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: registers_tile\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text("[torch.backends]\ntile_logs = torch_tile_logs:register\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment = os.environ | {"TORCH_LOGS": logs, "PYTHONPATH": path, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "inference: replaced tile.layer_norm([4, 4]) at program.py:5" in done.stderr
+    assert ("captured tile.layer_norm.default at program.py:5" in done.stderr) == logs.startswith("+")
