@@ -10,5 +10,6 @@ from torch_tile.nn.linear import Linear
 from torch_tile.nn.mla import MLAAttention
 from torch_tile.nn.mlp import GatedMLP, SwiGLU
 from torch_tile.nn.norm import LayerNorm, RMSNorm
+from torch_tile.nn.paged import PagedLatents
 
-__all__ = ["Attention", "GatedMLP", "LayerNorm", "Linear", "MLAAttention", "RMSNorm", "SwiGLU"]
+__all__ = ["Attention", "GatedMLP", "LayerNorm", "Linear", "MLAAttention", "PagedLatents", "RMSNorm", "SwiGLU"]

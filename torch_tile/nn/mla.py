@@ -11,6 +11,7 @@ from torch import nn
 from torch_tile.nn.functional import attend, rotate
 from torch_tile.nn.linear import Linear
 from torch_tile.nn.norm import RMSNorm
+from torch_tile.nn.paged import PagedLatents
 
 Tensor = torch.Tensor
 
@@ -89,7 +90,7 @@ class MLAAttention(nn.Module):
             attention_mask: None, or broadcastable to `[B, H, S, keys]`, bool or floating; it then says everything,
                 causality included, and weights are not absorbed.
             past_key_values: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`; k is the latent
-                `[B, 1, S, C]` and v the rotated key `[B, 1, S, R]`.
+                `[B, 1, S, C]` and v the rotated key `[B, 1, S, R]`. Or a PagedLatents, which takes no mask.
             **kwargs: ignored, so that a decoder layer of transformers can pass what it has.
 
         Returns:
@@ -103,6 +104,9 @@ class MLAAttention(nn.Module):
         kv, k_pe = self.kv_a_proj_with_mqa(hidden_states).split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         kv, k_pe = self.kv_a_layernorm(kv)[:, None], k_pe[:, None]
         q_pe, k_pe = (rotate(x, *position_embeddings, self.rope_interleave) for x in (q_pe, k_pe))
+        if isinstance(past_key_values, PagedLatents):
+            out = self.paged(q_nope, q_pe, kv, k_pe, attention_mask, past_key_values)
+            return self.o_proj(out.reshape(batch, length, -1)), None
         if past_key_values is not None:
             kv, k_pe = past_key_values.update(kv, k_pe, self.layer_idx)
         if attention_mask is None and past_key_values is not None and self.absorbing_pays(length):
@@ -120,12 +124,30 @@ class MLAAttention(nn.Module):
         more = 2 * self.kv_lora_rank - self.qk_nope_head_dim - self.v_head_dim
         return length * more < self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
 
-    def absorbed(self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor) -> Tensor:
-        """Queries `[B, H, S, nope]` and `[B, H, S, R]`, latents `[B, keys, C]` and `[B, keys, R]` to `[B, S, H, v]`."""
+    def paged(
+        self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, mask: Tensor | None, cache: PagedLatents
+    ) -> Tensor:
+        """The same with new latents `[B, 1, S, C]` and `[B, 1, S, R]` that go into pages first."""
+        if mask is not None:
+            raise ValueError("attention_mask must be None with PagedLatents, whose seq_lens say what is there")
+        length = kv.shape[2]
+        pools = cache.update(kv, k_pe, self.layer_idx)
+        if cache.is_empty and not self.absorbing_pays(length):
+            return self.expanded(q_nope, q_pe, kv, k_pe, None)
+        return self.absorbed(q_nope, q_pe, *pools, cache.block_table, cache.seq_lens + length)
+
+    def absorbed(
+        self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor,
+        table: Tensor | None = None, lengths: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Queries `[B, H, S, nope]` and `[B, H, S, R]`, latents `[B, keys, C]` and `[B, keys, R]` to `[B, S, H, v]`.
+
+        With a table `[B, n]` and lengths `[B]`, latents are pools of pages `[pages, page, C]` and `[pages, page, R]`.
+        """
         weight = self.kv_b_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
         w_k, w_v = weight.split([self.qk_nope_head_dim, self.v_head_dim], dim=1)
         q = torch.matmul(q_nope, w_k.to(q_nope.dtype)).transpose(1, 2)  # [B, S, H, C]
-        out = torch.ops.tile.mla_decode.default(q, q_pe.transpose(1, 2), kv, k_pe, None, None, self.scaling, 0)
+        out = torch.ops.tile.mla_decode.default(q, q_pe.transpose(1, 2), kv, k_pe, table, lengths, self.scaling, 0)
         values: Tensor = torch.matmul(out.transpose(1, 2), w_v.to(out.dtype).mT).transpose(1, 2)
         return values
 
