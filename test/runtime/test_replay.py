@@ -65,7 +65,7 @@ def test_replays_what_it_saw(fake_cuda):
     def twice(x, y, out):
         calls.append(1)
         rows = x.flatten(0, 1)
-        middle = torch.empty(rows.shape)
+        middle = torch.empty(rows.shape, dtype=torch.promote_types(x.dtype, y.dtype))
         add.begin(rows, y.expand(*x.shape).reshape(rows.shape), 0.5, middle)
         add.begin(middle[1:], out.view_as(rows)[:-1], 2.0, middle[:-1])
         add.begin(middle, middle, 3.0, out.view(rows.shape))

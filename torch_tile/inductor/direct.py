@@ -39,6 +39,26 @@ def gemm(
     kernels("gemm").gemm(a, bs, aux, kinds, epilogue, dtype, out=out)
 
 
+def dequant_gemm(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    zeros: Sequence[torch.Tensor],
+    bits: int,
+    high_first: bool,
+    offset: int,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+    *,
+    out: torch.Tensor,
+) -> None:
+    """`torch.ops.tile.dequant_gemm`."""
+    run = kernels("dequant_gemm").dequant_gemm
+    run(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype, out=out)
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -118,5 +138,5 @@ def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *,
     kernels("softmax").softmax(x, dim, dtype, out=out)
 
 
-NAMES = ("gemm", "attention", "mla_decode", "rms_norm", "add_rms_norm", "layer_norm", "softmax")
+NAMES = ("gemm", "dequant_gemm", "attention", "mla_decode", "rms_norm", "add_rms_norm", "layer_norm", "softmax")
 """The ops that have a direct form."""

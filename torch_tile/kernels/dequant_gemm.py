@@ -22,6 +22,7 @@ from torch_tile.kernels.common import (
     dense_last,
     dynamic,
     has_kernels,
+    into,
     is_unit,
     machine_of,
     strided,
@@ -290,15 +291,15 @@ def dequant_gemm(
     epilogue: str,
     dtype: torch.dtype,
     config: Config | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference`; `config` overrides the choice of `config_for`."""
-    if not has_kernels(a):
-        return reference(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype)
-    out = a.new_empty((a.shape[0], bs[0].shape[0]), dtype=dtype)
+    """See `reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
+    if not has_kernels(a) or not a.shape[1]:  # tensor maps cannot describe tensors without elements
+        return into(out, reference(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype))
+    if out is None:
+        out = a.new_empty((a.shape[0], bs[0].shape[0]), dtype=dtype)
     if not out.numel():
         return out
-    if not a.shape[1]:  # tensor maps cannot describe tensors without elements
-        return reference(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype)
     run(a, bs, scales, zeros, (bits, high_first, offset), aux, kinds, epilogue, out, config)
     return out
 

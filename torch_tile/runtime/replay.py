@@ -33,6 +33,7 @@ OFFSET_BITS = 8  # of a place, below the offset: the number of an argument
 EMPTY = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
+OF_FORMS = frozenset(f"aten::{name}" for name in ("can_cast", "promote_types", "result_type"))  # touch no memory
 _log = logging.getLogger("torch_tile")
 
 
@@ -111,6 +112,8 @@ class Record:
     def operation(self, op: Any, args: Sequence[Any], result: Any) -> None:
         """torch has computed `result` by `op`."""
         name = op._schema.name
+        if name in OF_FORMS:
+            return
         results = result if isinstance(result, list | tuple) else [result]
         if name in EMPTY:
             self.origins[result._cdata] = len(self.roots)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sites of every op, on a stand-in for a GPU: from the third call on the driver alone is asked, as before."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_tile.inductor import direct
+from torch_tile.kernels import attention, common, dequant_gemm, gemm, mla_decode, norm, softmax
+from torch_tile.runtime.replay import recording
+from torch_tile.target import Target
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
+
+from fake_cuda import count_as_gpu, install
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    fake = install(monkeypatch)
+    count_as_gpu(monkeypatch)
+    machine = common.Machine(Target("cuda", 90), 132)
+    for family in (attention, dequant_gemm, gemm, mla_decode, norm, softmax):
+        monkeypatch.setattr(family, "machine_of", lambda x: machine)
+    return fake
+
+
+def half(*shape):
+    return torch.randn(shape).to(BF16)
+
+
+def gemm_call(a, b, x, out):
+    direct.gemm(a, [direct.view(b, (64, 96), (1, 64), 0)], [x], "t", "v0=add(acc0,x0);ret v0", BF16, out=out)
+
+
+def dequant_call(a, b, scale, x, out):
+    direct.dequant_gemm(a, [b], [scale], [], 4, False, 8, [x], "r", "v0=add(acc0,x0);ret v0", BF16, out=out)
+
+
+def attention_call(qkv, out):
+    q, k, v = (direct.view(qkv, (2, 4, 40, 32), (15360, 32, 384, 1), n * 128) for n in range(3))
+    direct.attention(q, k, v, None, True, out=out)
+
+
+def decode_call(q, k, v, out, offset):
+    direct.attention(q, k, v, None, True, 0.2, 0, offset, out=out)
+
+
+def mla_call(q, q_pe, kv, k_pe, table, lengths, out):
+    direct.mla_decode(q, q_pe, kv, k_pe, table, lengths, out=out)
+
+
+def add_norm_call(x, r, w, y, total):
+    direct.add_rms_norm(x, r, w, 1e-5, out=(y, total))
+
+
+CALLS = {
+    "gemm": ("tttt", gemm_call, lambda: (half(48, 64), half(96, 64), half(48, 96), half(48, 96))),
+    "gemm, few rows": ("tttt", gemm_call, lambda: (half(1, 64), half(96, 64), half(1, 96), half(1, 96))),
+    "gemm, strides": ("tttt", gemm_call, lambda: (half(64, 51)[:, 3:].t()[:48], half(96, 64), half(48, 97)[:, 1:],
+                                                 half(48, 96))),
+    "dequant_gemm": (
+        "ttttt",
+        dequant_call,
+        lambda: (half(16, 256), torch.zeros(64, 128, dtype=torch.uint8), half(64, 2), half(64), half(16, 64)),
+    ),
+    "attention": ("tt", attention_call, lambda: (half(2, 40, 384), half(2, 4, 40, 32))),
+    "decode": ("ttttq", decode_call, lambda: (half(1, 8, 1, 64), half(1, 2, 900, 64), half(1, 2, 900, 64),
+                                              half(1, 8, 1, 64), 899)),
+    "mla": ("ttttttt", mla_call, lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(40, 64, 512), half(40, 64, 64),
+                                          torch.zeros(2, 20, dtype=torch.int32), torch.ones(2, dtype=torch.int32),
+                                          half(2, 1, 16, 512))),
+    "rms_norm": ("ttt", lambda x, w, out: direct.rms_norm(x, w, out=out), lambda: (half(3, 5, 64), half(64),
+                                                                                  half(3, 5, 64))),
+    "add_rms_norm": ("ttttt", add_norm_call, lambda: (half(4, 72)[:, 8:], *(half(4, 64), half(64), half(4, 64)),
+                                                      half(4, 64))),
+    "layer_norm": ("ttt", lambda x, w, out: direct.layer_norm(x, w, out=out), lambda: (half(6, 40), half(40),
+                                                                                      half(6, 40))),
+    "softmax": ("tt", lambda x, out: direct.softmax(x, 1, torch.float32, out=out), lambda: (half(3, 20, 8),
+                                                                                           torch.empty(3, 20, 8))),
+}  # fmt: skip
+
+
+def asked(fake, call, args):
+    """What the driver is asked for, with places instead of addresses; what is in no tensor is in the workspace."""
+
+    def place(slot):
+        memories = [a.untyped_storage() for a in args]
+        found = [
+            (n, slot - args[n].data_ptr())
+            for n, memory in enumerate(memories)
+            if memory.data_ptr() <= slot < memory.data_ptr() + memory.nbytes()
+        ]
+        return found[0] if found else "workspace" if slot > 2**40 else slot
+
+    fake.launches()
+    call(*args)
+    count = fake.number("slots").value
+    return [
+        (r.function, list(r.grid), r.block[0], r.shared, list(map(place, r.slots[:count]))) for r in fake.launches()
+    ]
+
+
+@pytest.mark.parametrize(("kinds", "function", "make"), CALLS.values(), ids=CALLS)
+def test_sites_replay(kinds, function, make, gpu):
+    calls = []
+
+    def call(*args):
+        calls.append(1)
+        function(*args)
+
+    site = direct.site(kinds, call)
+    args = list(make())
+    if isinstance(args[-1], int):
+        number, args = args[-1:], args[:-1]
+        site = (lambda inner: lambda *tensors: inner(*tensors, *number))(site)
+        plain = lambda *tensors: function(*tensors, *number)  # noqa: E731
+    else:
+        plain = function
+    with recording(args) as record:
+        plain(*record.arguments)
+    assert not record.refusal
+    gpu.number("slots").value = min(16, *(len(each.arguments) for each in record.launches))
+    wanted = asked(gpu, plain, args)
+    for turn in range(4):
+        assert asked(gpu, site, [*map(moved, args)] if turn == 3 else args) == wanted, turn
+    assert len(calls) == 2
+
+
+def moved(x):
+    """The same values elsewhere, in the same strides and from a multiple of as many bytes on."""
+    whole = torch.empty(x.untyped_storage().nbytes() // x.element_size() + 64, dtype=x.dtype)
+    shift = next(n for n in range(64) if (whole.data_ptr() + n * x.element_size() - x.data_ptr()) % 16 == 0)
+    return whole.as_strided(x.shape, x.stride(), shift).copy_(x)
+
+
+def test_every_op_has_a_call():
+    tested = {name.split(",")[0] for name in CALLS} - {"decode", "mla"} | {"mla_decode"}
+    assert tested == set(direct.NAMES)
+
+
+def test_views_begin_where_their_tensor_does():
+    whole = torch.arange(40.0)
+    x = whole[4:].view(6, 6)
+    assert direct.view(x, (2, 3), (6, 2), 1).tolist() == [[5, 7, 9], [11, 13, 15]]
+
+
+def test_on_the_cpu_a_site_is_the_call():
+    def call(x, out):
+        direct.softmax(x, out=out)
+
+    site = direct.site("tt", call)
+    x, out = torch.randn(3, 8), torch.empty(3, 8)
+    for _ in range(3):
+        site(x, out)
+        torch.testing.assert_close(out, torch.softmax(x, -1))
