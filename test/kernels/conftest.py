@@ -32,6 +32,12 @@ class Problems:
         """One, a round number, or any number up to `most`."""
         return min(most, self.pick(1, 16, 32, self.random.randint(1, most), self.random.randint(1, most)))
 
+    def reordered(self, *shape, dtype=torch.float32, layout=None):
+        """As `tensor`, with the dimensions but the last in any order in memory."""
+        order = self.random.sample(range(len(shape) - 1), len(shape) - 1)
+        stored = self.tensor(*(shape[d] for d in order), shape[-1], dtype=dtype, layout=layout)
+        return stored.permute(*(order.index(d) for d in range(len(order))), len(order))
+
     def tensor(self, *shape, dtype=torch.float32, layout=None):
         """Normal values; dense, a slice of something larger, turned in its last dimensions, or with gaps everywhere."""
         layout = layout or self.pick("dense", "dense", "slice", "turned", "gaps")
@@ -108,11 +114,14 @@ def poisoned():
 
 @pytest.fixture
 def check():
-    """`check(got, want, what)`: shape, and no error beyond the tolerance of got's dtype; infinities must agree."""
+    """`check(got, want, what)`: shape, and no error beyond the tolerance of got's dtype; infinities must agree.
 
-    def compare(got, want, what, dtype=None):
+    The result is contiguous, or laid out as `like` is.
+    """
+
+    def compare(got, want, what, dtype=None, like=None):
         assert got.shape == want.shape, what
-        assert got.is_contiguous(), what
+        assert got.is_contiguous() if like is None else got.stride() == like.stride(), what
         got, tolerance = got.double(), TOLERANCE[dtype or got.dtype]
         assert torch.equal(got.isfinite(), want.isfinite()), what
         rest = ~want.isfinite()

@@ -82,6 +82,8 @@ def attention_samples(t: Maker) -> list[tuple]:
         (q, k, v, t(4, 5, 7), True, None, 3, 2),
         (t.strided(2, 4, 5, 8), t.strided(2, 1, 7, 8), t.strided(2, 1, 7, 6), None, True, None, 0, 2),
         (q, k, v, None, True, None, 0, -3),  # the first three queries see nothing
+        (t(2, 5, 4, 8).transpose(1, 2), t(2, 7, 2, 8).transpose(1, 2), t(2, 7, 2, 6).transpose(1, 2), None, True),
+        (t(5, 2, 4, 8).permute(1, 2, 0, 3), k, v),
     ]
 
 
@@ -98,6 +100,12 @@ def mla_decode_samples(t: Maker) -> list[tuple]:
             int32([7, 12]),
         ),
         (t(1, 2, 3, 8), t(1, 2, 3, 4), t(3, 4, 8), t(3, 4, 4), int32([[2, 1]])),
+        (
+            t(3, 2, 2, 8).permute(1, 2, 0, 3),
+            t(2, 2, 3, 4),
+            t(2, 9, 8),
+            t(2, 9, 4),
+        ),  # heads outermost, as bmm leaves them
     ]
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scaled dot-product attention with masks, windows, grouped heads and unequal lengths.
 
-Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and returns fresh contiguous ones.
+Assumes that `ops` checked shapes and dtypes; takes tensors of any stride. The result lies in memory as q does (see
+memory_order.py), lse is contiguous.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.online_softmax import exponentiate
 
 
@@ -96,9 +98,9 @@ def reference(
     """`softmax(scale q k^T + mask) v`, summed in float32 (float64 for float64 inputs).
 
     q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; mask bool (True: visible) or floating (added),
-    broadcastable to `[B, H, Sq, Skv]`. Returns out `[B, H, Sq, Dv]` in q's dtype and lse `[B, H, Sq]`, the natural
-    logarithm of the softmax's denominator in the summing dtype. See `visible` for the causal rule and the window.
-    A query that sees no key gets 0 and `-inf`.
+    broadcastable to `[B, H, Sq, Skv]`. Returns out `[B, H, Sq, Dv]` in q's dtype, which lies in memory as
+    `empty_beside(q, Dv)` does, and lse `[B, H, Sq]`, the natural logarithm of the softmax's denominator in the summing
+    dtype. See `visible` for the causal rule and the window. A query that sees no key gets 0 and `-inf`.
     """
     compute = compute_dtype(q.dtype)
     batch, heads, q_len, head_dim = q.shape
@@ -107,7 +109,7 @@ def reference(
     p, lse = softmax_with_lse(scores(q.to(compute), k.to(compute), mask, causal, scale, window, q_offset))
     grouped = p.reshape(batch, kv_heads, heads // kv_heads if kv_heads else 1, q_len, kv_len)
     out = torch.matmul(grouped, v.to(compute).unsqueeze(2)).reshape(batch, heads, q_len, v_dim)
-    return out.to(q.dtype).contiguous(), lse.contiguous()
+    return placed_beside(out, q), lse.contiguous()
 
 
 @T.macro
@@ -141,6 +143,10 @@ def flash_attention(config: Config, form: Form) -> Any:
     d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
     q_shape = (batch, kv_heads, members, length)
     part = (splits,) if config.split else ()
+    if config.split:
+        out_type = T.Tensor((*part, *q_shape, dv), accum)
+    else:  # dense in some order: every other stride is a multiple of the last dimension
+        out_type = strided("out", (*q_shape, dv), form.dtype, multiple=form.tile_dv if form.exact else form.vector)
 
     @T.prim_func
     def attention(
@@ -148,7 +154,7 @@ def flash_attention(config: Config, form: Form) -> Any:
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
         *mask: form.mask_types((batch, kv_heads, groups, mask_queries, kv_len)),
-        out: T.Tensor((*part, *q_shape, dv), accum if config.split else form.dtype),
+        out: out_type,
         lse: T.Tensor((*part, *q_shape), accum),
         scale: accum,
         q_len: T.int32,
@@ -240,13 +246,13 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits.
 
-    `out` may be given, contiguous.
+    `out` may be given, laid out as `empty_beside(q, Dv)` is.
     """
     if not has_kernels(q):
         result, lse = reference(q, k, v, mask, causal, scale, window, q_offset)
         return into(out, result), lse
     if out is None:
-        out = q.new_empty((*q.shape[:3], v.shape[3]))
+        out = empty_beside(q, v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
     if lse.numel():
         scale = default_scale(q.shape[3]) if scale is None else scale
@@ -268,7 +274,7 @@ def run(
     config: Config | None = None,
     splits: int = 0,
 ) -> None:
-    """`attention` into `out` and `lse`, which must be contiguous and not empty."""
+    """`attention` into `out`, dense with the last dimension innermost, and into contiguous `lse`; both not empty."""
     if not k.shape[2]:  # tensor maps cannot describe tensors without elements
         out.zero_()
         lse.fill_(float("-inf"))
@@ -285,7 +291,8 @@ def run(
         None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1, mask is None and scale > 0,
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
     )  # fmt: skip
-    problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups)
+    adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
+    problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
     config = config or config_for(form, problem, machine)
     if config is None:
         for target, value in zip((out, lse), reference(q, k, v, mask, causal, scale, window, q_offset), strict=True):
@@ -297,9 +304,18 @@ def run(
     kernel = machine.kernel(flash_attention)(config, form)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
     if not config.split:
-        kernel(grouped, k, v, *raw_masks, out.view(*shape, v_dim), lse.view(shape), *options)
+        packs = lanes[0] > 1 or _heads_are_adjacent(out, groups)
+        target = out if packs else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        kernel(grouped, k, v, *raw_masks, target.view(*shape, v_dim), lse.view(shape), *options)
+        if target is not out:
+            out.copy_(target)
         return
     splits = splits or splits_for(config, problem, machine)
     parts = lse.new_empty((splits, *shape, v_dim)), lse.new_empty((splits, *shape))
     kernel(grouped, k, v, *raw_masks, *parts, *options)
     combine_parts(*parts, out, lse, machine)
+
+
+def _heads_are_adjacent(x: torch.Tensor, groups: int) -> bool:
+    """Whether the rows of the `groups` heads that share a key head are evenly spaced, so that they pack as a view."""
+    return groups == 1 or x.shape[2] == 1 or x.stride(1) == x.shape[2] * x.stride(2)

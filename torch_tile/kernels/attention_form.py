@@ -149,20 +149,30 @@ class Form:
 @dataclass(frozen=True)
 class Problem:
     """Sizes that decide the cut: sequences times key heads, rows of each (queries times heads of a group), keys, and
-    heads of a group."""
+    heads of a group; and whether the rows of a group lie evenly spaced (`adjacent`), so that they pack as a view.
+    """
 
     heads: int
     rows: int
     keys: int
     groups: int = 1
+    adjacent: bool = True
+
+    def packs(self, block_q: int) -> bool:
+        """Whether packing into blocks of `block_q` rows takes no copies, or else saves at least half of each block."""
+        return self.adjacent or 2 * self.rows <= self.groups * block_q
 
 
 def config_for(form: Form, problem: Problem, machine: Machine) -> Config | None:
     """The cut of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
     if machine.is_gpu:
-        return tuned(Config, "attention", machine, shape_class(form, problem)) or _gpu_config(form, problem, machine)
+        found = tuned(Config, "attention", machine, shape_class(form, problem))
+        if found is not None and (not found.packed or problem.packs(found.block_q)):
+            return found
+        return _gpu_config(form, problem, machine)
     # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
-    return Config(block_q=4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64, block_kv=64)
+    block_q = 4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64
+    return Config(block_q=block_q, block_kv=64, packed=problem.packs(block_q))
 
 
 def shape_class(form: Form, problem: Problem) -> str | None:
@@ -253,7 +263,8 @@ def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None
     if config is None:
         return None
     # Heads of many rows leave hardly a tile unfilled, and apart from each other their blocks see fewer keys.
-    packed = form.grouped and problem.rows < (2 if form.causal else 4) * problem.groups * config.block_q
+    few = problem.rows < (2 if form.causal else 4) * problem.groups * config.block_q
+    packed = form.grouped and few and problem.packs(config.block_q)
     staged = not packed and form.dtype.itemsize == 2
     config = replace(config, packed=packed, heavy_first=form.causal, staged=staged)
     if form.causal:

@@ -2,7 +2,7 @@
 """Decoding with multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in its weight-absorbed form.
 
 All heads share one latent `kv`, which is both key (with the rotary part `k_pe` beside it) and value. Assumes that `ops`
-checked shapes and dtypes; takes tensors of any stride and returns fresh contiguous ones.
+checked shapes and dtypes; takes tensors of any stride. The result lies in memory as q does (see memory_order.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.mla_form import Config, Form, Problem, config_for, splits_for
 from torch_tile.kernels.online_softmax import exponentiate
 
@@ -90,14 +91,15 @@ def reference(
 
     q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; kv `[B, S, C]` and k_pe `[B, S, R]`, or paged `[pages, page, C]` and
     `[pages, page, R]` with block_table int32 `[B, n]`; seq_lens int32 `[B]` (default: the whole cache). The Sq queries
-    are the last Sq positions, causal among themselves. Returns out `[B, Sq, H, C]` in q's dtype and lse `[B, Sq, H]` in
-    the summing dtype. `num_splits` only says how a kernel divides the work.
+    are the last Sq positions, causal among themselves. Returns out `[B, Sq, H, C]` in q's dtype, which lies in memory
+    as `empty_beside(q, C)` does, and lse `[B, Sq, H]` in the summing dtype. `num_splits` only says how a kernel divides
+    the work.
     """
     compute = compute_dtype(q.dtype)
     scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
     latent, rotary, keep = gather_cache(q, kv, k_pe, block_table, seq_lens)
     p, lse = probabilities(q.to(compute), q_pe.to(compute), latent, rotary, keep, scale)
-    return torch.einsum("bths,bsc->bthc", p, latent).to(q.dtype).contiguous(), lse.contiguous()
+    return placed_beside(torch.einsum("bths,bsc->bthc", p, latent), q), lse.contiguous()
 
 
 @T.macro
@@ -143,6 +145,7 @@ def flash_mla(config: Config, form: Form) -> Any:
     (d0, d1), table_types, covered = form.cache_shapes(batch)
     part = (splits,) if config.split else ()
     out_dtype = accum if config.split else form.dtype
+    out_shape = (*part, batch, lines, latent)
 
     @T.prim_func
     def mla_decode(
@@ -152,7 +155,7 @@ def flash_mla(config: Config, form: Form) -> Any:
         k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype, multiple=form.vector),
         *table: table_types,
         seq_lens: T.Tensor((batch,), "int32"),
-        out: T.Tensor((*part, batch, lines, latent), out_dtype),
+        out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, form.dtype, multiple=latent),
         lse: T.Tensor((*part, batch, q_len, heads), accum),
         scale: accum,
     ):
@@ -229,12 +232,12 @@ def mla_decode(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
+    """See `reference`; `config` overrides the choice of `config_for`. `out` may be given, laid out as q is."""
     if not has_kernels(q) or not (q.shape[3] and q_pe.shape[3]):
         result, lse = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
         return into(out, result), lse
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = empty_beside(q, q.shape[3])
     lse = torch.empty(q.shape[:3], dtype=compute_dtype(q.dtype), device=q.device)
     if lse.numel():
         scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
@@ -255,7 +258,7 @@ def run(
     lse: torch.Tensor,
     config: Config | None = None,
 ) -> None:
-    """`mla_decode` into `out` and `lse`, which must be contiguous and not empty."""
+    """`mla_decode` into `out`, dense with the last dimension innermost, and into contiguous `lse`; both not empty."""
     if not kv.numel():  # tensor maps cannot describe tensors without elements
         out.zero_()
         lse.fill_(float("-inf"))
@@ -280,7 +283,11 @@ def run(
     kernel = machine.kernel(flash_mla)(config, form)
     operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *tables, seq_lens.contiguous())
     if not config.split:
-        kernel(*operands, out.flatten(1, 2), lse, float(scale))
+        is_even = q_len == 1 or out.stride(1) == heads * out.stride(2)  # rows of all queries and heads are a view
+        target = out if is_even else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        kernel(*operands, target.flatten(1, 2), lse, float(scale))
+        if target is not out:
+            out.copy_(target)
         return
     splits = num_splits or splits_for(config, problem, machine)
     parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))

@@ -2,10 +2,10 @@
 """The documented Python form of `torch.ops.tile.*`.
 
 Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device; sums are kept in
-float32 (float64 for float64); results are fresh and contiguous; empty tensors give empty or zero results. All have
-gradients; log-sum-exps have none. Refused arguments raise RuntimeError (shapes, devices), TypeError (dtypes),
-ValueError (strings and numbers) or IndexError (`dim`), and name the argument, what was got and what is wanted. Under
-autocast, products follow its dtype as `F.linear` does, norms and softmax run in float32 on CUDA.
+float32 (float64 for float64); results are fresh and, but for attention's, contiguous; empty tensors give empty or zero
+results. All have gradients; log-sum-exps have none. Refused arguments raise RuntimeError (shapes, devices), TypeError
+(dtypes), ValueError (strings and numbers) or IndexError (`dim`), and name the argument, what was got and what is
+wanted. Under autocast, products follow its dtype as `F.linear` does, norms and softmax run in float32 on CUDA.
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ def attention(
         q_offset: position of the first query: 0 is `is_causal` of torch, `Skv - Sq` aligns the ends.
 
     Returns:
-        `[B, H, Sq, Dv]` in q's dtype. A query that sees no key gives 0.
+        `[B, H, Sq, Dv]` in q's dtype, dense. B, H and Sq lie in memory in the order they do in q, by falling stride,
+        with Dv innermost: of a q that is a view of `[B, Sq, H, D]`, `out.transpose(1, 2)` is contiguous. A query that
+        sees no key gives 0.
     """
     out: Tensor = torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, q_offset)
     return out
@@ -201,8 +203,9 @@ def mla_decode(
         num_splits: into how many parts a kernel may split a sequence; 0 lets it choose. The result is the same.
 
     Returns:
-        `[B, Sq, H, C]` in q's dtype. The Sq queries are the last Sq positions of their sequence and causal among
-        themselves; one that sees no position (Sq beyond the length) gives 0.
+        `[B, Sq, H, C]` in q's dtype, dense; B, Sq and H lie in memory in the order they do in q, with C innermost. The
+        Sq queries are the last Sq positions of their sequence and causal among themselves; one that sees no position
+        (Sq beyond the length) gives 0.
 
     Values of seq_lens and block_table are checked on the CPU only, where reading them is free.
     """

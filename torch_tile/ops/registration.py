@@ -44,7 +44,8 @@ SCHEMAS = {
     "layer_norm": "(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor",
     "softmax": "(Tensor x, int dim=-1, ScalarType? dtype=None) -> Tensor",
 }
-"""All ops are functional: they return fresh contiguous tensors that never alias an input."""
+"""All ops are functional: they return fresh dense tensors that never alias an input. Those are contiguous, except that
+what attention and mla_decode return lies in memory as their queries do (kernels/memory_order.py)."""
 
 LIBRARY = torch.library.Library("tile", "DEF")
 

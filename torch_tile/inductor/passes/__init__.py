@@ -21,10 +21,10 @@ def refine_families(settings: Settings) -> list[Family]:
     """Post-grad: structure.
 
     The decomposed softmax becomes an op first (it anchors attention); absorbed MLA is looked for before attention, of
-    which it is a special case. Norms go before gemm so that no epilogue eats into one, and take a residual sum after
-    it, if no gemm did. Last, what was captured is judged and what was not matched is reported.
+    which it is a special case. Norms go before products so that no epilogue eats into one, and take a residual sum
+    after it, if no gemm did. Last, what was captured is judged and what was not matched is reported.
     """
-    from torch_tile.inductor.passes import attention, expand, gemm, mla, norm, softmax
+    from torch_tile.inductor.passes import attention, dequant, expand, gemm, mla, norm, softmax
 
     steps: list[tuple[str | None, Family]] = [
         ("softmax", softmax.recognise),
@@ -33,6 +33,7 @@ def refine_families(settings: Settings) -> list[Family]:
         ("attention", attention.refine),
         ("norm", norm.match),
         ("norm", norm.take_activation),
+        ("dequant", dequant.match),
         ("gemm", gemm.match),
         ("norm", norm.take_residual),
         (None, expand.settle),

@@ -9,7 +9,7 @@ used outside; the largest region with that property is kept, and written as the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.fx import Node
 from torch_tile.inductor.passes.graph import (
     CAST,
     VIEWS,
+    Rewrite,
     arg,
     aten,
     constant,
@@ -32,6 +33,7 @@ from torch_tile.inductor.passes.graph import (
     same_shape,
     shape,
 )
+from torch_tile.kernels.epilogue_rewrite import canonical
 
 MAX_OPS = 32
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -64,13 +66,17 @@ _UNARY = {
 
 @dataclass
 class Region:
-    """A region being grown. `rows` counts all rows, batches included; `values` holds what is inside, in any order."""
+    """A region being grown. `rows` counts all rows, batches included; `values` holds what is inside, in any order.
+
+    `joins` says of another product whether one kernel could make it as well.
+    """
 
     products: list[Node]
     rows: Any
     cols: Any
     order: dict[Node, int]
     ops: list[Node] = field(default_factory=list)
+    joins: Callable[[Node], bool] = lambda product: True
 
     @property
     def values(self) -> set[Node]:
@@ -84,7 +90,7 @@ class Region:
 
     def copy(self) -> Region:
         """As it is now."""
-        return Region(list(self.products), self.rows, self.cols, self.order, list(self.ops))
+        return Region(list(self.products), self.rows, self.cols, self.order, list(self.ops), self.joins)
 
 
 def left(node: Node) -> Node:
@@ -134,13 +140,25 @@ def kind_of(operand: Node, sizes: Sequence[Any]) -> str | None:
     return None
 
 
-def grow(seed: Node, order: dict[Node, int] | None = None, alone: bool = False) -> tuple[Region, Node] | None:
+Joins = Callable[[Node], bool]
+
+
+def region_of(seed: Node, order: dict[Node, int], joins: Joins = lambda product: True) -> tuple[Region, Node]:
+    """What `grow` finds, or the product alone if nothing follows."""
+    sizes = shape(seed)
+    alone = Region([seed], product(sizes[:-1]), sizes[-1], order)
+    return grow(seed, order, joins=joins) or (alone, seed)
+
+
+def grow(
+    seed: Node, order: dict[Node, int] | None = None, alone: bool = False, joins: Joins = lambda product: True
+) -> tuple[Region, Node] | None:
     """The largest region from a product with one escaping value, and that value; None if nothing follows.
 
-    `alone`: without any operand but numbers; then the seed may be any tensor.
+    `alone`: without any operand but numbers; then the seed may be any tensor. `joins`: which other products may be in.
     """
     sizes = shape(seed)
-    region = Region([seed], product(sizes[:-1]), sizes[-1], order or ordered(seed.graph))
+    region = Region([seed], product(sizes[:-1]), sizes[-1], order or ordered(seed.graph), joins=joins)
     best: tuple[Region, Node] | None = None
     while len(region.ops) < MAX_OPS:
         inside = region.values
@@ -207,7 +225,7 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
         return None
     if not equivalent(strip_views(left(last)), strip_views(left(first))) or bias_kind(last) is None:
         return None
-    return chain[::-1]
+    return chain[::-1] if region.joins(last) else None
 
 
 def bias_kind(node: Node) -> str | None:
@@ -301,3 +319,13 @@ class Writer:
         if function in ("add", "sub"):
             words[1] = self._scaled(words[1], arg(node, 2, "alpha", 1))
         return self._say(function, *words)
+
+
+def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str, str]:
+    """The auxiliary operands in the shapes of their kinds, the kinds, and the text that returns `out`."""
+    writer = Writer(region)
+    text = canonical(writer.text(out))
+    full = shape(region.products[0])
+    wanted = {"t": full, "r": full[-1:], "c": (*full[:-1], 1), "s": ()}
+    aux = [rewrite.reshape(x, wanted[kind]) for x, kind in zip(writer.aux, writer.kinds, strict=True)]
+    return aux, "".join(writer.kinds), text

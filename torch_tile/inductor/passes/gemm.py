@@ -12,9 +12,8 @@ from torch.fx import Node
 
 from torch_tile.inductor import report
 from torch_tile.inductor.passes import epilogue
-from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_call, ordered, product, shape
+from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_call, ordered, shape
 from torch_tile.inductor.passes.manager import Context
-from torch_tile.kernels.epilogue_rewrite import canonical
 
 # (epilogue, kinds) of what aten.mm and aten.addmm do themselves.
 PLAIN = {("ret acc0", ""), ("v0=add(acc0,x0);ret v0", "r")}
@@ -42,21 +41,10 @@ def match(context: Context) -> None:
 
 def _replace(context: Context, seed: Node) -> list[Node]:
     """Replace one product and what follows it; returns the products that are gone."""
-    found = epilogue.grow(seed, ordered(context.graph))
-    if found is None:
-        sizes = shape(seed)
-        region = epilogue.Region([seed], product(sizes[:-1]), sizes[-1], ordered(context.graph))
-        found = region, seed
-    region, out = found
-    writer = epilogue.Writer(region)
-    text = writer.text(out)
+    region, out = epilogue.region_of(seed, ordered(context.graph))
     rewrite = Rewrite(out)
-    full = shape(seed)
-    wanted = {"t": full, "r": full[-1:], "c": (*full[:-1], 1), "s": ()}
-    aux = [rewrite.reshape(x, wanted[kind]) for x, kind in zip(writer.aux, writer.kinds, strict=True)]
+    aux, kinds, text = epilogue.write(region, out, rewrite)
     bs = [epilogue.right(p) for p in region.products]
-    kinds = "".join(writer.kinds)
-    text = canonical(text)
     new = rewrite.call(torch.ops.tile.gemm.default, epilogue.left(seed), bs, aux, kinds, text, dtype(out))
     new = rewrite.reshape(new, shape(out))
     layers = f"{len(bs)} products, " if len(bs) > 1 else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.kernels.memory_order import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import kernels, register
@@ -74,7 +75,7 @@ def _fake_attention_lse(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check_attention(q, k, v, mask, window)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=lse_dtype)
+    return empty_beside(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 
 def _fake_attention(*args: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.kernels.memory_order import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import kernels, register
@@ -114,7 +115,7 @@ def _fake_mla_decode_lse(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check_mla_decode(q, q_pe, kv, k_pe, block_table, seq_lens, num_splits)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=lse_dtype)
+    return empty_beside(q, q.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 
 def _fake_mla_decode(*args: Any) -> torch.Tensor:
