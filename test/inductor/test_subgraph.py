@@ -94,3 +94,13 @@ def test_what_makes_the_input_of_a_product_does_not(shared):
     new, old = cut(f, aten.mm.default, torch.randn(4, 8), torch.randn(8, 8))
     assert words(old) == ["mm"] and is_called(old) and is_called(new)
     same(new, old)
+
+
+def test_parts_of_a_tensor_are_inputs_themselves():
+    def f(x, w, both):
+        shift, scale = both.chunk(2)
+        return torch.mm(x, w) * scale + shift
+
+    new, old = cut(f, aten.mm.default, torch.randn(4, 8), torch.randn(8, 8), torch.randn(16))
+    assert all(isinstance(n.meta["val"], torch.Tensor) for n in old.graph.find_nodes(op="placeholder"))
+    same(new, old)

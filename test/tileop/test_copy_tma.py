@@ -265,6 +265,21 @@ def test_refusals(on_threads, case: Case, why: str) -> None:
         assert (refuses(case.copy(on_threads, store=True), ctx) or "") == why
 
 
+ENDS = [
+    Case(tensor=(256, 250), strides=(256, 1)),
+    Case(tile=(64,), part=((64, 64),), tensor=(ODD,)),
+    Case(tile=(64,), part=((64, 64),), tensor=(252,)),
+]
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_stores_do_not_cross_ends_of_rows_inside_of_16_bytes(on_threads, case: Case) -> None:
+    """They would write on behind the row; loads do not."""
+    ctx = ctx_of(on_threads)
+    assert refuses(case.copy(on_threads), ctx) is None
+    assert refuses(case.copy(on_threads, store=True), ctx) == "the rows of `X` may not end at a multiple of 16 bytes"
+
+
 def test_refusals_of_targets_and_scopes(on_threads) -> None:
     case = Case()
     assert refuses(case.copy(on_threads), ctx_of(on_threads, "sm_80")) == "cuda:sm_80 has no bulk copies of tiles"

@@ -89,7 +89,7 @@ def behind(olds: Sequence[Node], made: set[Node], position: Mapping[Node, int]) 
     least, best = _written(known, made), 0
     while len(found) < MOST_AROUND:
         users = {u for n in known for u in n.users if u not in known and u not in made and is_fused(u)}
-        ready = [u for u in users if all(x in known or x not in dependent for x in u.all_input_nodes)]
+        ready = [u for u in users if all(x in known or _given(x, dependent) for x in u.all_input_nodes)]
         if not ready:
             break
         found.append(min(ready, key=position.__getitem__))
@@ -97,6 +97,11 @@ def behind(olds: Sequence[Node], made: set[Node], position: Mapping[Node, int]) 
         if (written := _written(known, made)) <= least:
             least, best = written, len(found)
     return found[:best]
+
+
+def _given(node: Node, dependent: set[Node]) -> bool:
+    """Whether a value can be an input: one tensor or number, made without the subgraph."""
+    return node not in dependent and not isinstance(val(node), list | tuple)
 
 
 def _written(known: set[Node], made: set[Node]) -> int:
@@ -115,13 +120,18 @@ def in_front(inputs: Sequence[Node], readers: set[Node]) -> list[Node]:
     """The inputs, those that are pointwise and read by `readers` only replaced by what they are made from."""
     found, taken = list(inputs), set(readers)
     for _ in range(MOST_AROUND):
-        node = next((n for n in found if is_fused(n) and all(u in taken for u in n.users)), None)
+        node = next((n for n in found if _fused_in_front(n, taken)), None)
         if node is None:
             break
         taken.add(node)
         at = found.index(node)
         found[at : at + 1] = [x for x in node.all_input_nodes if x not in found]
     return found
+
+
+def _fused_in_front(node: Node, readers: set[Node]) -> bool:
+    sources = node.all_input_nodes
+    return is_fused(node) and all(u in readers for u in node.users) and all(_given(x, set()) for x in sources)
 
 
 def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[Node, Node] | None = None) -> GraphModule:

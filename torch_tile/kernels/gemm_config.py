@@ -14,7 +14,7 @@ from torch_tile.kernels.tuned import rows_class, tuned
 FEW_ROWS = 32  # which tiles of mma.sync waste less of
 MOST_TILES = 1 << 30  # of a persistent kernel, whose indices are 32 bits wide
 COMFORTABLE = 128  # sums of a thread; with more the assembler has little left to work ahead with
-ACCUMULATORS = 192  # registers for sums of a thread of those that the copying warps leave most registers to
+ACCUMULATORS = {1: 192, 2: 192, 3: 112}  # registers for sums of a thread, by how many warpgroups multiply
 BARRIERS = 1024  # bytes for mbarriers, at most
 
 
@@ -111,6 +111,7 @@ HOPPER_TILES = (
     Tile(Config(128, 256, 64, 256, 4, panel=8, staged=True), 1, 1.0),
     Tile(Config(128, 192, 64, 256, 4, panel=8, staged=True), 1, 1.0),
     Tile(Config(128, 128, 64, 256, 6, panel=8, staged=True), 1, 0.94),
+    Tile(Config(192, 192, 64, 384, 3, panel=8, staged=True), 1, 0.95),
 )
 # For fewer rows or columns, of which every tile has a block of its own: copies have to begin early.
 SMALL_HOPPER_TILES = (
@@ -156,7 +157,7 @@ def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
         leaving = panels_bytes(c.block_m) if lasts else c.block_m * c.block_n * size
         stages = min(c.stages, (machine.target.shared_limit - leaving - BARRIERS) // stage)
         sums = c.block_m * c.block_n * problem.products // c.threads
-        if sums <= ACCUMULATORS and stages >= 2:
+        if sums <= ACCUMULATORS[c.threads // 128] and stages >= 2:
             rate = tile.rate if sums <= COMFORTABLE else tile.rate * 0.9
             found.append(Tile(replace(c, stages=stages, blocks=units if lasts else 0), tile.resident, rate))
     best = min(found, key=lambda t: _duration(t, problem, units), default=None)

@@ -115,6 +115,8 @@ def refuses(op: Copy, ctx: ThreadContext) -> str | None:
     sides = Sides.of(op)
     if why := _refuses_tensor(sides.tensor, ctx) or _refuses_tile(sides, ctx):
         return why
+    if op.dst is sides.tensor and (why := _refuses_end(sides.tensor, ctx)):
+        return why
     return None if _box_of(sides) else f"`{sides.tile.buffer.name}` does not consist of equal boxes of at most 256 rows"
 
 
@@ -138,6 +140,14 @@ def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
         return f"the columns of `{tensor.name}` may not start at a multiple of 16 bytes"
     if not all(isinstance(e, Const) for e in region.extents):
         return "the extents are known only at run time"
+    return None
+
+
+def _refuses_end(region: Region, ctx: ThreadContext) -> str | None:
+    """A store across the end of a row writes the rest of the 16 bytes that the end lies in: seen on an H200."""
+    tensor = region.buffer
+    if not divides(16 // math.gcd(16, tensor.dtype.itemsize), Inline(ctx.values)(tensor.shape[-1]), ctx.ranges):
+        return f"the rows of `{tensor.name}` may not end at a multiple of 16 bytes"
     return None
 
 

@@ -96,6 +96,7 @@ def _gemms() -> Iterator[Case]:
         yield Case(f"gemm {name} linear", _gemm(dtype, 512, 1024, 768, turned=True))
         yield Case(f"gemm {name} 4096x8192x4096 linear", _gemm(dtype, 4096, 8192, 4096, turned=True))
         yield Case(f"gemm {name} 4096x28672x4096", _gemm(dtype, 4096, 28672, 4096))
+        yield Case(f"gemm {name} 8192x1600x6400 linear", _gemm(dtype, 8192, 1600, 6400, turned=True))
         yield Case(
             f"gemm {name} 4096x8192x4096 swiglu", _gemm(dtype, 4096, 8192, 4096, swiglu, products=2, turned=True)
         )

@@ -291,7 +291,10 @@ def take_activation(context: Context) -> None:
         )
         new = rewrite.call(torch.ops.tile.rms_norm.default, x, weight, eps, activation, offset, cast_first)
         new = rewrite.reshape(new, shape(out))
-        context.replace(rewrite, "norm", [(out, new)], f"{_describe('tile.rms_norm', node)} and {activation}", node)
+        settled = node in context.handled
+        what = f"{_describe('tile.rms_norm', node)} and {activation}"
+        if not context.replace(rewrite, "norm", [(out, new)], what, node) and not settled:
+            context.handled.discard(node)  # alone it is another question
 
 
 _RMS_ARGUMENTS = ("x", "weight", "eps", "activation", "weight_offset", "cast_first")
