@@ -18,7 +18,7 @@ from timer import arguments
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.runtime import cuda_launch, driver, native_launch
+from torch_tile.runtime import cuda_launch, driver, native_launch, replay
 from torch_tile.runtime.host_compiler import compile_shared
 
 STUB = """
@@ -35,6 +35,9 @@ int cuModuleLoadData(uint64_t* module, const void*) { return *module = 1, 0; }
 int cuModuleGetFunction(uint64_t* function, uint64_t, const char*) { return *function = 1, 0; }
 int cuFuncSetAttribute(uint64_t, int, int) { return 0; }
 int cuLaunchKernel(uint64_t, int, int, int, int, int, int, int, uint64_t, void**, void**) { return 0; }
+int cuLaunchKernelEx(const void*, uint64_t, void**, void**) { return 0; }
+int cuTensorMapEncodeTiled(void*, int, unsigned, uint64_t, const void*, const void*, const void*, const void*, int, int,
+                           int, int) { return 0; }
 }
 """
 ALONE = """
@@ -62,7 +65,7 @@ def without_gpu() -> None:
     import ctypes
 
     stub = driver.Driver(ctypes.CDLL(str(compile_shared(STUB))))
-    cuda_launch.driver = lambda: stub
+    cuda_launch.driver = replay.driver = lambda: stub
     cuda_launch.current_stream = lambda device: 0
     cuda_launch.CudaLauncher.kind = "cpu"
     cuda_launch.CudaLauncher.index_of = lambda self, args: 0
