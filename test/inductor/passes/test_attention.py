@@ -36,7 +36,44 @@ def dropout_of_zero(q, k, v):
     return F.dropout(F.softmax(q @ k.mT, -1), 0.1, training=False) @ v
 
 
-FORMS = [matmul, scale_first, softmax_in_float, by_hand, einsum, dropout_of_zero]
+def keys_first(q, k, v):
+    """Everything transposed: the softmax is over the second last dimension, and the values stand on the left."""
+    return (v.mT @ torch.softmax(k @ q.mT * 0.3, -2)).mT
+
+
+def keys_first_einsum(q, k, v):
+    p = torch.einsum("...qd,...kd->...kq", q, k).softmax(-2)
+    return torch.einsum("...kd,...kq->...qd", v, p)
+
+
+def baddbmm(q, k, v):
+    q, k, v = (t.flatten(0, -3) for t in (q, k, v))
+    return (torch.baddbmm(q.new_empty(()), q, k.mT, beta=0, alpha=0.3).softmax(-1) @ v)[None]
+
+
+def own_maximum(q, k, v):
+    s = q @ k.mT * 0.3
+    return F.softmax(s - s.max(-1, keepdim=True)[0], -1) @ v
+
+
+def own_maximum_of_amax(q, k, v):
+    s = q @ k.mT * 0.3
+    return F.softmax(s - s.amax(-1, keepdim=True), -1) @ v
+
+
+def temperature_of_heads(q, k, v):
+    t = torch.arange(1.0, q.shape[-3] + 1)[:, None, None] / 4
+    return F.softmax(q @ k.mT * t, -1) @ v
+
+
+def temperature_below(q, k, v):
+    return F.softmax((q @ k.mT) / torch.sqrt(torch.tensor(float(q.shape[-1]))), -1) @ v
+
+
+FORMS = [
+    *(matmul, scale_first, softmax_in_float, by_hand, einsum, dropout_of_zero, keys_first, keys_first_einsum),
+    *(baddbmm, own_maximum, own_maximum_of_amax, temperature_of_heads, temperature_below),
+]
 
 
 def sizes(generator):
@@ -44,11 +81,12 @@ def sizes(generator):
     return b, h, s, t, d, e
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_written_out(form, agrees, generator):
+def test_written_out(form, dynamic, agrees, generator):
     b, h, s, t, d, e = sizes(generator)
     shapes = (b, h, s, d), (b, h, t, d), (b, h, t, e)
-    _, report = agrees(form, *(torch.randn(n, generator=generator) for n in shapes))
+    _, report = agrees(form, *(torch.randn(n, generator=generator) for n in shapes), dynamic=dynamic)
     assert len(report.replaced("attention")) == 1, report
     assert not report.replaced("gemm"), report
 
@@ -95,6 +133,24 @@ def test_captured_shared_heads(dynamic, agrees, generator):
     assert dynamic or "k [2, 2, 5, 8]" in row.what
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_heads_shared_in_turn(dynamic, agrees, generator):
+    """`k.repeat(1, n, 1, 1)`: head h reads keys h % heads, not h // n; queries are permuted instead."""
+
+    def in_turn(q, k, v):
+        return matmul(q, k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1))
+
+    def in_groups(q, k, v):
+        k, v = (t[:, :, None].repeat(1, 1, 3, 1, 1).flatten(1, 2) for t in (k, v))
+        return matmul(q, k, v)
+
+    q, k, v = (torch.randn(n, generator=generator) for n in ((3, 6, 5, 8), (3, 2, 9, 8), (3, 2, 9, 4)))
+    for form in (in_turn, in_groups):
+        _, report = agrees(form, q, k, v, dynamic=dynamic)
+        (row,) = report.replaced("attention")
+        assert dynamic or "k [3, 2, 9, 8], v [3, 2, 9, 4]" in row.what
+
+
 def test_masks(agrees, generator):
     q, k, v = (torch.randn(2, 3, 6, 8, generator=generator) for _ in range(3))
     keep = torch.rand(2, 1, 6, 6, generator=generator) < 0.7
@@ -116,7 +172,24 @@ def test_masks(agrees, generator):
     def both(q, k, v):
         return torch.softmax((q @ k.mT * 0.3 + bias).masked_fill(~keep, -math.inf), -1) @ v
 
-    for form in (additive, filled, filled_low, filled_then_scaled, both):
+    def added_then_scaled(q, k, v):
+        return torch.softmax((q @ k.mT - bias) * 0.3, -1) @ v
+
+    def baddbmm(q, k, v):
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+        s = torch.baddbmm(bias.repeat(2, 1, 1), q, k.mT, beta=0.5, alpha=0.3)
+        return (torch.softmax(s.view(2, 3, 6, 6).masked_fill(~keep, -math.inf), -1) @ v.view(2, 3, 6, 8)).mean(-1)
+
+    def before_the_view(q, k, v):
+        s = (q.flatten(0, 1) @ k.flatten(0, 1).mT).unflatten(0, (2, 3)) + bias
+        s = s.flatten(0, 1).masked_fill(~keep.expand(2, 3, 6, 6).flatten(0, 1), -math.inf)
+        return torch.softmax(s, -1) @ v.flatten(0, 1)
+
+    def transposed(q, k, v):
+        return torch.softmax((k @ q.mT + bias.mT).masked_fill(~keep.mT, -math.inf), -2).mT @ v
+
+    forms = (additive, filled, filled_low, filled_then_scaled, both)
+    for form in (*forms, added_then_scaled, baddbmm, before_the_view, transposed):
         _, report = agrees(form, q, k, v)
         (row,) = report.replaced("attention")
         assert row.what.endswith("mask)"), row
@@ -127,9 +200,11 @@ def test_masks(agrees, generator):
     [
         (lambda q, k, v: torch.softmax(torch.tanh(q @ k.mT / 5) * 5, -1) @ v, "tanh"),
         (lambda q, k, v: torch.softmax(q @ k.mT + 1e-3 * k.sum() + v.sum(), -1).tril() @ v, "between softmax"),
-        (lambda q, k, v: torch.softmax((q @ k.mT + k[..., :1]) * 0.1, -1) @ v, "scaled after the mask"),
+        (lambda q, k, v: torch.softmax((q @ k.mT).masked_fill(k > 0, -9.0) * -0.1, -1) @ v, "by a negative number"),
+        (lambda q, k, v: torch.softmax((q @ k.mT).masked_fill(k > 2, 0.0), -1) @ v, "does not hide"),
+        (lambda q, k, v: torch.softmax(q @ k.mT * k[..., :1].mT, -1) @ v, "differs from key to key"),
         (lambda q, k, v: (p := torch.softmax(q @ k.mT, -1)).mean() + p @ v, "more than once"),
-        (lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v, "not over the last"),
+        (lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v, "does not sum over the keys"),
     ],
 )
 def test_near_misses_say_why(form, reason, agrees, generator):

@@ -57,7 +57,43 @@ def everything(n, m):
     return (j < m) & (i >= 0)
 
 
+def ones_compared(n, m):
+    return torch.triu(torch.ones(n, m), diagonal=1) == 0
+
+
+def as_bytes(n, m):
+    return torch.triu(torch.ones(1, n, m), diagonal=1).type(torch.uint8) != 1
+
+
+def chosen(n, m):
+    return torch.where(causal(n, m), True, False)
+
+
+def repeated(n, m):
+    return causal(n, m)[None, None].repeat(2, 1, 1, 1)
+
+
+def added(n, m):
+    return torch.zeros(n, m).masked_fill(~causal(n, m), -math.inf)
+
+
+def added_in_two_steps(n, m):
+    keep = causal(n, m)
+    return keep.float().masked_fill(keep == 0, -math.inf).masked_fill(keep == 1, 0.0)[None, None].expand(2, 1, n, m)
+
+
+def counted_down(n, m):
+    return (1.0 - causal(n, m).float()) * torch.finfo(torch.float32).min
+
+
 RULES = {
+    ones_compared: "causal",
+    as_bytes: "causal",
+    chosen: "causal",
+    repeated: "causal",
+    added: "causal",
+    added_in_two_steps: "causal",
+    counted_down: "causal",
     causal: "causal",
     bottom_right: "causal",
     window: "causal, window 3",
@@ -80,8 +116,12 @@ def test_rules(make, dynamic, agrees, generator):
     assert row.what.endswith(", " + RULES[make] + ")" if RULES[make] else "])") or dynamic, row
 
 
-def additive(n, m):
-    return torch.zeros(n, m).masked_fill(~causal(n, m), -math.inf)
+def added_and_moderate(n, m):
+    return torch.zeros(n, m).masked_fill(~causal(n, m), -3.0)
+
+
+def added_twice(n, m):
+    return torch.zeros(n, m).masked_fill(~causal(n, m), -math.inf).masked_fill(~window(n, m), -1e5)
 
 
 def causal_or_prefix(n, m):
@@ -104,7 +144,35 @@ def far(n, m):
     return j <= 2 * i
 
 
-@pytest.mark.parametrize("make", [causal_or_prefix, other_way, far, additive, strided])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("make", [causal, added, counted_down])
+def test_rules_where_scores_are_merged_or_transposed(make, dynamic, agrees, generator):
+    """What the mask is added to may be [batch * heads, queries, keys], or [..., keys, queries]."""
+    q, k, v = (torch.randn(n, generator=generator) for n in ((6, 5, 8), (6, 9, 8), (6, 9, 4)))
+
+    def put(scores, mask):
+        return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+    def merged(q, k, v):
+        return torch.softmax(put(q @ k.mT, make(q.shape[1], k.shape[1])), -1) @ v
+
+    def transposed(q, k, v):
+        return torch.softmax(put(k @ q.mT, make(q.shape[1], k.shape[1]).mT), 1).mT @ v
+
+    def below(q, k, v):
+        mask = make(q.shape[1], k.shape[1])
+        hidden = mask if mask.dtype != torch.bool else torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
+        return torch.softmax(torch.baddbmm(hidden.expand(6, -1, -1), q, k.mT).view(2, 3, 5, -1), -1) @ v.view(
+            2, 3, -1, 4
+        )
+
+    for form in (merged, transposed, below):
+        _, report = agrees(form, q, k, v, dynamic=dynamic)
+        (row,) = report.replaced("attention")
+        assert "causal" in row.what and "mask" not in row.what, (form, row)
+
+
+@pytest.mark.parametrize("make", [causal_or_prefix, other_way, far, added_and_moderate, added_twice, strided])
 def test_what_is_no_rule_stays_a_tensor_or_is_right(make, agrees, generator):
     q, k, v = (torch.randn(1, 2, 6, 8, generator=generator) for _ in range(3))
     _, report = agrees(sdpa(make), q, k, v)
@@ -153,8 +221,9 @@ def test_a_low_number_is_no_minus_infinity_for_an_empty_row(light, generator):
     assert report.replaced("attention")[0].what.endswith("mask)")
 
 
-def test_rule_needs_a_boolean():
+def test_data_has_no_rule():
     graph = torch.fx.Graph()
     node = graph.placeholder("m")
-    node.meta["val"] = torch.empty(3, 3, device="meta")
-    assert masks.classify(node, 3, 3) is None
+    for dtype in (torch.float32, torch.bool):
+        node.meta["val"] = torch.empty(3, 3, device="meta", dtype=dtype)
+        assert masks.rule_of(node, 3, 3) is None

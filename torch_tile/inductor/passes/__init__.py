@@ -24,9 +24,10 @@ def refine_families(settings: Settings) -> list[Family]:
     which it is a special case. Norms go before products so that no epilogue eats into one, and take a residual sum
     after it, if no gemm did. Last, what was captured is judged and what was not matched is reported.
     """
-    from torch_tile.inductor.passes import attention, dequant, expand, gemm, mla, norm, softmax
+    from torch_tile.inductor.passes import attention, dequant, expand, gemm, input_sizes, mla, norm, softmax
 
     steps: list[tuple[str | None, Family]] = [
+        (None, input_sizes.use),
         ("softmax", softmax.recognise),
         ("mla", mla.match),
         ("attention", attention.match),

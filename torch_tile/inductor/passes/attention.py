@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch_tile.inductor.passes import masks
 from torch_tile.inductor.passes.graph import (
     CAST,
+    Miss,
     Rewrite,
     arg,
     aten,
@@ -25,7 +26,8 @@ from torch_tile.inductor.passes.graph import (
     shape,
 )
 from torch_tile.inductor.passes.manager import Context
-from torch_tile.inductor.passes.scores import NoMatch, Operand, Pattern, place, read, same_dtype
+from torch_tile.inductor.passes.pattern import Pattern, place, place_query, read, same_dtype
+from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
 
 OP = torch.ops.tile.attention.default
@@ -46,8 +48,8 @@ def match(context: Context) -> None:
                 _written_out(context, node)
             elif is_call(node, *FUSED):
                 _fused(context, node)
-        except NoMatch as reason:
-            if reason.near:
+        except Miss as reason:
+            if getattr(reason, "near", True):
                 context.miss("attention", node, reason)
 
 
@@ -61,7 +63,7 @@ def _written_out(context: Context, softmax: Node) -> None:
     rewrite = Rewrite(pattern.output)
     try:
         new = build(rewrite, pattern)
-    except NoMatch:
+    except Miss:
         rewrite.discard()
         raise
     context.replace(rewrite, "attention", [(pattern.output, new)], describe(rewrite), pattern.output)
@@ -70,16 +72,16 @@ def _written_out(context: Context, softmax: Node) -> None:
 def build(rewrite: Rewrite, pattern: Pattern) -> Node:
     """Insert the op for a pattern; returns what stands for its last product."""
     term = pattern.terms[0]
-    batch, heads, queries = _roles(pattern)
-    keys = pattern.dims[-1]
-    kv_heads = _kv_heads(leaves(heads), [term.right, pattern.value])
-    q = place(rewrite, term.left, [batch, heads, queries, term.inner])
-    k = place(rewrite, term.right, [batch, kv_heads, keys, term.inner])
+    batch, kv_heads, shared, queries = _roles(pattern)
+    heads, keys = [*kv_heads, *shared], pattern.dims[-1]
+    q = place_query(rewrite, term, [batch, heads, queries, term.inner])
+    k = place(rewrite, term.key, [batch, kv_heads, keys, term.inner])
     v = place(rewrite, pattern.value, [batch, kv_heads, keys, pattern.value_inner])
     if not same_dtype([q, k, v]):
         raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
-    mask, causal, window, offset = masks.combine(rewrite, pattern, [batch, heads, queries, keys])
-    new = rewrite.call(OP, q, k, v, mask, causal, term.scale, window, offset)
+    mask, rule = masks.combine(rewrite, pattern, [batch, heads, queries, keys])
+    offset = rule.offset_argument(rewrite, q, k)
+    new = rewrite.call(OP, q, k, v, mask, rule.causal, term.scale, rule.window, offset)
     have = [batch, heads, queries, pattern.value_inner]
     arranged = arrange(rewrite, new, have, pattern.output_dims)
     if arranged is None:
@@ -91,26 +93,21 @@ def build(rewrite: Rewrite, pattern: Pattern) -> Node:
     return arranged if dtype(arranged) == dtype(pattern.output) else rewrite.call(CAST, arranged, dtype(pattern.output))
 
 
-def _roles(pattern: Pattern) -> tuple[Group, Group, Group]:
-    """Batch, heads and queries among the softmax's dimensions."""
-    *outer, queries, _ = pattern.dims
+def _roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
+    """Batch, heads of keys and values, heads that share one of those, and queries, among the softmax's dimensions."""
+    present = pattern.terms[0].key.axes() | pattern.value.axes()
+    *outer, queries = pattern.dims[:-1]
+    for i, group in enumerate(outer[1:], 1):  # laid out [batch, query, head, key]: heads of keys behind the queries
+        if not set(leaves(group)) & present and any(set(leaves(g)) & present for g in [*outer[i + 1 :], queries]):
+            outer, queries = [*outer[:i], *outer[i + 1 :], queries], group
+            break
     if not outer:
-        return [], [], queries
-    batch, heads = outer[0], [a for g in outer[1:] for a in g]
+        return [], [], [], queries
+    batch, heads = outer[0], [a for g in outer[1:] for a in leaves(g)]
     if not heads and len(leaves(batch)) > 1:
-        first, *rest = leaves(batch)
-        batch, heads = [first], rest
-    present = pattern.terms[0].right.axes()
-    if heads and not set(leaves(heads)) & present and set(leaves(queries)) & present:
-        heads, queries = queries, heads  # scores laid out [batch, query, head, key]
-    return batch, heads, queries
-
-
-def _kv_heads(heads: Group, operands: list[Operand]) -> Group:
-    """The outer part of the heads that k or v really has; the rest are groups that share a kv head."""
-    present = set().union(*(o.axes() for o in operands))
-    count = max((i + 1 for i, a in enumerate(heads) if a in present), default=0)
-    return heads[:count]
+        first, *heads = leaves(batch)
+        batch = [first]
+    return batch, [a for a in heads if a in present], [a for a in heads if a not in present], queries
 
 
 def describe(rewrite: Rewrite) -> str:
@@ -147,8 +144,8 @@ def _fused(context: Context, node: Node) -> None:
     output = next(iter(node.users))
     rewrite = Rewrite(output)
     causal, scale = bool(arg(node, rest + 1, "is_causal", False)), node.kwargs.get("scale")
-    new = rewrite.call(OP, q, k, v, mask, causal, scale)
-    context.replace(rewrite, "attention", [(output, new)], describe(rewrite), node)
+    _attend(rewrite, q, k, v, mask, causal, scale)
+    context.replace(rewrite, "attention", [(output, rewrite.nodes[-1])], describe(rewrite), node)
 
 
 def refine(context: Context) -> None:
@@ -158,18 +155,25 @@ def refine(context: Context) -> None:
             continue
         rewrite = Rewrite(node)
         q, k, v = node.args[:3]
-        k, v = _ungroup(rewrite, k, v)
-        mask, causal = arg(node, 3, "mask"), bool(arg(node, 4, "causal", False))
+        known_already = bool(arg(node, 4, "causal", False)), arg(node, 5, "scale")
         window, offset = arg(node, 6, "window", 0), arg(node, 7, "q_offset", 0)
-        if mask is not None and not causal and not window:
-            kind = masks.classify(mask, shape(node)[2], shape(k)[2])
-            if kind is not None:
-                mask = None if kind.complete else mask
-                causal, window, offset = kind.causal, kind.window, kind.offset_argument(rewrite, q, k)
-        new = rewrite.call(OP, q, k, v, mask, causal, arg(node, 5, "scale"), window, offset)
+        new = _attend(rewrite, q, k, v, arg(node, 3, "mask"), *known_already, window, offset)
         new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
         node.replace_all_uses_with(new)
         context.graph.erase_node(node)
+
+
+def _attend(
+    rewrite: Rewrite, q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: Any, window: int = 0, offset: Any = 0
+) -> Node:
+    """The op with kv heads un-expanded, and a rule instead of the mask where that says the same."""
+    k, v = _ungroup(rewrite, k, v)
+    if mask is not None and not causal and not window:
+        rule = masks.rule_of(mask, shape(q)[2], shape(k)[2])
+        if rule is not None:
+            mask = None if rule.complete else mask
+            causal, window, offset = rule.causal, rule.window, rule.offset_argument(rewrite, q, k)
+    return rewrite.call(OP, q, k, v, mask, causal, scale, window, offset)
 
 
 def _ungroup(rewrite: Rewrite, k: Any, v: Any) -> tuple[Any, Any]:

@@ -15,6 +15,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from torch_tile.inductor.passes.sizes import compute
+
 aten = torch.ops.aten
 prims = torch.ops.prims
 
@@ -218,22 +220,35 @@ class Rewrite:
         if isinstance(value, list | tuple):
             return [self._materialise(v) for v in value]
         if isinstance(value, torch.SymInt):
-            return int(value.node.expr) if value.node.expr.is_number else self._size_node(value)
+            return int(value.node.expr) if value.node.expr.is_number else self.size(value)
         return value
 
-    def _size_node(self, size: torch.SymInt) -> Node:
-        """A node that computes `size`: an existing one, or the size of some tensor, or arithmetic on those."""
+    def size(self, size: torch.SymInt) -> Node:
+        """A node that computes `size`: an existing one, the size of an input, or arithmetic on those.
+
+        Sizes of other tensors come last: they would keep alive what is being replaced.
+        """
         earlier = list(_before(self.anchor))
-        for node in earlier:
-            if isinstance(val(node), torch.SymInt) and val(node).node.expr == size.node.expr:
-                return node
-        for node in earlier:
-            if not is_tensor(node):
-                continue
-            for dim, extent in enumerate(shape(node)):
-                if isinstance(extent, torch.SymInt) and extent.node.expr == size.node.expr:
-                    return self.call(aten.sym_size.int, node, dim)
-        raise LookupError(f"no node of the graph has the size {size}")
+
+        def leaf(expr: Any, of: Sequence[Node]) -> Node | None:
+            for node in earlier:
+                if isinstance(val(node), torch.SymInt) and val(node).node.expr == expr:
+                    return node
+            for node in of:
+                for dim, extent in enumerate(shape(node) if is_tensor(node) else ()):
+                    if isinstance(extent, torch.SymInt) and extent.node.expr == expr:
+                        return self.call(aten.sym_size.int, node, dim)
+            return None
+
+        inputs = [n for n in earlier if n.op == "placeholder"]
+        try:
+            node: Node = compute(size.node.expr, lambda expr: leaf(expr, inputs), self.call)
+        except LookupError as error:
+            found = leaf(size.node.expr, earlier)
+            if found is None:
+                raise Miss(str(error), "fix this size, or give it as the size of an input") from None
+            return found
+        return node
 
 
 def _before(anchor: Node) -> Iterator[Node]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a boolean tensor of the graph says at index (b, h, q, k), as a sympy expression.
+"""What a mask of the graph says at index (b, h, q, k), as a sympy expression.
 
 Models build causal and sliding-window masks from aranges, comparisons and indexing; evaluating the graph at a symbolic
 index gets the rule back, for every size. What is not index arithmetic becomes an opaque `load`, which equals only
@@ -20,7 +20,18 @@ from torch_tile.inductor.passes.graph import CAST, arg, aten, is_call, known, pr
 
 Index = tuple[Any, ...]
 
-B, H, Q, K = (sympy.Symbol(name, integer=True, nonnegative=True) for name in "bhqk")
+
+def symbol(name: str) -> Any:
+    """The symbol of a place in a tensor, told from those of sizes by its name."""
+    return sympy.Symbol(f"@{name}", integer=True, nonnegative=True)
+
+
+def is_place(x: Any) -> bool:
+    """Whether `x` is such a symbol."""
+    return isinstance(x, sympy.Symbol) and x.name.startswith("@")
+
+
+B, H, Q, K = (symbol(name) for name in "bhqk")
 LOAD: Any = sympy.Function("load")
 
 _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
@@ -42,14 +53,9 @@ _LOGIC: dict[Any, Any] = {
     aten.bitwise_or: sympy.Or,
     aten.logical_or: sympy.Or,
 }
-_SAME = (CAST, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default, aten._to_copy.default)
-
-
-def lift(node: Node, order: Index = (B, H, Q, K)) -> Any:
-    """The value of a tensor of rank up to 4, whose dimensions are the last ones of `order`."""
-    sizes = shape(node)
-    index = order[4 - len(sizes) :]
-    return at(node, tuple(sympy.Integer(0) if known(s == 1) else i for i, s in zip(index, sizes, strict=True)))
+_SAME = (aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default)
+_CASTS = (CAST, aten._to_copy.default)
+_MOST_CASES = 16
 
 
 def at(node: Any, index: Index) -> Any:
@@ -63,10 +69,14 @@ def at(node: Any, index: Index) -> Any:
     result = _view(node, index) if node.op == "call_function" else None
     if result is None and node.op == "call_function":
         result = _compute(node, index)
-    return LOAD(sympy.Symbol(node.name), *index) if result is None else result
+    if result is None:
+        return LOAD(sympy.Symbol(node.name), *index)
+    return result if is_truth(result) or val(node).dtype != torch.bool else truth(result)
 
 
 def _number(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # sympy's 0.0 and 0 are not equal
     return value.node.expr if isinstance(value, torch.SymInt) else sympy.sympify(value)
 
 
@@ -85,6 +95,11 @@ def _view(node: Node, index: Index) -> Any:
     rank = len(index)
     if is_call(node, *_SAME):
         return at(x, index)
+    if is_call(node, *_CASTS):
+        return _cast(at(x, index), val(x).dtype, val(node).dtype)
+    if is_call(node, aten.repeat.default):
+        tail = index[rank - len(shape(x)) :]
+        return at(x, tuple(i if known(s == d) else i % _number(s) for i, s, d in _repeated(node, x, tail)))
     if is_call(node, aten.expand.default):
         return at(x, _broadcast(x, index))
     if is_call(node, aten.unsqueeze.default):
@@ -108,6 +123,19 @@ def _view(node: Node, index: Index) -> Any:
     if is_call(node, aten.cat.default):
         return _cat(node, index)
     return None
+
+
+def _repeated(node: Node, x: Any, tail: Index) -> Any:
+    return zip(tail, shape(x), shape(node)[len(shape(node)) - len(tail) :], strict=True)
+
+
+def _cast(value: Any, before: torch.dtype, after: torch.dtype) -> Any:
+    """A converted value; None for a fraction that would be cut off."""
+    if after == torch.bool:
+        return truth(value)
+    if before.is_floating_point and not after.is_floating_point:
+        return value if all(v.is_integer for v, _ in cases(value)) else None
+    return numeric(value)
 
 
 def _reshape(x: Any, node: Node, index: Index) -> Any:
@@ -146,7 +174,12 @@ def _compute(node: Node, index: Index) -> Any:
     if target is aten.scalar_tensor.default:
         return at(node.args[0], ())
     if target in (aten.bitwise_not.default, aten.logical_not.default):
-        return sympy.Not(_truth(at(node.args[0], index)))
+        return sympy.Not(truth(at(node.args[0], index)))
+    if target is aten.where.self:
+        condition, yes, no = (at(x, _broadcast(x, index)) for x in node.args)
+        return _choose(truth(condition), yes, no)
+    if target is aten.neg.default:
+        return _fold(-numeric(at(node.args[0], index)))
     if target is aten.index.Tensor:
         return _gather(node, index)
     if target is aten.cumsum.default:
@@ -158,12 +191,10 @@ def _compute(node: Node, index: Index) -> Any:
         return None
     a, b = (at(x, _broadcast(x, index)) for x in node.args[:2])
     if packet in _LOGIC:
-        if val(node).dtype != torch.bool:
-            return None
-        return _LOGIC[packet](_truth(a), _truth(b))
-    if _is_truth(a) or _is_truth(b):
-        return None  # arithmetic on booleans
-    return _fold((_ARITHMETIC.get(packet) or _COMPARISON[packet])(a, b))
+        return _LOGIC[packet](truth(a), truth(b)) if val(node).dtype == torch.bool else None
+    if packet in _COMPARISON:
+        return _compare(_COMPARISON[packet], numeric(a), numeric(b))
+    return _fold(_ARITHMETIC[packet](numeric(a), numeric(b)))
 
 
 def _gather(node: Node, index: Index) -> Any:
@@ -185,12 +216,44 @@ def _cumsum(node: Node, index: Index) -> Any:
     return sympy.Integer(0) if term in (sympy.false, 0) else None
 
 
-def _is_truth(value: Any) -> bool:
+def is_truth(value: Any) -> bool:
+    """Whether a value is a condition."""
     return isinstance(value, sympy.logic.boolalg.Boolean) and not isinstance(value, sympy.Symbol)
 
 
-def _truth(value: Any) -> Any:
-    return value if _is_truth(value) else sympy.Ne(value, 0)
+def truth(value: Any) -> Any:
+    """A value as a condition: what is not 0 is true."""
+    return value if is_truth(value) else _compare(sympy.Ne, value, sympy.Integer(0))
+
+
+def numeric(value: Any) -> Any:
+    """A value as a number: 1 where a condition holds."""
+    return _choose(value, sympy.Integer(1), sympy.Integer(0)) if is_truth(value) else value
+
+
+def cases(value: Any) -> list[tuple[Any, Any]]:
+    """The values that a value may have, with conditions of which one holds."""
+    if not isinstance(value, sympy.Piecewise):
+        return [(value, sympy.true)]
+    found, before = [], sympy.false
+    for case, condition in value.args:
+        found.append((case, sympy.And(condition, sympy.Not(before))))
+        before = sympy.Or(before, condition)
+    if len(found) > _MOST_CASES:
+        raise NotImplementedError("too many cases")
+    return found
+
+
+def _choose(condition: Any, yes: Any, no: Any) -> Any:
+    if is_truth(yes) or is_truth(no):
+        return sympy.Or(sympy.And(condition, truth(yes)), sympy.And(sympy.Not(condition), truth(no)))
+    return _fold(sympy.Piecewise((yes, condition), (no, sympy.true)))
+
+
+def _compare(relation: Any, a: Any, b: Any) -> Any:
+    """A comparison, case by case."""
+    a, b = (sympy.piecewise_fold(x) if hasattr(x, "has") and x.has(sympy.Piecewise) else x for x in (a, b))
+    return sympy.Or(*(sympy.And(p, q, relation(x, y)) for x, p in cases(a) for y, q in cases(b)))
 
 
 def _fold(value: Any) -> Any:

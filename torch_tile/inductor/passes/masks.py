@@ -17,9 +17,12 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.passes import lift
-from torch_tile.inductor.passes.graph import Rewrite, aten, constant, dtype, is_call, known, shape
+from torch_tile.inductor.passes.graph import Rewrite, aten, constant, dtype, is_call, known, same_shape, shape
 from torch_tile.inductor.passes.lift import K, Q
-from torch_tile.inductor.passes.views import Group, arrange, leaves
+from torch_tile.inductor.passes.pattern import Pattern
+from torch_tile.inductor.passes.scores import Mask, NoMatch, aligned
+from torch_tile.inductor.passes.sizes import expression
+from torch_tile.inductor.passes.views import Axis, Group, arrange, extent, leaves
 
 
 @dataclass
@@ -39,32 +42,71 @@ class Rule:
         return rewrite.call(operator.sub, *sizes)
 
 
-HEADS_THEN_QUERIES = (lift.B, lift.H, Q, K)
-QUERIES_THEN_HEADS = (lift.B, Q, lift.H, K)
+class Places:
+    """The symbols of the axes of attention's dimensions: where in it an element of a mask stands."""
+
+    def __init__(self, batch: Group, queries: Group, keys: Group) -> None:
+        self._named = [(leaves(batch), lift.B), (leaves(queries), Q), (leaves(keys), K)]
+        self._axes: dict[Axis, Any] = {}
+
+    def index(self, groups: list[Group]) -> lift.Index:
+        """The index of a tensor whose dimensions are `groups`."""
+        return tuple(self._of(leaves(g)) for g in groups)
+
+    def _of(self, group: Group) -> Any:
+        if not group:
+            return sympy.Integer(0)
+        for named, symbol in self._named:
+            if named == group:
+                return symbol
+        total: Any = sympy.Integer(0)
+        for axis in group:
+            alone = next((symbol for named, symbol in self._named if named == [axis]), None)
+            place = alone or self._axes.setdefault(axis, lift.symbol(f"axis{len(self._axes)}"))
+            total = total * expression(axis.size) + place
+        return total
 
 
-def _lifted(mask: Node, inverted: bool, order: lift.Index) -> Any:
-    """What a boolean mask says, or None if it cannot be read."""
-    if dtype(mask) != torch.bool or len(shape(mask)) > 4:
-        return None
+def what_it_says(mask: Mask, places: Places) -> tuple[Any, float] | None:
+    """(when a key is visible, what is put or added where it is not), or None if that cannot be read."""
     try:
-        value = lift.lift(mask, order)
+        value = lift.at(mask.node, places.index(mask.groups))
     except (TypeError, ValueError, NotImplementedError):
         return None  # sympy cannot represent it
-    return sympy.Not(value) if inverted else value
-
-
-def classify(
-    mask: Node, queries: Any, keys: Any, inverted: bool = False, order: lift.Index = HEADS_THEN_QUERIES
-) -> Rule | None:
-    """The rule of a boolean mask (True: visible), or None if it has none. Sizes may be symbolic."""
-    value = _lifted(mask, inverted, order)
-    if value is None:
+    if not mask.additive:
+        truth = lift.truth(value)
+        return sympy.Not(truth) if mask.inverted else truth, mask.fill
+    visible, fills = [], set()
+    for case, condition in lift.cases(value):
+        if case == 0:
+            visible.append(condition)
+        else:
+            fills.add(case)
+    if len(fills) != 1 or not visible or not (fill := fills.pop()).is_number or fill is sympy.nan:
         return None
+    return sympy.Or(*visible), float(fill) * mask.scale
+
+
+def rule_of(mask: Node, queries: Any, keys: Any) -> Rule | None:
+    """The rule of a mask that broadcasts to [batch, heads, queries, keys], given those two sizes; None if it has none.
+
+    True says visible; a floating mask is added, and has a rule if it is 0 and one other number.
+    """
+    dims = [[Axis(0)], [Axis(0)], [Axis(queries)], [Axis(keys)]]
+    given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)
+    said = what_it_says(given, Places(dims[0], dims[2], dims[3]))
+    rule = None if said is None else classify(said[0], queries, keys)
+    if rule is None or said is None or not exact(rule, said[1], queries, keys):
+        return None
+    return rule if rule.complete or not given.additive else None
+
+
+def classify(visible: Any, queries: Any, keys: Any) -> Rule | None:
+    """The rule of a condition on an index, or None if it has none. Sizes may be symbolic."""
     rule = Rule(False, 0, 0)
     upper: list[Any] = []
     lower: list[Any] = []
-    for part in value.args if isinstance(value, sympy.And) else (value,):
+    for part in visible.args if isinstance(visible, sympy.And) else (visible,):
         if part == sympy.true or _always(part, keys):
             continue
         bound = _bound(part, queries)
@@ -74,7 +116,7 @@ def classify(
             (upper if bound[0] == "upper" else lower).append(bound[1])
     if len(upper) > 1 or len(lower) > 1:
         return None
-    return _rule(rule, upper, lower, _expr(keys) - _expr(queries))
+    return _rule(rule, upper, lower, expression(keys) - expression(queries))
 
 
 def _rule(rule: Rule, upper: list[Any], lower: list[Any], difference: Any) -> Rule | None:
@@ -97,10 +139,6 @@ def _rule(rule: Rule, upper: list[Any], lower: list[Any], difference: Any) -> Ru
     return rule if rule.causal or rule.complete else None
 
 
-def _expr(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-
-
 def _bound(part: Any, queries: Any) -> tuple[str, Any] | None:
     """`("upper", c)` for `k - q <= c`, `("lower", c)` for `k - q >= c`; a single query is q = 0."""
     if not isinstance(part, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt) or part.has(lift.LOAD):
@@ -115,7 +153,7 @@ def _bound(part: Any, queries: Any) -> tuple[str, Any] | None:
     if expr.coeff(Q) not in wanted:
         return None
     rest = sympy.expand(expr - slope * K - expr.coeff(Q) * Q)
-    if rest.free_symbols & {lift.B, lift.H, Q, K}:
+    if any(lift.is_place(x) for x in rest.free_symbols):
         return None
     # slope * (k - q) + rest <= 0 (or < 0, >= 0, > 0), all integers
     if less == (slope == 1):
@@ -128,49 +166,45 @@ def _always(part: Any, keys: Any) -> bool:
     if not isinstance(part, sympy.Le | sympy.Lt) or part.has(lift.LOAD):
         return False
     gap = sympy.expand(part.rhs - part.lhs)
-    if gap.free_symbols & {lift.B, lift.H, Q} or gap.coeff(K) != -1:
+    if any(lift.is_place(x) and x != K for x in gap.free_symbols) or gap.coeff(K) != -1:
         return False
-    slack = sympy.expand(gap + K - (_expr(keys) - 1))
+    slack = sympy.expand(gap + K - (expression(keys) - 1))
     return bool(slack.is_Integer and (slack > 0 if isinstance(part, sympy.Lt) else slack >= 0))
 
 
-def combine(rewrite: Rewrite, pattern: Any, dims: list[Group]) -> tuple[Node | None, bool, int, Any]:
-    """The mask operand, causal, window and q_offset for a written-out attention with dimensions [B, H, Sq, Skv]."""
-    queries, keys = shape(pattern.softmax)[-2], shape(pattern.softmax)[-1]
-    natural = _natural(pattern, dims)
+def combine(rewrite: Rewrite, pattern: Pattern, dims: list[Group]) -> tuple[Node | None, Rule]:
+    """The mask operand and the rule of a written-out attention whose dimensions are `dims`, [B, H, Sq, Skv]."""
+    queries, keys = extent(dims[2]), extent(dims[3])
+    places = Places(dims[0], dims[2], dims[3])
     rule = Rule(False, 0, 0)
     tensor: Node | None = None
     for mask in pattern.masks:
-        node, fill, inverted, additive = condition_of(mask)
-        found = None if additive or not natural or rule.causal else classify(node, queries, keys, inverted)
-        if found is not None and found.complete and isinstance(found.offset, int) and exact(found, fill, queries, keys):
+        said = None if rule.causal else what_it_says(mask, places)
+        found = None if said is None else classify(said[0], queries, keys)
+        if said and found and found.complete and exact(found, said[1], queries, keys):
             rule = found
             continue
-        tensor = _join(rewrite, tensor, _as_operand(rewrite, pattern, node, fill, inverted, additive))
-    if tensor is not None and not natural:
-        tensor = _arranged(rewrite, tensor, pattern, dims)
-    return tensor, rule.causal, rule.window, rule.offset
+        tensor = _join(rewrite, tensor, _as_operand(rewrite, pattern, mask, dims))
+    return tensor, rule
 
 
-def condition_of(mask: Any) -> tuple[Any, float, bool, bool]:
-    """(tensor, fill, inverted, additive) of a mask, where `where(condition, 0, fill)` that is added is a condition."""
+def _as_condition(mask: Mask) -> Mask:
+    """A mask that adds `where(condition, 0, fill)` as that condition."""
     node = mask.node
-    if mask.additive and is_call(node, aten.where.self):
-        yes, no = constant(node.args[1]), constant(node.args[2])
-        if yes == 0.0 and no is not None:
-            return node.args[0], no, False, False
-        if no == 0.0 and yes is not None:
-            return node.args[0], yes, True, False
-    return node, mask.fill, mask.inverted, mask.additive
+    if mask.additive and is_call(node, aten.where.self) and isinstance(node.args[0], Node):
+        condition, yes, no = node.args[0], constant(node.args[1]), constant(node.args[2])
+        for zero, fill, inverted in ((yes, no, False), (no, yes, True)):
+            if zero == 0.0 and fill is not None and same_shape(shape(condition), shape(node)):
+                return Mask(condition, mask.groups, False, fill * mask.scale, inverted)
+    return mask
 
 
-def lengths(mask: Node, inverted: bool) -> tuple[str, int] | None:
-    """`(name, c)` if the mask says `k < lens[b] + c` with `lens` the tensor node of that name and nothing else."""
-    value = _lifted(mask, inverted, HEADS_THEN_QUERIES)
-    if not isinstance(value, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+def lengths(visible: Any) -> tuple[str, int] | None:
+    """`(name, c)` if a condition says `k < lens[b] + c` with `lens` the tensor node of that name and nothing else."""
+    if not isinstance(visible, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
         return None
-    strict, less = isinstance(value, sympy.Lt | sympy.Gt), isinstance(value, sympy.Le | sympy.Lt)
-    gap = sympy.expand(value.rhs - value.lhs if less else value.lhs - value.rhs)  # > 0, or >= 0
+    strict, less = isinstance(visible, sympy.Lt | sympy.Gt), isinstance(visible, sympy.Le | sympy.Lt)
+    gap = sympy.expand(visible.rhs - visible.lhs if less else visible.lhs - visible.rhs)  # > 0, or >= 0
     loads = list(gap.atoms(lift.LOAD))
     if len(loads) != 1 or gap.coeff(K) != -1 or gap.coeff(loads[0]) != 1:
         return None
@@ -181,31 +215,35 @@ def lengths(mask: Node, inverted: bool) -> tuple[str, int] | None:
     return str(name), int(rest) + (0 if strict else 1)
 
 
-def _natural(pattern: Any, dims: list[Group]) -> bool:
-    """Whether the softmax already is [B, H, Sq, Skv]."""
-    own = pattern.dims
-    return len(own) == 4 and all(leaves(a) == leaves(b) for a, b in zip(own, dims, strict=True))
+ENOUGH = -1e4
+"""What hides a score: any number below, whether it is added or put there."""
 
 
 def exact(rule: Rule, fill: float, queries: Any, keys: Any) -> bool:
     """Whether hiding is the same as adding `fill`: always for -inf; for a large number if every query sees a key."""
-    if fill == -math.inf:
+    if fill == -math.inf or not (rule.causal or rule.window):
         return True
+    if not fill <= ENOUGH or not isinstance(rule.offset, int):
+        return False
     sees_itself = not rule.window or known(rule.offset + queries <= keys)
-    return fill < -1e4 and rule.offset >= 0 and bool(sees_itself)
+    return rule.offset >= 0 and bool(sees_itself)
 
 
-def _as_operand(rewrite: Rewrite, pattern: Any, node: Node, fill: float, inverted: bool, additive: bool) -> Node:
-    """The mask as a tensor that `tile.attention` takes: bool, or floating to be added."""
-    if additive:
-        return node
-    if inverted:
+def _as_operand(rewrite: Rewrite, pattern: Pattern, mask: Mask, dims: list[Group]) -> Node:
+    """The mask as a tensor that `tile.attention` takes: bool, or floating to be added, broadcastable to `dims`."""
+    mask = _as_condition(mask)
+    node = _arranged(rewrite, mask.node, mask.groups, dims)
+    if mask.additive:
+        return node if mask.scale == 1 else rewrite.call(aten.mul.Tensor, node, float(mask.scale))
+    if mask.inverted:
         node = rewrite.call(aten.logical_not.default, node)
-    if fill == -math.inf:
+    if mask.fill == -math.inf:
         return node
+    if not mask.fill <= ENOUGH:
+        raise NoMatch(f"scores are replaced by {mask.fill}, which does not hide them", "mask with -inf", at=mask.node)
     like = {"dtype": dtype(pattern.value.root), "device": node.meta["val"].device}
     zero = rewrite.call(aten.full.default, [], 0.0, **like)
-    low = rewrite.call(aten.full.default, [], fill, **like)
+    low = rewrite.call(aten.full.default, [], mask.fill, **like)
     return rewrite.call(aten.where.self, node, zero, low)
 
 
@@ -222,15 +260,13 @@ def _join(rewrite: Rewrite, a: Node | None, b: Node) -> Node:
     return rewrite.call(aten.add.Tensor, a, b)
 
 
-def _arranged(rewrite: Rewrite, mask: Node, pattern: Any, dims: list[Group]) -> Node:
-    """A mask in the softmax's shape as one in attention's."""
-    sizes = shape(mask)
-    own = pattern.dims[len(pattern.dims) - len(sizes) :]
-    have = [[] if known(s == 1) else leaves(g) for g, s in zip(own, sizes, strict=True)]
-    new = arrange(rewrite, mask, have, dims)
+def _arranged(rewrite: Rewrite, mask: Node, groups: list[Group], dims: list[Group]) -> Node:
+    """A mask with dimensions `groups` as one that broadcasts to `dims`; as it is, if it does already."""
+    tail = dims[len(dims) - len(groups) :] if len(groups) <= len(dims) else []
+    if tail and all(not leaves(g) or leaves(g) == leaves(d) for g, d in zip(groups, tail, strict=True)):
+        return mask
+    new = arrange(rewrite, mask, groups, dims)
     if new is None:
-        from torch_tile.inductor.passes.scores import NoMatch
-
         raise NoMatch(
             "the mask has other dimensions than attention's",
             "make it broadcastable to [batch, heads, queries, keys]",

@@ -18,7 +18,8 @@ from torch.fx import Node
 from torch_tile.inductor.passes import masks
 from torch_tile.inductor.passes.graph import CAST, Rewrite, aten, dtype, equivalent, is_call, known, product, shape
 from torch_tile.inductor.passes.manager import Context
-from torch_tile.inductor.passes.scores import NoMatch, Operand, Pattern, Term, place, read, same_dtype
+from torch_tile.inductor.passes.pattern import Operand, Pattern, Term, place, place_query, read, same_dtype
+from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.views import Group, arrange, extent, leaves, unify
 
 OP = torch.ops.tile.mla_decode.default
@@ -49,7 +50,7 @@ def _replace(context: Context, pattern: Pattern) -> None:
             "scale their sum: (q @ kv.mT + q_pe @ k_pe.mT) * scale",
         )
     *outer, keys = pattern.dims
-    present = latent.right.axes() | rope.right.axes()
+    present = latent.key.axes() | rope.key.axes()
     rows = [a for g in outer for a in leaves(g)]
     batch: Group = [a for a in rows if a in present]
     heads: Group = [a for a in rows if a not in present]
@@ -57,10 +58,10 @@ def _replace(context: Context, pattern: Pattern) -> None:
     try:
         queries, seq_lens = _visible(rewrite, pattern, batch)
         heads = [a for a in heads if a not in queries]
-        q = place(rewrite, latent.left, [batch, queries, heads, latent.inner])
-        q_pe = place(rewrite, rope.left, [batch, queries, heads, rope.inner])
-        kv = place(rewrite, latent.right, [batch, keys, latent.inner])
-        k_pe = place(rewrite, rope.right, [batch, keys, rope.inner])
+        q = place_query(rewrite, latent, [batch, queries, heads, latent.inner])
+        q_pe = place_query(rewrite, rope, [batch, queries, heads, rope.inner])
+        kv = place(rewrite, latent.key, [batch, keys, latent.inner])
+        k_pe = place(rewrite, rope.key, [batch, keys, rope.inner])
         if not same_dtype([q, q_pe, kv, k_pe]):
             raise NoMatch("queries and cache have different dtypes", "cast the queries to the cache's dtype")
         new = rewrite.call(OP, q, q_pe, kv, k_pe, None, seq_lens, latent.scale)
@@ -85,30 +86,30 @@ def _visible(rewrite: Rewrite, pattern: Pattern, batch: Group) -> tuple[Group, N
     """What the mask says, as (the query dimension of the op, its sequence lengths)."""
     if not pattern.masks:
         return [], None
-    if len(pattern.masks) > 1 or len(pattern.dims) != 4:
+    if len(pattern.masks) > 1:
         raise NoMatch(
-            f"{len(pattern.masks)} masks on scores of rank {len(pattern.dims)}",
-            "join the masks into one with &, on scores [batch, heads, queries, keys]",
-            at=pattern.masks[0].node,
+            f"{len(pattern.masks)} masks on the scores", "join the masks into one with &", at=pattern.masks[0].node
         )
-    node, fill, inverted, additive = masks.condition_of(pattern.masks[0])
-    sizes = shape(pattern.softmax)
-    if not additive:
-        for dim, order in ((2, masks.HEADS_THEN_QUERIES), (1, masks.QUERIES_THEN_HEADS)):
-            rule = masks.classify(node, sizes[dim], sizes[3], inverted, order)
-            if rule is None or not rule.complete or not masks.exact(rule, fill, sizes[dim], sizes[3]):
-                continue
+    mask, (*outer, keys) = pattern.masks[0], pattern.dims
+    count = extent(keys)
+    for group in ([], *reversed(outer)):
+        said = masks.what_it_says(mask, masks.Places(batch, group, keys))
+        if said is None:
+            break
+        visible, fill = said
+        rule = masks.classify(visible, extent(group), count)
+        if rule is not None and rule.complete and masks.exact(rule, fill, extent(group), count):
             if not rule.causal and not rule.window:
                 return [], None
-            if rule.causal and not rule.window and known(rule.offset == sizes[3] - sizes[dim]):
-                return leaves(pattern.dims[dim]), None
-        found = masks.lengths(node, inverted)
+            if rule.causal and not rule.window and known(rule.offset == count - extent(group)):
+                return leaves(group), None
+        found = masks.lengths(visible)
         if found is not None and fill == float("-inf"):
             return [], _seq_lens(rewrite, found, extent(batch))
     raise NoMatch(
         "the mask is neither causal among the last queries nor a length for each sequence",
         "compare positions: arange(keys) < lengths[:, None], or leave the mask out where every query sees every key",
-        at=node,
+        at=mask.node,
     )
 
 
@@ -137,10 +138,10 @@ def _order(pattern: Pattern) -> tuple[Term, Term]:
 
 def _is_value(term: Term, value: Operand, inner: Group) -> bool:
     """Whether the values are the term's keys, dimension for dimension, so that the latent axis is both."""
-    if not equivalent(term.right.root, value.root) or len(term.right.groups) != len(value.groups):
+    if not equivalent(term.key.root, value.root) or len(term.key.groups) != len(value.groups):
         return False
     own, other = leaves(term.inner), leaves(inner)
-    for a, b in zip(term.right.groups, value.groups, strict=True):
+    for a, b in zip(term.key.groups, value.groups, strict=True):
         a, b = leaves(a), leaves(b)
         if set(a) & set(own) or set(b) & set(other):
             if [x for x in a if x not in own] != [x for x in b if x not in other] or not unify(term.inner, inner):

@@ -15,6 +15,7 @@ from typing import Any
 from torch.fx import Node
 
 from torch_tile.inductor.passes.graph import CAST, COPIES, VIEWS, Rewrite, aten, dtype, is_call, known, product, shape
+from torch_tile.inductor.passes.sizes import quotient
 
 
 class Axis:
@@ -49,7 +50,7 @@ def extent(group: Sequence[Axis]) -> Any:
 
 
 def _cut(axis: Axis, outer: Any) -> None:
-    axis.parts = (Axis(outer), Axis(axis.size // outer))
+    axis.parts = (Axis(outer), Axis(quotient(axis.size, outer)))
 
 
 def regroup(axes: Sequence[Axis], sizes: Sequence[Any]) -> list[Group] | None:
@@ -67,7 +68,7 @@ def regroup(axes: Sequence[Axis], sizes: Sequence[Any]) -> list[Group] | None:
                 group.append(axis)
                 have = have * axis.size
             elif known(size % have == 0) and known((have * axis.size) % size == 0):
-                _cut(axis, size // have)
+                _cut(axis, quotient(size, have))
                 group.append(axis.parts[0])
                 queue.insert(0, axis.parts[1])
                 have = size
@@ -136,10 +137,23 @@ def _step(node: Node, groups: list[Group]) -> list[Group] | None:
         sizes = shape(args[0])
         kept = groups[len(groups) - len(sizes) :]
         return [[] if known(s == 1) else g for s, g in zip(sizes, kept, strict=True)]
+    if is_call(node, aten.repeat.default):
+        return _repeated(groups, shape(args[0]))
     if is_call(node, *VIEWS):
         flat = [axis for group in groups for axis in group]
         return regroup(flat, shape(args[0]))
     return None
+
+
+def _repeated(groups: list[Group], sizes: Sequence[Any]) -> list[Group] | None:
+    """Dimensions under a `repeat`: each is (copies, own size), row-major, and only the latter is the tensor's."""
+    source: list[Group] = []
+    for group, size in zip(groups[len(groups) - len(sizes) :], sizes, strict=True):
+        cut = regroup(group, [quotient(extent(group), size), size])
+        if cut is None:
+            return None
+        source.append(cut[1])
+    return source
 
 
 def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group]]:

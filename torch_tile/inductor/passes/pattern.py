@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A softmax with what made its scores and the product that it feeds: what attention and absorbed MLA start from.
+
+The roles of dimensions come from what is summed with what, never from their places: the keys are what the softmax is
+over, in whichever dimension, and either operand of a product may be the transposed one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Node
+
+from torch_tile.inductor.passes.graph import (
+    CAST,
+    VIEWS,
+    Rewrite,
+    aten,
+    constant,
+    dtype,
+    is_call,
+    is_tensor,
+    known,
+    name_of,
+    only_user,
+    product,
+    shape,
+)
+from torch_tile.inductor.passes.scores import PRODUCTS, Factor, Mask, NoMatch, Product, Scores, read_scores
+from torch_tile.inductor.passes.views import Group, arrange, axes_of, leaves, trace, unify
+
+_VIEW_LIKE = (
+    *(*VIEWS, aten.expand.default, aten.clone.default, aten.permute.default, aten.transpose.int),
+    *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims),
+)
+
+
+@dataclass
+class Operand:
+    """A tensor under views: `root`, whose dimensions are `groups`."""
+
+    root: Node
+    groups: list[Group]
+
+    def axes(self) -> set[Any]:
+        """Every axis that the root really has; the others of its use are broadcast."""
+        return {a for g in self.groups for a in leaves(g)}
+
+
+@dataclass
+class Term:
+    """One product that adds to the scores: `scale * sum_inner query * key`, times `factors`."""
+
+    query: Operand
+    key: Operand
+    inner: Group
+    scale: float
+    factors: list[Factor] = field(default_factory=list)
+
+
+@dataclass
+class Pattern:
+    """A softmax with its neighbours. `dims` are the softmax's dimensions, the one that is reduced last."""
+
+    softmax: Node
+    dims: list[Group]
+    terms: list[Term]
+    masks: list[Mask]
+    value: Operand
+    value_inner: Group
+    output: Node
+    output_dims: list[Group]
+
+
+def read(softmax: Node) -> Pattern:
+    """Read the neighbourhood of a `tile.softmax`; raises NoMatch."""
+    dims = axes_of(shape(softmax))
+    axis: Any = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim", -1)
+    keys = dims[axis]
+    scores, output, probabilities = _sides(softmax, dims, keys)
+    sizes = shape(probabilities)
+    rows = axes_of(sizes)
+    root, groups = trace(probabilities, rows, casts=True)
+    if is_call(root, aten.where.self):  # the guard that _consumer accepted
+        root, groups = trace(root.args[2], groups, casts=True)
+    if root is not softmax or not all(unify(a, b) for a, b in zip(dims, groups, strict=True)):
+        raise NoMatch(
+            "the probabilities are rearranged before the product with the values",
+            "multiply them as they are, softmax(...) @ v, and rearrange the result",
+            at=output,
+        )
+    *batch, m, n = rows
+    on_left = output.args[0] is probabilities
+    if leaves(n if on_left else m) != leaves(keys):
+        raise NoMatch(
+            "the product with the values does not sum over the keys",
+            "take the softmax over the dimension that is summed with v",
+            at=output,
+        )
+    out = axes_of(shape(output))
+    other: Any = output.args[1 if on_left else 0]
+    inner = out[-1] if on_left else out[-2]
+    value = Operand(*trace(other, [*batch, n, inner] if on_left else [*batch, inner, m], casts=True))
+    terms = [_term(p, keys) for p in scores.products]
+    outer = [g for g in dims if g is not keys]
+    placed = [*batch, m, inner] if on_left else [*batch, inner, n]
+    return Pattern(softmax, [*outer, keys], terms, scores.masks, value, inner, output, placed)
+
+
+def _sides(softmax: Node, dims: list[Group], keys: Group) -> tuple[Scores, Node, Node]:
+    """The scores, the product with the values, and its operand; a miss is near if only one side of it is missing."""
+    scores: Scores | NoMatch
+    output: tuple[Node, Node] | NoMatch
+    try:
+        scores = read_scores(softmax.args[0], dims, keys)
+    except NoMatch as reason:
+        scores = reason
+    try:
+        output = _consumer(softmax)
+    except NoMatch as reason:
+        output = reason
+        output.near = _feeds_product(softmax)
+    if isinstance(scores, NoMatch):
+        scores.near = not isinstance(output, NoMatch)
+        raise scores
+    if isinstance(output, NoMatch):
+        raise output
+    return scores, *output
+
+
+def _term(product: Product, keys: Group) -> Term:
+    *batch, m, n = product.groups
+    inner = axes_of(shape(product.left)[-1:])[0]
+    left = Operand(*trace(product.left, [*batch, m, inner], casts=True))
+    right = Operand(*trace(product.right, [*batch, inner, n], casts=True))
+    if leaves(n) != leaves(keys):
+        left, right, m, n = right, left, n, m
+    if leaves(n) != leaves(keys):
+        raise NoMatch(
+            "the softmax is over another dimension than the keys of its scores",
+            "take it over the dimension of q @ k.mT that comes from k",
+        )
+    return Term(left, right, inner, product.scale, product.factors)
+
+
+def _consumer(softmax: Node) -> tuple[Node, Node]:
+    """The product that the probabilities go into, and its operand; through casts and views used by nothing else."""
+    node = softmax
+    while True:
+        user = only_user(node)
+        if user is None:
+            raise NoMatch(
+                "the attention probabilities are used more than once (returned, or saved for the backward?)",
+                "do not return the weights (need_weights=False, output_attentions=False); in training call "
+                "F.scaled_dot_product_attention",
+                at=node,
+            )
+        if is_call(user, *PRODUCTS):
+            if user.args[0] is user.args[1]:
+                raise NoMatch("the probabilities are multiplied by themselves", "multiply them by v", at=user)
+            return user, node
+        if is_call(user, aten.where.self) and user.args[2] is node and _guards_empty_rows(user, softmax):
+            node = user
+            continue
+        if not is_call(user, CAST, *_VIEW_LIKE):
+            raise NoMatch(
+                f"{name_of(user)} between softmax and the product with the values",
+                f"move {name_of(user)} behind the product, or leave it out (dropout: p=0, or model.eval())",
+                at=user,
+            )
+        node = user
+
+
+def _feeds_product(softmax: Node, depth: int = 4) -> bool:
+    """Whether a product reads the probabilities, changed or not: not those of a classifier or of a router."""
+    count = product(shape(softmax))
+    nodes = [softmax]
+    for _ in range(depth):
+        users = [u for n in nodes for u in n.users]
+        if any(is_call(u, *PRODUCTS) for u in users):
+            return True
+        nodes = [u for u in users if is_tensor(u) and known(product(shape(u)) == count)]
+    return False
+
+
+def _guards_empty_rows(where: Node, softmax: Node) -> bool:
+    """Whether a `where` only puts 0 in rows whose scores are all -inf, as torch's own attention and ours do."""
+    condition: Any = where.args[0]
+    if constant(where.args[1]) != 0.0 or not is_call(condition, aten.logical_not.default):
+        return False
+    some: Any = condition.args[0]
+    if not is_call(some, aten.any.dim) or not is_call(some.args[0], aten.logical_not.default):
+        return False
+    equal: Any = some.args[0].args[0]
+    return is_call(equal, aten.eq.Scalar) and equal.args == (softmax.args[0], float("-inf"))
+
+
+def place(rewrite: Rewrite, operand: Operand, want: list[Group]) -> Node:
+    """The operand as a tensor with dimensions `want`."""
+    node = arrange(rewrite, operand.root, operand.groups, want)
+    if node is None:
+        raise NoMatch(
+            "an operand has dimensions that attention does not",
+            "make q, k and v [batch, heads, length, head size]",
+            at=operand.root,
+        )
+    return node
+
+
+def place_query(rewrite: Rewrite, term: Term, want: list[Group]) -> Node:
+    """The term's query with dimensions `want`, times the tensors that scale its scores."""
+    node = place(rewrite, term.query, want)
+    for factor in term.factors:
+        by = place(rewrite, Operand(factor.node, factor.groups), [*want[:-1], []])
+        scaled = rewrite.call(aten.div.Tensor if factor.divides else aten.mul.Tensor, node, by)
+        node = scaled if dtype(scaled) == dtype(node) else rewrite.call(CAST, scaled, dtype(node))
+    return node
+
+
+def same_dtype(nodes: list[Node]) -> bool:
+    """Whether all nodes have one dtype."""
+    return len({dtype(n) for n in nodes}) == 1
