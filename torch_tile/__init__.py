@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import ops as ops
+from .inductor import artifacts as artifacts  # so that torch.compiler.load_cache_artifacts knows ours
 
 if TYPE_CHECKING:
     from .autotuner import autotune

@@ -22,6 +22,8 @@ _SEAL = ".seal"
 _TEMPORARY = ".tmp"
 _STALE_SECONDS = 24 * 3600
 _locks: dict[str, threading.Lock] = {}  # by file name: one build of it at a time within a process
+_used: dict[str, Path] = {}  # by file name: what this process has asked for
+_listeners: list[Callable[[Path], None]] = []
 
 
 class CacheError(RuntimeError):
@@ -69,7 +71,31 @@ def get_or_build(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
         if not _is_sound(path):
             _remove_stale(folder)
             _build(path, build)
+        if path.name not in _used:
+            _used[path.name] = path
+            for listener in _listeners:
+                listener(path)
         return path
+
+
+def on_use(listener: Callable[[Path], None]) -> None:
+    """Call `listener(path)` once for each entry that this process has asked for, and for each that it will."""
+    _listeners.append(listener)
+    for path in list(_used.values()):
+        listener(path)
+
+
+def sealed(path: Path) -> bytes:
+    """A sound entry as bytes that `unsealed` can check: its size and digest, then what is in it."""
+    return _seal_text(path).encode() + path.read_bytes()
+
+
+def unsealed(data: bytes) -> bytes:
+    """What `sealed` was given. Raises CacheError if a byte of it is missing or another."""
+    seal, _, content = data.partition(b"\n")
+    if seal + b"\n" != _seal_of_bytes(content).encode():
+        raise CacheError("the entry is not what it was when it was saved")
+    return content
 
 
 def _folder(key: str) -> Path:
@@ -113,7 +139,10 @@ def _seal_of(path: Path) -> Path:
 
 
 def _seal_text(path: Path) -> str:
-    data = path.read_bytes()
+    return _seal_of_bytes(path.read_bytes())
+
+
+def _seal_of_bytes(data: bytes) -> str:
     return f"{len(data)} {hashlib.sha256(data).hexdigest()}\n"
 
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tile kernels in `torch.compiler.save_cache_artifacts()`, beside Inductor's graphs.
+
+What a process with `backend="tile"` took from the cache or put into it (libraries, cubins, CUDA texts, results of the
+autotuner) goes along; loading puts it into the cache of the machine, under its key and with its seal. Keys are digests
+of what an entry was made from, the compiler and the chip included, so what fits another machine only is not found here.
+Like Inductor's own, artifacts are machine code: load only those that you trust.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from pathlib import Path
+
+from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
+
+from torch_tile.runtime import cache
+
+TYPE = "torch_tile"
+
+_NAME = re.compile(r"(?P<key>[0-9a-f]{64})(?P<suffix>\.so|\.cubin|\.log|\.json)")
+_log = logging.getLogger("torch_tile")
+
+
+@CacheArtifactFactory.register
+class KernelArtifact(CacheArtifact):
+    """An entry of runtime/cache.py: its file name, and its bytes behind their seal."""
+
+    @staticmethod
+    def type() -> str:
+        """The name that `CacheInfo` lists these under."""
+        return TYPE
+
+    def populate_cache(self) -> None:
+        """Put the entry into the cache unless it is there. One that is damaged is left out: it will be built."""
+        name = _NAME.fullmatch(self.key)
+        if name is None:
+            _log.warning("an artifact named %r is no kernel; it is not loaded", self.key)
+            return
+        try:
+            content = cache.unsealed(self.content)
+            cache.get_or_build(name["key"], name["suffix"], lambda path: _write(path, content))
+        except cache.CacheError as error:
+            _log.warning("artifact %s is not loaded: %s", self.key, error)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+@functools.cache
+def record_kernels() -> None:
+    """From now on, what this process uses of the cache is part of its artifacts, and what it has used so far."""
+    cache.on_use(_record)
+
+
+def _record(path: Path) -> None:
+    if _NAME.fullmatch(path.name):  # not the sources, which lie there to be read
+        CacheArtifactManager.record_artifact(TYPE, path.name, cache.sealed(path))
