@@ -36,6 +36,68 @@ def test_models_of_transformers(family: str, build, steps, seed: int) -> None:
     assert replace_layers(model) == []
 
 
+SIZES = {
+    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 16}
+SPEECH = {
+    "vocab_size": 96, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 80, "decoder_ffn_dim": 80, "num_mel_bins": 8,
+    "max_source_positions": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+# Family: sizes, class, and what is left as it is because its parameters lie in another way than ours.
+ARCHITECTURES = {
+    "GPT2": ({"vocab_size": 96, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}, "CausalLM", {"Conv1D"}),
+    "Bert": (SIZES, "MaskedLM", set()),
+    "Phi3": (GROUPED, "CausalLM", set()),
+    "Gemma3Text": ({**GROUPED, "sliding_window": 4}, "CausalLM", set()),
+    "Mixtral": ({**GROUPED, "num_local_experts": 4}, "CausalLM", set()),
+    "Qwen3Moe": (
+        {**GROUPED, "num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
+        "CausalLM",
+        set(),
+    ),
+    "ViT": ({**SIZES, "image_size": 16, "patch_size": 4}, "", set()),
+    "Whisper": (SPEECH, "SpeechSeq2Seq", set()),
+    "T5": (
+        {"vocab_size": 96, "d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 2, "num_heads": 4},
+        "Seq2SeqLM",
+        {"T5LayerNorm"},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_other_architectures(family: str, seed: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes, head, left = ARCHITECTURES[family]
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    config._experts_implementation = "batched_mm"
+    name = f"AutoModelFor{head}" if head else "AutoModel"
+    model = getattr(transformers, name).from_config(config).eval()
+    ids = torch.randint(3, 96, (2, 9))
+    inputs = {"input_ids": ids}
+    if family in ("T5", "Whisper"):
+        inputs["decoder_input_ids"] = ids
+    if family == "Whisper":
+        inputs["input_features"] = torch.randn(2, 8, 32)
+        del inputs["input_ids"]
+    if family == "ViT":
+        inputs = {"pixel_values": torch.randn(2, 3, 16, 16)}
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "norm" in key.lower() or ".ln_" in key:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        wanted = model(**inputs)[0]
+        state = list(model.state_dict())
+        replace_layers(model)
+        torch.testing.assert_close(model(**inputs)[0], wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
+    assert list(model.state_dict()) == state and model.config._attn_implementation == "tile"
+    kinds = {type(m).__name__ for m in model.modules() if not type(m).__module__.startswith("torch_tile")}
+    assert {kind for kind in kinds if kind == "Linear" or "Norm" in kind or kind == "Conv1D"} == left
+
+
 def test_bfloat16_is_as_close_to_float64_as_before(build, steps, seed: int) -> None:
     # All experts: rounding may tip a choice among them, in stock as in ours, after which errors say nothing.
     model = build("DeepseekV3", num_experts_per_tok=4, topk_group=2)

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+import functools
 import logging
 
 import pytest
 import torch
+
+from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.report import collect
 
 pytest.importorskip("transformers")
 import transformers
@@ -43,6 +48,35 @@ def test_generate(build, seed: int) -> None:
     wanted = model.generate(ids, **arguments)
     model.set_attn_implementation("tile")
     assert torch.equal(model.generate(ids, **arguments), wanted)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma2", "DeepseekV3"])
+def test_generate_with_a_static_cache(family: str, build, seed: int) -> None:
+    model, ids = build(family), torch.randint(0, 96, (2, 5))
+    arguments = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.tensor([[0, 1, 1, 1, 1], [1] * 5])}
+    wanted = model.generate(ids, **arguments)
+    model.set_attn_implementation("tile")
+    assert torch.equal(model.generate(ids, cache_implementation="static", **arguments), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("implementation", "backend"), [("sdpa", "dry"), ("tile", "dry"), ("tile", "tile")])
+def test_generate_compiled(implementation: str, backend: str, build, seed: int) -> None:
+    """generate() compiles the decoding step itself, as it does on GPUs: one graph for all tokens, all of it found."""
+    model, ids = build("Llama"), torch.randint(0, 96, (2, 5))
+    arguments = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.tensor([[0, 1, 1, 1, 1], [1] * 5])}
+    wanted = model.generate(ids, **arguments)
+    model.set_attn_implementation(implementation)
+    options = {"select": "tile"}
+    chosen = "tile" if backend == "tile" else functools.partial(dry_run, options=options)
+    how = transformers.CompileConfig(backend=chosen, mode=None, options=options if backend == "tile" else None)
+    how._compile_all_devices = True
+    torch._dynamo.reset()
+    with no_caches(), collect() as report:
+        got = model.generate(ids, cache_implementation="static", compile_config=how, **arguments)
+    assert torch.equal(got, wanted)
+    assert not report.missed() and len(report.replaced("attention")) == 2 and len(report.replaced("norm")) == 5, report
+    assert sum(2 if "2 products" in row.what else 1 for row in report.replaced("gemm")) == 15, report
 
 
 def test_gradients(build, seed: int) -> None:
