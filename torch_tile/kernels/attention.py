@@ -143,10 +143,6 @@ def flash_attention(config: Config, form: Form) -> Any:
     d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
     q_shape = (batch, kv_heads, members, length)
     part = (splits,) if config.split else ()
-    if config.split:
-        out_type = T.Tensor((*part, *q_shape, dv), accum)
-    else:  # dense in some order: every other stride is a multiple of the last dimension
-        out_type = strided("out", (*q_shape, dv), form.dtype, multiple=form.tile_dv if form.exact else form.vector)
 
     @T.prim_func
     def attention(
@@ -154,7 +150,7 @@ def flash_attention(config: Config, form: Form) -> Any:
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
         *mask: form.mask_types((batch, kv_heads, groups, mask_queries, kv_len)),
-        out: out_type,
+        out: T.Tensor((*part, *q_shape, dv), accum) if config.split else form.out_type((*q_shape, dv)),
         lse: T.Tensor((*part, *q_shape), accum),
         scale: accum,
         q_len: T.int32,

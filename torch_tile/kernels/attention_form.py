@@ -88,6 +88,10 @@ class Form:
             return []
         return [strided("mask", shape, torch.uint8 if self.mask == torch.bool else self.mask, self.mask_unit)]
 
+    def out_type(self, shape: Sequence[Any]) -> Any:
+        """The type of the result, dense in some order: each stride but the last is a multiple of the last dimension."""
+        return strided("out", shape, self.dtype, multiple=self.tile_dv if self.exact else self.vector)
+
     def key_blocks(
         self, config: Config, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any, splits: Any,
         share: Any,
