@@ -151,6 +151,7 @@ class JITFunction:
         self.by_position: dict[Any, JITKernel] = {}  # the same, found without binding arguments to names
         self.specialisations: dict[Any, Specialisation] = {}
         self.lock = threading.RLock()
+        self.locks: dict[Any, threading.RLock] = {}  # of one kernel each: different ones are compiled side by side
 
     def on(self, target: object) -> JITFunction:
         """The same kernel function for another target; always the same one for the same target."""
@@ -221,6 +222,8 @@ class JITFunction:
         bound.apply_defaults()
         key = _hashable(tuple(bound.arguments.items()))
         with self.lock:
+            lock = self.locks.setdefault(key, threading.RLock())
+        with lock:
             if key not in self.kernels:
                 made = self.function(*args, **kwargs)
                 self.kernels[key] = _compile(made, self.out_idx, self.target, self.options)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,20 @@ from .target import Target
 if TYPE_CHECKING:
     from .interp.findings import Findings
     from .runtime.nvrtc import Cubin, Resources
+
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def only_preparing() -> Iterator[None]:
+    """In this thread, calls of kernels compile them, and launch those only that have been called before."""
+    before = getattr(_thread, "only_prepares", False)
+    _thread.only_prepares = True
+    try:
+        yield
+    finally:
+        _thread.only_prepares = before
 
 
 class JITKernel:
@@ -44,6 +60,8 @@ class JITKernel:
 
     def _first_call(self, *args: Any) -> Any:
         """The first call finds the shortest way for those that follow."""
+        if getattr(_thread, "only_prepares", False):
+            return None
         result = self.launcher.begin(*args)
         self.__call__ = self.launcher.begin
         return result

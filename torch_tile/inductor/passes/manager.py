@@ -55,21 +55,25 @@ class Context:
                 )
                 self.miss(family, anchor, why)
                 return False
-        reason, outcome = "", None
-        if self.settings.select == "fastest":
-            from torch_tile.inductor.competition import compete
-
-            outcome = compete(rewrite, pairs, self.settings)
-            reason = str(outcome)
-            if not outcome.tile_wins:
-                self.note(family, report.KEPT, what, anchor, reason, rewrite.nodes, outcome)
-                rewrite.discard()
-                return False
+        outcome = self.contest(rewrite, pairs)
+        reason = "" if outcome is None else str(outcome)
+        if outcome is not None and not outcome.tile_wins:
+            self.note(family, report.KEPT, what, anchor, reason, rewrite.nodes, outcome)
+            rewrite.discard()
+            return False
         self.handled.update(rewrite.nodes)
         for old, new in pairs:
             old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in rewrite.nodes)
         self.note(family, report.REPLACED, what, anchor, reason, rewrite.nodes, outcome)
         return True
+
+    def contest(self, rewrite: Rewrite, pairs: list[tuple[Node, Node]]) -> Outcome | None:
+        """Times of both, unless the user wants ours anyway."""
+        if self.settings.select != "fastest":
+            return None
+        from torch_tile.inductor.competition import compete
+
+        return compete(rewrite, pairs, self.settings)
 
     def captured(self, family: str, what: str, node: Node) -> None:
         """Note a one-to-one capture; the post-grad stage reports what became of it."""
@@ -129,6 +133,10 @@ class TilePass(CustomGraphPass):
 
         families = passes.capture_families if self.stage == "pre_grad" else passes.refine_families
         context = Context(graph, self.settings, "pre_grad" if self.stage == "pre_grad" else _graph_kind(graph))
+        if self.stage != "pre_grad":
+            from torch_tile.inductor.prefetch import prefetch
+
+            prefetch(graph, self.settings, context.stage)
         for family in families(self.settings):
             try:
                 family(context)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels compiled ahead: which ones, and that nothing runs."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_tile.inductor import prefetch
+from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.report import collect
+from torch_tile.kernels.common import Machine
+
+OURS = functools.partial(dry_run, options={"select": "tile"})
+
+
+def layer(x, norm, gate, up, down):
+    h = F.rms_norm(x, (16,), norm)
+    return x + (F.silu(h @ gate) * (h @ up)) @ down
+
+
+@pytest.fixture
+def rehearsed(monkeypatch):
+    """What rehearsals found, as they would go to the threads."""
+    found = []
+
+    def note(graph, settings, stage):
+        before = str(graph)
+        found.extend(prefetch.rehearse(graph, settings, stage))
+        assert str(graph) == before
+        return []
+
+    monkeypatch.setattr(prefetch, "prefetch", note)
+    return found
+
+
+def test_every_different_call_once(rehearsed):
+    args = [torch.randn(s) for s in ((2, 5, 16), 16, (16, 24), (16, 24), (24, 16))]
+    with torch.no_grad(), no_caches(), collect() as report:
+        torch.compile(lambda *a: layer(layer(*a), *a[1:]), backend=OURS)(*args)
+    assert sorted(n.target.__name__ for n in rehearsed) == ["gemm.default", "gemm.default", "rms_norm.default"]
+    assert len(report.replaced()) == 6  # the rehearsal reports nothing
+
+
+def test_plain_products_are_not_compiled_ahead(rehearsed):
+    with torch.no_grad(), no_caches():
+        torch.compile(torch.mm, backend=dry_run)(torch.randn(3, 4), torch.randn(4, 5))
+    assert not rehearsed
+
+
+def test_prepared_kernels_do_not_run(rehearsed, monkeypatch):
+    """The op is called on tensors like those of the graph; its kernel is made, and no launch happens."""
+    args = torch.randn(3, 4), torch.randn(4, 5)
+    with torch.no_grad(), no_caches():
+        torch.compile(lambda a, b: torch.relu(a @ b), backend=OURS)(*args)
+    (node,) = rehearsed
+    made = []
+    original = Machine.kernel
+
+    def spy(self, function):
+        def with_note(*config):
+            kernel = original(self, function)(*config)
+            kernel.__call__ = kernel._first_call
+            monkeypatch.setattr(kernel.launcher, "begin", lambda *a: pytest.fail("launched"))
+            made.append(kernel)
+            return kernel
+
+        return with_note
+
+    monkeypatch.setattr(Machine, "kernel", spy)
+    prefetch._prepare(node.target, node.args, dict(node.kwargs))
+    assert len(made) == 1

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that a graph may need are compiled in threads, while the graph is still being worked on.
+
+The families run once over a copy of the graph, where every replacement is taken; what they make is compiled, not run.
+By the time a contest or the model's first call asks for a kernel, it is there or on its way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from torch_tile.autotuner.compiling import workers_for
+from torch_tile.inductor import compat, report
+from torch_tile.inductor.passes.graph import Rewrite, val
+from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.settings import Settings
+from torch_tile.kernel import only_preparing
+from torch_tile.target import Target
+
+
+class Rehearsal(Context):
+    """A context in which every replacement is taken and nothing is reported."""
+
+    def contest(self, rewrite: Rewrite, pairs: list[tuple[Node, Node]]) -> None:
+        """Nothing is timed."""
+
+    def note(self, family: str, status: str, what: str, anchor: Node, *rest: Any) -> None:
+        """Only that the anchor is settled."""
+        self.handled.add(anchor)
+
+
+def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]:
+    """Start compiling what the families would make of a graph for a GPU; what fails now fails later, too."""
+    if not any(isinstance(v := val(n), torch.Tensor) and v.is_cuda for n in graph.nodes):
+        return []
+    try:
+        calls = rehearse(graph, settings, stage)
+    except Exception:
+        report.log.debug("nothing is compiled ahead", exc_info=True)
+        return []
+    return [_workers().submit(_prepare, node.target, node.args, dict(node.kwargs)) for node in calls]
+
+
+def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
+    """The different calls of tile ops in a copy of the graph, once the families have been over it."""
+    from torch_tile.inductor.passes import expand, refine_families
+
+    copy = Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    context = Rehearsal(copy, settings, stage)
+    for family in refine_families(settings):
+        if family.__module__ != expand.__name__:  # that one judges, and this one does not
+            family(context)
+            copy.eliminate_dead_code()
+    found = [n for n in copy.nodes if n.op == "call_function" and getattr(n.target, "namespace", "") == "tile"]
+    return list({_form(n): n for n in found}.values())
+
+
+def _form(node: Node) -> str:
+    def facts(n: Node) -> Any:
+        value = val(n)
+        if not isinstance(value, torch.Tensor):
+            return str(value)
+        return f"{value.dtype} {value.device} {tuple(value.shape)} {value.stride()}"
+
+    return f"{node.target} {torch.fx.map_arg((node.args, node.kwargs), facts)}"
+
+
+@functools.cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers_for(Target("cuda", 90)), thread_name_prefix="torch_tile prefetch")
+
+
+def _prepare(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Call an op on tensors like those of the graph, kernels being compiled only."""
+    try:
+        with compat.isolated_compile(), only_preparing():
+            args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: _like(val(n)))
+            op(*args, **kwargs)
+    except Exception:
+        report.log.debug("%s was not compiled ahead", op, exc_info=True)
+
+
+def _like(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return compat.size_hint(value)
+    sizes, strides = (tuple(map(compat.size_hint, s)) for s in (value.shape, value.stride()))
+    out = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    return out if value.dtype.is_floating_point else out.zero_()  # valid as indices, should a kernel run after all
