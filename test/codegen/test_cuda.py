@@ -27,7 +27,7 @@ from flat_kernels import (
     tensor,
 )
 
-from torch_tile.codegen.cuda import LARGEST_SIZE
+from torch_tile.codegen.cuda import LARGEST_SIZE, most_blocks
 from torch_tile.codegen.cuda_source import MapArg
 from torch_tile.diagnostics import Span, TileError
 from torch_tile.intrinsics import bulk, memory, wgmma
@@ -290,3 +290,15 @@ def test_instructions_that_a_chip_does_not_have(statement, chips, fix):
 
 def test_largest_size_leaves_room_for_whole_tiles():
     assert Interval(0, LARGEST_SIZE + 2**16 - 1).within(Interval(0, 2**31 - 1))
+
+
+def test_blocks_of_a_grid_that_may_be_folded():
+    """They all lie in x, so that indices of blocks side by side, in numbers of a row, fit in 32 bits."""
+    n, bz = Var("n", dt.int32, "dim"), Var("bz", dt.int32, "block")
+    many = kernel(grid=(8, n, n * n), blocks=(bx, by, bz))
+    assert [most_blocks(many, axis) for axis in range(3)] == [2**31 - 1, 2**28 - 1, 2**28 - 1]
+    assert most_blocks(kernel(grid=(2**20, n), blocks=(bx, by)), 1) == 65535
+    assert most_blocks(kernel(grid=(n, 7), blocks=(bx, by)), 1) == 65535
+    x = tensor("x", (n,), "int32")
+    source = program([x], kernel(put(x, (bz * 8 + bx) // n, 0), grid=(8, n, n * n), blocks=(bx, by, bz)))
+    assert "x[(bz * 8 + bx) / n] = 0;" in body(source)

@@ -170,6 +170,18 @@ def test_block_indices_and_what_they_are_made_of():
     other = text()
     other.bind_block(bx, m)  # a dimension of any size
     assert other.interval(bx) == Interval(0, 2**31 - 2**16 - 1) and other.interval(m).low == 1
+    other.bind_block(bx, n * m, 65535)  # a grid has no more
+    assert other.interval(bx) == Interval(0, 65534)
+
+
+def test_values_that_fit_are_narrowed_where_they_are_made():
+    """What follows is computed in 32 bits."""
+    out = text()
+    inside = binary("max", binary("min", n * m - t, const(128, dt.int32)), const(0, dt.int32))
+    want = "t < tile::max<int>((int)tile::min<int64_t>((int64_t)n * m - t, 128), 0)"
+    assert out.value(binary("<", t, inside)) == want
+    assert out.value((n * m - t) % 8 + 1) == "(int)tile::floormod<int64_t>((int64_t)n * m - t, 8) + 1"
+    assert out.value((n * m - t) // 8 + 1) == "tile::floordiv<int64_t>((int64_t)n * m - t, 8) + 1"
 
 
 def test_ranges_of_quotients_and_of_values_computed_anew():

@@ -7,6 +7,7 @@ around them are unrolled, so that they stay in registers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..build import Build
@@ -30,6 +31,7 @@ from .cuda_wgmma import wgmma_functions
 SHARED = "shared_memory"  # the name of the block's shared memory
 MAP_ALIGNMENT = 16  # bytes, of a tensor that has a tensor map
 MOST_BLOCKS = 65535  # in y and z, on every GPU
+LARGEST_GRID = 2**31 - 1  # in x
 LARGEST_SIZE = 2**31 - 2**16  # of a dimension passed as `int`: rounding it up to whole tiles does not overflow
 KINDS = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
@@ -102,6 +104,14 @@ def written_buffers(nodes: Sequence[Node]) -> set[int]:
             if node.name == "tma_store":
                 found |= {id(a.buffer) for a in node.args if isinstance(a, TensorMap)}
     return found
+
+
+def most_blocks(kernel: Kernel, axis: int) -> int:
+    """How many blocks a grid can have along an axis: below 2^31 in x, where all those of a folded grid lie."""
+    if axis == 0:
+        return LARGEST_GRID
+    others = math.prod(int(n.value) for i, n in enumerate(kernel.grid) if i != axis and isinstance(n, Const))
+    return max(MOST_BLOCKS, LARGEST_GRID // others) if may_fold(kernel) else MOST_BLOCKS
 
 
 def may_fold(kernel: Kernel) -> bool:
@@ -207,8 +217,8 @@ class _Cuda:
             out.text.bind(kernel.thread, Interval(0, threads - 1))
             if id(kernel.thread) in used:
                 out.line(f"const int {out.names.of(kernel.thread)} = threadIdx.x;")
-        for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
-            out.text.bind_block(var, extent)
+        for axis, (var, extent) in enumerate(zip(kernel.blocks, kernel.grid, strict=True)):
+            out.text.bind_block(var, extent, most_blocks(kernel, axis))
         place = [f"blockIdx.{axis}" for axis in "xyz"]
         if may_fold(kernel):
             out.text.headers.add("cuda_grid.h")

@@ -48,11 +48,11 @@ class CudaText(Text):
             self.maps.append((tensor_map, found))
         return found
 
-    def bind_block(self, var: Var, extent: Expr) -> None:
-        """`var` is a block index below `extent`, which is at least 1 where the kernel runs."""
+    def bind_block(self, var: Var, extent: Expr, most: int = 2**31 - 1) -> None:
+        """`var` is a block index below `extent`, which is from 1 to `most` where the kernel runs."""
         self.positive(extent)
         limit = self.interval(extent).high
-        self.bind(var, Interval(0, min(limit, 2**31 - 1) - 1))
+        self.bind(var, Interval(0, min(limit, most) - 1))
         if isinstance(extent, Binary) and extent.op == "*":  # then var // one factor is below the other
             self.parts[id(var)] = ((extent.a, extent.b), (extent.b, extent.a))
 
@@ -225,7 +225,8 @@ class CudaText(Text):
         if node.op in ("min", "max") or (node.op in ("//", "%") and not (self._naturals(node))):
             kind = "int64_t" if whole or a or b else "int"
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
-            return f"tile::{name}<{kind}>({self.value(node.a, wide)}, {self.value(node.b, wide)})", 99
+            text = f"tile::{name}<{kind}>({self.value(node.a, wide)}, {self.value(node.b, wide)})"
+            return (f"(int){text}", PREFIX) if (a or b) and not whole and node.dtype == dt.int32 else (text, 99)
         own = PRECEDENCE[node.op]
         left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
         if whole and not (a or b):
