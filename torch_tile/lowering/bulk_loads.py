@@ -204,9 +204,9 @@ def _why_not(
         return f"`{tile.name}` is filled in several loops"
     touched = [s for s in walk(kernel.body) if isinstance(s, Stmt) and is_leaf(s) and id(s) not in loads]
     inside = {id(s) for s in walk(body.block)}
+    changed = not body.repeats or _is_changed(body.block, tile, survey)
     for stmt in touched:
         reads, writes = uses(stmt)
-        changed = not body.repeats or _is_changed(body.block, tile, survey)
         if any(b is tile for b in writes) and not (id(stmt) in inside and changed):
             return f"`{tile.name}` is written by the kernel's threads, too"
         if any(r.buffer is tile for r in reads) and id(stmt) not in inside:
