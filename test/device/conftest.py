@@ -64,6 +64,17 @@ class Problems:
         x.copy_(torch.randn(x.shape, generator=self.generator, dtype=torch.float32, device=self.device))
         return x.mT if layout == "turned" else x
 
+    def words(self, rows, columns, dtype, turned=False):
+        """Bytes of any value, or float8 numbers of size 1; `turned` ones run along columns."""
+        shape = (columns, rows) if turned else (rows, columns)
+        if dtype.is_floating_point:
+            x = self.tensor(*shape, layout="dense").to(dtype)
+        else:
+            x = torch.randint(0, 256, shape, generator=self.generator, dtype=torch.uint8, device=self.device).view(
+                dtype
+            )
+        return x.mT if turned else x
+
 
 @pytest.fixture
 def device():

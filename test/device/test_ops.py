@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_tile.ops  # noqa: F401
-from torch_tile.kernels import attention, gemm, mla_decode, norm, softmax
+from torch_tile.kernels import attention, dequant_gemm, gemm, mla_decode, norm, softmax
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("poisoned", "kernels_ran")]
 
@@ -46,6 +46,55 @@ def test_gemm(epilogue, problems, check):
         types = f"{dtype} to {out_dtype} with {[x.dtype for x in aux]}"
         what = f"{epilogue} {types} {batch}x{m}x{n}x{k} {layout} turned {turned}"
         check(got, exact, (a, *bs, *aux), what, dtype)
+
+
+WORDS = {  # dtype of words, bits of a weight
+    "int8": (torch.int8, 8),
+    "int4": (torch.int8, 4),
+    "uint4": (torch.uint8, 4),
+    "uint2": (torch.uint8, 2),
+    "float8": (torch.float8_e4m3fn, 8),
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_dequant_gemm(words, problems, check):
+    kind, bits = WORDS[words]
+    for _ in range(problems.count):
+        dtype, group = problems.dtype(), problems.pick(0, 16, 32, 64, 128)
+        out_dtype, high_first, offset = (
+            problems.pick(dtype, torch.float32),
+            problems.pick(True, False),
+            problems.pick(0, 7),
+        )
+        epilogue = problems.pick("plain", "bias_gelu", "swiglu")
+        kinds, text, count = EPILOGUES[epilogue]
+        unit = max(group, 8)
+        m, n, k = (
+            problems.pick(1, problems.size(70), problems.size(500)),
+            problems.size(700),
+            unit * problems.size(900 // unit),
+        )
+        a = problems.tensor(m, k, dtype=dtype) / 16
+        turned, groups = problems.pick(True, False), k // group if group else 1
+        bs = [problems.words(n, k * bits // 8, dtype=kind, turned=turned) for _ in range(count)]
+        scales = [problems.tensor(n, groups, dtype=problems.pick(dtype, torch.float32)) / 4 for _ in bs]
+        zeros = [(problems.tensor(n, groups) * 3).to(torch.int8) for _ in problems.pick(bs, ())]
+        aux = [problems.tensor(n, dtype=dtype) for _ in kinds]
+        scheme = (bits, high_first, offset)
+        got = torch.ops.tile.dequant_gemm(a, bs, scales, zeros, *scheme, aux, kinds, text, out_dtype)
+
+        def exact(a, *rest, bs=bs, zeros=zeros, scheme=scheme, kinds=kinds, text=text, count=count):
+            # Widened weights are rounded to a's dtype, once: as inputs they change by as much.
+            weights, aux = rest[:count], rest[count:]
+            return gemm.reference(a, [w.mT for w in weights], aux, kinds, text, torch.float64)
+
+        factors = [scales, zeros or [None] * count]
+        widen = [(b, s.double(), z) for b, s, z in zip(bs, *factors, strict=True)]
+        weights = [dequant_gemm.dequantize(b, s, z, *scheme, torch.float64) for b, s, z in widen]
+        types = f"{words} with scales {scales[0].dtype}, {len(zeros)} zeros, {scheme}, {dtype} to {out_dtype}"
+        what = f"{epilogue} {types} {m}x{n}x{k} group {group} turned {turned}"
+        check(got, exact, (a, *weights, *aux), what, dtype)
 
 
 @pytest.mark.parametrize("masked", [None, torch.bool, torch.float32], ids=str)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+import importlib
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+from torch_tile.kernels.common import Machine
 from torch_tile.kernels.dequant_gemm import dequant_gemm, dequantize, reference
 from torch_tile.kernels.gemm_config import Config
+from torch_tile.target import Target
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,18 @@ def test_aligned_rows(scheme, rounds, problems, check):
         got = dequant_gemm(*args, [full], "t", "v=silu(acc0);w=add(v,x0);ret w", BF16, config)
         want = exact(*args, [full.double()], "t", "v=silu(acc0);w=add(v,x0);ret w")
         check(got, want, f"{number}: {m}x{n}x{k}, {config}")
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("scheme", ["int8", "uint4", "e5m2"])
+def test_by_mma(scheme, engine, problems, check, monkeypatch):
+    """As on GPUs without wgmma."""
+    machine = Machine(Target("cuda", 80), 4)
+    monkeypatch.setattr(importlib.import_module("torch_tile.kernels.dequant_gemm"), "machine_of", lambda x: machine)
+    for m, n, k in ((3, 70, 384), (65, 130, 128)):
+        args = arguments(problems, SCHEMES[scheme], m, n, k)
+        got = dequant_gemm(*args, [], "", "v=relu(acc0);ret v", F32)
+        check(got, exact(*args, [], "", "v=relu(acc0);ret v"), f"{m}x{n}x{k}", SCHEMES[scheme].a)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 16), (3, 0, 16), (3, 4, 0), (1, 1, 2)])

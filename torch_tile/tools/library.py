@@ -18,14 +18,14 @@ import torch
 
 from torch_tile.autotuner.machine import UNITS
 from torch_tile.kernel import JITKernel
-from torch_tile.kernels import attention, common, gemm, mla_decode, norm, softmax
+from torch_tile.kernels import attention, common, dequant_gemm, gemm, mla_decode, norm, softmax
 from torch_tile.target import Target
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
 ALL = FLOATS | {"fp64": torch.float64}
 REFERENCES = (
-    *((family, "reference") for family in (gemm, attention, mla_decode, softmax)),
+    *((family, "reference") for family in (gemm, dequant_gemm, attention, mla_decode, softmax)),
     (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
 )  # fmt: skip
 Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -41,7 +41,7 @@ class Case:
 
 def catalogue() -> list[Case]:
     """Representative calls of every family, for each dtype that it has kernels for."""
-    return [*_gemms(), *_attentions(), *_decodings(), *_rows()]
+    return [*_gemms(), *_dequant_gemms(), *_attentions(), *_decodings(), *_rows()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
@@ -83,7 +83,7 @@ def _machine(target: Target) -> Iterator[None]:
     """Let the families take CPU tensors for those of a machine of `target`."""
     machine = common.Machine(target, UNITS.get(target.capability, 128))
     with ExitStack() as stack:
-        for family in (gemm, attention, mla_decode, norm, softmax):
+        for family in (gemm, dequant_gemm, attention, mla_decode, norm, softmax):
             stack.enter_context(patch.object(family, "machine_of", lambda x: machine))
         yield
 
@@ -112,6 +112,38 @@ def _gemm(
     def call(make: Make) -> object:
         bs = [make((n, k), dtype).T if turned else make((k, n), dtype) for _ in range(products)]
         return gemm.gemm(make((m, k), dtype), bs, [make((n,), dtype) for _ in kinds], kinds, epilogue, dtype)
+
+    return call
+
+
+def _dequant_gemms() -> Iterator[Case]:
+    """Schemes as (words, bits, columns of a group or 0, whether there are zeros)."""
+    schemes = {
+        "int8": (torch.int8, 8, 0, False), "int8 groups": (torch.int8, 8, 32, True),
+        "int4": (torch.uint8, 4, 32, True), "int4 g128": (torch.uint8, 4, 128, False),
+        "fp8": (torch.float8_e4m3fn, 8, 0, False),
+    }  # fmt: skip
+    for name, dtype in ALL.items():
+        for scheme in schemes if dtype in HALVES.values() else ("int4",):
+            for m in (1, 16, 64, 1024):
+                yield Case(f"dequant_gemm {name} {scheme} {m}", _dequant_gemm(dtype, m, 4096, *schemes[scheme]))
+        yield Case(f"dequant_gemm {name} many columns", _dequant_gemm(dtype, 16, 16384, *schemes["int4"]))
+        for m in (16, 1024):
+            yield Case(f"dequant_gemm {name} swiglu {m}", _dequant_gemm(dtype, m, 4096, *schemes["int4"], products=2))
+
+
+def _dequant_gemm(
+    dtype: torch.dtype, m: int, n: int, words: torch.dtype, bits: int, group: int, zero: bool, products: int = 1
+) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        k = 4096
+        groups = k // group if group else 1
+        bs = [make((n, k * bits // 8), words) for _ in range(products)]
+        scales = [make((n, groups), dtype) for _ in bs]
+        zeros = [make((n, groups), torch.int8) for _ in bs] if zero else []
+        text = "g=silu(acc0);y=mul(g,acc1);ret y" if products == 2 else ""
+        a = make((m, k), dtype)
+        return dequant_gemm.dequant_gemm(a, bs, scales, zeros, bits, False, 0, [], "", text, dtype)
 
     return call
 
