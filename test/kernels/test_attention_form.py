@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from torch_tile.kernels.attention import attention
-from torch_tile.kernels.attention_form import Form, Problem, config_for, splits_for
+from torch_tile.kernels.attention_form import HOPPER, Form, Problem, config_for, splits_for
 from torch_tile.kernels.common import Machine
 from torch_tile.target import Target
 from torch_tile.tools.library import Case, compiled
@@ -96,13 +96,32 @@ def test_few_queries_measured_on_an_h200(sequences, queries, cut, splits):
     assert splits_for(config, problem, H200) == splits and config.split == (splits > 1)
 
 
-@pytest.mark.parametrize("causal, products", [(False, 4), (True, 6)])
-def test_only_causal_masks_need_a_loop_of_their_own(causal, products):
-    """Before the turned loop, its two, after it; and the two of a second loop where masks end rows apart."""
+def hopper_source(heads=8, rows=512, size=64, config=None, **options):
+    """What attention becomes on a Hopper."""
 
     def call(make):
-        q = make((1, 8, 512, 64), torch.float16)
-        return attention(q, q, q, causal=causal)
+        q, k = make((1, heads, rows, size), torch.float16), make((1, 8, 512, size), torch.float16)
+        return attention(q, k, k, config=config, **options)
 
     (kernel,) = compiled(Case("attention", call), H200.target)
-    assert kernel.source.count("tile::wgmma_commit();") == products
+    return kernel.source
+
+
+@pytest.mark.parametrize("causal, products", [(False, 4), (True, 5)])
+def test_no_mask_needs_a_turned_loop_of_its_own(causal, products):
+    """Before the turned loop, its two, after it; and, between turns that a causal mask cuts, the second ones."""
+    assert hopper_source(causal=causal).count("tile::wgmma_commit();") == products
+
+
+@pytest.mark.parametrize("cut", HOPPER, ids=lambda c: f"{c.block_q}x{c.block_kv}x{c.threads}")
+def test_causal_masks_cut_few_turns_of_every_cut(cut):
+    """The compiler proves it of each, and takes these turns before the turned loop, which then has no branch."""
+    size = {(128, 96): 192, (128, 64): 128, (128, 128): 128}.get((cut.block_q, cut.block_kv), 64)
+    source = hopper_source(size=size, causal=True, config=replace(cut, packed=False, heavy_first=True, staged=True))
+    assert source.count("turn < turn_lead;") == 1 and source.count("tile::wgmma_commit();") == 5
+
+
+def test_keys_of_packed_heads_come_in_order():
+    """Their masks may cut any number of turns, which come last."""
+    source = hopper_source(heads=64, rows=40, causal=True, q_offset=472)
+    assert "turn_lead" not in source and "turn_more" in source

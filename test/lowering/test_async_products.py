@@ -140,3 +140,61 @@ def test_a_loop_is_not_turned_if_that_kept_all_stages_of_a_tile(stages: int) -> 
     waited = [s.call.options[0] for s in loop.body.stmts if isinstance(s, Do) and s.call.name == "wgmma_wait"]
     assert order == ([("s", -1), ("o", -1)] if stages == 3 else [("s", 0), ("o", 0)])
     assert waited == ([1, 0] if stages == 3 else [])
+
+
+def masked(bound, target="cuda:sm_90a"):
+    """Attention whose first keys are masked, in turns `j` with `j * 64 < bound(limit)`; what its loop becomes."""
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((512, 64), T.float16), K: T.Tensor((512, 64), T.float16), O: T.Tensor((512, 64), T.float32),
+        limit: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(8, threads=128) as bx:
+            q, k, v = (T.alloc_shared((64, 64), T.float16) for _ in range(3))
+            s, o = T.alloc_fragment((64, 64), T.float32), T.alloc_fragment((64, 64), T.float32)
+            p = T.alloc_fragment((64, 64), T.float16)
+            T.copy(Q[bx * 64, 0], q)
+            T.clear(o)
+            for j in T.Pipelined(8, num_stages=2):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                if j * 64 < bound(limit):
+                    for x, y in T.Parallel(64, 64):
+                        s[x, y] = T.if_then_else(j * 64 + y < limit, 0, s[x, y])
+                for x, y in T.Parallel(64, 64):
+                    p[x, y] = s[x, y]
+                T.copy(K[j * 64, 0], v)
+                T.gemm(p, v, o)
+            T.copy(o, O[bx * 64, 0])
+
+    build = Build(Target.of(target))
+    program = async_products(split_warps(kernel.program, build), build)
+    return [n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts)]
+
+
+def asks(loop) -> int:
+    """Branches of a loop that compute something."""
+    return sum(isinstance(s, If) and any(isinstance(n, For | Gemm) for n in walk(s)) for s in loop.body.stmts)
+
+
+def test_few_turns_that_branch_lead_a_turned_loop() -> None:
+    """They are waited for; the second products of the last of them belong to the turned loop, which never asks."""
+    lead, turned = masked(lambda limit: T.min(limit, 160))
+    assert [(s.C.buffer.name, s.wg_wait) for s in lead.body.stmts if isinstance(s, Gemm)] == [("s", 0)]
+    rest = lead.body.stmts[-1]
+    assert isinstance(rest, If) and str(rest.condition) == "j + 1 < j_lead"
+    assert [(n.C.buffer.name, n.wg_wait) for n in walk(rest) if isinstance(n, Gemm)] == [("o", 0)]
+    assert asks(lead) == 2 and asks(turned) == 0
+    assert (str(lead.starts[0]), str(lead.stops[0])) == ("0", "j_lead")
+    assert (str(turned.starts[0]), str(turned.stops[0])) == ("j_lead - 1", "7")
+
+
+def test_a_single_such_turn_needs_no_loop() -> None:
+    (turned,) = masked(lambda limit: T.min(limit, 64))
+    assert asks(turned) == 0 and str(turned.starts[0]) == "0"
+
+
+def test_turns_that_may_be_many_are_turned_with_their_branch() -> None:
+    (turned,) = masked(lambda limit: limit)
+    assert asks(turned) == 1 and str(turned.starts[0]) == "0"

@@ -188,7 +188,7 @@ def flash_attention(config: Config, form: Form) -> Any:
             first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
             factor = scale * LOG2_E if form.folded else LOG2_E
             for turn in T.Pipelined(end - first, num_stages=config.stages):
-                step = end - 1 - turn if form.backwards else first + turn
+                step = end - 1 - turn if form.backwards(config) else first + turn
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 if not form.folded:
@@ -196,13 +196,13 @@ def flash_attention(config: Config, form: Form) -> Any:
                         row = T.min(block * rows + i, length - 1)
                         query, lane = (row % q_len, row // q_len) if packed else (row, member)
                         bias = [x[sequence, head, lane, query, step * keys + j] for x in mask]
-                        seen = form.sees(query, step * keys + j, q_offset, window, kv_len)
+                        seen = form.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = form.score(scores[i, j] * scale, seen, *bias)
                 elif form.cut(config, turn, step, extremes, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
                         row = T.min(block * rows + i, length - 1)
                         query = row % q_len if packed else row
-                        seen = form.sees(query, step * keys + j, q_offset, window, kv_len)
+                        seen = form.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
 
                 exponentiate(scores, peak, shares, fade, factor)

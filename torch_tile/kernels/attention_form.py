@@ -113,10 +113,12 @@ class Form:
             end = T.min(first + each, end)
         return first, end
 
-    @property
-    def backwards(self) -> bool:
-        """Whether the last keys come first: only they can end inside a tile, so that no later turn asks."""
-        return not (self.causal or self.windowed)
+    def backwards(self, config: Config) -> bool:
+        """Whether the last keys come first, which end inside a tile and which a causal mask hides: no later turn asks.
+
+        Of the heads of a group that are packed, it may hide any number of tiles.
+        """
+        return not (self.windowed or (self.causal and config.packed and self.grouped))
 
     def cut(
         self, config: Config, turn: Any, step: Any, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any
@@ -125,20 +127,21 @@ class Form:
         first_query, last_query = extremes
         last = step * config.block_kv + config.block_kv - 1
         cut = last >= kv_len
-        if self.backwards:
-            return T.logical_and(turn == 0, cut)
         if self.causal:
             cut = T.logical_or(cut, last > first_query + q_offset)
         if self.windowed:
             cut = T.logical_or(cut, step * config.block_kv <= last_query + q_offset - window)
-        return cut
+        return cut if self.causal or self.windowed else T.logical_and(turn == 0, cut)
 
-    def sees(self, query: Any, key: Any, q_offset: Any, window: Any, kv_len: Any) -> Any:
-        """Whether a query may see a key, masks aside."""
-        end = T.min(kv_len, query + q_offset + 1) if self.causal else kv_len  # known for a whole row
-        seen = key < end
+    def sees(self, query: Any, first: Any, key: Any, block_kv: int, q_offset: Any, window: Any, kv_len: Any) -> Any:
+        """Whether a query may see the key at `key` of a block of keys that begins at `first`, masks aside.
+
+        What a row sees of a block is known before its keys, in numbers that fit in 32 bits.
+        """
+        end = T.min(kv_len, query + q_offset + 1) if self.causal else kv_len
+        seen = key < T.max(T.min(end - first, block_kv), 0)
         if self.windowed:
-            seen = T.logical_and(seen, key > query + q_offset - window)
+            seen = T.logical_and(seen, key > T.max(T.min(query + q_offset - window - first, block_kv), -1))
         return seen
 
     def score(self, product: Any, seen: Any, mask: Any = None) -> Any:

@@ -5,16 +5,19 @@ A loop that only multiplies waits for the products of its last turn, not for tho
 read are let go a turn later. A loop of products, arithmetic on their results, and products again (attention) is turned
 by half a turn: the first products of the next turn and the second ones of this run beside its arithmetic. What
 arithmetic touches of the second products' operands comes after these (FlashAttention-3, arXiv:2407.08608, section 3.2).
+Of such a loop, few first turns that take a branch which no later turn takes run before it, one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from ..build import Build
 from ..intrinsics.wgmma import wgmma_wait
 from ..ir import stmt as st
+from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
 from ..ir.expr import Address, Call, Const, Expr, Var, binary, const
@@ -24,11 +27,13 @@ from ..ir.stmt import Alloc, Block, Do, If, Let, LoopKind, Program, Role, Stmt
 from ..tileop.fill import Fill
 from ..tileop.gemm import Gemm
 from ..tileop.results import WgmmaResults
+from .branch_turns import taken_until
 from .bulk_loads import Survey, is_zero
 from .instance import Instance
 from .pipeline_plan import uses
 
 ZERO = const(0, int32)
+MOST_LEADING = 4  # turns that a loop is not turned for
 MOST_PENDING = 7  # groups that a wait can leave under way
 
 
@@ -43,6 +48,12 @@ class _Async(Rewriter):
         self.products: set[int] = set()
         self.sums: set[int] = set()  # integer accumulators
         self.thread = Var("thread", int32, "thread")
+        self.known = Ranges()
+
+    def Let(self, let: Let) -> Let:
+        """What follows knows the name."""
+        self.known = self.known.define(let.var, let.value)
+        return let
 
     def Role(self, role: Role) -> Role:
         """Loops of a role whose order is the compiler's."""
@@ -108,14 +119,13 @@ class _Async(Rewriter):
         if parts is None:
             return None
         k, stop = loop.vars[0], loop.stops[0]
-        free, bound = _divided(parts)
+        lead, count, passed = _lead(loop, parts, self.known)
+        free, bound = _divided(replace(parts, between=tuple(s for s in parts.between if id(s) not in passed)))
         ahead = simplify(k + 1)
 
         def at(turn: Expr) -> Instance:
             return Instance({id(k): turn}, {}, fresh=True)
 
-        first = at(ZERO)
-        prologue = [*_all(first, _sync(parts.first)), *_all(first, parts.release), *_all(first, parts.between)]
         following, same = at(ahead), Instance({}, {}, fresh=False)
         body = [
             *_all(following, _started(parts.first)),
@@ -131,8 +141,8 @@ class _Async(Rewriter):
         ]
         end = at(simplify(stop - 1))
         epilogue = [*_all(end, _sync(parts.second)), *_all(end, parts.last)]
-        turns = replace(loop, stops=(simplify(stop - 1),), body=Block(tuple(body)))
-        whole = _if_any((*prologue, turns, *epilogue), stop)
+        turns = replace(loop, starts=(simplify(count - 1),), stops=(simplify(stop - 1),), body=Block(tuple(body)))
+        whole = _if_any((*lead, turns, *epilogue), stop)
         self._note(next(s for s in parts.first if isinstance(s, Gemm)), "beside the arithmetic of the turn before")
         self._note(next(s for s in parts.second if isinstance(s, Gemm)), "beside the arithmetic of the turn after")
         return Block((*parts.allocs, whole))
@@ -181,6 +191,35 @@ class _Parts:
     between: tuple[Stmt, ...]
     second: tuple[Stmt, ...]
     last: tuple[Stmt, ...]
+
+
+def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr, set[int]]:
+    """What runs in front of a turned loop: its first turns one by one, but for the second products of the last of them.
+
+    It is one turn, or the few that take branches which no later turn takes, as those of a causal mask do if the last
+    keys come first. Also their number, and these branches (by identity).
+    """
+    k, between = loop.vars[0], set(map(id, parts.between))
+    ends: dict[int, Expr] = {}
+    for n, one in enumerate(loop.body.stmts):
+        end = taken_until(n, loop) if id(one) in between else None
+        if end is not None and known.prove(binary("<=", end, const(MOST_LEADING, int32))):
+            ends[id(one)] = end
+    least = const(1, int32)
+    several = [end for end in ends.values() if not known.prove(binary("<=", end, least))]
+
+    def turn(k_now: Expr, *more: Stmt) -> list[Stmt]:
+        at = Instance({id(k): k_now}, {}, fresh=True)
+        return [*_all(at, _sync(parts.first)), *_all(at, parts.release), *_all(at, parts.between), *_all(at, more)]
+
+    if not several:
+        return turn(ZERO), least, set(ends)
+    name, here = Var(f"{k.name}_lead", int32, "let"), Var(k.name, int32, "loop")
+    count = reduce(lambda a, b: binary("max", a, b), several)
+    bounded = simplify(binary("max", binary("min", count, loop.stops[0]), least))
+    rest = If(binary("<", k + 1, name), Block((*_sync(parts.second), *parts.last)), Block(()))
+    first = replace(loop, vars=(here,), stops=(name,), body=Block(tuple(turn(here, rest))))
+    return [Let(name, bounded, span=loop.span), first], name, set(ends)
 
 
 def _apart(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
