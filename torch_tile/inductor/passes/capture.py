@@ -57,6 +57,7 @@ def _sdpa(
 
 
 def _last_dim_only(x: Any, normalized_shape: Any) -> None:
+    normalized_shape = val(normalized_shape) if isinstance(normalized_shape, Node) else normalized_shape
     sizes = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if len(sizes) != 1:
         raise NotCaptured(
