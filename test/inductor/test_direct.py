@@ -54,6 +54,10 @@ def mla_call(q, q_pe, kv, k_pe, table, lengths, out):
     direct.mla_decode(q, q_pe, kv, k_pe, table, lengths, out=out)
 
 
+def whole_mla_call(q, q_pe, kv, k_pe, out):
+    direct.mla_decode(q, q_pe, kv, k_pe, out=out)
+
+
 def add_norm_call(x, r, w, y, total):
     direct.add_rms_norm(x, r, w, 1e-5, out=(y, total))
 
@@ -74,6 +78,8 @@ CALLS = {
     "mla": ("ttttttt", mla_call, lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(40, 64, 512), half(40, 64, 64),
                                           torch.zeros(2, 20, dtype=torch.int32), torch.ones(2, dtype=torch.int32),
                                           half(2, 1, 16, 512))),
+    "mla, whole cache": ("ttttt", whole_mla_call, lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512),
+                                                           half(2, 640, 64), half(2, 1, 16, 512))),
     "rms_norm": ("ttt", lambda x, w, out: direct.rms_norm(x, w, out=out), lambda: (half(3, 5, 64), half(64),
                                                                                   half(3, 5, 64))),
     "add_rms_norm": ("ttttt", add_norm_call, lambda: (half(4, 72)[:, 8:], *(half(4, 64), half(64), half(4, 64)),

@@ -143,6 +143,7 @@ def flash_mla(config: Config, form: Form) -> Any:
     infinity = T.infinity(accum)
     batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
     (d0, d1), table_types, covered = form.cache_shapes(batch)
+    length_types = [] if form.whole else [T.Tensor((batch,), "int32")]
     part = (splits,) if config.split else ()
     out_dtype = accum if config.split else form.dtype
     out_shape = (*part, batch, lines, latent)
@@ -153,8 +154,7 @@ def flash_mla(config: Config, form: Form) -> Any:
         q_pe: strided("q_pe", (batch, lines, form.rotary), form.dtype, multiple=form.vector),
         kv: strided("kv", (d0, d1, latent), form.dtype, multiple=form.vector),
         k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype, multiple=form.vector),
-        *table: table_types,
-        seq_lens: T.Tensor((batch,), "int32"),
+        *integers: [*table_types, *length_types],
         out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, form.dtype, multiple=latent),
         lse: T.Tensor((*part, batch, q_len, heads), accum),
         scale: accum,
@@ -178,7 +178,8 @@ def flash_mla(config: Config, form: Form) -> Any:
             T.clear(shares)
             T.fill(peak, -infinity)
 
-            length = T.clamp(seq_lens[bz], 0, covered)
+            table, lengths = integers[: len(table_types)], integers[len(table_types) :]
+            length = T.clamp(lengths[0][bz], 0, covered) if lengths else covered
             first_own = length - q_len + (bx * rows) // heads  # the position of the block's first query
             first, end = form.key_blocks(config, length, splits, share)
             factor = scale * LOG2_E if form.folded else LOG2_E
@@ -191,11 +192,12 @@ def flash_mla(config: Config, form: Form) -> Any:
                         seen = T.logical_and(seen, step * keys + j < length)
                         score = scores[i, j] if form.folded else scores[i, j] * scale
                         scores[i, j] = T.if_then_else(seen, score, -infinity)
+
+                exponentiate(scores, peak, shares, fade, factor, config.parts, SLACK)
+                if step * keys + keys > length:  # after the barrier of the maxima: by then all have read the tile
                     for j, c in T.Parallel(keys, latent):
                         if step * keys + j >= length:
                             tile[j, c] = 0  # memory past a sequence may hold NaN, which weights of 0 would not cancel
-
-                exponentiate(scores, peak, shares, fade, factor, config.parts, SLACK)
                 T.copy(scores, weights)
                 T.scale_rows(sums, fade)
                 T.gemm(weights, tile[:, :latent], sums, policy=T.GemmWarpPolicy.FullCol)
@@ -265,23 +267,23 @@ def run(
         return
     batch, q_len, heads, latent = q.shape
     positions = kv.shape[1] if block_table is None else block_table.shape[1] * kv.shape[1]
-    if seq_lens is None:
-        seq_lens = torch.full((batch,), positions, dtype=torch.int32, device=q.device)
     q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))
     machine = machine_of(q)
     problem = Problem(batch, q_len * heads, positions)
     vector = vector_of((q, q_pe, kv, k_pe, out), (latent, q_pe.shape[3])) if machine.is_gpu else 1
     paged, page = block_table is not None, kv.shape[1]
-    form = Form(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector)
+    whole = seq_lens is None
+    form = Form(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole)
     config = config or config_for(form, problem, machine, num_splits)
     if config is None:
         for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):
             target.copy_(value)
         return
     form = replace(form, gathered=paged and page % config.block_kv != 0)
-    tables = [] if block_table is None else [dense_last(block_table)]
+    integers = [] if block_table is None else [dense_last(block_table)]
+    integers += [] if seq_lens is None else [seq_lens.contiguous()]
     kernel = machine.kernel(flash_mla)(config, form)
-    operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *tables, seq_lens.contiguous())
+    operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *integers)
     if not config.split:
         is_even = q_len == 1 or out.stride(1) == heads * out.stride(2)  # rows of all queries and heads are a view
         target = out if is_even else torch.empty(out.shape, dtype=out.dtype, device=out.device)

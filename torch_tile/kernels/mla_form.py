@@ -38,7 +38,7 @@ class Form:
 
     The dtype, both widths, whether the cache is paged, and if so whether a tile of positions may reach over several
     pages (`gathered`). `folded`: the scale is positive and applied inside the exponent. Rows of the operands and of the
-    result start at multiples of `vector` elements.
+    result start at multiples of `vector` elements. `whole`: every sequence is as long as the cache.
     """
 
     dtype: torch.dtype
@@ -48,6 +48,7 @@ class Form:
     gathered: bool
     folded: bool
     vector: int = 1
+    whole: bool = False
 
     def on_hopper(self, machine: Machine) -> bool:
         """Whether wgmma multiplies tiles that bulk copies bring."""
