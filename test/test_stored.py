@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA text kept on disk: what is found is what would be made, whatever happens to the file."""
+"""Text kept on disk: what is found is what would be made, whatever happens to the file."""
 
 import os
 import subprocess
@@ -132,15 +132,48 @@ def test_the_key_is_everything_that_matters(monkeypatch):
     assert len(lowerings) == 5
 
 
-def test_own_files_are_told_apart(tmp_path):
-    (tmp_path / "a.py").write_text("1")
-    first = list(stored._files(str(tmp_path)))
-    assert len(first) == 1 and first == list(stored._files(str(tmp_path)))
-    (tmp_path / "b.txt").write_text("not a pass")
-    assert first == list(stored._files(str(tmp_path)))
-    os.utime(tmp_path / "a.py", ns=(1, 1))
-    assert first != list(stored._files(str(tmp_path)))
-    assert "lowering/flatten.py" in stored.own_files() and "codegen/cuda_text.py" in stored.own_files()
+def tree(root, **files):
+    """A package with one file in each folder that counts."""
+    for folder in (".", *stored.PARTS):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / "a.py").write_text(files.get(folder, "1"))
+    return str(root / "stored.py")
+
+
+def test_own_files_are_told_apart_by_what_is_in_them(tmp_path, monkeypatch):
+    def digest(file):
+        monkeypatch.setattr(stored, "__file__", file)
+        return stored.own_files.__wrapped__()
+
+    one = tree(tmp_path / "one")
+    first = digest(one)
+    assert digest(one) == first == digest(tree(tmp_path / "two"))  # wherever they lie
+    (tmp_path / "one" / "b.txt").write_text("not a pass")
+    os.utime(tmp_path / "one" / "a.py", ns=(1, 1))
+    assert digest(one) == first
+    for folder in stored.PARTS:
+        assert digest(tree(tmp_path / folder, **{folder: "2"})) != first
+    assert digest(tree(tmp_path / "one", lowering="2")) != first  # in place, of the same size
+    (tmp_path / "one" / "lowering" / "b.py").write_text("")
+    assert digest(one) != digest(tree(tmp_path / "four", lowering="2"))
+
+
+def test_text_for_the_cpu_is_kept_too(monkeypatch):
+    def program():
+        @T.prim_func
+        def kernel(x: T.Tensor((8,), "float32"), y: T.Tensor((8,), "float32")):
+            with T.Kernel(1):
+                for i in T.Parallel(8):
+                    T.device_assert(x[i] > 0, "x is positive")
+                    y[i] = x[i]
+
+        return kernel.program
+
+    lowerings = runs(monkeypatch)
+    first, lowered = stored.cpu_source(program(), Build(Target("cpu")))
+    second, again = stored.cpu_source(program(), Build(Target("cpu")))
+    assert first == second and "x is positive" in first.asserts[0][0] and len(lowerings) == 1
+    assert alike(again(), lowered()) and len(lowerings) == 2
 
 
 @pytest.mark.parametrize("name, value", [("TORCH_TILE_VERIFY", "1"), ("TORCH_TILE_DUMP", "stages")])

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .build import Build, PassOptions
 from .diagnostics import TileError, diagnose, error
 from .ir.buffer import Buffer
-from .ir.stmt import Program, dimensions
+from .ir.stmt import Program
 from .kernel import JITKernel
 from .language.eager import Specialisation, specialise, trace_eager
 from .language.program import PrimFunc
@@ -47,15 +47,14 @@ def compile_program(
 
 def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
     """The steps for the CPU."""
-    from .codegen.cpu import ENTRY, emit_cpu
-    from .lowering import CPU_PASSES, lower
+    from .codegen.cpu_source import ENTRY
+    from .stored import cpu_source
 
-    lowered = lower(program, CPU_PASSES)  # passes: lowering/__init__.py
-    source = emit_cpu(lowered, dimensions(program))  # C++: codegen/cpu.py
+    source, lowered = cpu_source(program, build)  # passes and C++, unless they are on disk: stored.py
     library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
     entry = load_entry(library, ENTRY)
     launcher = Launcher(program, entry, source.asserts, out_idx)  # checks and calls: runtime/launch.py
-    return JITKernel(program, lambda: lowered, source.text, launcher, build)
+    return JITKernel(program, lowered, source.text, launcher, build)
 
 
 def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA C++ of a program, kept on disk: a later process traces the kernel, and neither lowers nor prints it again.
+"""The C++ of a program, kept on disk: a later process traces the kernel, and neither lowers nor prints it again.
 
 The key is a digest of the traced program, the target, the options, and the files of this package. What is kept is JSON:
-the text, its entries, and the schedule report. The cubin lies below, keyed by the text (runtime/nvrtc.py).
+the text, and for CUDA its entries and the schedule report. The machine code lies below, keyed by the text
+(runtime/nvrtc.py, runtime/host_compiler.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .build import Build, Note, Placement, is_watched
+from .codegen.cpu_source import CpuSource
 from .codegen.cuda_source import CudaSource, Entry, MapArg
 from .diagnostics import Span
 from .ir import expr
@@ -48,23 +50,55 @@ def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[]
         here = Build(build.target, build.options)
         return packed(emit_cuda(lowered(here), here, program), here, program)  # CUDA C++: codegen/cuda.py
 
+    return unpacked(_kept(text, program, build), build, program), lowered
+
+
+def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], Program]]:
+    """The same for the CPU."""
+
+    @functools.cache
+    def lowered() -> Program:
+        from .lowering import CPU_PASSES, lower
+
+        return lower(program, CPU_PASSES)
+
+    def text() -> str:
+        from .codegen.cpu import emit_cpu
+
+        source = emit_cpu(lowered(), dimensions(program))  # C++: codegen/cpu.py
+        return json.dumps([source.text, [_pack(each, {}) for each in source.asserts]])
+
+    found, asserts = json.loads(_kept(text, program, build))
+    return CpuSource(found, tuple(_unpack(each, []) for each in asserts)), lowered
+
+
+def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
+    """`text()`, or what it gave before for this program."""
+
     def make(output: Path) -> None:
         output.write_text(text())
 
     if is_watched():
-        return unpacked(text(), build, program), lowered
+        return text()
     key = key_of(fingerprint(program), str(build.target), repr(build.options), own_files())
-    return unpacked(get_or_build(key, ".json", make).read_text(), build, program), lowered
+    return get_or_build(key, ".json", make).read_text()
 
 
 @functools.cache
 def own_files() -> str:
-    """What is known of the compiler's files without reading them: it differs whenever a pass does."""
+    """A digest of the compiler's files. They are read only where one has changed since it was taken."""
     root = Path(__file__).parent
-    return json.dumps(sorted(each for folder in (".", *PARTS) for each in _files(str(root / folder))))
+    files = sorted(each for folder in (".", *PARTS) for each in _files(root / folder))
+
+    def digest(output: Path) -> None:
+        parts = (part for path, *_ in files for part in (os.path.relpath(path, root), Path(path).read_bytes()))
+        output.write_text(key_of(*parts))
+
+    return get_or_build(key_of("own files", json.dumps(files)), ".txt", digest).read_text()
 
 
-def _files(folder: str) -> Iterator[tuple[str, int, int, int]]:
+def _files(folder: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Paths, and what is known of the files without reading them: it differs whenever one does."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(".py"):

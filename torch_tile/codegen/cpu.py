@@ -7,8 +7,6 @@ Small on-chip buffers are arrays on the stack, large ones lie in an arena that e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..diagnostics import InternalError, Span
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Expr, Var
@@ -33,9 +31,9 @@ from ..ir.stmt import (
     dimensions,
 )  # fmt: skip
 from .c_text import PREFIX, SIGNED, Names, Text, held, is_small, storage, string
+from .cpu_source import ENTRY, CpuSource
 from .lines import Lines
 
-ENTRY = "tile_main"
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
 STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack
 STACK_TOTAL = 256 * 1024  # bytes of all of them
@@ -45,15 +43,7 @@ AXES = ("grid_x", "grid_y", "grid_z")
 FRAME = (*AXES, "buffers", "numbers", "reals", "failed", "blocks", "chunk", "arena", "block", "code")
 
 
-@dataclass(frozen=True)
-class Source:
-    """Generated text, and the assertions that a nonzero result of the entry names (1-based)."""
-
-    text: str
-    asserts: tuple[tuple[str, Span | None], ...]
-
-
-def emit_cpu(program: Program, sizes: list[Var] | None = None) -> Source:
+def emit_cpu(program: Program, sizes: list[Var] | None = None) -> CpuSource:
     """C++ for a FLAT program. The entry takes pointers (params, outputs, workspaces) and 64-bit sizes and scalars.
 
     `sizes` are the run-time dimensions in the order of the entry's second argument; scalar parameters follow them.
@@ -74,7 +64,7 @@ class _Cpu(Lines):
         self.buffers = [*params, *program.outputs, *program.workspaces]
         self.scalars = [p for p in program.params if isinstance(p, Var)]
 
-    def run(self) -> Source:
+    def run(self) -> CpuSource:
         for header in ("<stdio.h>",) if self.prints else ():
             self.line(f"#include {header}")
         self.line("#include <stdlib.h>")
@@ -85,7 +75,7 @@ class _Cpu(Lines):
             self.names.of(symbol)
         arenas = [self.block_function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
         self.entry(arenas)
-        return Source("\n".join(self.lines) + "\n", tuple(self.asserts))
+        return CpuSource("\n".join(self.lines) + "\n", tuple(self.asserts))
 
     # -- functions -----------------------------------------------------------------------------------------------------
     def arguments(self, typed: bool) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
-from torch_tile.inductor import artifacts, compat, lowering
+from torch_tile.inductor import artifacts, compat
 from torch_tile.inductor.passes.manager import TilePass
 from torch_tile.inductor.settings import OPTIONS, Settings, parse_settings
 
@@ -39,7 +39,6 @@ def tile(
         RuntimeError: on an unknown option or a bad value of ours.
     """
     patches, settings = split_options(mode, options)
-    lowering.register()
     artifacts.record_kernels()
     return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
 

@@ -134,8 +134,10 @@ class TilePass(CustomGraphPass):
         families = passes.capture_families if self.stage == "pre_grad" else passes.refine_families
         context = Context(graph, self.settings, "pre_grad" if self.stage == "pre_grad" else _graph_kind(graph))
         if self.stage != "pre_grad":
+            from torch_tile.inductor import lowering
             from torch_tile.inductor.prefetch import prefetch
 
+            lowering.register()  # not before: a graph from Inductor's cache does without its lowerings, a slow import
             prefetch(graph, self.settings, context.stage)
         for family in families(self.settings):
             try:
