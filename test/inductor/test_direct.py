@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites of every op, on a stand-in for a GPU: from the third call on the driver alone is asked, as before."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 
 from torch_tile.inductor import direct
+from torch_tile.inductor.backend import tile
+from torch_tile.inductor.compat import no_caches
 from torch_tile.kernels import attention, common, dequant_gemm, gemm, mla_decode, norm, softmax
-from torch_tile.runtime.replay import recording
+from torch_tile.runtime.replay import LongWay, recording
 from torch_tile.target import Target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
@@ -147,6 +150,29 @@ def moved(x):
 def test_every_op_has_a_call():
     tested = {name.split(",")[0] for name in CALLS} - {"decode", "mla"} | {"mla_decode"}
     assert tested == set(direct.NAMES)
+
+
+def test_a_compiled_model(gpu, monkeypatch):
+    """Each different call of its graph goes the long way twice, however many layers make it."""
+
+    def model(x, *weights):
+        for w in weights:
+            x = x + torch.nn.functional.rms_norm(x, (64,)) @ w.t()
+        return x
+
+    long_ways = []
+    original = LongWay.__call__
+    monkeypatch.setattr(LongWay, "__call__", lambda self, *args: long_ways.append(1) or original(self, *args))
+    torch._dynamo.reset()
+    run = torch.compile(model, backend=functools.partial(tile, options={"select": "tile"}))
+    args = half(32, 64), *(half(64, 64) for _ in range(5))
+    launches = []
+    with torch.no_grad(), no_caches():
+        for _ in range(3):
+            run(*args)
+            launches.append([(r.function, list(r.grid)) for r in gpu.launches()])
+    assert len(long_ways) == 4 and len(launches[0]) == 10
+    assert launches[1] == launches[0] == launches[2]
 
 
 def test_views_begin_where_their_tensor_does():
