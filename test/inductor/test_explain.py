@@ -121,8 +121,42 @@ def norm_of_two(x):
     return F.layer_norm(x, x.shape[-2:])
 
 
-def sdpa_of_three(x):
-    return F.scaled_dot_product_attention(x[0], x[0], x[0])
+def dropped(x):
+    return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+
+def dropped_between(x):
+    weights = torch.softmax(x @ x.mT, -1)
+    return F.dropout(weights, 0.5) @ x
+
+
+def summed_weights(x):
+    weights = torch.softmax(x @ x.mT, -1)
+    return weights.cumsum(-1) @ x
+
+
+def weights_on_the_right(x):
+    return x @ torch.softmax(x @ x.mT, -1)
+
+
+def chosen_scores(x):
+    scores = torch.where(x > 0, x @ x.mT, x)
+    return torch.softmax(scores, -1) @ x
+
+
+def two_scales(x):
+    scores = x @ x.mT + x.flip(1) @ x.flip(1).mT * 0.5
+    return torch.softmax(scores, -1) @ x
+
+
+def normalised_twice(x):
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+    return x * scale * scale
+
+
+def norm_and_its_statistic(x):
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+    return x * scale, scale
 
 
 def integers(x):
@@ -131,7 +165,10 @@ def integers(x):
 
 
 WIDE = {"width": 100, "subsequent_indent": " " * 8}
-WRONG = [attention_weights, unbiased_norm, flat_mean, norm_of_two, sdpa_of_three, integers]
+WRONG = [
+    attention_weights, dropped, dropped_between, summed_weights, weights_on_the_right, chosen_scores, two_scales,
+    unbiased_norm, flat_mean, normalised_twice, norm_and_its_statistic, norm_of_two, integers,
+]  # fmt: skip
 
 
 def test_what_would_make_near_misses_match():
@@ -152,6 +189,34 @@ attention_weights: attention, tile.softmax
   why:  the attention probabilities are used more than once (returned, or saved for the backward?)
   fix:  do not return the weights (need_weights=False, output_attentions=False); in training call
         F.scaled_dot_product_attention
+dropped: attention, scaled_dot_product_attention
+  line: return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+  why:  dropout
+  fix:  call model.eval(), or pass dropout_p=0.0
+dropped: attention, tile.softmax
+  line: return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+  why:  aten.mul between softmax and the product with the values
+  fix:  move aten.mul behind the product, or leave it out (dropout: p=0, or model.eval())
+dropped_between: attention, tile.softmax
+  line: return F.dropout(weights, 0.5) @ x
+  why:  aten.mul between softmax and the product with the values
+  fix:  move aten.mul behind the product, or leave it out (dropout: p=0, or model.eval())
+summed_weights: attention, tile.softmax
+  line: return weights.cumsum(-1) @ x
+  why:  aten.cumsum between softmax and the product with the values
+  fix:  move aten.cumsum behind the product, or leave it out (dropout: p=0, or model.eval())
+weights_on_the_right: attention, tile.softmax
+  line: return x @ torch.softmax(x @ x.mT, -1)
+  why:  the product with the values does not sum over the keys
+  fix:  take the softmax over the dimension that is summed with v
+chosen_scores: attention, tile.softmax
+  line: return torch.softmax(scores, -1) @ x
+  why:  the scores come from an input of the graph, where a matrix product was looked for
+  fix:  between q @ k.mT and softmax only scales, masks, casts and views may stand
+two_scales: mla, tile.softmax
+  line: return torch.softmax(scores, -1) @ x
+  why:  the two products that make the scores are scaled differently
+  fix:  scale their sum: (q @ kv.mT + q_pe @ k_pe.mT) * scale
 unbiased_norm: norm, aten.rsqrt
   line: variance = x.var(-1, keepdim=True)
   why:  the variance is unbiased
@@ -160,14 +225,18 @@ flat_mean: norm, aten.rsqrt
   line: mean = x.square().mean(-1)
   why:  the mean drops its dimension
   fix:  write mean(-1, keepdim=True)
+normalised_twice: norm, aten.rsqrt
+  line: scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+  why:  the statistic is used elsewhere (returned, or saved for the backward?)
+  fix:  use the root for the normalised tensor alone; in training call F.rms_norm or F.layer_norm
+norm_and_its_statistic: norm, aten.rsqrt
+  line: scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+  why:  the statistic is used elsewhere (returned, or saved for the backward?)
+  fix:  use the root for the normalised tensor alone; in training call F.rms_norm or F.layer_norm
 norm_of_two: norm, layer_norm
   line: return F.layer_norm(x, x.shape[-2:])
   why:  normalises over 2 dimensions
   fix:  flatten them, so that normalized_shape has one size
-sdpa_of_three: attention, scaled_dot_product_attention
-  line: return F.scaled_dot_product_attention(x[0], x[0], x[0])
-  why:  q, k and v of rank 3, 3 and 3
-  fix:  make all [batch, heads, length, head size]
 integers: gemm, aten.mm
   line: return whole @ whole.mT
   why:  no kernel for torch.int32

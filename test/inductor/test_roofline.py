@@ -47,6 +47,11 @@ def test_products():
         torch.float32,
     )
     assert cost_of([node]) == Cost(2 * 2 * 2 * 3 * 5 * 7, 2 * (30 + 70 + 70) + 4 * 42, torch.bfloat16)
+    words, scales = meta(7, 32, dtype=torch.uint8), meta(7, 1)
+    args = meta(3, 64), [words], [scales], [], 4, False, 8, [], "", "", torch.bfloat16
+    assert cost_of([graph_of(tile.dequant_gemm.default, *args)]) == Cost(
+        2 * 3 * 64 * 7, 2 * 3 * 64 + 7 * 32 + 2 * 7 + 2 * 21, torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize(

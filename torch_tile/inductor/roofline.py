@@ -155,7 +155,7 @@ FLOPS: dict[Any, Callable[[Node], int]] = {
     aten._scaled_dot_product_flash_attention.default: _fused_attention,
     aten._scaled_dot_product_efficient_attention.default: _fused_attention,
     aten._scaled_dot_product_cudnn_attention.default: _fused_attention,
-    tile.gemm.default: _gemm,
+    **dict.fromkeys((tile.gemm.default, tile.dequant_gemm.default), _gemm),
     tile.attention.default: _attention,
     tile.mla_decode.default: _mla_decode,
     **dict.fromkeys((tile.rms_norm.default, tile.add_rms_norm.default), _none),

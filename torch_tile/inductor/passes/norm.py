@@ -8,6 +8,7 @@ of squares, or a variance) says which norm it is; what stands below is followed 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,6 @@ from torch_tile.inductor.passes.graph import (
     aten,
     binary_with_scalar,
     dtype,
-    equivalent,
     is_call,
     is_number,
     is_tensor,
@@ -37,6 +37,15 @@ from torch_tile.inductor.passes.graph import (
     val,
 )
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.statistics import (
+    centred,
+    mean_of,
+    mean_square_of,
+    one_per_row,
+    puts_back,
+    same_value,
+    variance_of,
+)
 from torch_tile.kernels.epilogue_rewrite import canonical
 
 ADD = (aten.add.Tensor, aten.add.Scalar)
@@ -73,119 +82,86 @@ def _is_root(node: Node) -> bool:
 def _match_one(context: Context, root: Node) -> None:
     plus = root.args[0]
     if not is_call(plus, *ADD):
+        if is_call(root, aten.sqrt.default) and variance_of(plus) is not None:
+            raise Miss(
+                "eps is not added to the variance",
+                "write (x - mean) / torch.sqrt(var + eps): eps in front of the root, not behind it",
+            )
         return
     pair = binary_with_scalar(plus, *ADD)
     if pair is None:
-        if is_call(plus.args[0], aten.mean.dim):
-            raise Miss(
-                "eps is a tensor",
-                "make it a Python float",
-            )
+        if mean_of(plus.args[0]) is not None:
+            raise Miss("eps is a tensor", "make it a Python float")
         return
     statistic, eps = pair
-    centred = _variance_of(statistic)
-    if centred is not None:
-        _layer_norm(context, root, centred, eps)
+    x = variance_of(statistic)
+    if x is not None:
+        _layer_norm(context, root, x, eps)
         return
-    h = _mean_square_of(statistic)
+    h = mean_square_of(statistic)
     if h is not None:
         _rms_norm(context, root, h, eps)
 
 
-def _last_dim(node: Node, of: Any) -> bool:
-    dims: Any = arg(node, 1, "dim", None)
-    dims = [dims] if isinstance(dims, int) else dims
-    rank = len(shape(of))
-    return bool(dims) and [d % rank for d in dims] == [rank - 1]
+@dataclass
+class Normalised:
+    """The node that scales an input by a reciprocal root, and a weight that the input was multiplied by before that."""
+
+    node: Node
+    weight: Node | None
 
 
-def _mean_of(node: Any) -> Any:
-    """`x` if `node` is `x.mean(-1, keepdim=True)`."""
-    node = uncast(node)
-    if not is_call(node, aten.mean.dim) or not _last_dim(node, node.args[0]):
-        return None
-    if not arg(node, 2, "keepdim", False):
-        raise Miss("the mean drops its dimension", "write mean(-1, keepdim=True)", at=node)
-    return node.args[0]
+def _accepted(node: Any, accept: Callable[[Any], bool]) -> tuple[bool, Node | None]:
+    """Whether `accept` takes a factor, or its product with a vector, which is returned then."""
+    if accept(node):
+        return True, None
+    product = uncast(node)
+    if is_call(product, aten.mul.Tensor):
+        for x, other in (product.args, product.args[::-1]):
+            weight = _vector(other, shape(product)[-1]) if accept(x) else None
+            if weight is not None:
+                return True, weight
+    return False, None
 
 
-def _square_of(node: Any) -> Any:
-    """`x` if `node` is `x ** 2`."""
-    if is_call(node, aten.pow.Tensor_Scalar) and node.args[1] == 2:
-        return node.args[0]
-    if is_call(node, aten.square.default):
-        return node.args[0]
-    if is_call(node, aten.mul.Tensor) and equivalent(node.args[0], node.args[1]):
-        return node.args[0]
-    return None
-
-
-def _mean_square_of(statistic: Any) -> Any:
-    return _square_of(_mean_of(statistic))
-
-
-def _variance_of(statistic: Any) -> Any:
-    """`x` if `statistic` is the biased variance of x over its last dimension, in one of the forms it is written."""
-    node = uncast(statistic)
-    if is_call(node, operator.getitem) and node.args[1] == 0:
-        node = node.args[0]
-    if is_call(node, aten.var.correction, aten.var_mean.correction) and _last_dim(node, node.args[0]):
-        if arg(node, 2, "correction", 1) != 0:
-            raise Miss("the variance is unbiased", "write var(-1, correction=0, keepdim=True)", at=node)
-        if not arg(node, 3, "keepdim", False):
-            raise Miss("the variance drops its dimension", "write var(-1, correction=0, keepdim=True)", at=node)
-        return node.args[0]
-    centred = _mean_square_of(statistic)
-    return _centred(centred)
-
-
-def _centred(node: Any) -> Any:
-    """`x` if `node` is `x` minus its mean over the last dimension."""
-    if not is_call(node, aten.sub.Tensor):
-        return None
-    x, mean = node.args[0], node.args[1]
-    if is_call(mean, operator.getitem) and is_call(mean.args[0], aten.var_mean.correction) and mean.args[1] == 1:
-        return x if equivalent(mean.args[0].args[0], x) else None
-    source = _mean_of(mean)
-    return x if source is not None and _same_value(source, x) else None
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    """Equal up to casts between floating dtypes, the narrowest of which both start from."""
-    return equivalent(a, b) or equivalent(uncast(a), uncast(b))
-
-
-def _normalised(root: Node, accept: Any) -> Node:
-    """The node that multiplies by the reciprocal root (or divides by the root) what `accept` accepts."""
+def _normalised(root: Node, x: Node, accept: Callable[[Any], bool]) -> Normalised:
+    """Where what `accept` accepts is multiplied by the reciprocal root (or divided by the root) of a statistic of x."""
     found = []
-    for user in _through_casts(root):
-        for node in user.users:
-            if is_call(node, aten.div.Tensor) and is_call(root, aten.sqrt.default):
-                if node.args[1] is user and accept(node.args[0]):
-                    found.append(node)
-            elif is_call(node, aten.mul.Tensor) and not is_call(root, aten.sqrt.default):
-                other = node.args[1] if node.args[0] is user else node.args[0]
-                if accept(other):
-                    found.append(node)
+    chain = _through_casts(root, statistic=True)
+    for user in chain:
+        for node in user.users if one_per_row(user, x) else ():
+            divides = is_call(node, aten.div.Tensor) and is_call(root, aten.sqrt.default) and node.args[1] is user
+            multiplies = is_call(node, aten.mul.Tensor) and not is_call(root, aten.sqrt.default)
+            if divides or multiplies:
+                other = node.args[1] if multiplies and node.args[0] is user else node.args[0]
+                taken, weight = _accepted(other, accept)
+                if taken and same_shape(shape(node), shape(x)):
+                    found.append(Normalised(node, weight))
     if len(found) != 1:
         raise Miss(
             f"the reciprocal root scales the input {len(found)} times",
             "multiply once, x * rsqrt(mean(x ** 2) + eps), by the same x that was squared",
             at=root,
         )
-    if any(u is not found[0] for u in root.users if not is_call(u, CAST)):
+    if any(u is not found[0].node and u not in chain for n in chain for u in n.users):
         raise Miss(
             "the statistic is used elsewhere (returned, or saved for the backward?)",
-            "return only the normalised tensor; in training use F.rms_norm or F.layer_norm",
+            "use the root for the normalised tensor alone; in training call F.rms_norm or F.layer_norm",
             at=root,
         )
     return found[0]
 
 
-def _through_casts(node: Node) -> list[Node]:
-    """The node and the chain of casts on it, as long as each is the only user."""
+def _through_casts(node: Node, statistic: bool = False) -> list[Node]:
+    """The node and the chain of casts on it, as long as each is the only user.
+
+    On a statistic also the views that put back the dimension that it is over, or repeat it.
+    """
     chain = [node]
-    while (user := only_user(chain[-1])) is not None and is_call(user, CAST) and dtype(user).is_floating_point:
+    while (user := only_user(chain[-1])) is not None:
+        cast = is_call(user, CAST) and dtype(user).is_floating_point
+        if not cast and not (statistic and puts_back(user)):
+            break
         chain.append(user)
     return chain
 
@@ -216,16 +192,14 @@ def _scaled(chain: list[Node]) -> Scale | None:
 
 
 def _rms_norm(context: Context, root: Node, h: Node, eps: float) -> None:
-    y = _normalised(root, lambda x: _same_value(x, h))
-    if not same_shape(shape(y), shape(h)):
-        raise Miss("the product with the reciprocal root broadcasts", "normalise x before it is expanded", at=y)
-    casts = _through_casts(y)
-    scale = _scaled(casts)
+    y = _normalised(root, h, lambda x: same_value(x, h))
+    casts = _through_casts(y.node)
+    scale = _scaled(casts) if y.weight is None else None
     x = uncast(h)
     # Narrowed before the weight: transformers' order. Otherwise the weight multiplies in float32, as F.rms_norm does.
-    cast_first = scale is not None and any(dtype(n) == dtype(x) for n in casts) and dtype(x) != dtype(y)
+    cast_first = scale is not None and any(dtype(n) == dtype(x) for n in casts) and dtype(x) != dtype(y.node)
     out = _through_casts(scale.node)[-1] if scale else casts[-1]
-    weight, offset = (scale.weight, scale.offset) if scale else (None, 0.0)
+    weight, offset = (scale.weight, scale.offset) if scale else (y.weight, 0.0)
     rewrite = Rewrite(out)
     source = x if cast_first or dtype(out) == dtype(x) else h
     new = rewrite.call(torch.ops.tile.rms_norm.default, source, weight, eps, "none", offset, cast_first)
@@ -241,15 +215,16 @@ def _describe(name: str, node: Node) -> str:
 
 
 def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
-    def centred(node: Any) -> bool:
-        source = _centred(uncast(node))
-        return source is not None and _same_value(source, x)
+    def is_centred(node: Any) -> bool:
+        source = centred(node)
+        return source is not None and same_value(source, x)
 
-    y = _normalised(root, centred)
-    chain = _through_casts(y)
-    scale = _scaled(chain)
+    y = _normalised(root, x, is_centred)
+    chain = _through_casts(y.node)
+    scale = _scaled(chain) if y.weight is None else None
     if scale is not None and scale.offset:
         raise Miss("a number is added to the weight", "store the sum as the weight of the LayerNorm", at=scale.node)
+    weight = scale.weight if scale else y.weight
     out, bias = (_through_casts(scale.node), None) if scale else (chain, None)
     user = only_user(out[-1])
     if is_call(user, aten.add.Tensor) and user.kwargs.get("alpha", 1) == 1:
@@ -262,7 +237,7 @@ def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
     if dtype(source) != dtype(last):
         source = x
     rewrite = Rewrite(last)
-    new = rewrite.call(torch.ops.tile.layer_norm.default, source, scale.weight if scale else None, bias, eps)
+    new = rewrite.call(torch.ops.tile.layer_norm.default, source, weight, bias, eps)
     if dtype(new) != dtype(last):
         new = rewrite.call(CAST, new, dtype(last))
     context.replace(rewrite, "norm", [(last, new)], _describe("tile.layer_norm", new), root)

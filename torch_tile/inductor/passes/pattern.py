@@ -172,7 +172,7 @@ def _consumer(softmax: Node) -> tuple[Node, Node]:
         node = user
 
 
-def _feeds_product(softmax: Node, depth: int = 4) -> bool:
+def _feeds_product(softmax: Node, depth: int = 6) -> bool:
     """Whether a product reads the probabilities, changed or not: not those of a classifier or of a router."""
     count = product(shape(softmax))
     nodes = [softmax]
