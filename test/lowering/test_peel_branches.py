@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from torch_tile.build import Build
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import const
-from torch_tile.ir.node import walk
+from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import For, If, Let, Program
 from torch_tile.lowering.peel_branches import peel_branches
 from torch_tile.lowering.split_warps import split_warps
@@ -21,8 +22,20 @@ from torch_tile.target import Target
 from torch_tile.tileop.gemm import Gemm
 
 
-def peeled(masked: Callable[[T.Var, T.Var], object], named: bool = False, target: str = "cuda:sm_90a") -> Program:
-    """Products that are masked in the steps `masked(step, limit)`; with `named` steps are counted by another name."""
+class UnderWay(Rewriter):
+    """Products that their loop goes on beside."""
+
+    def Gemm(self, op: Gemm) -> Gemm:
+        return replace(op, wg_wait=1)
+
+
+def peeled(
+    masked: Callable[[T.Var, T.Var], object], named: bool = False, target: str = "cuda:sm_90a", waits: bool = False
+) -> Program:
+    """Products that are masked in the steps `masked(step, limit)`; with `named` steps are counted by another name.
+
+    With `waits` they are waited for at once.
+    """
 
     @T.prim_func
     def kernel(A: T.Tensor((64, 512), T.float16), B: T.Tensor((512, 512), T.float16), limit: T.int32):
@@ -39,7 +52,8 @@ def peeled(masked: Callable[[T.Var, T.Var], object], named: bool = False, target
                         c[x, y] = 0
 
     build = Build(Target.of(target))
-    return peel_branches(split_warps(kernel.program, build), build)
+    program = split_warps(kernel.program, build)
+    return peel_branches(program if waits else UnderWay()(program), build)
 
 
 def loops(program: Program) -> list[For]:
@@ -98,6 +112,12 @@ def test_where_it_begins(masked: Callable[[T.Var, T.Var], object], seed: int) ->
 )
 def test_what_comes_and_goes(masked: Callable[[T.Var, T.Var], object]) -> None:
     (loop,) = loops(peeled(masked))
+    assert has_branch(loop)
+
+
+def test_products_that_are_waited_for_leave_nothing_to_interleave() -> None:
+    """A branch behind the wait costs less than a second copy of the loop."""
+    (loop,) = loops(peeled(lambda step, limit: step * 64 >= limit, waits=True))
     assert has_branch(loop)
 
 

@@ -2,7 +2,8 @@
 """Loops of products whose last iterations do something more, as causal masks do, are cut in two.
 
 An `if` whose condition holds from some iteration on, which can be computed before the loop, is gone from the iterations
-before it: what stands around it is then one piece of code, whose instructions the assembler can interleave.
+before it: what stands around it is then one piece of code, whose instructions the assembler can interleave. It is worth
+another copy of the loop only where products are under way beside it.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class _Peel(Rewriter):
         return new
 
     def For(self, loop: st.For) -> Stmt:
-        """A loop around products."""
+        """A loop around products that are under way beside what it does."""
         new: st.For = self.children(loop)
-        products = any(isinstance(s, Gemm) for s in new.body.stmts)
-        if not self.inside or new.kind is not LoopKind.SERIAL or new.step != 1 or not products:
+        beside = any(isinstance(s, Gemm) and s.wg_wait for s in new.body.stmts)
+        if not self.inside or new.kind is not LoopKind.SERIAL or new.step != 1 or not beside:
             return new
         found = next(
             ((n, first) for n in range(len(new.body.stmts)) if (first := taken_from(n, new)) is not None), None
