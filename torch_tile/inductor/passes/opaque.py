@@ -113,7 +113,7 @@ def _of_another_rank(args: Any, kwargs: Any) -> bool:
         return False
     q, k, v = (val(named[n]) for n in ("query", "key", "value"))
     if any(x.dim() != 4 for x in (q, k, v)):
-        return min(x.dim() for x in (q, k, v)) >= 2
+        return all(bool(x.dim() >= 2) for x in (q, k, v))
     heads = all(known(x.shape[1] == q.shape[1]) or known(x.shape[1] == 1) for x in (k, v))
     return heads and not all(known(x.shape[0] == q.shape[0]) for x in (k, v))
 
