@@ -8,12 +8,14 @@ window where it is one.
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from torch_tile.inductor.passes import masks
+from torch_tile.inductor.passes.copies import bare, drop_behind, unscaled
 from torch_tile.inductor.passes.graph import (
     CAST,
     Miss,
@@ -26,7 +28,7 @@ from torch_tile.inductor.passes.graph import (
     shape,
 )
 from torch_tile.inductor.passes.manager import Context
-from torch_tile.inductor.passes.pattern import Pattern, place, place_query, read, same_dtype
+from torch_tile.inductor.passes.pattern import Operand, Pattern, Term, place, place_query, read, same_dtype
 from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
 
@@ -74,6 +76,7 @@ def build(rewrite: Rewrite, pattern: Pattern) -> Node:
     term = pattern.terms[0]
     batch, kv_heads, shared, queries = _roles(pattern)
     heads, keys = [*kv_heads, *shared], pattern.dims[-1]
+    term = _unscaled(term)
     q = place_query(rewrite, term, [batch, heads, queries, term.inner])
     k = place(rewrite, term.key, [batch, kv_heads, keys, term.inner])
     v = place(rewrite, pattern.value, [batch, kv_heads, keys, pattern.value_inner])
@@ -91,6 +94,13 @@ def build(rewrite: Rewrite, pattern: Pattern) -> Node:
             at=pattern.output,
         )
     return arranged if dtype(arranged) == dtype(pattern.output) else rewrite.call(CAST, arranged, dtype(pattern.output))
+
+
+def _unscaled(term: Term) -> Term:
+    """The same term, with numbers that multiply its queries or keys in its scale."""
+    q, q_dims, by = unscaled(term.query.root, term.query.groups, casts=True)
+    k, k_dims, too = unscaled(term.key.root, term.key.groups, casts=True)
+    return replace(term, query=Operand(q, q_dims), key=Operand(k, k_dims), scale=term.scale * by * too)
 
 
 def _roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
@@ -149,7 +159,7 @@ def _fused(context: Context, node: Node) -> None:
 
 
 def refine(context: Context) -> None:
-    """Un-expand the kv heads and read the mask of captured ops; settle() reports them later."""
+    """Captured ops with no copies around them, kv heads un-expanded and masks read; settle() reports them later."""
     for node in context.graph.find_nodes(op="call_function", target=OP):
         if node in context.handled:
             continue
@@ -161,12 +171,19 @@ def refine(context: Context) -> None:
         new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
         node.replace_all_uses_with(new)
         context.graph.erase_node(node)
+    for node in context.graph.find_nodes(op="call_function", target=OP):
+        drop_behind(node)
 
 
 def _attend(
     rewrite: Rewrite, q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: Any, window: int = 0, offset: Any = 0
 ) -> Node:
-    """The op with kv heads un-expanded, and a rule instead of the mask where that says the same."""
+    """The op without copies in front of it, with kv heads un-expanded, and a rule instead of the mask where it can."""
+    width = shape(q)[3]
+    scalable = scale is not None or (isinstance(width, int) and width > 0)
+    (q, by), (k, too), (v, _) = bare(rewrite, q, scalable), bare(rewrite, k, scalable), bare(rewrite, v)
+    if by * too != 1:
+        scale = (width**-0.5 if scale is None else scale) * by * too
     k, v = _ungroup(rewrite, k, v)
     if mask is not None and not causal and not window:
         rule = masks.rule_of(mask, shape(q)[2], shape(k)[2])

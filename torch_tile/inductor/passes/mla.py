@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.passes import masks
+from torch_tile.inductor.passes.copies import drop_behind
 from torch_tile.inductor.passes.graph import CAST, Rewrite, aten, dtype, equivalent, is_call, known, product, shape
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.pattern import Operand, Pattern, Term, place, place_query, read, same_dtype
@@ -40,6 +41,8 @@ def match(context: Context) -> None:
             _replace(context, pattern)
         except NoMatch as reason:
             context.miss("mla", node, reason)
+    for node in context.graph.find_nodes(op="call_function", target=OP):
+        drop_behind(node)
 
 
 def _replace(context: Context, pattern: Pattern) -> None:
