@@ -20,6 +20,7 @@ from torch_tile.inductor.passes.graph import (
     Rewrite,
     aten,
     binary_with_scalar,
+    constant,
     dtype,
     is_call,
     known,
@@ -112,11 +113,9 @@ def _times_number(node: Any) -> tuple[Node, float] | None:
     pair = binary_with_scalar(node, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor)
     if pair is None or pair[1] == 0 or dtype(pair[0]) != dtype(node):
         return None
-    x: Any = pair[0]
-    number = pair[1]
-    if is_call(node, aten.div.Tensor):
-        return (x, 1 / number) if x is node.args[0] else None
-    return x, number
+    if not is_call(node, aten.div.Tensor):
+        return pair
+    return (pair[0], 1 / pair[1]) if constant(node.args[0]) is None else None
 
 
 def _is_read_once(node: Node) -> bool:
