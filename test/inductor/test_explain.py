@@ -112,11 +112,6 @@ def unbiased_norm(x):
     return centred * torch.rsqrt(variance + 1e-5)
 
 
-def flat_mean(x):
-    mean = x.square().mean(-1)
-    return x * torch.rsqrt(mean + 1e-5)[..., None]
-
-
 def norm_of_two(x):
     return F.layer_norm(x, x.shape[-2:])
 
@@ -167,7 +162,7 @@ def integers(x):
 WIDE = {"width": 100, "subsequent_indent": " " * 8}
 WRONG = [
     attention_weights, dropped, dropped_between, summed_weights, weights_on_the_right, chosen_scores, two_scales,
-    unbiased_norm, flat_mean, normalised_twice, norm_and_its_statistic, norm_of_two, integers,
+    unbiased_norm, normalised_twice, norm_and_its_statistic, norm_of_two, integers,
 ]  # fmt: skip
 
 
@@ -221,10 +216,6 @@ unbiased_norm: norm, aten.rsqrt
   line: variance = x.var(-1, keepdim=True)
   why:  the variance is unbiased
   fix:  write var(-1, correction=0, keepdim=True)
-flat_mean: norm, aten.rsqrt
-  line: mean = x.square().mean(-1)
-  why:  the mean drops its dimension
-  fix:  write mean(-1, keepdim=True)
 normalised_twice: norm, aten.rsqrt
   line: scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
   why:  the statistic is used elsewhere (returned, or saved for the backward?)
