@@ -106,6 +106,7 @@ def test_attention(masked, problems, check):
         causal, window = problems.pick(True, False), problems.pick(0, 0, 0, problems.random.randint(1, 200))
         layout = problems.pick("dense", "dense", "slice", "aligned slice", "gaps")
         q = problems.tensor(batch, q_len, kv_heads * groups, d, dtype=dtype, layout=layout).transpose(1, 2)
+        q = problems.pick(q, q.contiguous())  # the result lies as q does
         k = problems.tensor(batch, kv_len, kv_heads, d, dtype=dtype, layout=layout).transpose(1, 2)
         v = problems.tensor(batch, kv_heads, kv_len, dv, dtype=dtype, layout=layout)
         mask = None
@@ -134,6 +135,7 @@ def test_mla_decode(paged, problems, check):
         covered = page * columns if paged else problems.size(900)
         rows = (batch * columns + 2, page) if paged else (batch, covered)
         q, q_pe = (problems.tensor(batch, q_len, heads, n, dtype=dtype) for n in (latent, rotary))
+        q = problems.pick(q, q.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3))  # the result lies as q does
         kv, k_pe = (problems.tensor(*rows, n, dtype=dtype, layout="dense") for n in (latent, rotary))
         seq_lens = torch.randint(0, covered + 1, (batch,), device=q.device, dtype=torch.int32)
         table = None

@@ -125,3 +125,12 @@ def test_keys_of_packed_heads_come_in_order():
     """Their masks may cut any number of turns, which come last."""
     source = hopper_source(heads=64, rows=40, causal=True, q_offset=472)
     assert "turn_lead" not in source and "turn_more" in source
+
+
+@pytest.mark.parametrize("machine", [CPU, *GPUS], ids=lambda m: str(m.target))
+def test_heads_that_are_apart_are_packed_where_that_saves_half_of_a_block(machine):
+    """Packing copies queries and result where the rows of a group are not evenly spaced."""
+    form = replace(FORM, grouped=True, causal=False)
+    for queries in (1, 16, 32, 100, 128, 1000):
+        apart, adjacent = (config_for(form, Problem(8, 4 * queries, 300, 4, even), machine) for even in (False, True))
+        assert apart.packed == (adjacent.packed and 2 * queries <= apart.block_q)
