@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -133,7 +133,11 @@ class TilePass(CustomGraphPass):
 
         families = passes.capture_families if self.stage == "pre_grad" else passes.refine_families
         context = Context(graph, self.settings, "pre_grad" if self.stage == "pre_grad" else _graph_kind(graph))
-        if self.stage != "pre_grad":
+        if self.stage == "pre_grad":
+            for body in _checkpointed(graph):
+                self.run(body.graph)
+                body.recompile()
+        else:
             from torch_tile.inductor import lowering
             from torch_tile.inductor.prefetch import prefetch
 
@@ -151,6 +155,14 @@ class TilePass(CustomGraphPass):
     def uuid(self) -> Any:
         """Identity for Inductor's caches: our sources, the stage and the settings."""
         return ("torch_tile", self.stage, repr(self.settings), fingerprint())
+
+
+def _checkpointed(graph: Graph) -> Iterator[torch.fx.GraphModule]:
+    """The bodies of calls of torch.utils.checkpoint, which are one graph with what surrounds them only later on."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint):
+        body = getattr(graph.owning_module, str(getattr(node.args[0], "target", "")), None)
+        if isinstance(body, torch.fx.GraphModule):
+            yield body
 
 
 def _graph_kind(graph: Graph) -> str:
