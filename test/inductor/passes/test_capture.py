@@ -47,6 +47,7 @@ def test_values_and_gradients(name, light, generator):
     [
         (lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5).isfinite().all(), "attention", "dropout"),
         (lambda q: F.layer_norm(q, (7, 8)), "norm", "2 dimensions"),
+        (lambda q: F.group_norm(q, 1), "norm", "no kernel for GroupNorm"),
         (lambda q: F.rms_norm(q, (7, 8)), "norm", "2 dimensions"),
     ],
 )

@@ -38,3 +38,19 @@ def test_expansion_of_a_family_not_wanted(dynamic, light, generator):
         got, report = light(lambda x: torch.softmax(x, -1) + 1, x, families=("attention",), dynamic=dynamic)
     torch.testing.assert_close(got, torch.softmax(x, -1) + 1)
     assert not report.rows
+
+
+def test_a_softmax_that_is_nearly_attention_is_judged_as_a_softmax(light, generator):
+    """What attention misses is still in the graph: as a kernel where softmax is wanted, else as Inductor's."""
+    q, k, v = (torch.randn(2, 5, 8, generator=generator) for _ in range(3))
+
+    def soft_capped(q, k, v):
+        return torch.softmax(torch.tanh(q @ k.mT), -1) @ v
+
+    with torch.no_grad():
+        _, report = light(soft_capped, q, k, v, families=("attention", "softmax"))
+        assert [r.family for r in report.replaced()] == ["softmax"]
+        got, report = light(soft_capped, q, k, v, families=("attention",))
+    assert len(report.missed("attention")) == 1
+    assert not report.replaced()
+    torch.testing.assert_close(got, soft_capped(q, k, v))

@@ -95,6 +95,10 @@ def _layer_norm(
     return "layer_norm", (input, weight, bias), {"eps": _number(eps, "eps")}
 
 
+def _group_norm(*args: Any, **kwargs: Any) -> Captured:
+    raise NotCaptured("no kernel for GroupNorm", "nothing needs to change: Inductor compiles it")
+
+
 def _functional_softmax(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Captured:
     return _softmax(input, dim, dtype)
 
@@ -118,6 +122,9 @@ FUNCTIONS: dict[Any, tuple[str, Binder]] = {
     F.layer_norm: ("norm", _layer_norm),
     torch.layer_norm: ("norm", _layer_norm),
     aten.layer_norm.default: ("norm", _layer_norm),
+    F.group_norm: ("norm", _group_norm),
+    torch.group_norm: ("norm", _group_norm),
+    aten.group_norm.default: ("norm", _group_norm),
     F.softmax: ("softmax", _functional_softmax),
     torch.softmax: ("softmax", _softmax),
     aten.softmax.int: ("softmax", _softmax),

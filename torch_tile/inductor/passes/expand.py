@@ -92,7 +92,7 @@ def settle(context: Context) -> None:
     """Decide on every captured op, report it, and expand those that stay with Inductor."""
     for node in list(context.graph.nodes):
         family, reference = REFERENCES.get(node.target, (None, None))
-        if family is None or reference is None or node in context.handled:
+        if family is None or reference is None or _settled(context, node):
             continue
         what = f"{node.target}".removesuffix(".default") + _signature(node)
         if family not in context.settings.families:
@@ -108,6 +108,12 @@ def settle(context: Context) -> None:
                 context.handled.update(expand(node, reference))
         else:
             context.note(family, report.REPLACED, what, node, "", [node])
+
+
+def _settled(context: Context, node: Node) -> bool:
+    """Whether a node was made by a match. A softmax that is no attention is only reported so far."""
+    row = context.rows.get(node)
+    return node in context.handled and not (row is not None and row.status == report.MISSED)
 
 
 def _signature(node: Node) -> str:
