@@ -149,5 +149,10 @@ def test_the_schedule_of_a_gpu_kernel():
     assert "registers" in text and "bytes of shared memory" in text
 
 
+def test_why_what_was_not_timed_is_kept():
+    text, _ = read(Report([Row("gemm", KEPT, "tile.gemm", "x", "a plain product")]).html())
+    assert "Left to Inductor: a plain product." in text
+
+
 def test_nothing_found():
     assert "0 replaced" in read(Report().html())[0]

@@ -165,7 +165,9 @@ def _excerpt(frame: Frame, around: int = 2) -> str:
 
 
 def _why_not(row: Row) -> str:
-    """The reason of a miss, what would make it match, and the line at fault."""
+    """The reason of a miss, what would make it match, and the line at fault; why Inductor's code was kept."""
+    if row.status == KEPT and row.times is None:
+        return f'<p class="why"><b>Left to Inductor:</b> {escape(row.reason)}.</p>'
     if row.status != MISSED:
         return ""
     text = f'<p class="why"><b>Not matched:</b> {escape(row.reason)}.</p>'

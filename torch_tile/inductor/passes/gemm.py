@@ -50,9 +50,8 @@ def _replace(context: Context, seed: Node) -> list[Node]:
     layers = f"{len(bs)} products, " if len(bs) > 1 else ""
     what = f"tile.gemm({layers}{text or 'no epilogue'})"
     if context.settings.select == "fastest" and not context.settings.thorough and text in PLAIN:
-        context.note(
-            "gemm", report.KEPT, what, seed, "a plain product: ATen's is as fast, so only max-autotune times it"
-        )
+        why = "a plain product: ATen's is as fast, so only max-autotune times it"
+        context.note("gemm", report.KEPT, what, seed, why, rewrite.nodes)
         rewrite.discard()
         return []
     return region.products if context.replace(rewrite, "gemm", [(out, new)], what, seed) else []
