@@ -47,6 +47,6 @@ def test_times_and_the_share_of_the_peak(report_of):
     page = report.html()
     assert torch.cuda.get_device_name() in page and "subgraphs were timed" in page
     for row in timed:
-        if peak is not None and row.cost is not None:
+        if peak is not None and row.cost is not None and row.cost.flops:  # caches may beat the memory, not the units
             assert 0 < peak.seconds(row.cost) * 1e6 < min(row.times.tile, row.times.inductor), row
             assert "share of the roofline: at least" in page

@@ -127,6 +127,8 @@ def test_share_of_a_known_peak(monkeypatch):
     text, _ = read(Report([row]).html())
     assert "1.1 TFLOP in products, 403 MB moved at least (bfloat16)" in text
     assert "share of the roofline: at least 74 % (at best 1111.3 us, by arithmetic)" in text
+    cached = Row("gemm", REPLACED, "tile.gemm", "x", times=Outcome(1000.0, 2000.0), cost=cost)
+    assert "at least 111 % (at best 1111.3 us, by arithmetic; what is read" in read(Report([cached]).html())[0]
     untimed = Row("gemm", REPLACED, "tile.gemm", "x", cost=cost)
     assert "unknown (not timed; at best 1111.3 us, by arithmetic)" in read(Report([untimed]).html())[0]
 

@@ -213,7 +213,8 @@ def _share(row: Row) -> str:
     least = f"at best {best * 1e6:.1f} us, by {peak.limit(row.cost)}"
     if row.times is None:
         return f"unknown (not timed; {least})"
-    return f"at least {100 * best * 1e6 / row.times.tile:.0f} % ({least})"
+    share = best * 1e6 / row.times.tile
+    return f"at least {100 * share:.0f} % ({least}{'; what is read lies in a cache' if share > 1 else ''})"
 
 
 def _scaled(count: int, unit: str) -> str:
