@@ -80,6 +80,21 @@ def test_twice_reports_twice():
     assert {len(explain(model, x).rows) for _ in range(10)} == {5}
 
 
+def test_sizes_are_those_of_the_arguments():
+    """Another size is no reason for a symbol, which only the user asks for."""
+    f = nn.Linear(4, 4)
+    whats = []
+    for rows in (3, 5, 6, 7):
+        x = torch.randn(rows, 2, 4)
+        if rows > 5:
+            torch._dynamo.mark_dynamic(x, 0)
+        with torch.no_grad():
+            (row,) = explain(lambda x: F.softmax(f(x), -1), x).replaced("softmax")
+        whats.append(row.what)
+        assert row.cost.bytes == 2 * 4 * rows * 2 * 4
+    assert whats[:2] == ["tile.softmax([3, 2, 4])", "tile.softmax([5, 2, 4])"] and "[s" in whats[2] and "[s" in whats[3]
+
+
 def test_rows_have_fields_for_programs():
     with torch.no_grad():
         report = explain(Block().bfloat16(), torch.randn(2, 5, 16, dtype=torch.bfloat16))

@@ -169,8 +169,10 @@ def compiled_graphs() -> int:
 
 @contextlib.contextmanager
 def no_recompile_limit() -> Iterator[None]:
-    """Compile however often the same code has been compiled before."""
+    """Compile however often the same code has been compiled before, and sizes that changed since as if they had not."""
     from torch._dynamo import config
 
-    with config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize):
+    with config.patch(
+        recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize, automatic_dynamic_shapes=False
+    ):
         yield
