@@ -37,6 +37,7 @@ inline float bits_float(uint32_t bits) {
   memcpy(&x, &bits, 4);
   return x;
 }
+inline float float_from_bits(int32_t bits, int32_t mask, int32_t flip) { return bits_float(uint32_t((bits & mask) ^ flip)); }
 
 // A small format has E exponent and M mantissa bits. With `infinities` the top exponent is IEEE's; without, the format is
 // "fn": only the all-ones code is NaN, and what does not fit becomes the largest number (as on GPUs and in newer torch; 2.11 gives NaN).

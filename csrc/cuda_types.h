@@ -33,6 +33,11 @@ template <class T> inline constexpr bool is_native_float = same<T, float> || sam
 
 TILE_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
 TILE_DEVICE float bits_float(uint32_t bits) { return __uint_as_float(bits); }
+TILE_DEVICE float float_from_bits(uint32_t bits, uint32_t mask, uint32_t flip) {  // two constants: else two instructions
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(y) : "r"(bits), "r"(mask), "r"(flip));  // (a & b) ^ c
+  return __uint_as_float(y);
+}
 TILE_DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
 TILE_DEVICE float nan() { return __uint_as_float(0x7fffffffu); }
 

@@ -16,6 +16,7 @@ PYTHON = {
     "quick_sigmoid": torch.sigmoid,
     "quick_erf": torch.erf,
     "fma": lambda a, b, c: a * b + c,
+    "float_from_bits": lambda a, b, c: torch.zeros_like(a),  # of what is less than 1, whose int32 is 0
     "round": torch.round,
 }
 
@@ -54,6 +55,24 @@ def test_every_function_of_one_to_three_operands(dtype):
                 equal_nan=True,
                 msg=lambda m, n=name: f"{n}: {m}",
             )
+
+
+def test_float_from_bits():
+    """Integers become floats by their bits, in the interpreter and on the CPU; the fourth byte holds -0.5's."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((5,), "int32"), out: T.Tensor((2, 5), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(5):
+                out[0, i] = T.float_from_bits(x[i], -1, 0)
+                out[1, i] = T.float_from_bits(x[i], 15, 0x4B000008)
+
+    x = torch.tensor([0, 7, 0x3F800000, -0x41000000, -1], dtype=torch.int32)
+    for run in (lambda *args: evaluate(kernel, *args), tilelang.compile(kernel)):
+        out = torch.zeros(2, 5)
+        run(x, out)
+        torch.testing.assert_close(out[0], x.view(torch.float32), equal_nan=True, rtol=0, atol=0)
+        assert (out[1] - 2**23).tolist() == [8, 15, 8, 8, 7]
 
 
 def test_predicates():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..ir import dtype as dt
 from .base import Intrinsic, Rule, declare, floating, predicate, same
 
 
@@ -20,6 +21,12 @@ def _torch(name: str) -> Callable[..., Any]:
         return getattr(torch, name)(*args)
 
     return evaluate
+
+
+def _float_from_bits(bits: Any, mask: Any, flip: Any) -> Any:
+    import torch
+
+    return ((bits & mask) ^ flip).to(torch.int32).view(torch.float32)
 
 
 def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu: str | None = None) -> None:
@@ -51,4 +58,11 @@ _declare("atan2", 2, floating, _torch("atan2"))
 _declare("fmod", 2, floating, _torch("fmod"))
 _declare("copysign", 2, floating, _torch("copysign"))
 _declare("hypot", 2, floating, _torch("hypot"))
+# The float32 whose bits are `(bits & mask) ^ flip`: one instruction puts a small integer into a mantissa.
+declare(
+    Intrinsic(
+        "float_from_bits", 3, lambda args: (dt.int32, dt.float32), "float_from_bits",
+        _float_from_bits, cuda="float_from_bits", header="cuda_types.h",
+    )
+)  # fmt: skip
 _declare("fma", 3, floating, lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype))

@@ -12,7 +12,7 @@ from torch_tile.kernels.gemm_config import BARRIERS, Config as Config
 
 FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying
 ROW_BYTES = 128  # of a row of weights that one step takes, where reading them counts
-RESIDENT = 3  # blocks for few rows that an SM holds at once
+STAGES = 6  # of steps for few rows, where shared memory has room for them
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,20 @@ def config_for(problem: Problem, machine: Machine) -> Config:
 
 
 def _few_rows(problem: Problem, machine: Machine) -> Config:
-    """Long rows of weights in each step; where there are few tiles, blocks share the sum."""
-    block_k = min(ROW_BYTES * 8 // problem.bits, 256)
+    """Long rows of weights in each step; where there are few tiles, blocks share the sum.
+
+    Every block reads all of a: with more than 8 rows this is much beside the weights, so blocks take more of those.
+    """
+    block_m = max(8, power_of_two(problem.m))
+    block_n, resident = (64, 2) if block_m == 8 else (128, 1)
+    block_k = min(ROW_BYTES * 8 // problem.bits, 256 if block_m == 8 else 128)
     while problem.group and block_k % problem.group and problem.group % block_k:
         block_k //= 2
-    block_m, block_n = max(8, power_of_two(problem.m)), 64
     stage = (block_m * problem.dtype.itemsize * 8 + block_n * problem.products * problem.bits) * block_k // 8
-    config = Config(block_m, block_n, block_k, 128, min(4, (machine.target.shared_limit - BARRIERS) // stage))
-    count = -(-problem.n // config.block_n)
-    slots = RESIDENT * machine.units
-    splits = min(slots // count, problem.k // (4 * block_k), 64)
+    stages = min(STAGES, (machine.target.shared_limit // resident - BARRIERS) // stage)
+    config = Config(block_m, block_n, block_k, 2 * block_n, stages)
+    count = -(-problem.n // block_n)
+    splits = min(resident * machine.units // count, problem.k // (4 * block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config
 
 

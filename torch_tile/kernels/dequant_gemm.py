@@ -85,6 +85,30 @@ def reference(
 
 
 @dataclass(frozen=True)
+class Factor:
+    """How scales or zeros `[N, G]` lie in memory; `turned`: as `[G, N]`."""
+
+    dtype: torch.dtype
+    turned: bool
+
+    @staticmethod
+    def of(factors: Sequence[torch.Tensor]) -> tuple[Factor | None, list[torch.Tensor]]:
+        """What all of them are, and they in memory's order."""
+        if not factors:
+            return None, []
+        turned = all(is_unit(x.mT) and not is_unit(x) for x in factors)
+        return Factor(factors[0].dtype, turned), [x.mT if turned else dense_last(x) for x in factors]
+
+    def place(self, n: Any, group: Any) -> tuple[Any, Any]:
+        """Where the one of a row and a group lies."""
+        return (group, n) if self.turned else (n, group)
+
+    def type(self, name: str, n: Any, groups: Any) -> Any:
+        """The parameter's type."""
+        return strided(name, self.place(n, groups), self.dtype)
+
+
+@dataclass(frozen=True)
 class Storage:
     """How weights `[N, K]` lie in memory, as `[N, words]`: see `dequantize`.
 
@@ -98,8 +122,8 @@ class Storage:
     offset: int
     turned: tuple[bool, ...]
     group: int
-    scale: torch.dtype | None
-    zero: torch.dtype | None
+    scale: Factor | None
+    zero: Factor | None
     aligned: bool
 
     @property
@@ -114,25 +138,29 @@ class Storage:
     def types(self, n: Any, k: Any) -> tuple[list[Any], list[Any], list[Any]]:
         """The types of the bs, the scales and the zeros."""
         multiple, align = (16 // self.words.itemsize, 16) if self.aligned else (1, None)
-        words, groups = dynamic("words", multiple), T.dynamic("groups")
+        words, groups = dynamic("words", 1 if all(self.turned) else multiple), T.dynamic("groups")
         bs = [
             strided(f"b{i}", (words, n) if turned else (n, words), self.words, multiple=multiple, align=align)
             for i, turned in enumerate(self.turned)
         ]
         count = len(bs)
-        scales = [strided(f"s{i}", (n, groups), self.scale, False) for i in range(count)] if self.scale else []
-        zeros = [strided(f"z{i}", (n, groups), self.zero, False) for i in range(count)] if self.zero else []
+        scales = [self.scale.type(f"s{i}", n, groups) for i in range(count)] if self.scale else []
+        zeros = [self.zero.type(f"z{i}", n, groups) for i in range(count)] if self.zero else []
         return bs, scales, zeros
 
-    def field(self, word: Any, column: Any) -> Any:
-        """The field of a column of a row, from its word: a number of the words' kind."""
+    def number(self, word: Any, column: Any) -> tuple[Any, Any]:
+        """The field of a column of a row, from its word, as a float32 and what is too much in it, both exact.
+
+        Fields of less than a byte are put into the mantissa of 2^(8 - place), which converts them by a mask alone.
+        """
         if self.fields == 1:
-            return word
-        size, place = 8 * self.words.itemsize, self.bits * (column % self.fields)
-        low = size - self.bits - place if self.high_first else place
-        field = (T.cast(word, "int32") >> low) & ((1 << self.bits) - 1)
-        sign = 1 << (self.bits - 1)
-        return (field ^ sign) - sign if self.words.is_signed else field
+            return T.cast(word, "float32"), self.offset
+        place = self.bits * (column % self.fields)
+        place = 8 - self.bits - place if self.high_first else place
+        sign = 1 << (self.bits - 1) if self.words.is_signed else 0  # turned over, it counts from 0 on
+        mask, exponent = ((1 << self.bits) - 1) << (15 + place), (127 + 8 - place) << 23
+        value = T.float_from_bits(T.cast(word, "int32") << 15, mask, exponent + (sign << (15 + place)))
+        return value, T.cast(256 >> place, "float32") + float(sign + self.offset)
 
 
 @dataclass(frozen=True)
@@ -183,12 +211,13 @@ def multiply(
         T.copy(a[row, step * bk], a_tile)
         for number, (b_tile, turned) in enumerate(zip(b_tiles, storage.turned, strict=True)):
             T.copy(bs[number][step * wk, col] if turned else bs[number][col, step * wk], b_tile)
+            start = step * groups if groups > 1 else step // (storage.group // bk) if storage.group else 0
             factors = []
-            for parts in (scales if storage.group else [], zeros):
+            for kind, parts in ((storage.scale, scales if storage.group else []), (storage.zero, zeros)):
                 factor = None
-                if parts:
-                    factor = T.alloc_fragment((bn, groups), parts[number].dtype)
-                    T.copy(parts[number][col, step * bk // storage.group if storage.group else 0], factor)
+                if kind and parts:
+                    factor = T.alloc_fragment(kind.place(bn, groups), kind.dtype)
+                    T.copy(parts[number][kind.place(col, start)], factor)
                 factors.append(factor)
             # Read first, widened then: the tile may be filled again before the product begins.
             words = T.alloc_fragment((wk, bn) if turned else (bn, wk), storage.words)
@@ -197,30 +226,34 @@ def multiply(
             alloc = T.alloc_shared if form.operand == torch.float32 else T.alloc_fragment
             weights = alloc((bn, bk), form.operand)
             for j, c in T.Parallel(bn, bk):
-                word = words[c // storage.fields, j] if turned else words[j, c // storage.fields]
-                group = c // storage.group if groups > 1 else 0
-                value = T.cast(storage.field(word, c), accum)
-                weights[j, c] = T.cast(widen(storage, value, *(f and f[j, group] for f in factors)), form.operand)
+                place = (c // storage.fields, j) if turned else (j, c // storage.fields)
+                weights[j, c] = T.cast(weight(form, words[place], factors, j, c, bk), form.operand)
             T.gemm(weights, a_tile, products[number], transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
     return products
 
 
-def widen(storage: Storage, field: Any, scale: Any, zero: Any) -> Any:
-    """`(field - offset - zero) * scale`, as far as they are given."""
-    value = field
-    if storage.offset:
-        value = value - float(storage.offset)
-    if zero is not None:
-        value = value - T.cast(zero, value.dtype)
-    return value if scale is None else value * T.cast(scale, value.dtype)
+def weight(form: Form, word: Any, factors: Sequence[Any], row: Any, column: Any, block_k: int) -> Any:
+    """One widened weight, from its word and the tile's scales and zeros (None if there are none)."""
+    scale, zero = factors
+    storage, accum = form.storage, compute_dtype(form.product.dtype)
+    group = column // storage.group if storage.groups(block_k) > 1 else 0
+    number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
+    if zero is not None and storage.zero:
+        surplus = T.cast(zero[storage.zero.place(row, group)], accum) + surplus
+    if scale is None or not storage.scale:
+        return number - surplus
+    factor = T.cast(scale[storage.scale.place(row, group)], accum)
+    # One multiply-add is off by 2^-15 of a scale at most, which is less than rounding to 16 bits is.
+    return T.fma(number, factor, -(surplus * factor)) if form.operand.itemsize <= 2 else (number - surplus) * factor
 
 
 @T.macro
 def finish(form: Form, values: Sequence[Any], operands: Sequence[Any], row: Any, col: Any) -> Any:
     """One element of the result from the elements of the products; the scale of a whole row of weights comes here."""
     _, scales, _, aux = form.sort(operands)
-    if scales and not form.storage.group:
-        values = [v * T.cast(s[col, 0], v.dtype) for v, s in zip(values, scales, strict=True)]
+    scale = form.storage.scale
+    if scale and not form.storage.group:
+        values = [v * T.cast(s[scale.place(col, 0)], v.dtype) for v, s in zip(values, scales, strict=True)]
     return gemm.finish(form.product, values, aux, 0, row, col)
 
 
@@ -323,15 +356,13 @@ def run(
     operands, turned = [b for b, _ in matrices], tuple(t for _, t in matrices)
     _, _, views, _ = gemm.as_batches(a, [], aux, kinds, out)
     forms = tuple(gemm.Aux(kind, x.dtype, is_unit(x)) for x, kind in zip(views, kinds, strict=True))
-    first = (*scales, *zeros)[:1]
-    groups = first[0].shape[1] if first else 1
+    groups = next((x.shape[1] for x in (*scales, *zeros)), 1)
+    scale, scales = Factor.of(scales)
+    zero, zeros = Factor.of(zeros)
     group = k // groups if groups > 1 else 0
     vector = vector_of((a,), (k,)) if machine.is_gpu else 1
     aligned = machine.is_gpu and vector_of(operands, [b.shape[1] for b in operands]) > 1
-    storage = Storage(
-        bs[0].dtype, *fields, turned, group, scales[0].dtype if scales else None, zeros[0].dtype if zeros else None,
-        aligned,
-    )  # fmt: skip
+    storage = Storage(bs[0].dtype, *fields, turned, group, scale, zero, aligned)
     operand = a.dtype if machine.is_gpu else compute_dtype(a.dtype)
     form = Form(gemm.Form(a.dtype, out.dtype, False, turned, forms, epilogue, vector), storage, operand)
     config = config or config_for(
