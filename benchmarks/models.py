@@ -68,6 +68,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--timing", type=float, default=1.0, help="seconds of timing for each case")
     parser.add_argument("--select", default="fastest", help="our option of that name")
     parser.add_argument("--json", type=Path, help="append results to this file, one line each")
+    parser.add_argument("--plot", type=Path, help="draw how many times faster than Inductor everybody is (matplotlib)")
     parser.add_argument("--rows", action="store_true", help="print what was found in each case, and what became of it")
     parser.add_argument("--profile", action="store_true", help="print which kernels the time went to")
     parser.add_argument("--list", action="store_true")
@@ -79,7 +80,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         sys.exit("the sizes are those of a GPU, and there is none")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d %H:%M')}")
-    end, bad = time.monotonic() + options.seconds, 0
+    end, lines = time.monotonic() + options.seconds, []
     for case in chosen:
         if time.monotonic() > end:
             print(f"out of time before {case.name}")
@@ -92,8 +93,11 @@ def main(given: Sequence[str] | None = None) -> int:
         if options.json is not None:
             with options.json.open("a") as file:
                 file.write(json.dumps(asdict(line)) + "\n")
-        bad += not line.good
-    print(f"{bad} of {len(chosen)} short of what is asked")
+        lines.append(line)
+    if options.plot is not None:
+        draw(lines, options.plot)
+    bad = sum(not line.good for line in lines)
+    print(f"{bad} of {len(lines)} short of what is asked")
     return int(bool(bad))
 
 
@@ -144,6 +148,27 @@ def ready(
             calls[name]()
         torch.cuda.synchronize()
     return calls
+
+
+def draw(lines: Sequence[Line], path: Path) -> None:
+    """A bar for each case and rival: Inductor's time over its time."""
+    from matplotlib import pyplot  # type: ignore[import-not-found]
+
+    found = [line for line in lines if {"tile", "Inductor"} <= line.times.keys()]
+    names = [n for n in ("eager", "max-autotune", "tile") if any(n in line.times for line in found)]
+    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.3 * len(found)))
+    for number, name in enumerate(names):
+        at = [i + 0.25 * (number - len(names) / 2) for i in range(len(found))]
+        speeds = [
+            line.times["Inductor"].median / line.times[name].median if name in line.times else 0 for line in found
+        ]
+        axes.barh(at, speeds, 0.25, label=name)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(found)), [line.name for line in found])
+    axes.invert_yaxis()
+    axes.set_xlabel("times as fast as Inductor")
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")
 
 
 def profile(name: str, call: Callable[[], Any]) -> str:

@@ -47,6 +47,18 @@ def is_fused(node: Node) -> bool:
     return torch.Tag.pointwise in tags or is_call(node, CAST, *COPIES, *LAYOUT, *REDUCTIONS)
 
 
+def is_read_in_registers(node: Node) -> bool:
+    """Whether Inductor would fuse everything that reads the node, and so never round it to its dtype, nor write it."""
+    readers = list(node.users)
+    for reader in readers:  # grows meanwhile
+        if is_call(reader, *LAYOUT):
+            readers.extend(reader.users)
+    readers = [r for r in readers if not is_call(r, *LAYOUT)]
+    return bool(readers) and all(
+        is_call(r, CAST) or torch.Tag.pointwise in getattr(r.target, "tags", ()) for r in readers
+    )
+
+
 def is_called(module: GraphModule) -> bool:
     """Whether a part is calls of kernels and views only: run node by node it costs the GPU the same as compiled."""
     calls = [n for n in module.graph.nodes if n.op == "call_function"]

@@ -7,6 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from torch_tile.inductor import competition
+from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.report import collect
+
 
 def llama(x, w, eps=1e-6):
     h = x.to(torch.float32)
@@ -224,3 +229,23 @@ def test_what_is_more_than_an_activation_stays(form, agrees, generator):
     x, w = torch.randn(3, 5, 24, generator=generator), torch.randn(24, generator=generator)
     _, report = agrees(lambda x, w: form(F.rms_norm(x, w.shape, w, 1e-6), w), x, w)
     assert not any(" and " in row.what for row in report.replaced("norm")), report
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("reader", ["modulated", "product", "both"])
+def test_norms_that_inductor_keeps_in_registers_are_its_own(captured, reader, monkeypatch, generator):
+    """Modulated, as in diffusion transformers, a norm is one pointwise kernel with what follows and rounds once."""
+    monkeypatch.setattr(competition, "_measure", lambda *args: competition.Outcome(1, 2))
+    monkeypatch.setattr(competition, "_outcomes", {})
+
+    def f(x, w, scale, shift):
+        h = F.rms_norm(x, w.shape, w, 1e-6) if captured else llama(x, w)
+        product = h @ torch.ones(24, 24)
+        return {"modulated": h * (1 + scale) + shift, "product": product, "both": product + h}[reader]
+
+    args = [torch.randn(s, generator=generator) for s in ((3, 5, 24), 24, (3, 1, 24), (3, 1, 24))]
+    with torch.no_grad(), no_caches(), collect() as report:
+        got = torch.compile(f, backend=dry_run)(*args)
+    torch.testing.assert_close(got, f(*args), rtol=1e-4, atol=1e-4)
+    (row,) = report.select("norm")
+    assert row.status == ("kept" if reader == "modulated" else "replaced")

@@ -15,7 +15,7 @@ from torch_tile.inductor.passes import epilogue
 from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_call, ordered, shape
 from torch_tile.inductor.passes.manager import Context
 
-# Epilogues with which nobody is much faster than ATen: it adds a bias itself, and Inductor a residual in the norm behind.
+# Epilogues with which nobody is much faster than ATen: it adds biases itself, and Inductor residuals in a norm behind.
 PLAIN = {"ret acc0", "v0=add(acc0,x0);ret v0", "v0=add(acc0,x0);v1=add(x1,v0);ret v1"}
 
 

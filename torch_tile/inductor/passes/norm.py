@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torch_tile.inductor import report
 from torch_tile.inductor.passes.epilogue import Writer, grow
 from torch_tile.inductor.passes.graph import (
     CAST,
@@ -46,6 +47,7 @@ from torch_tile.inductor.passes.statistics import (
     same_value,
     variance_of,
 )
+from torch_tile.inductor.subgraph import is_read_in_registers
 from torch_tile.kernels.epilogue_rewrite import canonical
 
 ADD = (aten.add.Tensor, aten.add.Scalar)
@@ -200,6 +202,8 @@ def _rms_norm(context: Context, root: Node, h: Node, eps: float) -> None:
     cast_first = scale is not None and any(dtype(n) == dtype(x) for n in casts) and dtype(x) != dtype(y.node)
     out = _through_casts(scale.node)[-1] if scale else casts[-1]
     weight, offset = (scale.weight, scale.offset) if scale else (y.weight, 0.0)
+    if _activation_behind(context, out) is None and left_to_inductor(context, "tile.rms_norm", out, root):
+        return
     rewrite = Rewrite(out)
     source = x if cast_first or dtype(out) == dtype(x) else h
     new = rewrite.call(torch.ops.tile.rms_norm.default, source, weight, eps, "none", offset, cast_first)
@@ -236,6 +240,8 @@ def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
     last = out[-1]
     if dtype(source) != dtype(last):
         source = x
+    if left_to_inductor(context, "tile.layer_norm", last, root):
+        return
     rewrite = Rewrite(last)
     new = rewrite.call(torch.ops.tile.layer_norm.default, source, weight, bias, eps)
     if dtype(new) != dtype(last):
@@ -252,13 +258,10 @@ def take_activation(context: Context) -> None:
     for node in list(context.graph.nodes):
         if not is_call(node, torch.ops.tile.rms_norm.default) or arg(node, 3, "activation", "none") != "none":
             continue
-        found = grow(node, ordered(context.graph), alone=True)
-        if found is None or dtype(found[1]) != dtype(node):
+        found = _activation_behind(context, node)
+        if found is None:
             continue
-        region, out = found
-        activation = ACTIVATIONS.get(canonical(Writer(region).text(out)))
-        if activation is None:
-            continue
+        out, activation = found
         rewrite = Rewrite(out)
         x, weight, eps, _, offset, cast_first = (
             arg(node, i, name, default)
@@ -270,6 +273,25 @@ def take_activation(context: Context) -> None:
         what = f"{_describe('tile.rms_norm', node)} and {activation}"
         if not context.replace(rewrite, "norm", [(out, new)], what, node) and not settled:
             context.handled.discard(node)  # alone it is another question
+
+
+def _activation_behind(context: Context, node: Node) -> tuple[Node, str] | None:
+    """The activation of a tensor, and its name, if nothing else reads the tensor."""
+    found = grow(node, ordered(context.graph), alone=True)
+    if found is None or dtype(found[1]) != dtype(node):
+        return None
+    region, out = found
+    name = ACTIVATIONS.get(canonical(Writer(region).text(out)))
+    return None if name is None else (out, name)
+
+
+def left_to_inductor(context: Context, name: str, node: Node, anchor: Node) -> bool:
+    """Whether a norm is part of a larger pointwise kernel of Inductor's, in which its result is never rounded."""
+    if context.settings.select != "fastest" or not is_read_in_registers(node):
+        return False
+    why = "Inductor computes it in one kernel with what reads it, and rounds nothing in between"
+    context.note("norm", report.KEPT, _describe(name, node), anchor, why)
+    return True
 
 
 _RMS_ARGUMENTS = ("x", "weight", "eps", "activation", "weight_offset", "cast_first")

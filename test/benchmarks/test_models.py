@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of models: what counts as short, and that every case is described."""
+
+import pytest
+import torch
+
+from benchmarks import model_cases
+from benchmarks.models import Line, draw, main, shown
+from benchmarks.timer import Timing
+
+
+def line(ours, theirs, asked=1.1, errors=None, **more):
+    times = {"Inductor": Timing(theirs, theirs, theirs, 5), "tile": Timing(ours, ours, ours, 5)}
+    times |= {name.replace("_", "-"): Timing(t, t, t, 5) for name, t in more.items()}
+    return Line("case", {"Inductor": asked}, times, {}, errors or {})
+
+
+@pytest.mark.parametrize(
+    ("found", "good"),
+    [
+        (line(1.0, 1.2), True),
+        (line(1.0, 1.0), False),
+        (line(1.0, 1.2, errors={"Inductor": 1e-3, "tile": 1.1e-3}), True),
+        (line(1.0, 1.2, errors={"Inductor": 1e-3, "tile": 1.3e-3}), False),
+        (line(1.0, 1.2, max_autotune=0.9), False),
+        (line(1.0, 1.2, max_autotune=0.96), True),
+        (Line("case", {"Inductor": 1.0}), False),
+    ],
+)
+def test_what_is_good(found, good):
+    assert found.good is good
+    assert ("SHORT" in shown(found)) is (not good and "tile" in found.times)
+
+
+def test_names_are_different_and_listed(capsys):
+    names = [case.name for case in model_cases.cases()]
+    assert len(set(names)) == len(names) > 10
+    assert main(["--list", "--only", "swiglu"]) == 0
+    assert capsys.readouterr().out.split("\n")[:2] == ["swiglu 64", "swiglu 4096"]
+
+
+def test_float64_has_the_same_values():
+    layer = torch.nn.Linear(4, 3).bfloat16()
+    call, (x, count), kwargs = model_cases.in_float64(
+        (layer, (torch.randn(2, 4).bfloat16(), torch.tensor(3)), {"n": 1})
+    )
+    assert call.weight.dtype == x.dtype == torch.float64 and count.dtype == torch.int64 and kwargs == {"n": 1}
+    assert layer.weight.dtype == torch.bfloat16 and torch.equal(call.weight, layer.weight.double())
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes", "out"),
+    [
+        (lambda: model_cases.SwiGLU(8, 12), [(3, 8)], (3, 8)),
+        (lambda: model_cases.GeluMLP(8, 12), [(3, 8)], (3, 8)),
+        (lambda: model_cases.EinsumAttention(8, 2), [(2, 5, 8)], (2, 5, 8)),
+        (lambda: model_cases.DiTBlock(8, 2), [(2, 5, 8), (2, 8)], (2, 5, 8)),
+        (lambda: model_cases.VideoBlock(8), [(1, 2, 3, 4, 8)], (1, 2, 3, 4, 8)),
+        (lambda: model_cases.UNetAttention(32, 2), [(2, 32, 4, 4)], (2, 32, 4, 4)),
+        (model_cases.LatentAttention, [(2, 4, 512), (2, 4, 64), (2, 7, 512), (2, 7, 64)], (2, 4, 512)),
+    ],
+)
+def test_pieces_run_on_the_cpu(make, shapes, out):
+    assert make()(*map(torch.randn, shapes)).shape == out
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    draw([line(1.0, 1.2), line(1.0, 1.1, eager=2.0)], tmp_path / "models.svg")
+    assert (tmp_path / "models.svg").stat().st_size > 1000
