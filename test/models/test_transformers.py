@@ -39,6 +39,7 @@ MLA = {
     "topk_group": 1,
     "n_shared_experts": 1,
 }
+MOE = {"num_experts_per_tok": 2}
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SIZE),
     "qwen3": lambda: transformers.Qwen3Config(**SIZE, head_dim=16),
@@ -46,6 +47,16 @@ CONFIGS = {
     "gemma": lambda: transformers.GemmaConfig(**SIZE, head_dim=16),
     "deepseek_v3": lambda: transformers.DeepseekV3Config(
         **{**SIZE, "num_key_value_heads": 4, "num_hidden_layers": 2}, **MLA, first_k_dense_replace=1
+    ),
+}
+# Without code generation only.
+OTHERS = {
+    "gemma2": lambda: transformers.Gemma2Config(**SIZE, head_dim=16, sliding_window=6),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**SIZE, head_dim=16, sliding_window=6),
+    "phi3": lambda: transformers.Phi3Config(**SIZE, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    "mixtral": lambda: transformers.MixtralConfig(**SIZE, **MOE, num_local_experts=2),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **SIZE, **MOE, head_dim=16, num_experts=2, moe_intermediate_size=32
     ),
 }
 
@@ -58,7 +69,7 @@ def fresh():
 
 
 def build(name, dtype=torch.float32, implementation="sdpa"):
-    config = CONFIGS[name]()
+    config = (CONFIGS | OTHERS)[name]()
     if dtype == torch.bfloat16 and name == "deepseek_v3":
         # Rounding may tip the choice of an expert, in eager as in ours, after which errors say nothing: use all.
         config.num_experts_per_tok, config.topk_group = config.n_routed_experts, config.n_group
@@ -80,11 +91,16 @@ def linears(report, graph):
 
 def check_report(report, model, graph="inference"):
     kinds = [type(m).__name__ for m in model.modules()]
-    routers = sum(k.endswith("TopkRouter") for k in kinds)
-    assert linears(report, graph) == kinds.count("Linear") + routers, report
-    assert len(report.replaced("norm")) == sum(k.endswith("RMSNorm") for k in kinds), report
-    assert len(report.replaced("attention")) == model.config.num_hidden_layers, report
-    assert not [r for r in report.missed() if r.graph != "backward"], report
+    routers = sum(k.lower().endswith("topkrouter") for k in kinds)
+    capped = model.config.num_hidden_layers if getattr(model.config, "attn_logit_softcapping", None) else 0
+    in_scores = 2 * capped  # products of attentions that stay written out
+    assert linears(report, graph) == kinds.count("Linear") + routers + in_scores, report
+    norms = [r for r in report.replaced("norm") if r.what.startswith("tile.rms_norm")]  # some then take a residual sum
+    assert len(norms) == sum(k.endswith("RMSNorm") for k in kinds), report
+    missed = [r for r in report.missed() if r.graph != "backward"]
+    assert len(report.replaced("attention")) == model.config.num_hidden_layers - capped, report
+    assert len(missed) == capped, report
+    assert all(r.family == "attention" and "soft cap" in r.fix for r in missed), report
 
 
 def error(got, truth):
@@ -95,13 +111,14 @@ def error(got, truth):
 PREFILL = [
     *((name, torch.float32, tile) for name in CONFIGS),
     *((name, torch.bfloat16, tile if name in ("llama", "deepseek_v3") else dry_run) for name in CONFIGS),
+    *((name, torch.float32, dry_run) for name in OTHERS),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "backend"), PREFILL)
 def test_prefill_and_decode(name, dtype, backend):
-    model = build(name, dtype).eval()
+    model = build(name, dtype, "eager" if name == "gemma2" else "sdpa").eval()
     truth = copy.deepcopy(model).double()
     truth.config._experts_implementation = "batched_mm"  # grouped_mm takes no float64
     ids = torch.randint(0, SIZE["vocab_size"], (2, 11))
@@ -121,6 +138,23 @@ def test_prefill_and_decode(name, dtype, backend):
             else:
                 assert error(got, exact) <= 1.5 * error(eager, exact)
     assert graph_breaks() == breaks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CONFIGS, *OTHERS])
+def test_written_out_over_a_static_cache(name):
+    """transformers' own attention in bfloat16, over a cache of fixed size: masked by position, written by index."""
+    model = build(name, torch.bfloat16, "eager").eval()
+    ids = torch.randint(0, SIZE["vocab_size"], (2, 10))
+    caches = [transformers.StaticCache(config=model.config, max_cache_len=16) for _ in range(2)]
+    fast = compiled(model, dry_run)
+    with torch.no_grad():
+        for step in (slice(0, 9), slice(9, 10)):
+            with collect() as report:
+                got = fast(input_ids=ids[:, step], past_key_values=caches[0], use_cache=True).logits
+            check_report(report, model)
+            want = model(input_ids=ids[:, step], past_key_values=caches[1], use_cache=True).logits
+            assert error(got, want.double()) < 0.05
 
 
 @pytest.mark.slow
@@ -185,3 +219,33 @@ def test_layer_norm_models(name):
     found = len(report.replaced("attention")), len(report.replaced("norm")), len(report.replaced("gemm"))
     assert found == (1, norms, count), report
     assert not report.missed(), report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_encoders(implementation):
+    """A vision transformer, and a speech encoder with its decoder that attends to it."""
+    vision = transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=80, image_size=16, patch_size=8
+    )
+    speech = transformers.WhisperConfig(
+        vocab_size=96, d_model=48, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, num_mel_bins=16,
+        decoder_attention_heads=4, encoder_ffn_dim=80, decoder_ffn_dim=80, max_source_positions=20, pad_token_id=0,
+        max_target_positions=32, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    vision._attn_implementation = speech._attn_implementation = implementation
+    vit, whisper = transformers.ViTModel(vision).eval(), transformers.WhisperModel(speech).eval()
+    ids = torch.randint(0, 96, (2, 6))
+    cases = [
+        (vit, {"pixel_values": torch.randn(2, 3, 16, 16)}, 1),
+        (whisper, {"input_features": torch.randn(2, 16, 40), "decoder_input_ids": ids, "use_cache": False}, 3),
+    ]
+    for model, inputs, attentions in cases:
+        with torch.no_grad(), collect() as report:
+            got = compiled(model, dry_run)(**inputs)[0]
+        with torch.no_grad():
+            assert error(got, model(**inputs)[0].double()) < 1e-4
+        count = {t: sum(isinstance(m, t) for m in model.modules()) for t in (torch.nn.Linear, torch.nn.LayerNorm)}
+        assert len(report.replaced("attention")) == attentions, report
+        assert (linears(report, "inference"), len(report.replaced("norm"))) == tuple(count.values()), report
+        assert not report.missed(), report
