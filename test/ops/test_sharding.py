@@ -24,8 +24,8 @@ def calls():
     """(op, arguments): sizes that two ranks share evenly, and some that they do not."""
     generator = torch.Generator().manual_seed(1)
 
-    def t(*shape):
-        return torch.randn(shape, generator=generator, requires_grad=True)
+    def t(*shape, by=1.0):
+        return (torch.randn(shape, generator=generator) * by).requires_grad_()
 
     def integers(values):
         return torch.tensor(values, dtype=torch.int32)
@@ -37,6 +37,11 @@ def calls():
     yield "gemm", (t(4, 6), [t(6, 8)], [], "", "", torch.float32)
     yield "gemm", (t(3, 4, 6), [t(1, 6, 8), t(3, 6, 8)], [], "", "v0=mul(acc0,acc1);ret v0", torch.float32)
     yield "gemm", (t(4, 6), [t(6, 8)], [t(4, 8), t(8), t(4, 1), t(1)], "trcs", add, torch.float64)
+    words, scale = torch.arange(128, dtype=torch.uint8).reshape(8, 16), "v0=mul(acc0,x0);ret v0"
+    yield (
+        "dequant_gemm",
+        (t(4, 32), [words], [t(8, 2, by=0.02)], [t(8, 2)], 4, True, 8, [t(8)], "r", scale, torch.float32),
+    )
     yield "linear", (t(4, 3, 6), t(8, 6))
     yield "linear", (t(4, 3, 6), t(8, 6), t(8), t(4, 3, 8))
     yield "linear", (t(4, 3, 6), t(8, 6), t(8), None, "gelu")
@@ -146,7 +151,7 @@ def check_every_argument_counts(rank):
 
 def without_kernels():
     """Forwards in plain torch: building kernels takes longer than all else here, and they have tests of their own."""
-    for family in ("gemm", "attention", "mla_decode", "softmax"):
+    for family in ("gemm", "dequant_gemm", "attention", "mla_decode", "softmax"):
         module = kernels(family)
         setattr(module, family, module.reference)
     norm = kernels("norm")
@@ -192,7 +197,7 @@ def names(op, *args, sizes=(2,)):
 
 
 def test_every_op_has_a_rule():
-    assert set(sharding.RULES) == set(SCHEMAS) - {"dequant_gemm"}
+    assert set(sharding.RULES) == set(SCHEMAS)
 
 
 def test_what_may_be_sharded():

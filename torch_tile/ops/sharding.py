@@ -67,17 +67,39 @@ def _gemm(
     a: Spec, bs: Sequence[Spec], aux: Sequence[Spec], kinds: str, epilogue: str, dtype: torch.dtype
 ) -> Rule:  # fmt: skip
     batch = ("batch",) if len(a.shape) == 3 else ()
-    aux_dims: dict[str, Dims] = {"t": (*batch, "m", "n"), "r": ("n",), "c": (*batch, "m", "")}
     return Rule(
         outputs=[(*batch, "m", "n")],
         inputs=[
             (*batch, "m", "k"),
             *(_broadcast(b, (*batch, "k", "n")) for b in bs),
-            *(aux_dims.get(kind, ("",) * len(x.shape)) for x, kind in zip(aux, kinds, strict=True)),
+            *_aux(aux, kinds, batch),
         ],
         free=(*batch, "m", "n"),
         summed=("k",) if len(bs) == 1 and epilogue in ("", "ret acc0") else (),
     )
+
+
+def _aux(aux: Sequence[Spec], kinds: str, batch: Dims) -> list[Dims]:
+    """The auxiliary operands of a product."""
+    dims: dict[str, Dims] = {"t": (*batch, "m", "n"), "r": ("n",), "c": (*batch, "m", "")}
+    return [dims.get(kind, ("",) * len(x.shape)) for x, kind in zip(aux, kinds, strict=True)]
+
+
+def _dequant_gemm(
+    a: Spec,
+    bs: Sequence[Spec],
+    scales: Sequence[Spec],
+    zeros: Sequence[Spec],
+    bits: int,
+    high_first: bool,
+    offset: int,
+    aux: Sequence[Spec],
+    kinds: str,
+    *_: Any,
+) -> Rule:
+    # Words and groups of columns need not end where a shard of the columns would.
+    weights = [*[("n", "word")] * len(bs), *[("n", "group")] * (len(scales) + len(zeros))]
+    return Rule(outputs=[("m", "n")], inputs=[("m", "k"), *weights, *_aux(aux, kinds, ())], free=("m", "n"))
 
 
 def _linear(x: Spec, weight: Spec, bias: Spec | None, residual: Spec | None, activation: str) -> Rule:
@@ -169,6 +191,7 @@ def _softmax(x: Spec, dim: int, dtype: torch.dtype | None) -> Rule:
 
 RULES: dict[str, Callable[..., Rule]] = {
     "gemm": _gemm,
+    "dequant_gemm": _dequant_gemm,
     "linear": _linear,
     "swiglu": _swiglu,
     "attention": _attention,
