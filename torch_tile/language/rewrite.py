@@ -77,7 +77,7 @@ def _compile(function: FunctionType) -> CodeType:
     factory = _function("__factory__", outer, [inner])
     module = ast.Module([ast.copy_location(factory, tree)], [])
     ast.copy_location(inner, tree)
-    ast.fix_missing_locations(module)
+    ast.fix_missing_locations(module)  # once for all: each call walks over the whole of what it is given
     code = compile(module, function.__code__.co_filename, "exec")
     for _ in range(2):  # the factory, and in it the function
         code = next(c for c in code.co_consts if isinstance(c, CodeType))
@@ -164,7 +164,7 @@ class _Reroute(ast.NodeTransformer):
             for target in node.targets:
                 again = ast.copy_location(ast.Name(temp, ast.Load()), node)
                 stmts.append(ast.copy_location(self._assign(target, again, node), node))
-            return [ast.fix_missing_locations(s) for s in stmts]
+            return stmts
         return self._assign(node.targets[0], value, node)
 
     def _assign(self, target: ast.expr, value: ast.expr, at: ast.stmt) -> ast.stmt:
@@ -177,7 +177,7 @@ class _Reroute(ast.NodeTransformer):
             value = _call("bind_many", _names(target), value, olds_tuple, flags, at=at)
         else:
             target = self.visit(target)
-        return ast.fix_missing_locations(ast.copy_location(ast.Assign([target], value), at))
+        return ast.copy_location(ast.Assign([target], value), at)
 
     def _bind(self, name: str, value: ast.expr, at: ast.AST) -> ast.expr:
         old = _lambda(ast.copy_location(ast.Name(name, ast.Load()), at))
@@ -188,7 +188,7 @@ class _Reroute(ast.NodeTransformer):
         if not isinstance(node.target, ast.Name):
             return ast.copy_location(ast.AugAssign(self.visit(node.target), node.op, value), node)
         total = ast.copy_location(ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, value), node)
-        return self._assign(node.target, ast.fix_missing_locations(total), node)
+        return self._assign(node.target, total, node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if not isinstance(node.target, ast.Name):
@@ -199,7 +199,7 @@ class _Reroute(ast.NodeTransformer):
             return self._assign(node.target, value, node)
         old = _lambda(ast.copy_location(ast.Name(name, ast.Load()), node))
         value = _call("annotate", ast.Constant(name), annotation, old, at=node.annotation)
-        return ast.fix_missing_locations(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], value), node))
+        return ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], value), node)
 
     def visit_If(self, node: ast.If) -> Any:
         """Each branch runs if Python knows the condition, else both are recorded."""
@@ -216,7 +216,7 @@ class _Reroute(ast.NodeTransformer):
         choose = ast.copy_location(ast.If(ast.Name(flag, ast.Load()), then, otherwise), node)
         calls = _call("branches", test, *known, at=node.test)
         loop = ast.For(ast.Name(flag, ast.Store()), calls, [choose, *end], [])
-        return ast.fix_missing_locations(ast.copy_location(loop, node))
+        return ast.copy_location(loop, node)
 
     def _if_with_break(
         self, node: ast.If, test: ast.expr, known: list[ast.expr], bodies: tuple[list[ast.stmt], list[ast.stmt]],
@@ -235,13 +235,13 @@ class _Reroute(ast.NodeTransformer):
             ast.Assign([ast.Name(flag, ast.Store())], _call("condition", test, at=node.test)),
             ast.If(_call("is_device", name, at=node.test), recorded, python),
         ]
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in stmts]
+        return [ast.copy_location(s, node) for s in stmts]
 
     def visit_While(self, node: ast.While) -> Any:
         test, carried = _lambda(self.visit(node.test)), _literal(tuple(self.reads.carried(node)))
         calls = _call("whiles", test, carried, at=node.test)
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
-        return ast.fix_missing_locations(ast.copy_location(loop, node))
+        return ast.copy_location(loop, node)
 
     def visit_For(self, node: ast.For) -> Any:
         carried = _literal(tuple(self.reads.carried(node)))
@@ -251,7 +251,7 @@ class _Reroute(ast.NodeTransformer):
             over.func = ast.copy_location(ast.Attribute(ast.Name(RECORDER, ast.Load()), "range", ast.Load()), over.func)
         loop = _call("loop", over, _names(node.target), carried, at=node.iter)
         new = ast.For(node.target, loop, *self._loop(node, node.iter))
-        return ast.fix_missing_locations(ast.copy_location(new, node))
+        return ast.copy_location(new, node)
 
     def _loop(self, node: ast.For | ast.While, at: ast.expr) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """A loop's body and what follows its end."""
@@ -266,27 +266,27 @@ class _Reroute(ast.NodeTransformer):
             if item.optional_vars is not None:
                 item.context_expr = _call("named", item.context_expr, _names(item.optional_vars), at=item.context_expr)
         node.body = self._block(node.body)
-        return ast.fix_missing_locations(node)
+        return node
 
     def visit_Break(self, node: ast.Break | ast.Continue) -> Any:
         word = ast.Constant("break" if isinstance(node, ast.Break) else "continue")
         leave = ast.If(_call("leave", word, *_lookups(self.loops[-1], node), at=node), [node], [])
-        return ast.fix_missing_locations(ast.copy_location(leave, node))
+        return ast.copy_location(leave, node)
 
     visit_Continue = visit_Break
 
     def visit_Return(self, node: ast.Return) -> Any:
         value = self.visit(node.value) if node.value else ast.Constant(None)
-        return ast.fix_missing_locations(ast.copy_location(ast.Return(_call("returns", value, at=node)), node))
+        return ast.copy_location(ast.Return(_call("returns", value, at=node)), node)
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         message = self.visit(node.msg) if node.msg else ast.Constant("")
         call = _call("asserts", self.visit(node.test), message, at=node)
-        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
+        return ast.copy_location(ast.Expr(call), node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         word = "all_of" if isinstance(node.op, ast.And) else "any_of"
-        return ast.fix_missing_locations(_call(word, *(_lambda(self.visit(v)) for v in node.values), at=node))
+        return _call(word, *(_lambda(self.visit(v)) for v in node.values), at=node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         operand = self.visit(node.operand)
@@ -296,14 +296,14 @@ class _Reroute(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         branches = (_lambda(self.visit(node.body)), _lambda(self.visit(node.orelse)))
-        return ast.fix_missing_locations(_call("choose", self.visit(node.test), *branches, at=node))
+        return _call("choose", self.visit(node.test), *branches, at=node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         if len(node.ops) == 1:
             return self.generic_visit(node)
         ops = _literal(tuple(type(op).__name__ for op in node.ops))
         operands = [self.visit(x) for x in (node.left, *node.comparators)]
-        return ast.fix_missing_locations(_call("chain", ops, *operands, at=node))
+        return _call("chain", ops, *operands, at=node)
 
 
 def _lookups(names: list[str], at: ast.AST) -> list[ast.expr]:
