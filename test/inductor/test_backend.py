@@ -15,6 +15,7 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch_tile.inductor import passes
 from torch_tile.inductor.backend import split_options, tile
 from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.passes import manager
 from torch_tile.inductor.passes.manager import TilePass
 from torch_tile.inductor.report import collect
 from torch_tile.inductor.settings import FAMILIES, Settings
@@ -119,6 +120,18 @@ def test_uuid_tells_settings_apart():
     ids = [TilePass(stage, s).uuid() for stage in ("pre_grad", "post_grad") for s in (Settings(), Settings("tile"))]
     assert len({pickle.dumps(i) for i in ids}) == 4
     assert ids[0] == TilePass("pre_grad", Settings()).uuid()
+
+
+def test_uuid_tells_sources_apart(tmp_path, monkeypatch):
+    def fingerprint(kernel, header):
+        for path, text in (("torch_tile/kernels/gemm.py", kernel), ("torch_tile/csrc/mma.h", header)):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+        monkeypatch.setattr(manager, "__file__", str(tmp_path / "torch_tile/inductor/passes/manager.py"))
+        return manager.fingerprint.__wrapped__()
+
+    assert len({fingerprint(k, h) for k in "12" for h in "12"}) == 4
+    assert fingerprint("1", "1") == fingerprint("1", "1")
 
 
 def test_a_pass_that_fails_leaves_the_graph(monkeypatch, caplog):
