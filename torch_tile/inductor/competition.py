@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -150,6 +151,8 @@ def _save(key: str, outcome: Outcome) -> None:
 
 
 def _measure(new: GraphModule, old: GraphModule, key: str, settings: Settings) -> Outcome:
+    start = time.perf_counter()
     outcome = Outcome(*contest.times(new, old, {"max_autotune": settings.thorough}))
+    log.debug("a contest took %.2f s: %s", time.perf_counter() - start, outcome)
     _save(key, outcome)
     return outcome
