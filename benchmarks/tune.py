@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the cuts that the library ships for a GPU: `python -m benchmarks.tune [gemm attention mla] [--only M5,b64]
-[--seconds 500] [--output DIR]`, on that GPU.
+"""Finds the cuts that the library ships for a GPU: `python -m benchmarks.tune [gemm dequant attention mla]
+[--only M5,b64] [--seconds 500] [--output DIR]`, on that GPU.
 
 For each class of shapes of the benchmarks it starts from the model's cut and climbs: it races the neighbours (one field
 changed) of the best cut so far, until none is faster. Wrong results are out. Cuts that beat the model's by 2 % go into
@@ -30,7 +30,16 @@ from benchmarks.problem import Case, Problem, tolerance_of, wrong
 from benchmarks.runner import LIMIT, problems_of, said
 from torch_tile.autotuner.compiling import side_by_side, workers_for
 from torch_tile.autotuner.race import race
-from torch_tile.kernels import attention, attention_form, gemm, gemm_config, mla_decode, mla_form
+from torch_tile.kernels import (
+    attention,
+    attention_form,
+    dequant_config,
+    dequant_gemm,
+    gemm,
+    gemm_config,
+    mla_decode,
+    mla_form,
+)
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.tuned import FOLDER, file_of, read
 from torch_tile.target import Target
@@ -38,6 +47,9 @@ from torch_tile.target import Target
 FAMILIES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # who asks for cuts, who chooses, and the fields to vary
     "gemm": (
         gemm, gemm_config, ("block_m", "block_n", "block_k", "threads", "stages", "splits", "panel", "staged"),
+    ),
+    "dequant": (
+        dequant_gemm, dequant_config, ("block_m", "block_n", "block_k", "threads", "stages", "splits"),
     ),
     "attention": (
         attention, attention_form,

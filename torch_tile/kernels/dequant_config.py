@@ -9,6 +9,7 @@ import torch
 
 from torch_tile.kernels.common import Machine, power_of_two
 from torch_tile.kernels.gemm_config import BARRIERS, Config as Config
+from torch_tile.kernels.tuned import rows_class, tuned
 
 FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying
 ROW_BYTES = 128  # of a row of weights that one step takes, where reading them counts
@@ -38,6 +39,19 @@ def config_for(problem: Problem, machine: Machine) -> Config:
     """
     if not machine.is_gpu:
         return Config(min(max(8, power_of_two(problem.m)), 64), 64, 64, stages=0)
+    return tuned(Config, "dequant", machine, shape_class(problem)) or _gpu_config(problem, machine)
+
+
+def shape_class(problem: Problem) -> str | None:
+    """Problems that are cut alike; None for operands that are not tuned for."""
+    if problem.dtype.itemsize != 2 or not problem.aligned:
+        return None
+    bits = f"{problem.bits} bits by {problem.group}"
+    return f"{problem.products}*{rows_class(problem.m)}x{problem.n}x{problem.k} {bits}"
+
+
+def _gpu_config(problem: Problem, machine: Machine) -> Config:
+    """By few rules: exact numbers, few rows, wgmma, mma.sync."""
     if problem.dtype.itemsize > 2:  # exact: no tensor core for float32, one of its own shape for float64
         return Config(32, 64, 32, 128, 2)
     if problem.m <= FEW_ROWS // problem.products:

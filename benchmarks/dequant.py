@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with weights of few bits: `python -m benchmarks.dequant [--quick] [--only int4,m16] [--json FILE]`.
+
+On a GPU 1, 16, 64 and 1024 rows by 16384 x 16384 weights, against cuBLAS with the same weights in 16 bits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benchmarks.problem import Case, Prepare, Problem, sample_of
+from benchmarks.runner import main
+from benchmarks.timer import name_of
+from torch_tile.kernels.dequant_gemm import dequant_gemm, dequantize, reference
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Dtype of words, bits of a weight, what is subtracted, columns of a group (0: all), whether there are zeros."""
+
+    words: torch.dtype
+    bits: int = 8
+    offset: int = 0
+    group: int = 0
+    zeros: bool = False
+
+
+SCHEMES = {
+    "int8": Scheme(torch.int8),
+    "int4 g128": Scheme(torch.uint8, 4, 8, 128),
+    "int4 g32 zeros": Scheme(torch.uint8, 4, 0, 32, True),
+    "fp8": Scheme(torch.float8_e4m3fn),
+}
+SIZE = 16384
+ASKED = {1: 3.4, 16: 3.4, 64: 2.5, 1024: 0.95}  # times cuBLAS, of 4 bits in groups of 128
+SMALL = {"tiny": (5, 40, 128), "decode": (1, 2048, 2048), "decode_8": (8, 2048, 2048)}  # on the CPU
+
+
+def problems(device: str) -> Iterator[Problem]:
+    gpu = device != "cpu"
+    sizes = {f"m{m}": (m, SIZE, SIZE) for m in ASKED} if gpu else SMALL
+    for dtype in (torch.float16, torch.bfloat16) if gpu else (torch.bfloat16,):
+        for name, scheme in SCHEMES.items():
+            for size, (m, n, k) in sizes.items():
+                groups = k // scheme.group if scheme.group else 1
+                moved = n * k * scheme.bits / 8 + n * groups * (2 + scheme.zeros) + 2.0 * (m * k + m * n)
+                yield Problem(
+                    f"dequant {name} {size} {name_of(dtype)}", f"dequant {name} {name_of(dtype)}", dtype,
+                    2.0 * m * n * k, moved, partial(case, device, scheme, dtype, m, n, k),
+                    asked={"cuBLAS": ASKED[m]} if gpu and name == "int4 g128" else {},
+                    quick=(not gpu and size == "tiny") or (gpu and name != "fp8" and dtype == torch.bfloat16),
+                )  # fmt: skip
+
+
+def case(device: str, scheme: Scheme, dtype: torch.dtype, m: int, n: int, k: int) -> Case:
+    """Random words, scales around 2 ** -bits."""
+    a = torch.randn(m, k, device=device, dtype=dtype)
+    if scheme.words.is_floating_point:
+        b = torch.randn(n, k, device=device, dtype=dtype).to(scheme.words)
+    else:
+        b = torch.randint(0, 256, (n, k * scheme.bits // 8), device=device, dtype=torch.uint8).view(scheme.words)
+    groups = k // scheme.group if scheme.group else 1
+    scale = ((torch.rand(n, groups, device=device) + 0.5) / 2**scheme.bits).to(dtype)
+    zero = torch.randint(0, 16, (n, groups), device=device, dtype=torch.int8) if scheme.zeros else None
+    stored = scheme.bits, False, scheme.offset
+    zeros = [] if zero is None else [zero]
+    rows = sample_of(m, 16, device)
+
+    def expected() -> torch.Tensor:
+        return reference(a[rows].double(), [b], [scale.double()], zeros, *stored, [], "", "", torch.float64)
+
+    def widened() -> torch.Tensor:
+        return dequantize(b, scale, zero, *stored, torch.float32).to(dtype)
+
+    rivals: dict[str, Prepare] = {"cuBLAS" if device != "cpu" else "torch": lambda: partial(torch.mm, a, widened().T)}
+    ours = partial(dequant_gemm, a, [b], [scale], zeros, *stored, [], "", "", dtype)
+    return Case(ours, rivals, lambda out: out[rows], expected)
+
+
+if __name__ == "__main__":
+    sys.exit(main(["dequant"], __doc__))
