@@ -59,6 +59,16 @@ def test_kernels_used_are_noted():
     assert outer == [first, second] and inner == [second]
 
 
+def test_watchers_of_kernels_may_end_in_any_order():
+    plain = jit.JITFunction.compile
+    one, two = torch_tile.jit.kernels_used(), torch_tile.jit.kernels_used()
+    first, second = one.__enter__(), two.__enter__()
+    one.__exit__(None, None, None)
+    kernel = scaled(9)
+    two.__exit__(None, None, None)
+    assert first == [] and second == [kernel] and jit.JITFunction.compile is plain
+
+
 def test_tracing_and_building_by_hand():
     program, tensors = scaled.trace(5, factor=3)
     assert tensors == [] and scaled.build(program, "cpu")(torch.ones(5))[0] == 3
