@@ -20,12 +20,38 @@ def test_by_hand(dim, agrees, generator):
     "form",
     [
         lambda x: torch.exp(x - x.amax(-1, keepdim=True)) / torch.exp(x).sum(-1, keepdim=True),
-        lambda x: (e := torch.exp(x - x.amax(0, keepdim=True))) / e.sum(-1, keepdim=True),
         lambda x: (e := torch.exp(x - x.amax(-1, keepdim=True))) / e.sum(-1, keepdim=True) + e,
         lambda x: (e := torch.exp(x - x.amax(-1, keepdim=True))) / e.flip(-1).sum(-1, keepdim=True).cos(),
     ],
 )
 def test_look_alikes_are_left(form, agrees, generator):
+    _, report = agrees(form, torch.randn(6, 6, generator=generator))
+    assert not report.rows
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: (e := torch.exp(x)) / e.sum(-1, keepdim=True),
+        lambda x: (e := torch.exp(x - x.max(-1).values[..., None])) / e.sum(-1).unsqueeze(-1),
+        lambda x: (e := torch.exp(x - x.max(0, keepdim=True).values)) / e.sum(0, keepdim=True),
+        lambda x: (e := torch.exp(x - x.amax(0, keepdim=True))) / e.sum(-1, keepdim=True),  # of what is shifted
+    ],
+)
+def test_with_any_maximum_or_none(form, agrees, generator):
+    _, report = agrees(form, torch.randn(6, 6, generator=generator))
+    assert [r.status for r in report.select("softmax")] == ["replaced"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: (e := torch.exp(x)) / e.sum(-1),  # a square x: divides columns
+        lambda x: (e := torch.exp(x)) / e.sum(0),  # right only for a tensor of rank 2
+        lambda x: (e := torch.exp(x)) / e.sum(-1, keepdim=True).expand(6, 6).mT,
+    ],
+)
+def test_a_sum_along_another_dimension_is_another_thing(form, agrees, generator):
     _, report = agrees(form, torch.randn(6, 6, generator=generator))
     assert not report.rows
 

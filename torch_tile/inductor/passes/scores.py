@@ -8,7 +8,6 @@ put around their `bmm` nor where between them a mask was added matters.
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch.fx import Node
 from torch_tile.inductor.passes.graph import (
     CAST,
     Miss,
-    arg,
     aten,
     binary_with_scalar,
     constant,
@@ -28,6 +26,7 @@ from torch_tile.inductor.passes.graph import (
     name_of,
     shape,
 )
+from torch_tile.inductor.passes.statistics import reduced
 from torch_tile.inductor.passes.views import Group, leaves, trace
 
 PRODUCTS = (aten.bmm.default, aten.mm.default)
@@ -169,13 +168,8 @@ def _times_tensor(node: Node, dims: list[Group], keys: Group) -> Scores:
 
 def _is_own_maximum(node: Any, scores: Any, dims: list[Group], keys: Group) -> bool:
     """Whether `node` is the maximum of `scores` over the keys."""
-    if is_call(node, operator.getitem) and node.args[1] == 0:
-        node = node.args[0]
-    if not is_call(node, aten.amax.default, aten.max.dim) or not arg(node, 2, "keepdim", False):
-        return False
-    over: Any = arg(node, 1, "dim")
-    over = [over] if isinstance(over, int) else over
-    return len(over) == 1 and leaves(dims[over[0]]) == leaves(keys) and equivalent(node.args[0], scores)
+    found = reduced(node, aten.amax.default, aten.max.dim) if is_tensor(node) else None
+    return found is not None and leaves(dims[found[1]]) == leaves(keys) and equivalent(found[0], scores)
 
 
 def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:

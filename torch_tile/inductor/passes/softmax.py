@@ -6,8 +6,9 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.passes.graph import Rewrite, arg, aten, dtype, equivalent, is_call, shape, uncast
+from torch_tile.inductor.passes.graph import Rewrite, arg, aten, dtype, equivalent, is_call, uncast
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.statistics import reduced
 
 
 def recognise(context: Context) -> None:
@@ -26,22 +27,27 @@ def recognise(context: Context) -> None:
 
 
 def _parts(node: Node) -> tuple[Node, int] | None:
-    """`(x, dim)` if `node` is `e / e.sum(dim)` with `e = exp(x - x.amax(dim))`."""
+    """`(x, dim)` if `node` is `e / e.sum(dim)` with `e = exp(x - x.amax(dim))`, or `exp(x)`, which may overflow."""
     if not is_call(node, aten.div.Tensor):
         return None
     e, total = arg(node, 0), arg(node, 1)
-    if not is_call(total, aten.sum.dim_IntList) or not is_call(e, aten.exp.default) or arg(total, 0) is not e:
+    found = reduced(total, aten.sum.dim_IntList)
+    if found is None or found[0] is not e or not is_call(e, aten.exp.default):
+        return None
+    inner, dim = set(_between(total)), found[1]
+    if any(u is not node and u not in inner for n in (e, *inner) for u in n.users):
         return None
     shifted = arg(e, 0)
-    if not is_call(shifted, aten.sub.Tensor):
-        return None
-    x, top = arg(shifted, 0), arg(shifted, 1)
-    if not is_call(top, aten.amax.default) or not equivalent(arg(top, 0), x):
-        return None
-    if not arg(total, 2, "keepdim", False) or not arg(top, 2, "keepdim", False):
-        return None
-    rank = len(shape(node))
-    dims = [d % rank for d in arg(total, 1)]
-    if [d % rank for d in arg(top, 1, "dim", [])] != dims or len(dims) != 1:
-        return None
-    return (x, dims[0]) if set(e.users) == {node, total} and len(total.users) == 1 else None
+    if is_call(shifted, aten.sub.Tensor):
+        top = reduced(arg(shifted, 1), aten.amax.default, aten.max.dim)
+        if top is not None and top[1] == dim and equivalent(top[0], arg(shifted, 0)):
+            return arg(shifted, 0), dim
+    return shifted, dim
+
+
+def _between(total: Node) -> list[Node]:
+    """The sum, and the views that put its dimension back."""
+    chain = [total]
+    while not is_call(chain[-1], aten.sum.dim_IntList):
+        chain.append(chain[-1].args[0])  # type: ignore[arg-type]
+    return chain

@@ -58,6 +58,22 @@ def puts_back(node: Any) -> bool:
     return len(new) == len(old) > 0 and same_shape(new[:-1], old[:-1]) and known(old[-1] == 1)
 
 
+def reduced(node: Any, *targets: Any) -> tuple[Node, int] | None:
+    """`(x, dim)` if `node` is x reduced by one of `targets` over one dimension, and broadcasts back to x."""
+    plain = node if is_call(node, *targets) else per_row(node)
+    if is_call(plain, operator.getitem) and plain.args[1] == 0:
+        plain = plain.args[0]
+    if not is_call(plain, *targets):
+        return None
+    x: Any = plain.args[0]
+    dims: Any = arg(plain, 1, "dim", [])
+    dims = [dims] if isinstance(dims, int) else dims
+    if len(dims) != 1 or len(shape(node)) != len(shape(x)):
+        return None
+    dim = dims[0] % len(shape(x))
+    return (x, dim) if arg(plain, 2, "keepdim", False) or dim == len(shape(x)) - 1 else None
+
+
 def mean_of(node: Any) -> Any:
     """`x` if `node` is the mean of x over its last dimension, whether or not it keeps that; None if it is no mean."""
     node = per_row(node)
