@@ -9,7 +9,7 @@ from torch_tile.interp.threads import run_threads
 from torch_tile.intrinsics import memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, const, select
-from torch_tile.kernels import attention, gemm, mla_decode, norm, softmax
+from torch_tile.kernels import attention, dequant_gemm, gemm, mla_decode, norm, softmax
 
 
 def pipeline(b, steps, stages=2):
@@ -68,6 +68,15 @@ def of_gemm(m, n, k, dtype, text=""):
     return gemm.gemm(a, [b], [], "", text, dtype), gemm.reference(a.double(), [b.double()], [], "", text, torch.float64)
 
 
+def of_dequant_gemm(m, n, k):
+    """4 bits in groups of 64, with zeros."""
+    a, b = randn(m, k) / 64, torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    scale, zero = randn(n, k // 64).abs() / 8 + 0.1, torch.randint(0, 16, (n, k // 64), dtype=torch.int8)
+    stored = [zero], 4, False, 0, [], "", ""
+    want = dequant_gemm.reference(a.double(), [b], [scale.double()], *stored, torch.float64)
+    return dequant_gemm.dequant_gemm(a, [b], [scale], *stored, torch.float16), want
+
+
 def of_attention(causal, queries, heads=1, dtype=torch.float16):
     q, k, v = (randn(1, h, n, d, dtype=dtype) for h, n, d in ((heads, queries, 32), (1, 500, 32), (1, 500, 48)))
     args = None, causal, 0.2, 0, 20
@@ -101,6 +110,8 @@ LIBRARY = {
     "gemm ragged bf16": lambda: of_gemm(33, 41, 300, torch.bfloat16, "v=silu(acc0);ret v"),
     "gemm fp32": lambda: of_gemm(40, 40, 72, torch.float32),
     "gemm one row": lambda: of_gemm(1, 64, 700, torch.float16),
+    "dequant_gemm": lambda: of_dequant_gemm(20, 72, 2048),
+    "dequant_gemm of many rows": lambda: of_dequant_gemm(70, 72, 384),
     "attention": lambda: of_attention(False, 70, 2),
     "attention causal": lambda: of_attention(True, 500, dtype=torch.bfloat16),
     "mla_decode": of_mla,

@@ -10,6 +10,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.attention import attention
 from torch_tile.kernels.common import Machine, vector_of
+from torch_tile.kernels.dequant_gemm import dequant_gemm
 from torch_tile.kernels.gemm import gemm
 from torch_tile.kernels.mla_decode import mla_decode
 from torch_tile.kernels.norm import layer_norm, rms_norm
@@ -66,6 +67,10 @@ def tensors(dtype):
         "one row": (
             lambda a, b, r: gemm(a, [b], [r], "r", "v=add(acc0,x0);ret v", dtype),
             {"a": x(1, 256), "b": x(64, 256).mT, "r": x(64)},
+        ),
+        "weights of few bits": (
+            lambda a, b, s, z, r: dequant_gemm(a, [b], [s], [z], 4, False, 0, [r], "r", "v=add(acc0,x0);ret v", dtype),
+            {"a": x(5, 256), "b": x(64, 128).to(torch.uint8), "s": x(64, 2), "z": x(64, 2), "r": x(64)},
         ),
         "attention": (attention, heads),
         "attention, bool mask": (attention, {**heads, "mask": keep}),

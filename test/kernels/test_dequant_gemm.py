@@ -108,7 +108,7 @@ def test_aligned_rows(scheme, rounds, problems, check):
     scheme = SCHEMES[scheme]
     for number in rounds(3):
         config = problems.pick(None, Config(16, 64, 128, 128, 3), Config(32, 128, 64, 256, 2, splits=2))
-        m, n, k = problems.size(70), problems.size(150), 128 * problems.pick(1, 3, 5)
+        m, n, k = problems.size(70), problems.size(150), 128 * problems.pick(1, 3, 4, 8)
         args = arguments(problems, scheme, m, n, k)
         args = (args[0].contiguous(), *args[1:])
         full = problems.tensor(m, n, dtype=BF16)
