@@ -199,6 +199,7 @@ def test_packed_heads_that_are_apart(config, problems, check):
 
 HOPPER = Machine(Target("cuda", 90), 132)
 TWO_STAGES = Config(64, 64, 128, 2, shares=8)
+APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,8 @@ TWO_STAGES = Config(64, 64, 128, 2, shares=8)
     [
         (1, 70, 200, False, TWO_STAGES, 0),  # the last keys, which come first, end inside a tile
         (1, 64, 30, False, TWO_STAGES, 0),
-        (1, 150, 220, True, replace(TWO_STAGES, packed=False, heavy_first=True, staged=True), 0),
+        (1, 150, 220, True, APART, 0),
+        (1, 150, 150, True, APART, 0),  # masks cut one tile of each block of queries
         (2, 20, 400, False, replace(TWO_STAGES, split=True), 3),
     ],
 )

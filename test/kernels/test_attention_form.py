@@ -107,17 +107,24 @@ def hopper_source(heads=8, rows=512, size=64, config=None, **options):
     return kernel.source
 
 
-@pytest.mark.parametrize("causal, products", [(False, 4), (True, 5)])
-def test_no_mask_needs_a_turned_loop_of_its_own(causal, products):
-    """Before the turned loop, its two, after it; and, between turns that a causal mask cuts, the second ones."""
-    assert hopper_source(causal=causal).count("tile::wgmma_commit();") == products
+@pytest.mark.parametrize("offset, products", [(0, 4), (20, 5)])
+def test_no_mask_needs_a_turned_loop_of_its_own(offset, products):
+    """Before the turned loop, its two, after it; and, between turns that a shifted mask cuts, the second ones.
+
+    A causal mask that begins with the first key cuts one square tile, as the end of the keys does.
+    """
+    assert hopper_source().count("tile::wgmma_commit();") == 4
+    square = replace(next(c for c in HOPPER if c.block_q == c.block_kv == 128), packed=False, staged=True)
+    source = hopper_source(config=square, causal=True, q_offset=offset)
+    assert source.count("tile::wgmma_commit();") == products
 
 
 @pytest.mark.parametrize("cut", HOPPER, ids=lambda c: f"{c.block_q}x{c.block_kv}x{c.threads}")
 def test_causal_masks_cut_few_turns_of_every_cut(cut):
     """The compiler proves it of each, and takes these turns before the turned loop, which then has no branch."""
     size = {(128, 96): 192, (128, 64): 128, (128, 128): 128}.get((cut.block_q, cut.block_kv), 64)
-    source = hopper_source(size=size, causal=True, config=replace(cut, packed=False, heavy_first=True, staged=True))
+    config = replace(cut, packed=False, heavy_first=True, staged=True)
+    source = hopper_source(size=size, causal=True, q_offset=20, config=config)
     assert source.count("turn < turn_lead;") == 1 and source.count("tile::wgmma_commit();") == 5
 
 

@@ -286,6 +286,7 @@ def run(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
         None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1, mask is None and scale > 0,
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
+        shifted=window > 0 or (causal and q_offset != 0),
     )  # fmt: skip
     adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)

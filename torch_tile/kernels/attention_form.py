@@ -67,7 +67,8 @@ class Form:
     mask's dtype, or None, and `mask_unit` says whether its last dimension is dense. `grouped`: several heads share a
     key head. `folded`: nothing is added to the scores and the scale is positive, so that it is applied inside the
     exponent and only blocks at an edge are masked. Rows of q, k, v and the result start at multiples of `vector`
-    elements.
+    elements. `shifted`: query 0 may stand at another key than key 0; else a causal mask without a window cuts fewer
+    tiles.
     """
 
     dtype: torch.dtype
@@ -81,6 +82,7 @@ class Form:
     grouped: bool
     folded: bool
     vector: int = 1
+    shifted: bool = True
 
     def mask_types(self, shape: Sequence[Any]) -> list[Any]:
         """The type of the mask, if there is one: bytes for bool, as compilers vectorise their comparison with 0."""
@@ -101,6 +103,7 @@ class Form:
         `extremes` are the first and the last query of a block.
         """
         first_query, last_query = extremes
+        q_offset = q_offset if self.shifted else 0
         first: Any = 0
         end = T.ceildiv(kv_len, config.block_kv)
         if self.causal:
@@ -125,19 +128,23 @@ class Form:
     ) -> Any:
         """Whether a query of a block, which are those of `extremes` and between, may not see a key of a turn's step."""
         first_query, last_query = extremes
+        q_offset = q_offset if self.shifted else 0
         last = step * config.block_kv + config.block_kv - 1
         cut = last >= kv_len
+        if self.backwards(config):
+            cut = T.logical_and(turn == 0, cut)
         if self.causal:
             cut = T.logical_or(cut, last > first_query + q_offset)
         if self.windowed:
             cut = T.logical_or(cut, step * config.block_kv <= last_query + q_offset - window)
-        return cut if self.causal or self.windowed else T.logical_and(turn == 0, cut)
+        return cut
 
     def sees(self, query: Any, first: Any, key: Any, block_kv: int, q_offset: Any, window: Any, kv_len: Any) -> Any:
         """Whether a query may see the key at `key` of a block of keys that begins at `first`, masks aside.
 
         What a row sees of a block is known before its keys, in numbers that fit in 32 bits.
         """
+        q_offset = q_offset if self.shifted else 0
         end = T.min(kv_len, query + q_offset + 1) if self.causal else kv_len
         seen = key < T.max(T.min(end - first, block_kv), 0)
         if self.windowed:

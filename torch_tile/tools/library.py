@@ -153,6 +153,7 @@ def _attentions() -> Iterator[Case]:
         for size in (64, 128):
             yield Case(f"attention {name} d{size}", _attention(dtype, size))
             yield Case(f"attention {name} d{size} causal", _attention(dtype, size, causal=True))
+        yield Case(f"attention {name} d128 shifted", _attention(dtype, 128, lengths=(1000, 1024), causal=True))
         yield Case(f"attention {name} d80 ragged", _attention(dtype, 80, lengths=(333, 777)))
         yield Case(f"attention {name} grouped", _attention(dtype, 128, groups=4, causal=True))
         yield Case(f"attention {name} window", _attention(dtype, 128, causal=True, window=256))
