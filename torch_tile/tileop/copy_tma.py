@@ -16,6 +16,7 @@ from typing import Any
 from ..diagnostics import Diagnostic, diagnose, error
 from ..intrinsics import bulk
 from ..ir import dtype as dt
+from ..ir.bounds import interval
 from ..ir.buffer import Region
 from ..ir.divisor import divides
 from ..ir.expr import Address, Const, Expr, Load, binary, const
@@ -115,7 +116,7 @@ def refuses(op: Copy, ctx: ThreadContext) -> str | None:
     sides = Sides.of(op)
     if why := _refuses_tensor(sides.tensor, ctx) or _refuses_tile(sides, ctx):
         return why
-    if op.dst is sides.tensor and (why := _refuses_end(sides.tensor, ctx)):
+    if op.dst is sides.tensor and (why := _refuses_store(sides.tensor, ctx)):
         return why
     return None if _box_of(sides) else f"`{sides.tile.buffer.name}` does not consist of equal boxes of at most 256 rows"
 
@@ -143,11 +144,18 @@ def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
     return None
 
 
-def _refuses_end(region: Region, ctx: ThreadContext) -> str | None:
-    """A store across the end of a row writes the rest of the 16 bytes that the end lies in: seen on an H200."""
-    tensor = region.buffer
-    if not divides(16 // math.gcd(16, tensor.dtype.itemsize), Inline(ctx.values)(tensor.shape[-1]), ctx.ranges):
+def _refuses_store(region: Region, ctx: ThreadContext) -> str | None:
+    """What stores cannot do and loads can, as seen on an H200.
+
+    Across the end of a row they write the rest of the 16 bytes that the end lies in; in front of a tensor they stop the
+    GPU.
+    """
+    tensor, inline = region.buffer, Inline(ctx.values)
+    if not divides(16 // math.gcd(16, tensor.dtype.itemsize), inline(tensor.shape[-1]), ctx.ranges):
         return f"the rows of `{tensor.name}` may not end at a multiple of 16 bytes"
+    # No interval at all have quotients by sizes that may be zero; then there is nothing to be copied.
+    if any(-math.inf < interval(inline(start), ctx.ranges).low < 0 for start in region.starts):
+        return f"the slice of `{tensor.name}` may start in front of it"
     return None
 
 
