@@ -135,3 +135,11 @@ def test_empty_and_tiny(shape, engine, problems):
     args = arguments(problems, Scheme(U8, 4, a=F32), m, n, k)
     got = dequant_gemm(*args, [], "", "", F32)
     torch.testing.assert_close(got, reference(*args, [], "", "", F32))
+
+
+def test_products_whose_scales_differ_in_dtype(engine, problems):
+    a = problems.tensor(5, 32, dtype=BF16)
+    bs = [torch.randint(-9, 9, (12, 32), generator=problems.generator, dtype=I8) for _ in range(2)]
+    scales = [problems.tensor(12, 1), problems.tensor(12, 1).to(BF16)]
+    args = a, bs, scales, [], 8, False, 0, [], "", "v=mul(acc0,acc1);ret v", F32
+    torch.testing.assert_close(dequant_gemm(*args), reference(*args), rtol=2e-2, atol=1.0)

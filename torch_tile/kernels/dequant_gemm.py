@@ -8,6 +8,7 @@ registers, and few rows of a are few columns. Assumes that `ops` checked shapes 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,11 +94,12 @@ class Factor:
 
     @staticmethod
     def of(factors: Sequence[torch.Tensor]) -> tuple[Factor | None, list[torch.Tensor]]:
-        """What all of them are, and they in memory's order."""
+        """What all of them are, in the widest of their dtypes, and they in memory's order."""
         if not factors:
             return None, []
         turned = all(is_unit(x.mT) and not is_unit(x) for x in factors)
-        return Factor(factors[0].dtype, turned), [x.mT if turned else dense_last(x) for x in factors]
+        dtype = functools.reduce(torch.promote_types, (x.dtype for x in factors))
+        return Factor(dtype, turned), [(x.mT if turned else dense_last(x)).to(dtype) for x in factors]
 
     def place(self, n: Any, group: Any) -> tuple[Any, Any]:
         """Where the one of a row and a group lies."""
