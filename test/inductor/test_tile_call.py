@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch._inductor.utils import run_and_get_code
 
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
-from torch_tile.inductor.tile_call import CallText
+from torch_tile.inductor.tile_call import CallText, processed
 
 TILE = functools.partial(tile, options={"select": "tile"})
 
@@ -159,3 +160,11 @@ def test_wrappers_that_are_not_in_python_go_through_the_dispatcher():
         got, codes = run_and_get_code(torch.compile(f, backend=TILE), x)
     torch.testing.assert_close(got, f(x))
     assert not any("_torch_tile.site" in code for code in codes)
+
+
+def test_either_form_of_processed_arguments_is_read():
+    """torch 2.15 gives an object with names where earlier versions give a tuple of five."""
+    fields = ("example_output", "tensor_args", "non_tensor_args", "unflatten_args", "unbacked_bindings")
+    values = ("out", ["x"], [1], len, None)
+    named = types.SimpleNamespace(**dict(zip(fields, values, strict=True)))
+    assert processed(values) == processed(named) == values[:4]

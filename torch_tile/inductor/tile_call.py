@@ -26,10 +26,17 @@ def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
     if V.graph.cpp_wrapper:
         return tree_map(ir.TensorBox.create, ir.FallbackKernel.create(op, *args, **kwargs))
     with V.graph.fake_mode:
-        result, tensors, constants, unflatten = ir.ExternKernel.process_kernel(op, *args, **kwargs)[:4]
+        result, tensors, constants, unflatten = processed(ir.ExternKernel.process_kernel(op, *args, **kwargs))
     call = node_class()(op, name, tensors, constants, unflatten, result if isinstance(result, tuple) else (result,))
     first = ir.TensorBox.create(call)
     return (first, *call.others) if isinstance(result, tuple) else first
+
+
+def processed(found: Any) -> tuple[Any, Any, Any, Any]:
+    """What `process_kernel` gives: a tuple up to torch 2.14, an object with names since."""
+    if isinstance(found, tuple):
+        return found[0], found[1], found[2], found[3]
+    return found.example_output, found.tensor_args, found.non_tensor_args, found.unflatten_args
 
 
 @functools.cache
