@@ -82,6 +82,15 @@ def size_hint(size: Any, fallback: int = 64) -> int:
     return int(hint) if hint is not None else fallback
 
 
+def empty_for(value: Any) -> Any:
+    """A tensor in memory like a fake one, integers zero, so that they are valid indices; or a typical size."""
+    if not isinstance(value, torch.Tensor):
+        return size_hint(value)
+    sizes, strides = (tuple(map(size_hint, s)) for s in (value.shape, value.stride()))
+    out = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    return out if value.dtype.is_floating_point else out.zero_()
+
+
 @contextlib.contextmanager
 def isolated_compile() -> Iterator[None]:
     """Compile and run something else while a graph is being compiled: no tracing context, no fake mode, no grad."""

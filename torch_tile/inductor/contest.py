@@ -7,7 +7,6 @@ in a model other kernels have run since; the host is kept ahead of the GPU, so w
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,11 +53,14 @@ def _runner(module: GraphModule, options: Mapping[str, Any]) -> Callable[..., An
         module.recompile()
         return module.forward
 
-    @functools.cache
-    def compiled() -> Callable[..., Any]:
-        return compat.compile_alone(module, [_example(val(n)) for n in _placeholders(module)], options)
+    compiled: list[Callable[..., Any]] = []
 
-    return lambda *inputs: compiled()(*inputs)
+    def run(*inputs: Any) -> Any:
+        if not compiled:
+            compiled.append(compat.compile_alone(module, inputs, options))
+        return compiled[0](*inputs)
+
+    return run
 
 
 def _run(call: Callable[..., Any], inputs: list[Any]) -> None:
@@ -67,14 +69,13 @@ def _run(call: Callable[..., Any], inputs: list[Any]) -> None:
 
 
 def _example(value: Any) -> Any:
-    """A real input like a fake one; integers are zero, so that they are valid indices."""
-    if not isinstance(value, torch.Tensor):
-        return compat.size_hint(value)
-    sizes, strides = (tuple(map(compat.size_hint, s)) for s in (value.shape, value.stride()))
-    out = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
-    if value.dtype.is_floating_point:
-        return out.normal_() if value.dtype.itemsize > 1 else out.fill_(1)
-    return out.fill_(1 if value.dtype == torch.bool else 0)
+    """A real input like a fake one."""
+    out = compat.empty_for(value)
+    if not isinstance(out, torch.Tensor):
+        return out
+    if out.dtype.is_floating_point:
+        return out.normal_() if out.dtype.itemsize > 1 else out.fill_(1)
+    return out.fill_(1) if out.dtype == torch.bool else out
 
 
 def _cpu_times(rivals: Sequence[Rival]) -> list[float]:

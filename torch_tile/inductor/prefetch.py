@@ -81,15 +81,7 @@ def _prepare(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Call an op on tensors like those of the graph, kernels being compiled only."""
     try:
         with compat.isolated_compile(), only_preparing():
-            args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: _like(val(n)))
+            args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: compat.empty_for(val(n)))
             op(*args, **kwargs)
     except Exception:
         report.log.debug("%s was not compiled ahead", op, exc_info=True)
-
-
-def _like(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return compat.size_hint(value)
-    sizes, strides = (tuple(map(compat.size_hint, s)) for s in (value.shape, value.stride()))
-    out = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
-    return out if value.dtype.is_floating_point else out.zero_()  # valid as indices, should a kernel run after all
