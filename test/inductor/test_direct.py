@@ -11,7 +11,7 @@ import torch
 from torch_tile.inductor import direct
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
-from torch_tile.kernels import attention, common, dequant_gemm, gemm, mla_decode, norm, softmax
+from torch_tile.kernels import attention, common, dequant_gemm, fused_norm, gemm, mla_decode, norm, softmax
 from torch_tile.runtime.replay import LongWay, recording
 from torch_tile.target import Target
 
@@ -27,7 +27,7 @@ def gpu(monkeypatch):
     fake = install(monkeypatch)
     count_as_gpu(monkeypatch)
     machine = common.Machine(Target("cuda", 90), 132)
-    for family in (attention, dequant_gemm, gemm, mla_decode, norm, softmax):
+    for family in (attention, dequant_gemm, gemm, mla_decode, norm, fused_norm, softmax):
         monkeypatch.setattr(family, "machine_of", lambda x: machine)
     return fake
 
@@ -65,6 +65,11 @@ def add_norm_call(x, r, w, y, total):
     direct.add_rms_norm(x, r, w, 1e-5, out=(y, total))
 
 
+def fused_norm_call(x, shift, r, y, total):
+    texts = "v0=add(acc0,x1);ret v0", "v0=add(acc0,x0);ret v0"
+    direct.fused_norm(x, [shift, r], "gt", *texts, True, 1e-5, True, x.dtype, out=(y, total))
+
+
 CALLS = {
     "gemm": ("tttt", gemm_call, lambda: (half(48, 64), half(96, 64), half(48, 96), half(48, 96))),
     "gemm, few rows": ("tttt", gemm_call, lambda: (half(1, 64), half(96, 64), half(1, 96), half(1, 96))),
@@ -89,6 +94,8 @@ CALLS = {
                                                       half(4, 64))),
     "layer_norm": ("ttt", lambda x, w, out: direct.layer_norm(x, w, out=out), lambda: (half(6, 40), half(40),
                                                                                       half(6, 40))),
+    "fused_norm": ("ttttt", fused_norm_call, lambda: (half(2, 3, 64), half(2, 1, 64), half(2, 3, 64), half(2, 3, 64),
+                                                      half(2, 3, 64))),
     "softmax": ("tt", lambda x, out: direct.softmax(x, 1, torch.float32, out=out), lambda: (half(3, 20, 8),
                                                                                            torch.empty(3, 20, 8))),
 }  # fmt: skip

@@ -79,7 +79,7 @@ def engine(request, monkeypatch):
 
         monkeypatch.setattr(JITFunction, "compile", interpret)
     if request.param == "threads":
-        for family in ("attention", "dequant_gemm", "gemm", "mla_decode", "norm", "softmax"):
+        for family in ("attention", "dequant_gemm", "gemm", "mla_decode", "norm", "fused_norm", "softmax"):
             monkeypatch.setattr(importlib.import_module(f"torch_tile.kernels.{family}"), "machine_of", lambda x: GPU)
         compile = JITFunction.compile
 

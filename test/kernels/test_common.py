@@ -23,7 +23,7 @@ GPU = Machine(Target("cuda", 90), 132)
 @pytest.fixture
 def launches(monkeypatch):
     """Kernels are compiled for a GPU, and only the checks of their launches run; counts launches."""
-    for family in ("attention", "dequant_gemm", "gemm", "mla_decode", "norm", "softmax"):
+    for family in ("attention", "dequant_gemm", "gemm", "mla_decode", "norm", "fused_norm", "softmax"):
         monkeypatch.setattr(importlib.import_module(f"torch_tile.kernels.{family}"), "machine_of", lambda x: GPU)
     compile, done = JITFunction.compile, []
 

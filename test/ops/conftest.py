@@ -135,6 +135,17 @@ def layer_norm_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def fused_norm_samples(t: Maker) -> list[tuple]:
+    gate, modulate = "v0=mul(x2,x3);v1=add(acc0,v0);ret v1", "v0=add(x0,1.0);v1=mul(acc0,v0);v2=add(v1,x1);ret v2"
+    runs, column = [t(2, 1, 7) for _ in range(3)], "v0=mul(acc0,x0);v1=mul(v0,x1);v2=add(v1,x2);ret v2"
+    return [
+        (t(3, 7), [t(7)], "r", "", "v0=mul(acc0,x0);v1=silu(v0);ret v1", False, 1e-5, False, t.dtype),
+        (t(2, 3, 7), [*runs, t(2, 3, 7)], "gggt", gate, modulate, True, 1e-3, True, t.dtype),
+        (t.strided(2, 3, 7), [t(2, 3, 1), t(), t.strided(7)], "csr", "", column, False, 1e-2, False, t.dtype),
+        (t(2, 3, 7), [t(7)], "r", "v0=mul(acc0,x0);ret v0", "", True, 1e-2, True, t.dtype),
+    ]
+
+
 def softmax_samples(t: Maker) -> list[tuple]:
     wide = torch.promote_types(t.dtype, torch.float32)
     return [(t(3, 7),), (t.strided(2, 3, 7), 1), (t(2, 3, 4), 0, wide), (t(),)]
@@ -152,6 +163,7 @@ SAMPLES = {
     "rms_norm": rms_norm_samples,
     "add_rms_norm": add_rms_norm_samples,
     "layer_norm": layer_norm_samples,
+    "fused_norm": fused_norm_samples,
     "softmax": softmax_samples,
 }
 

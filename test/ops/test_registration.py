@@ -16,7 +16,7 @@ from torch_tile.ops.registration import SCHEMAS
 OPS = sorted(SCHEMAS)
 PRODUCTS = ["gemm", "dequant_gemm", "linear", "swiglu", "attention", "attention_lse", "mla_decode", "mla_decode_lse"]
 LIKE_QUERY = ["attention", "attention_lse", "mla_decode", "mla_decode_lse"]  # in the memory order of the queries
-WITH_DTYPE = ["gemm", "dequant_gemm"]  # last argument
+WITH_DTYPE = ["gemm", "dequant_gemm", "fused_norm"]  # last argument
 
 
 def overload(name):
@@ -160,6 +160,10 @@ DYNAMIC = {
     "rms_norm": lambda t, n: (t(n, n + 1, 7), t(7)),
     "add_rms_norm": lambda t, n: (t(n, n + 1, 7), t(n, n + 1, 7), t(7)),
     "layer_norm": lambda t, n: (t(n, n + 1, 7), t(7), t(7)),
+    "fused_norm": lambda t, n: (
+        *(t(n, n + 1, 7), [t(n, 1, 7), t(7)], "gr", "v0=add(acc0,x0);ret v0", "v0=mul(acc0,x1);ret v0"),
+        *(True, 1, True, torch.float32),  # a float would be an input of the graph, and is not the question
+    ),
     "softmax": lambda t, n: (t(n, n + 1, 7), 1),
 }
 DYNAMIC["attention_lse"], DYNAMIC["mla_decode_lse"] = DYNAMIC["attention"], DYNAMIC["mla_decode"]

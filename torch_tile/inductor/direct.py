@@ -133,10 +133,31 @@ def layer_norm(
     kernels("norm").layer_norm(x, weight, bias, eps, out=out)
 
 
+def fused_norm(
+    x: torch.Tensor,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    prologue: str,
+    epilogue: str,
+    centred: bool,
+    eps: float,
+    keep: bool,
+    dtype: torch.dtype,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """`torch.ops.tile.fused_norm`."""
+    run = kernels("fused_norm").fused_norm
+    run(x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype, out=out[0], total=out[1])
+
+
 def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, out: torch.Tensor) -> None:
     """`torch.ops.tile.softmax`."""
     kernels("softmax").softmax(x, dim, dtype, out=out)
 
 
-NAMES = ("gemm", "dequant_gemm", "attention", "mla_decode", "rms_norm", "add_rms_norm", "layer_norm", "softmax")
+NAMES = (
+    "gemm", "dequant_gemm", "attention", "mla_decode", "rms_norm", "add_rms_norm", "layer_norm", "fused_norm",
+    "softmax",
+)  # fmt: skip
 """The ops that have a direct form."""

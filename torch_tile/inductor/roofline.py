@@ -158,6 +158,6 @@ FLOPS: dict[Any, Callable[[Node], int]] = {
     **dict.fromkeys((tile.gemm.default, tile.dequant_gemm.default), _gemm),
     tile.attention.default: _attention,
     tile.mla_decode.default: _mla_decode,
-    **dict.fromkeys((tile.rms_norm.default, tile.add_rms_norm.default), _none),
+    **dict.fromkeys((tile.rms_norm.default, tile.add_rms_norm.default, tile.fused_norm.default), _none),
     **dict.fromkeys((tile.layer_norm.default, tile.softmax.default, aten.native_layer_norm.default), _none),
 }

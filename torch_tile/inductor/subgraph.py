@@ -74,7 +74,7 @@ def rivals(
     """
     olds = [old for old, _ in pairs]
     position = ordered(olds[0].graph)
-    inside = {*_needed(olds, set(inputs), _ancestors(inputs), position), *olds}
+    inside = {*_needed(olds, set(inputs), ancestors(inputs), position), *olds}
     around = behind(olds, set(made), position)
     inputs = list(inputs)
     if not any(is_call(n, *EXTERN) for n in inside):  # those read what is in memory, whoever made it
@@ -154,7 +154,7 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
     """
     graph = Graph()
     instead = instead or {}
-    given = _ancestors(inputs)
+    given = ancestors(inputs)
     env: dict[Node, Node] = {}
 
     def take(node: Node, target: str) -> None:
@@ -173,7 +173,7 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
     return GraphModule(torch.nn.Module(), graph)
 
 
-def _ancestors(nodes: Sequence[Node]) -> set[Node]:
+def ancestors(nodes: Sequence[Node]) -> set[Node]:
     """Everything that `nodes` depend on, without themselves."""
     found: set[Node] = set()
     stack = [x for n in nodes for x in n.all_input_nodes]

@@ -115,11 +115,11 @@ def check_broadcasts(op: str, name: str, tensor: torch.Tensor, shape: Sequence[S
     wanted = lambda: f"tile.{op}: {name} has shape {shape_of(tensor)}, which does not broadcast to {list(shape)}"  # noqa: E731
     require(tensor.dim() <= len(shape), wanted)
     for got, full in zip(reversed(tensor.shape), reversed(shape), strict=False):
-        if not _known_one(got):
+        if not known_one(got):
             require(got == full, wanted)
 
 
-def _known_one(size: Size) -> bool:
+def known_one(size: Size) -> bool:
     """Is the size 1? A symbol that is not known to be is taken for another number."""
     if isinstance(size, int):
         return size == 1

@@ -42,6 +42,10 @@ SCHEMAS = {
     "rms_norm": f"(Tensor x, Tensor? weight=None, {_RMS_OPTIONS}) -> Tensor",
     "add_rms_norm": f"(Tensor x, Tensor residual, Tensor? weight=None, {_RMS_OPTIONS}) -> (Tensor y, Tensor sum)",
     "layer_norm": "(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor",
+    "fused_norm": (
+        "(Tensor x, Tensor[] aux, str kinds, str prologue, str epilogue, bool centred, float eps, bool keep, "
+        "ScalarType dtype) -> (Tensor y, Tensor sum)"
+    ),
     "softmax": "(Tensor x, int dim=-1, ScalarType? dtype=None) -> Tensor",
 }
 """All ops are functional: they return fresh dense tensors that never alias an input. Those are contiguous, except that

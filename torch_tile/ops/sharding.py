@@ -183,6 +183,26 @@ def _layer_norm(x: Spec, weight: Spec | None, bias: Spec | None, eps: float) -> 
     return Rule(outputs=[(*rows, "n")], inputs=inputs, free=rows, saved=inputs[:2])
 
 
+def _fused_norm(
+    x: Spec,
+    aux: Sequence[Spec],
+    kinds: str,
+    prologue: str,
+    epilogue: str,
+    centred: bool,
+    eps: float,
+    keep: bool,
+    *_: Any,
+) -> Rule:
+    dims = (*_rows(x), "n")
+    by_kind: dict[str, Dims] = {"t": dims, "r": ("n",), "c": (*dims[:-1], "")}
+    operands = [
+        by_kind.get(k) or (_broadcast(v, dims) if k == "g" else ("",) * len(v.shape))
+        for v, k in zip(aux, kinds, strict=True)
+    ]
+    return Rule(outputs=[dims, dims if keep else ("",)], inputs=[dims, *operands], free=dims[:-1])
+
+
 def _softmax(x: Spec, dim: int, dtype: torch.dtype | None) -> Rule:
     dims = tuple(f"row{i}" for i in range(len(x.shape)))
     whole = dims[dim] if dims else ""
@@ -201,6 +221,7 @@ RULES: dict[str, Callable[..., Rule]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "layer_norm": _layer_norm,
+    "fused_norm": _fused_norm,
     "softmax": _softmax,
 }
 

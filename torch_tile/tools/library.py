@@ -18,7 +18,7 @@ import torch
 
 from torch_tile.autotuner.machine import UNITS
 from torch_tile.kernel import JITKernel
-from torch_tile.kernels import attention, common, dequant_gemm, gemm, mla_decode, norm, softmax
+from torch_tile.kernels import attention, common, dequant_gemm, fused_norm, gemm, mla_decode, norm, softmax
 from torch_tile.target import Target
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -26,7 +26,7 @@ FLOATS = HALVES | {"fp32": torch.float32}
 ALL = FLOATS | {"fp64": torch.float64}
 REFERENCES = (
     *((family, "reference") for family in (gemm, dequant_gemm, attention, mla_decode, softmax)),
-    (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
+    (fused_norm, "fused_norm_reference"), (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
 )  # fmt: skip
 Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -83,7 +83,7 @@ def _machine(target: Target) -> Iterator[None]:
     """Let the families take CPU tensors for those of a machine of `target`."""
     machine = common.Machine(target, UNITS.get(target.capability, 128))
     with ExitStack() as stack:
-        for family in (gemm, dequant_gemm, attention, mla_decode, norm, softmax):
+        for family in (gemm, dequant_gemm, attention, mla_decode, norm, fused_norm, softmax):
             stack.enter_context(patch.object(family, "machine_of", lambda x: machine))
         yield
 
@@ -207,6 +207,7 @@ def _rows() -> Iterator[Case]:
             yield Case(f"layer_norm {name} {n}", partial(_layer_norm, dtype, n))
             yield Case(f"softmax {name} {n}", partial(_softmax, dtype, n, -1))
         yield Case(f"rms_norm {name} residual silu", partial(_add_rms_norm, dtype, 4096))
+        yield Case(f"fused_norm {name} modulated", partial(_modulated_norm, dtype, 1152))
         yield Case(f"softmax {name} columns", partial(_softmax, dtype, 1000, 0))
 
 
@@ -220,6 +221,13 @@ def _add_rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
 
 def _layer_norm(dtype: torch.dtype, n: int, make: Make) -> object:
     return norm.layer_norm(make((512, n), dtype), make((n,), dtype), make((n,), dtype))
+
+
+def _modulated_norm(dtype: torch.dtype, n: int, make: Make) -> object:
+    x, y = (make((2, 256, n), dtype) for _ in range(2))
+    aux = [make((2, 1, n), dtype) for _ in range(3)]
+    gate, modulate = "v0=mul(x2,x3);v1=add(acc0,v0);ret v1", "v0=add(x0,1.0);v1=mul(acc0,v0);v2=add(v1,x1);ret v2"
+    return fused_norm.fused_norm(x, [*aux, y], "gggt", gate, modulate, True, 1e-6, True, dtype)
 
 
 def _softmax(dtype: torch.dtype, n: int, dim: int, make: Make) -> object:

@@ -24,7 +24,17 @@ def refine_families(settings: Settings) -> list[Family]:
     which it is a special case. Norms go before products so that no epilogue eats into one, and take a residual sum
     after it, if no gemm did. Last, what was captured is judged and what was not matched is reported.
     """
-    from torch_tile.inductor.passes import attention, dequant, expand, gemm, input_sizes, mla, norm, softmax
+    from torch_tile.inductor.passes import (
+        around_norm,
+        attention,
+        dequant,
+        expand,
+        gemm,
+        input_sizes,
+        mla,
+        norm,
+        softmax,
+    )
 
     steps: list[tuple[str | None, Family]] = [
         (None, input_sizes.use),
@@ -33,10 +43,12 @@ def refine_families(settings: Settings) -> list[Family]:
         ("attention", attention.match),
         ("attention", attention.refine),
         ("norm", norm.match),
+        ("norm", around_norm.match),
         ("norm", norm.take_activation),
         ("dequant", dequant.match),
         ("gemm", gemm.match),
         ("norm", norm.take_residual),
+        ("norm", around_norm.take_front),
         (None, expand.settle),
         (None, expand.report_missed),
     ]

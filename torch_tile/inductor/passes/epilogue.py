@@ -10,7 +10,7 @@ used outside; the largest region with that property is kept, and written as the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -90,7 +90,11 @@ class Region:
 
     def copy(self) -> Region:
         """As it is now."""
-        return Region(list(self.products), self.rows, self.cols, self.order, list(self.ops), self.joins)
+        return replace(self, products=list(self.products), ops=list(self.ops))
+
+    def kind(self, operand: Node, node: Node) -> str | None:
+        """How an operand broadcasts to the value that `node` of the region computes from it; None if it cannot."""
+        return kind_of(operand, shape(node))
 
 
 def left(node: Node) -> Node:
@@ -158,7 +162,11 @@ def grow(
     `alone`: without any operand but numbers; then the seed may be any tensor. `joins`: which other products may be in.
     """
     sizes = shape(seed)
-    region = Region([seed], product(sizes[:-1]), sizes[-1], order or ordered(seed.graph), joins=joins)
+    return extend(Region([seed], product(sizes[:-1]), sizes[-1], order or ordered(seed.graph), joins=joins), alone)
+
+
+def extend(region: Region, alone: bool = False) -> tuple[Region, Node] | None:
+    """As `grow`, from a region that has its product only."""
     best: tuple[Region, Node] | None = None
     while len(region.ops) < MAX_OPS:
         inside = region.values
@@ -193,7 +201,7 @@ def _admit(region: Region, node: Node, alone: bool) -> bool:
             chain = _second_product(region, x)
             if chain is not None:
                 joined.extend(c for c in chain if c not in joined)
-            elif kind_of(x, shape(node)) is None or (dtype(x) == torch.float64) > (
+            elif region.kind(x, node) is None or (dtype(x) == torch.float64) > (
                 dtype(region.products[0]) == torch.float64
             ):
                 return False
@@ -219,13 +227,15 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
     last = chain[-1]
     first = region.products[0]
-    if not is_call(last, *PRODUCTS) or len(last.users) != 1 or not same_shape(shape(last), shape(first)):
+    if not is_call(last, *PRODUCTS) or len(last.users) != 1 or not region.joins(last):
+        return None
+    if not same_shape(shape(last), shape(first)):
         return None
     if not same_shape(shape(left(last)), shape(left(first))):
         return None
     if not equivalent(strip_views(left(last)), strip_views(left(first))) or bias_kind(last) is None:
         return None
-    return chain[::-1] if region.joins(last) else None
+    return chain[::-1]
 
 
 def bias_kind(node: Node) -> str | None:
@@ -285,15 +295,15 @@ class Writer:
         value = self._scaled(value, alpha)
         if beta == 0:
             return value
-        return self._say("add", value, self._scaled(self._name(node.args[0], shape(node)), beta))
+        return self._say("add", value, self._scaled(self._name(node.args[0], node), beta))
 
-    def _name(self, operand: Any, sizes: Sequence[Any]) -> str:
+    def _name(self, operand: Any, node: Node) -> str:
         if isinstance(operand, Node) and operand in self.names:
             return self.names[operand]
         number = constant(operand)
         if number is not None:
             return repr(number)
-        kind = kind_of(operand, sizes)
+        kind = self.region.kind(operand, node)
         assert kind is not None, f"{operand} was admitted without a kind"
         self.names[operand] = f"x{len(self.aux)}"
         self.aux.append(operand)
@@ -304,7 +314,7 @@ class Writer:
         target: Any = node.target
         if is_call(node, *VIEWS, CAST):
             return self.names[node.args[0]]  # type: ignore[index]
-        words = [self._name(x, shape(node)) for x in operands_of(node) or []]
+        words = [self._name(x, node) for x in operands_of(node) or []]
         if target in _UNARY:
             return self._say(_UNARY[target], *words)
         if target is aten.gelu.default:

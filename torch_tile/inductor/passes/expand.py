@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
 from torch_tile.inductor import report
-from torch_tile.inductor.passes import attention, norm
+from torch_tile.inductor.passes import around_norm, attention
 from torch_tile.inductor.passes.epilogue import PRODUCTS
 from torch_tile.inductor.passes.graph import Miss, aten, dtype, is_call, shape, val
 from torch_tile.inductor.passes.manager import Context
@@ -98,7 +98,7 @@ def settle(context: Context) -> None:
         if family not in context.settings.families:
             context.handled.update(expand(node, reference))
             continue
-        if family == "norm" and norm.left_to_inductor(context, what.partition("(")[0], node, node):
+        if family == "norm" and around_norm.left_to_inductor(context, what, node, node):
             context.handled.update(expand(node, reference))
         elif context.settings.select == "fastest":
             from torch_tile.inductor.competition import compete_captured

@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 
 from torch_tile.inductor import report
 from torch_tile.inductor.compat import CustomGraphPass
-from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_tensor, name_of, same_shape, shape, val
+from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_tensor, name_of, ordered, same_shape, shape, val
 from torch_tile.inductor.roofline import cost_of
 from torch_tile.inductor.settings import Settings
 from torch_tile.inductor.source import frames_of, module_of, place
@@ -62,8 +62,12 @@ class Context:
             rewrite.discard()
             return False
         self.handled.update(rewrite.nodes)
+        position = ordered(self.graph)
         for old, new in pairs:
-            old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in rewrite.nodes)
+            # What reads an old node before the new one is there is what the rewrite makes superfluous.
+            start = position[new]
+            later = lambda user: position[user] > start and user not in rewrite.nodes  # noqa: B023, E731
+            old.replace_all_uses_with(new, delete_user_cb=later)
         self.note(family, report.REPLACED, what, anchor, reason, rewrite.nodes, outcome)
         return True
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor import report
+from torch_tile.inductor.passes import around_norm
+from torch_tile.inductor.passes.around_norm import ACTIVATIONS, Norm, left_to_inductor
 from torch_tile.inductor.passes.epilogue import Writer, grow
 from torch_tile.inductor.passes.graph import (
     CAST,
@@ -47,7 +48,6 @@ from torch_tile.inductor.passes.statistics import (
     same_value,
     variance_of,
 )
-from torch_tile.inductor.subgraph import is_read_in_registers
 from torch_tile.kernels.epilogue_rewrite import canonical
 
 ADD = (aten.add.Tensor, aten.add.Scalar)
@@ -202,7 +202,10 @@ def _rms_norm(context: Context, root: Node, h: Node, eps: float) -> None:
     cast_first = scale is not None and any(dtype(n) == dtype(x) for n in casts) and dtype(x) != dtype(y.node)
     out = _through_casts(scale.node)[-1] if scale else casts[-1]
     weight, offset = (scale.weight, scale.offset) if scale else (y.weight, 0.0)
-    if _activation_behind(context, out) is None and left_to_inductor(context, "tile.rms_norm", out, root):
+    if around_norm.take(context, Norm(out, x, weight, None, offset, eps, False), root):
+        return
+    what = _describe("tile.rms_norm", out)
+    if _activation_behind(context, out) is None and left_to_inductor(context, what, out, root):
         return
     rewrite = Rewrite(out)
     source = x if cast_first or dtype(out) == dtype(x) else h
@@ -240,17 +243,15 @@ def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
     last = out[-1]
     if dtype(source) != dtype(last):
         source = x
-    if left_to_inductor(context, "tile.layer_norm", last, root):
+    if around_norm.take(context, Norm(last, uncast(x), weight, bias, 0.0, eps, True), root):
+        return
+    if left_to_inductor(context, _describe("tile.layer_norm", last), last, root):
         return
     rewrite = Rewrite(last)
     new = rewrite.call(torch.ops.tile.layer_norm.default, source, weight, bias, eps)
     if dtype(new) != dtype(last):
         new = rewrite.call(CAST, new, dtype(last))
     context.replace(rewrite, "norm", [(last, new)], _describe("tile.layer_norm", new), root)
-
-
-# Epilogue texts, in their canonical form, of the activations that the kernels know.
-ACTIVATIONS = {canonical(f"v0={name}(acc0);ret v0"): name for name in ("relu", "silu", "gelu", "gelu_tanh")}
 
 
 def take_activation(context: Context) -> None:
@@ -283,15 +284,6 @@ def _activation_behind(context: Context, node: Node) -> tuple[Node, str] | None:
     region, out = found
     name = ACTIVATIONS.get(canonical(Writer(region).text(out)))
     return None if name is None else (out, name)
-
-
-def left_to_inductor(context: Context, name: str, node: Node, anchor: Node) -> bool:
-    """Whether a norm is part of a larger pointwise kernel of Inductor's, in which its result is never rounded."""
-    if context.settings.select != "fastest" or not is_read_in_registers(node):
-        return False
-    why = "Inductor computes it in one kernel with what reads it, and rounds nothing in between"
-    context.note("norm", report.KEPT, _describe(name, node), anchor, why)
-    return True
 
 
 _RMS_ARGUMENTS = ("x", "weight", "eps", "activation", "weight_offset", "cast_first")

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands around norms, as diffusion and other transformers write it."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_tile.inductor import competition
+from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.passes.manager import TilePass
+from torch_tile.inductor.report import collect
+
+N = 24
+
+
+def rms(x, w=None, b=None):
+    y = (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+    return y if w is None else w * y
+
+
+def layer(x, w=None, b=None):
+    return F.layer_norm(x, (N,), w, b, 1e-5)
+
+
+def by_hand(x, w=None, b=None):
+    centred = x - x.mean(-1, keepdim=True)
+    y = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return y if w is None else y * w + b
+
+
+NORMS = {"rms": rms, "layer": layer, "layer by hand": by_hand}
+
+
+def modulate(norm, x, y, c, m, w, b):
+    """DiT: scale and shift of each sequence from one linear layer."""
+    shift, scale = (F.silu(c) @ m).chunk(6, -1)[:2]
+    return norm(x) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+def gated(norm, x, y, c, m, w, b):
+    shift, scale, gate = (F.silu(c) @ m).chunk(6, -1)[:3]
+    x = x + gate.unsqueeze(1) * y
+    return norm(x) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1), x
+
+
+def gated_product(norm, x, y, c, m, w, b):
+    """Gemm's epilogue has no operand of one row for each sequence, so the gate is the norm's."""
+    gate = (c @ m[:, :N])[:, None]
+    x = x + gate * (y @ torch.ones(N, N))
+    return norm(x, w, b), x.relu()
+
+
+def table(norm, x, y, c, m, w, b):
+    """PixArt: a table of six rows and an embedding of the time, added."""
+    shift, scale, *_ = (m[:6, :N][None] + (c @ m).view(-1, 6, N)).chunk(6, 1)
+    return norm(x) * (1 + scale) + shift
+
+
+def affine(norm, x, y, c, m, w, b):
+    return norm(x, w, b) * (1 + c[:, None, :N]) + c[:, None, -N:]
+
+
+def tokens(norm, x, y, c, m, w, b):
+    """A scale for each token."""
+    return norm(x, w, b) * y[..., :1] + b
+
+
+def behind_and_sum(norm, x, y, c, m, w, b):
+    return x + torch.tanh(c[:, None, :N]) * norm(y, w, b)
+
+
+MODELS = [modulate, gated, gated_product, table, affine, tokens, behind_and_sum]
+
+
+def inputs(generator, batch=2, seq=5):
+    shapes = ((batch, seq, N), (batch, seq, N), (batch, 2 * N), (2 * N, 6 * N), N, N)
+    return [torch.randn(s, generator=generator) for s in shapes]
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("model", MODELS)
+def test_is_one_kernel(model, norm, dynamic, agrees, generator):
+    _, report = agrees(functools.partial(model, NORMS[norm]), *inputs(generator), dynamic=dynamic)
+    (row,) = report.replaced("norm")
+    assert " with " in row.what, report
+    in_front, behind = model in (gated, gated_product), model is not gated_product
+    assert ("makes its input" in row.what, "what follows" in row.what) == (in_front, behind)
+
+
+def test_small_operands_are_computed_inside(light, generator, monkeypatch):
+    """No kernel of Inductor's is left for `1 + scale`."""
+    args = inputs(generator)
+    graphs = []
+    original = TilePass.run
+    monkeypatch.setattr(TilePass, "run", lambda self, graph: (original(self, graph), graphs.append(graph))[0])
+    light(functools.partial(modulate, layer), *args)
+    (call,) = graphs[-1].find_nodes(op="call_function", target=torch.ops.tile.fused_norm.default)
+    assert call.args[2] == "gg" and "add(x0,1.0)" in call.args[4], call.args
+    assert not graphs[-1].find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+
+
+@pytest.mark.parametrize("kind", ["layer", "layer by hand"])
+def test_a_residual_in_front_of_a_layer_norm(kind, agrees, generator):
+    def block(x, y, w, b):
+        x = x + y
+        return NORMS[kind](x, w, b), x * 2
+
+    x, y, _, _, w, b = inputs(generator)
+    _, report = agrees(block, x, y, w, b)
+    assert "makes its input" in report.replaced("norm")[-1].what
+
+
+def test_a_product_takes_its_residual_itself(agrees, generator):
+    def block(x, y, c, m, w, b):
+        x = x + y @ m[:N, :N]
+        return layer(x, w, b), x
+
+    _, report = agrees(block, *inputs(generator))
+    assert "makes its input" not in report.replaced("norm")[-1].what
+    assert "add" in report.replaced("gemm")[-1].what
+
+
+def test_an_input_that_is_needed_earlier_is_left(agrees, generator):
+    """The gate's result is read by what the modulation is computed from."""
+
+    def block(x, y, c, m, w, b):
+        x = x + c[:, None, :N] * y
+        scale = torch.cos(x.cumsum(1))
+        return layer(x) * scale, x
+
+    _, report = agrees(block, *inputs(generator))
+    assert "makes its input" not in report.replaced("norm")[-1].what
+
+
+def test_an_input_that_its_operands_read_is_left(agrees, generator):
+    _, report = agrees(lambda x, y, c, m, w, b: (x := x + c[:, None, :N] * y) + layer(x, w, b), *inputs(generator))
+    assert "makes its input" not in report.replaced("norm")[-1].what
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x, c: x * c[:, :, None][..., :1, :],  # one number for each sequence
+        lambda x, c: torch.cumsum(x, 1) * c[:, None, :N],
+    ],
+)
+def test_what_has_no_form_stays(wrong, agrees, generator):
+    x, _, c, *_ = inputs(generator)
+    agrees(lambda x, c: layer(wrong(layer(x), c)), x, c)
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_competes_as_a_whole_and_leaves_no_trace(wins, monkeypatch, generator):
+    measured = []
+
+    def measure(new, old, *rest):
+        measured.append([n.target for n in new.graph.nodes])
+        return competition.Outcome(1, 2) if wins else competition.Outcome(2, 1)
+
+    monkeypatch.setattr(competition, "_measure", measure)
+    monkeypatch.setattr(competition, "_outcomes", {})
+    args = inputs(generator)
+    for norm in NORMS.values():
+        measured.clear()
+        torch._dynamo.reset()
+        f = functools.partial(gated, norm)
+        with torch.no_grad(), no_caches(), collect() as report:
+            got = torch.compile(f, backend=dry_run)(*args)
+        torch.testing.assert_close(got, f(*args), rtol=1e-4, atol=1e-4)
+        assert next(row.status for row in report.select("norm")) == ("replaced" if wins else "kept"), report
+        assert len(report.replaced("norm")) == wins
+        assert torch.ops.tile.fused_norm.default in measured[0] and torch.ops.aten.add.Tensor not in measured[0]

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands around a norm goes into its kernel: `tile.fused_norm`.
+
+Behind it the largest pointwise region, as behind a product (passes/epilogue.py): modulation by scales and shifts of
+each sequence (adaptive norms), biases, activations. In front of it the pointwise tree that makes its input: residuals,
+gates. Operands that broadcast are computed inside, too, so that `1 + scale` is no kernel of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor import report
+from torch_tile.inductor.passes.epilogue import PRODUCTS, Region, Writer, extend, kind_of, operands_of, strip_views
+from torch_tile.inductor.passes.graph import (
+    CAST,
+    Rewrite,
+    arg,
+    aten,
+    constant,
+    dtype,
+    is_call,
+    is_tensor,
+    known,
+    ordered,
+    product,
+    same_shape,
+    shape,
+)
+from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.subgraph import ancestors, is_read_in_registers
+from torch_tile.kernels.epilogue_rewrite import canonical
+
+# Epilogue texts, in their canonical form, of the activations that the kernel of `tile.rms_norm` knows.
+ACTIVATIONS = {canonical(f"v0={name}(acc0);ret v0"): name for name in ("relu", "silu", "gelu", "gelu_tanh")}
+MOST_IN_FRONT = 12
+
+
+@dataclass
+class Norm:
+    """A norm in a graph: the node that holds its result, the tensor whose rows it normalises, and its arguments."""
+
+    out: Node
+    x: Node
+    weight: Node | None
+    bias: Node | None
+    offset: float
+    eps: float
+    centred: bool
+
+
+class Rows(Region):
+    """Values of the norm's shape; operands may also be one row for each run of rows."""
+
+    def kind(self, operand: Node, node: Node) -> str | None:
+        """As a region's, and `g`."""
+        full = shape(self.products[0])
+        kind = kind_of(operand, full)
+        if kind is None and is_tensor(operand) and dtype(operand).is_floating_point:
+            return "g" if is_by_runs(shape(operand), full) else None
+        return kind
+
+
+def is_by_runs(have: Sequence[Any], full: Sequence[Any]) -> bool:
+    """Whether a shape is the full one's up to some dimension, ones from there on, and its last size."""
+    if len(have) != len(full) or not known(have[-1] == full[-1]):
+        return False
+    outer = next((d for d in range(len(full) - 1) if not known(have[d] == full[d])), len(full) - 1)
+    return all(known(size == 1) for size in have[outer:-1])
+
+
+class RowsWriter(Writer):
+    """Writes a region of rows as text; what broadcasts and has no other reader is computed inside."""
+
+    def __init__(self, region: Region, norm: Norm | None = None) -> None:
+        super().__init__(region)
+        self.norm = norm
+
+    def _product(self, node: Node, value: str) -> str:
+        """What comes in: for a norm the normalised value, which its weight and bias follow."""
+        if self.norm is None:
+            return value
+        if self.norm.weight is not None:
+            weight = self._name(self.norm.weight, node)
+            weight = self._say("add", weight, repr(float(self.norm.offset))) if self.norm.offset else weight
+            value = self._say("mul", value, weight)
+        return value if self.norm.bias is None else self._say("add", value, self._name(self.norm.bias, node))
+
+    def _name(self, operand: Any, node: Node) -> str:
+        if isinstance(operand, Node) and operand not in self.names and _inlines(operand, self.region):
+            self.names[operand] = self._op(operand)
+        return super()._name(operand, node)
+
+
+def _inlines(node: Node, region: Region) -> bool:
+    """Whether an operand that broadcasts is itself pointwise, read here only, and made of operands of ours."""
+    full = region.products[0]
+    if constant(node) is not None or region.kind(node, full) in (None, "t") or len(node.users) != 1:
+        return False
+    operands = [node.args[0]] if is_call(node, CAST) else operands_of(node)
+    tensors = [x for x in operands or [] if isinstance(x, Node) and constant(x) is None]
+    return bool(tensors) and all(region.kind(x, full) is not None for x in tensors)
+
+
+def match(context: Context) -> None:
+    """Every norm that is an op already, with what stands around it."""
+    for node in list(context.graph.nodes):
+        norm = _norm_of(node)
+        if norm is not None:
+            take(context, norm, node)
+
+
+def _norm_of(node: Node) -> Norm | None:
+    x: Any = arg(node, 0)
+    if is_call(node, torch.ops.tile.layer_norm.default):
+        return Norm(node, x, arg(node, 1, "weight"), arg(node, 2, "bias"), 0.0, arg(node, 3, "eps", 1e-5), True)
+    if is_call(node, torch.ops.tile.rms_norm.default) and arg(node, 3, "activation", "none") == "none":
+        offset = arg(node, 4, "weight_offset", 0.0)
+        return Norm(node, x, arg(node, 1, "weight"), None, offset, arg(node, 2, "eps", 1e-6), False)
+    return None
+
+
+def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool:
+    """Replace a norm and what stands around it, if there is more than its own op takes; returns whether this was
+    decided, either way.
+
+    `late`: products have taken what they can, so sums of theirs are free to take.
+    """
+    behind, last = _behind(norm)
+    writer = RowsWriter(behind, norm)
+    epilogue = writer.text(last)
+    front = _in_front(norm, last, writer.aux)
+    plain_sum = front is not None and _text_in_front(norm, front) == _SUM
+    if front is not None and not late and _product_takes(context, norm, front):
+        front = None
+    pure = canonical(Writer(behind).text(last)) if last is not norm.out else ""
+    small = not pure or (pure in ACTIVATIONS and not norm.centred)
+    if small and (front is None or (plain_sum and not (late and norm.centred))):
+        return False
+    what = _describe(norm, last, front)
+    if left_to_inductor(context, what, last, anchor):
+        return True
+    rewrite = Rewrite(last)
+    pairs = _write(rewrite, norm, epilogue, writer, last, front)
+    settled = anchor in context.handled
+    if not context.replace(rewrite, "norm", pairs, what, anchor) and not settled:
+        context.handled.discard(anchor)  # where it is an op of ours, it is judged alone in the end
+    return True
+
+
+_SUM = canonical("v0=add(acc0,x0);ret v0")
+
+
+def _describe(norm: Norm, last: Node, front: Any) -> str:
+    name = "tile.layer_norm" if norm.centred else "tile.rms_norm"
+    around = [*(["what makes its input"] if front else []), *(["what follows"] if last is not norm.out else [])]
+    return f"{name}([..., {shape(norm.x)[-1]}]) with {' and '.join(around)}"
+
+
+def _behind(norm: Norm) -> tuple[Region, Node]:
+    """The region behind, of the norm alone if nothing follows, and the node that holds its result."""
+    sizes = shape(norm.out)
+    region = Rows([norm.out], product(sizes[:-1]), sizes[-1], ordered(norm.out.graph), joins=lambda product: False)
+    return extend(region) or (region, norm.out)
+
+
+Front = tuple[Region, bool]
+"""The tree that makes a norm's input, of which the product is its first operand; and whether others read its result."""
+
+
+def _text_in_front(norm: Norm, front: Front) -> str:
+    return canonical(RowsWriter(front[0]).text(norm.x))
+
+
+def _product_takes(context: Context, norm: Norm, front: Front) -> bool:
+    """Whether a product whose result is summed up here may do that in its own epilogue."""
+    writer = RowsWriter(front[0])
+    text = canonical(writer.text(norm.x))
+    if "g" in writer.kinds or not any(is_call(strip_views(x), *PRODUCTS) for x in [*writer.aux, *front[0].products]):
+        return False
+    return text != _SUM or context.settings.select == "tile" or context.settings.thorough
+
+
+def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
+    """The pointwise tree that makes the norm's input; None if there is none that the kernel can take, or if its result
+    is needed for `operands`.
+    """
+    total, position = norm.x, ordered(norm.x.graph)
+    if not same_shape(shape(total), shape(norm.out)):
+        return None
+    taken: list[Node] = []
+    leaves: list[Node] = []
+    _grow_back(total, shape(total), taken, leaves)
+    first = next((x for x in leaves if same_shape(shape(x), shape(total)) and dtype(x) == dtype(total)), None)
+    if first is None or total not in taken:
+        return None
+    needed, dead = ancestors(operands) | set(operands), _only_for(last, position)
+    others = [u for u in total.users if u not in dead or u in needed]
+    if total in needed or any(position[u] < position[last] for u in others):
+        return None
+    sizes = shape(total)
+    region = Rows([first], product(sizes[:-1]), sizes[-1], position, taken)
+    return region, bool(others)
+
+
+def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[Node]) -> None:
+    """Add `node` to what is taken, or to the leaves if it cannot be computed in the kernel."""
+    operands = [node.args[0]] if is_call(node, CAST) else operands_of(node) if node.op == "call_function" else None
+    tensors = [x for x in operands or [] if isinstance(x, Node) and constant(x) is None]
+    inside = not taken or all(u in taken for u in node.users)
+    floats = all(is_tensor(x) and dtype(x).is_floating_point and dtype(x) != torch.float64 for x in [node, *tensors])
+    fits = floats and all(kind_of(x, full) or is_by_runs(shape(x), full) for x in tensors)
+    if not (tensors and inside and fits and len(taken) < MOST_IN_FRONT and same_shape(shape(node), full)):
+        leaves.append(node)
+        return
+    taken.append(node)
+    for x in dict.fromkeys(tensors):
+        _grow_back(x, full, taken, leaves)
+
+
+def _only_for(last: Node, position: dict[Node, int]) -> set[Node]:
+    """The nodes that nothing but `last` needs, itself included."""
+    dead = {last}
+    for node in reversed(position):
+        if position[node] < position[last] and node.users and all(u in dead for u in node.users):
+            dead.add(node)
+    return dead
+
+
+def _write(
+    rewrite: Rewrite, norm: Norm, epilogue: str, writer: Writer, last: Node, front: Front | None
+) -> list[tuple[Node, Node]]:
+    """Insert the call; returns (old, new) pairs of nodes."""
+    aux, kinds = list(writer.aux), list(writer.kinds)
+    x, prologue, keep = norm.x, "", False
+    if front is not None:
+        region, keep = front
+        before = RowsWriter(region)
+        prologue, (x,) = before.text(norm.x), region.products
+        for operand, kind in zip(before.aux, before.kinds, strict=True):
+            if operand not in aux:
+                aux.append(operand)
+                kinds.append(kind)
+        prologue = re.sub(r"\bx(\d+)\b", lambda m: f"x{aux.index(before.aux[int(m[1])])}", prologue)
+    full = shape(norm.x)
+    wanted = {"t": full, "r": full[-1:], "c": (*full[:-1], 1), "s": ()}
+    operands = [rewrite.reshape(v, wanted.get(kind, shape(v))) for v, kind in zip(aux, kinds, strict=True)]
+    op, texts = torch.ops.tile.fused_norm.default, (canonical(prologue), canonical(epilogue))
+    both = rewrite.call(op, x, operands, "".join(kinds), *texts, norm.centred, norm.eps, keep, dtype(last))
+    y = rewrite.reshape(rewrite.call(operator.getitem, both, 0), shape(last))
+    return [(last, y), *([(norm.x, rewrite.call(operator.getitem, both, 1))] if keep else [])]
+
+
+def take_front(context: Context) -> None:
+    """Once products have taken what they can: layer norms of sums that are left, modulated or not."""
+    for node in list(context.graph.nodes):
+        norm = _norm_of(node)
+        if norm is not None and norm.centred and is_call(norm.x, aten.add.Tensor):
+            take(context, norm, node, late=True)
+
+
+def left_to_inductor(context: Context, what: str, node: Node, anchor: Node) -> bool:
+    """Whether a norm is part of a larger pointwise kernel of Inductor's, in which its result is never rounded."""
+    if context.settings.select != "fastest" or not is_read_in_registers(node):
+        return False
+    why = "Inductor computes it in one kernel with what reads it, and rounds nothing in between"
+    context.note("norm", report.KEPT, what, anchor, why)
+    return True
