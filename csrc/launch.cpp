@@ -17,24 +17,18 @@
 
 namespace {
 
+using namespace tile;
 using IsNegative = bool (*)(void* const*);  // at::native::is_neg(const at::Tensor&); a Tensor is a pointer to a TensorImpl
 
 constexpr int kMostInline = 5;  // rank up to which a TensorImpl keeps its sizes in itself
 constexpr int kMostArguments = 64, kMostWords = 512, kMostForms = 1024, kSlots = 2 * kMostForms;
 constexpr const char* kName = "torch_tile.kernel";
 
-// A form of arguments, `words` long, and behind it the plan for it, `plan_words` long: a Plan, its PlannedMaps, and a
-// PlannedLaunch for each kernel with (kind, value) for each of its arguments, where kind 0 is the tensor `value`, 1 the
-// scalar `value`, 2 the number `value` itself, and 3 the map `value` of the plan. A tensor is named by its place: the
-// argument's number in the low 8 bits, and from there the bytes. The last number is that of the workspace.
+// A form of arguments, `words` long, and behind it the Plan for it, `plan_words` long.
 struct Form {
   uint64_t hash;
   int words, plan_words;
   int64_t data[1];
-};
-struct Plan {
-  int64_t context, workspace, launches, maps;
-  PlannedMap* map(int64_t index) { return (PlannedMap*)(this + 1) + index; }
 };
 
 // What a kernel holds of Python's.
@@ -61,8 +55,6 @@ struct Arguments {
   int tensors, numbers, words;
   int32_t device_type, device_index;
   int64_t form[kMostWords];
-
-  uint64_t at(int64_t place) const { return pointers[place & 255] + (uint64_t)(place >> 8); }
 };
 
 int watchers;  // while there are any, every call goes through Python, where it is seen
@@ -194,18 +186,8 @@ void forget(Kernel* kernel) {
   kernel->known = 0;
 }
 
-// Bring the maps of a plan up to the addresses of the arguments. False if the driver refuses one: Python says why.
-bool bring_maps(Kernel* kernel, Form* form, const Arguments& arguments) {
-  Plan* plan = (Plan*)(form->data + form->words);
-  for (int64_t i = 0; i < plan->maps; ++i) {
-    PlannedMap* map = plan->map(i);
-    if (bring(kernel->driver, map, arguments.at(map->tensor)) != 0) return false;
-  }
-  return true;
-}
-
 // Follow a plan. It is copied first: while the driver is at work, other Python threads may change the table.
-int follow(Kernel* kernel, const Form* form, Arguments* arguments, void* stream) {
+int follow(const Kernel* kernel, const Form* form, Arguments* arguments, void* stream) {
   int64_t words[kMostWords];
   memcpy(words, form->data + form->words, 8 * form->plan_words);
   Plan* plan = (Plan*)words;
@@ -213,20 +195,7 @@ int follow(Kernel* kernel, const Form* form, Arguments* arguments, void* stream)
   void *context = (void*)plan->context, *before = NULL;
   int status = kernel->driver.get_context(&before);
   if (status == 0 && before != context) status = kernel->driver.set_context(context);
-  int64_t* at = (int64_t*)plan->map(plan->maps);
-  for (int64_t left = plan->launches; left > 0 && status == 0; --left) {
-    const PlannedLaunch& next = *(PlannedLaunch*)at;
-    void* places[kMostWords / 2];
-    int64_t* argument = at + sizeof next / 8;
-    for (int64_t i = 0; i < next.arguments; ++i, argument += 2) {
-      if (argument[0] == 0) argument[1] = (int64_t)arguments->at(argument[1]);
-      places[i] = argument[0] == 1   ? (void*)&arguments->scalars[argument[1]]
-                  : argument[0] == 3 ? (void*)plan->map(argument[1])->bytes
-                                     : (void*)&argument[1];
-    }
-    status = start(kernel->driver, next, stream, places);
-    at = argument;
-  }
+  if (status == 0) status = follow(kernel->driver, plan, arguments->pointers, arguments->scalars, stream);
   if (before != context) kernel->driver.set_context(before);
   PyEval_RestoreThread(thread);
   return status;
@@ -256,11 +225,12 @@ PyObject* launch(PyObject* self, PyObject* const* objects, Py_ssize_t count) {
     kernel->last = form;
   }
   Workspace workspace;
-  int64_t bytes = ((Plan*)(form->data + form->words))->workspace;
+  Plan* plan = (Plan*)(form->data + form->words);
+  int64_t bytes = plan->workspace;
   if (bytes > 0 && !workspace.allocate(*kernel->exchange, arguments.device_type, arguments.device_index, bytes))
     return in_python(kernel->held[kSlow], objects, count);
   arguments.pointers[arguments.tensors] = workspace.address();
-  if (!bring_maps(kernel, form, arguments)) return in_python(kernel->held[kSlow], objects, count);
+  if (bring_maps(kernel->driver, plan, arguments.pointers) != 0) return in_python(kernel->held[kSlow], objects, count);
   void* stream = NULL;
   if (kernel->exchange->current_stream(arguments.device_type, arguments.device_index, &stream) != 0) return NULL;
   int status = follow(kernel, form, &arguments, stream);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launch.cpp asks of NVIDIA's driver, and the parts of a plan that say so: launches, and the tensor maps they take.
-// Functions come by their addresses, so that no header of CUDA's is needed.
+// What is asked of NVIDIA's driver for a plan of launches, which runtime/cuda_launch.py packs: launches, and the tensor
+// maps they take. launch.cpp follows plans for calls from Python, and generated C++ those that are written into it
+// (embedded.h). Functions come by their addresses, so that no header of CUDA's is needed.
 #pragma once
 #include <stdint.h>
 #include <string.h>
 
+namespace tile {
 namespace {
 
 // CUlaunchAttribute and CUlaunchConfig, as cuda.h has them on 64-bit machines.
@@ -41,6 +43,21 @@ struct PlannedMap {
   unsigned char bytes[128];
 };
 
+// What is launched for arguments of one form: its maps follow, and then a PlannedLaunch for each kernel with (kind,
+// value) for each of its arguments, where kind 0 is the tensor `value`, 1 the scalar `value`, 2 the number `value`
+// itself, and 3 the map `value` of the plan. A tensor is named by its place: the argument's number in the low 8 bits, and
+// from there the bytes. The last number is that of the workspace.
+struct Plan {
+  int64_t context, workspace, launches, maps;
+  PlannedMap* map(int64_t index) { return (PlannedMap*)(this + 1) + index; }
+  PlannedLaunch* first() { return (PlannedLaunch*)map(maps); }
+};
+constexpr int kMostPlaces = 256;  // arguments of one kernel
+
+uint64_t address_of(const uint64_t* pointers, int64_t place) {
+  return pointers[place & 255] + (uint64_t)(place >> 8);
+}
+
 int start(const Driver& driver, const PlannedLaunch& plan, void* stream, void** places) {
   const int64_t* cluster = plan.cluster;
   bool has_cluster = cluster[0] * cluster[1] * cluster[2] != 1;
@@ -70,4 +87,33 @@ int bring(const Driver& driver, PlannedMap* map, uint64_t address) {
   return 0;
 }
 
+// Bring the maps of a plan up to the addresses of the arguments. 0, or what the driver says of one that it refuses.
+int bring_maps(const Driver& driver, Plan* plan, const uint64_t* pointers) {
+  int status = 0;
+  for (int64_t i = 0; i < plan->maps && status == 0; ++i)
+    status = bring(driver, plan->map(i), address_of(pointers, plan->map(i)->tensor));
+  return status;
+}
+
+// Make the launches of a plan, whose maps are up to date, in the current context; addresses are written into it.
+int follow(const Driver& driver, Plan* plan, const uint64_t* pointers, uint64_t* scalars, void* stream) {
+  int status = 0;
+  int64_t* at = (int64_t*)plan->first();
+  for (int64_t left = plan->launches; left > 0 && status == 0; --left) {
+    const PlannedLaunch& next = *(const PlannedLaunch*)at;
+    void* places[kMostPlaces];
+    int64_t* argument = at + sizeof next / 8;
+    for (int64_t i = 0; i < next.arguments; ++i, argument += 2) {
+      if (argument[0] == 0) argument[1] = (int64_t)address_of(pointers, argument[1]);
+      places[i] = argument[0] == 1   ? (void*)&scalars[argument[1]]
+                  : argument[0] == 3 ? (void*)plan->map(argument[1])->bytes
+                                     : (void*)&argument[1];
+    }
+    status = start(driver, next, stream, places);
+    at = argument;
+  }
+  return status;
+}
+
 }  // namespace
+}  // namespace tile
