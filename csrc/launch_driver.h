@@ -95,7 +95,8 @@ int bring_maps(const Driver& driver, Plan* plan, const uint64_t* pointers) {
   return status;
 }
 
-// Make the launches of a plan, whose maps are up to date, in the current context; addresses are written into it.
+// Make the launches of a plan, whose maps are up to date, in the current context; addresses are written into it. A grid
+// without blocks is none.
 int follow(const Driver& driver, Plan* plan, const uint64_t* pointers, uint64_t* scalars, void* stream) {
   int status = 0;
   int64_t* at = (int64_t*)plan->first();
@@ -109,7 +110,7 @@ int follow(const Driver& driver, Plan* plan, const uint64_t* pointers, uint64_t*
                   : argument[0] == 3 ? (void*)plan->map(argument[1])->bytes
                                      : (void*)&argument[1];
     }
-    status = start(driver, next, stream, places);
+    if (next.x > 0 && next.y > 0 && next.z > 0) status = start(driver, next, stream, places);
     at = argument;
   }
   return status;

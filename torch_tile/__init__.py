@@ -15,6 +15,7 @@ from .inductor import artifacts as artifacts  # so that torch.compiler.load_cach
 if TYPE_CHECKING:
     from .autotuner import autotune
     from .diagnostics import InternalError, LaunchError, TileError
+    from .inductor.backend import inductor_configs
     from .inductor.explain import explain
     from .integrations.replace import replace_layers
     from .jit import compile, jit
@@ -36,6 +37,7 @@ _LAZY = {
     "TensorSupplyType": "profiler:TensorSupplyType",
     "do_bench": "profiler:do_bench",
     "explain": "inductor.explain:explain",
+    "inductor_configs": "inductor.backend:inductor_configs",
     "replace_layers": "integrations.replace:replace_layers",
     "language": "language:",
     "profiler": "profiler:",
@@ -69,6 +71,7 @@ __all__ = [
     "compile",
     "do_bench",
     "explain",
+    "inductor_configs",
     "jit",
     "ops",
     "replace_layers",

@@ -177,7 +177,7 @@ def _solution(wanted: Expr, var: Var, actual: int, sizes: Sizes) -> int | None:
     linear = (Const, Var, Cast)
     if not all(isinstance(n, linear) or (isinstance(n, Binary) and n.op in ("+", "-", "*")) for n in walk(wanted)):
         return None
-    at = [int(evaluate(wanted, {**sizes, var: n})) for n in (0, 1)]
+    at = [size_of(wanted, {**sizes, var: n}, var.name) for n in (0, 1)]
     if at[1] == at[0]:
         return None
     found = (actual - at[0]) // (at[1] - at[0])
@@ -200,7 +200,8 @@ def _place(var: Var, facts: Sequence[Fact]) -> str:
 def size_of(expr: Expr, values: Mapping[Var, Scalar], name: str) -> int:
     """A size expression of `name` with what was learnt from the arguments."""
     try:
-        return int(evaluate(expr, values))
+        found = evaluate(expr, values)
+        return int(found) if isinstance(found, int | float) else found  # else a symbol
     except (KeyError, ValueError, ArithmeticError):
         raise LaunchError(f"a size of `{name}`, {expr!r}, cannot be found from the arguments") from None
 

@@ -53,7 +53,7 @@ def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKe
     source, lowered = cpu_source(program, build)  # passes and C++, unless they are on disk: stored.py
     library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
     entry = load_entry(library, ENTRY)
-    launcher = Launcher(program, entry, source.asserts, out_idx)  # checks and calls: runtime/launch.py
+    launcher = Launcher(program, entry, source.asserts, out_idx, library)  # checks and calls: runtime/launch.py
     return JITKernel(program, lowered, source.text, launcher, build)
 
 

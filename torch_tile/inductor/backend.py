@@ -46,6 +46,16 @@ def tile(
 tile.reset = compat.reset_cudagraphs  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
 
 
+def inductor_configs(*, mode: str | None = None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Entries of Inductor's config that make it compile as the backend does, where there is no backend to name.
+
+    For AOTInductor: `torch._inductor.aoti_compile_and_package(exported, inductor_configs=inductor_configs())`. What a
+    package calls of ours is in it, machine code included; it needs no Python. Arguments and errors are those of `tile`.
+    """
+    patches, settings = split_options(mode, options)
+    return {**patches, **pass_patches(settings, patches)}
+
+
 def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[dict[str, Any], Settings]:
     """Inductor's config entries and our settings, from what `torch.compile` was given."""
     patches, own = compat.mode_patches(mode), {}

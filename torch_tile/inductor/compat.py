@@ -111,9 +111,19 @@ def no_caches() -> Iterator[None]:
 def compile_alone(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Inductor's whole pipeline on an ATen graph, without custom passes and without CUDA graphs."""
+    """Inductor's whole pipeline on an ATen graph, without custom passes and CUDA graphs, called from Python."""
+    from torch._inductor.virtualized import V
+
     none = dict.fromkeys((*STAGES, "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_post_pass"))
-    return compile_fx(gm, inputs, {**(options or {}), **none, "triton.cudagraphs": False})
+    with V.set_aot_compilation(False):
+        return compile_fx(gm, inputs, {**(options or {}), **none, "triton.cudagraphs": False, "cpp_wrapper": False})
+
+
+def in_cpp() -> bool:
+    """Whether what is being compiled will be called from C++: with `cpp_wrapper`, and by AOTInductor."""
+    from torch._inductor.virtualized import V
+
+    return bool(inductor_config().cpp_wrapper or V.aot_compilation)
 
 
 def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> None:

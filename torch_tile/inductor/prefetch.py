@@ -8,7 +8,7 @@ By the time a contest or the model's first call asks for a kernel, it is there o
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +26,10 @@ from torch_tile.target import Target
 
 class Rehearsal(Context):
     """A context in which every replacement is taken and nothing is reported."""
+
+    def refused(self, nodes: Iterable[Node]) -> str:
+        """Nothing is recorded."""
+        return ""
 
     def contest(self, rewrite: Rewrite, pairs: list[tuple[Node, Node]]) -> None:
         """Nothing is timed."""

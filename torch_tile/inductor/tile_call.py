@@ -13,23 +13,45 @@ from typing import Any
 
 import torch
 
+from torch_tile.inductor.cpp_call import Embedded, cpp_call, lower_reference, recorded_call
+from torch_tile.inductor.outline import Form, NotEmbedded
+
 PREFIX = "_torch_tile"
 IMPORT = f"import torch_tile.inductor.direct as {PREFIX}"
 
 
 def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
-    """Lower `op` to a call of `direct.<name>`; through the dispatcher where the wrapper is not in Python."""
+    """Lower `op` to a call of `direct.<name>`, or of what that launches where the wrapper is in C++."""
     from torch._inductor import ir
     from torch._inductor.virtualized import V
-    from torch.utils._pytree import tree_map
 
-    if V.graph.cpp_wrapper:
-        return tree_map(ir.TensorBox.create, ir.FallbackKernel.create(op, *args, **kwargs))
     with V.graph.fake_mode:
         result, tensors, constants, unflatten = processed(ir.ExternKernel.process_kernel(op, *args, **kwargs))
-    call = node_class()(op, name, tensors, constants, unflatten, result if isinstance(result, tuple) else (result,))
+    results = result if isinstance(result, tuple) else (result,)
+    made = None
+    if V.graph.cpp_wrapper:
+        layouts = [ir.FallbackKernel.tensor_to_layout(each) for each in results]
+        outs = [Form(each.dtype, each.device, each.size, each.stride) for each in layouts]
+        try:
+            made = recorded_call(
+                name, [form_of(x) for x in tensors], outs, constants, unflatten, V.graph.sizevars.shape_env
+            )
+        except NotEmbedded as why:
+            return lower_reference(op, args, kwargs, str(why))
+    call = node_class()(op, name, tensors, constants, unflatten, results, made)
     first = ir.TensorBox.create(call)
-    return (first, *call.others) if isinstance(result, tuple) else first
+    return (first, *call.others[: len(results) - 1]) if isinstance(result, tuple) else first
+
+
+def form_of(x: Any) -> Form:
+    """The form of an input."""
+    from torch._inductor.virtualized import V
+
+    found = strided_view(x)
+    base, layout = (x, None) if found is None else found
+    view = None if layout is None else (layout.size, layout.stride, layout.offset)
+    low = x.get_dtype().itemsize if base.get_name() in V.graph.unaligned_buffers else 0
+    return Form(x.get_dtype(), x.get_device(), base.get_size(), base.get_stride(), low, view)
 
 
 def processed(found: Any) -> tuple[Any, Any, Any, Any]:
@@ -46,12 +68,17 @@ def node_class() -> type:
     from torch._inductor.virtualized import V
 
     class TileCall(ir.ExternKernelOut):
-        """The first output is the node's own buffer; the others are empty buffers that it changes."""
+        """The first output is the node's own buffer; the others are empty buffers that it changes.
+
+        In a C++ wrapper it is `made`, whose workspaces are such buffers, too.
+        """
 
         def __init__(
-            self, op: torch._ops.OpOverload, name: str, tensors: Any, constants: Any, unflatten: Any, results: Any
+            self, op: torch._ops.OpOverload, name: str, tensors: Any, constants: Any, unflatten: Any, results: Any,
+            made: Embedded | None = None,
         ):  # fmt: skip
             layout, *layouts = (ir.FallbackKernel.tensor_to_layout(t) for t in results)
+            layouts += [] if made is None else made.workspaces
             self.others = [
                 lowering.empty_strided(x.size, x.stride, dtype=x.dtype, device=x.device) for x in layouts
             ]  # fmt: skip
@@ -63,30 +90,42 @@ def node_class() -> type:
                 op_overload=op,
             )
             self.tile_name, self.unflatten = name, unflatten
+            self.made, self.results = made, len(results)
             self.mutation_outputs = [
                 ir.MutationOutput(ir.NoneLayout(device=x.get_device()), x, self) for x in self.others
             ]  # fmt: skip
 
         def codegen(self, wrapper: Any) -> None:
-            """Write the call, and what makes its object if that is not written yet."""
-            count = len(self.inputs) - len(self.others)
-            text = CallText(wrapper)
-            tensors = [text.tensor(x) for x in self.inputs[:count]]
-            args, kwargs = self.unflatten(tensors, [text.constant(c) for c in self.constant_args])
-            outs = [text.parameter("y", x.codegen_reference()) for x in (self, *self.others)]
-            made = text.site(self.tile_name, args, kwargs, outs)
-            name = wrapper.src_to_kernel.get(made)
-            if name is None:
-                name = wrapper.src_to_kernel[made] = f"tile_{self.tile_name}_{wrapper.next_kernel_suffix()}"
-                wrapper.add_import_once(IMPORT)
-                wrapper.define_kernel(name, made, gpu=False)
+            """Write the call, and what it calls if that is not written yet."""
             self.codegen_comment(wrapper)
             is_unused = self.get_name() in V.graph.removed_buffers  # but others are used
             if is_unused:
                 wrapper.writeline(wrapper.make_buffer_allocation(self))
-            wrapper.writeline(f"{name}({', '.join(text.given())})")
+            wrapper.writeline(self.in_cpp(wrapper) if V.graph.cpp_wrapper else self.in_python(wrapper))
             if is_unused:
-                wrapper.writeline(f"del {self.get_name()}")
+                wrapper.writeline(wrapper.make_buffer_free(self))
+
+        def in_python(self, wrapper: Any) -> str:
+            """The call of an object that is made as the module is loaded."""
+            count = len(self.inputs) - len(self.others)
+            text = CallText(wrapper)
+            tensors = [text.tensor(x) for x in self.inputs[:count]]
+            args, kwargs = self.unflatten(tensors, [text.constant(c) for c in self.constant_args])
+            outs = [text.parameter("y", x.codegen_reference()) for x in (self, *self.others[: self.results - 1])]
+            site = text.site(self.tile_name, args, kwargs, outs)
+            name = wrapper.src_to_kernel.get(site)
+            if name is None:
+                name = wrapper.src_to_kernel[site] = f"tile_{self.tile_name}_{wrapper.next_kernel_suffix()}"
+                wrapper.add_import_once(IMPORT)
+                wrapper.define_kernel(name, site, gpu=False)
+            return f"{name}({', '.join(text.given())})"
+
+        def in_cpp(self, wrapper: Any) -> str:
+            """The call of a function that makes the launches."""
+            count = len(self.inputs) - len(self.others)
+            bases = [(strided_view(x) or (x,))[0] for x in self.inputs[:count]]
+            tensors = [x.codegen_reference() for x in (*bases, self, *self.others)]
+            return cpp_call(wrapper, self.tile_name, self.made, tensors, self.get_device().type == "cuda")
 
     return TileCall
 

@@ -2,6 +2,7 @@
 """The value of a scalar expression for given values of its variables: launch grids, run-time sizes, tests of rewrites.
 
 Follows the semantics at the top of expr.py: int32 and int64 do not wrap, other integers do, floats round to their type.
+Values of variables may also be symbols that compute with Python's operators, such as torch.SymInt.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def evaluate(expr: Expr, values: Values) -> Scalar:
         return evaluate(expr.a if evaluate(expr.condition, values) else expr.b, values)
     if isinstance(expr, Cast):
         a = evaluate(expr.a, values)
+        if not isinstance(a, int | float) and expr.type in EXACT:
+            return a
         return const(int(a) if expr.type.is_integer else a, expr.type).value
     if isinstance(expr, Unary):
         a = evaluate(expr.a, values)
@@ -69,4 +72,6 @@ def _typed(value: Scalar, expr: Expr) -> Scalar:
     """A result in the type of `expr`."""
     if (isinstance(expr, Binary) and expr.op in COMPARISONS) or expr.dtype.kind == "bool":
         return bool(value)
-    return int(value) if expr.dtype in EXACT else const(value, expr.dtype).value
+    if expr.dtype in EXACT:
+        return int(value) if isinstance(value, int | float) else value
+    return const(value, expr.dtype).value

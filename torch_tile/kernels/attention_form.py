@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, power_of_two, strided
+from torch_tile.kernels.common import Machine, power_of_two, strided, typical
 from torch_tile.kernels.tuned import rows_class, tuned
 
 
@@ -179,6 +179,7 @@ class Problem:
 
 def config_for(form: Form, problem: Problem, machine: Machine) -> Config | None:
     """The cut of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
+    problem = typical(problem)
     if machine.is_gpu:
         found = tuned(Config, "attention", machine, shape_class(form, problem))
         if found is not None and (not found.packed or problem.packs(found.block_q)):
@@ -200,6 +201,7 @@ def shape_class(form: Form, problem: Problem) -> str | None:
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     """How many shares to make of the keys: what SMs hold, but shares of at least four tiles and LEAST_SHARE keys."""
+    problem = typical(problem)
     most = problem.keys // max(LEAST_SHARE, 4 * config.block_kv)
     return max(1, min(config.occupancy * machine.units // _blocks(config, problem), most))
 

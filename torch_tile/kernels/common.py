@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch_tile.language import TensorType
 
 LOG2_E = math.log2(math.e)
+Problem = TypeVar("Problem")
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -143,3 +144,9 @@ def round_up(value: int, multiple: int) -> int:
 def power_of_two(value: int) -> int:
     """The least power of two that is not below `value`."""
     return 1 << max(0, value - 1).bit_length()
+
+
+def typical(problem: Problem) -> Problem:
+    """A dataclass with typical values for its sizes that are symbols: for choices on which only speed depends."""
+    hints = {name: x.node.hint for name, x in vars(problem).items() if isinstance(x, torch.SymInt)}
+    return replace(problem, **hints) if hints else problem  # type: ignore[type-var]

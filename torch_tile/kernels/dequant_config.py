@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from torch_tile.kernels.common import Machine, power_of_two
+from torch_tile.kernels.common import Machine, power_of_two, typical
 from torch_tile.kernels.gemm_config import BARRIERS, Config as Config
 from torch_tile.kernels.tuned import rows_class, tuned
 
@@ -37,6 +37,7 @@ def config_for(problem: Problem, machine: Machine) -> Config:
 
     Steps hold whole groups of columns that share a scale, or lie in one.
     """
+    problem = typical(problem)
     if not machine.is_gpu:
         return Config(min(max(8, power_of_two(problem.m)), 64), 64, 64, stages=0)
     return tuned(Config, "dequant", machine, shape_class(problem)) or _gpu_config(problem, machine)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from torch_tile.kernels.common import Machine, power_of_two
+from torch_tile.kernels.common import Machine, power_of_two, typical
 from torch_tile.kernels.tuned import rows_class, tuned
 
 FEW_ROWS = 32  # which tiles of mma.sync waste less of
@@ -56,6 +56,7 @@ class Problem:
 
 def config_for(problem: Problem, machine: Machine) -> Config:
     """The cut of a problem on a machine."""
+    problem = typical(problem)
     if not machine.is_gpu:
         return _cpu_config(problem, machine.units)
     return tuned(Config, "gemm", machine, shape_class(problem)) or _gpu_config(problem, machine)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, power_of_two, strided
+from torch_tile.kernels.common import Machine, power_of_two, strided, typical
 from torch_tile.kernels.tuned import rows_class, tuned
 
 
@@ -92,6 +92,7 @@ def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) 
 
     None for a cache so wide that not even the smallest tiles fit.
     """
+    problem = typical(problem)
     rows = problem.rows
     if machine.is_gpu and not splits and (found := tuned(Config, "mla", machine, shape_class(form, problem))):
         return found
@@ -115,6 +116,7 @@ def shape_class(form: Form, problem: Problem) -> str | None:
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     """How many shares to make of the positions: work for the whole machine, but shares that are worth starting."""
+    problem = typical(problem)
     blocks = problem.batch * -(-problem.rows // config.block_h)
     if machine.is_gpu:  # one block fills an SM
         return max(1, min(machine.units // blocks, problem.positions // 128))

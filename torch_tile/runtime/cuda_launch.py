@@ -21,9 +21,9 @@ from ..ir.node import walk
 from ..ir.stmt import Program
 from ..target import Target
 from .driver import NO_CLUSTER, Driver, Function, driver
-from .launch import MOST_FORMS, BaseLauncher, form_of
+from .launch import MOST_FORMS, BaseLauncher, form_of, noted
 from .native_launch import launch_function
-from .tensor_map import TensorMaps, map_form
+from .tensor_map import MapForm, TensorMaps, map_form
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +68,12 @@ class Plan(NamedTuple):
 
     def packed(self) -> bytes:
         """The plan as csrc/launch.cpp reads it, where all maps come before all launches."""
+        words = self.words()
+        return struct.pack(f"{len(words)}q", *(word if word < 2**63 else word - 2**64 for word in words))
+
+
+    def words(self) -> list[int]:
+        """The same as numbers of 64 bits."""
         maps = [each.form for launch in self.launches for each in launch.maps]
         words = [
             self.context,
@@ -82,7 +88,7 @@ class Plan(NamedTuple):
             words.append(len(each.arguments))
             words += [word for kind, n in each.arguments for word in (kind, n + before if kind == MAP else n)]
             before += len(each.maps)
-        return struct.pack(f"{len(words)}q", *(word if word < 2**63 else word - 2**64 for word in words))
+        return words
 
 
 class CudaLauncher(BaseLauncher):
@@ -113,7 +119,8 @@ class CudaLauncher(BaseLauncher):
         """Run on `args`; returns what the kernel returns, as soon as it is in the stream's queue."""
         if not self.allocates:
             return self.go(*args)
-        self.require_gpu()
+        if noted.by is None:
+            self.require_gpu()
         return super().__call__(*args)
 
     def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
@@ -127,6 +134,9 @@ class CudaLauncher(BaseLauncher):
 
     def start(self, *args: Any) -> None:
         """Launch on all parameters, outputs and workspaces: the whole way in Python, and the first time for a form."""
+        if noted.by is not None:
+            noted.by(self, args)
+            return
         if len(args) != len(self.everything):
             self.whole.in_order(args)
         scalars = {p: scalar(p, a) for p, a in zip(self.everything, args, strict=False) if isinstance(p, Var)}
@@ -184,36 +194,38 @@ class CudaLauncher(BaseLauncher):
         self, entry: Entry, function: Function, sizes: Sizes, scalars: Mapping[Var, Scalar], machine: Driver
     ) -> Launch | None:  # fmt: skip
         """One kernel; None if its grid is empty."""
-        extents = [size_of(size, {**sizes, **scalars}, f"{entry.name}'s grid") for size in entry.grid]
-        x, y, z = (*extents, 1, 1, 1)[:3]
-        grid = (x, y, z)
-        if min(grid) <= 0:
+        grid = fitted(entry, self.extents(entry, {**sizes, **scalars}))
+        if grid is None:
             return None
-        if entry.folds and max(y, z) > GRID_LIMITS[1]:
-            grid = (x * y * z, 1, 1)
-        for axis, extent, limit, group in zip("xyz", grid, GRID_LIMITS, entry.cluster, strict=True):
-            if extent > limit:
-                raise LaunchError(f"{entry.name} has {extent} blocks in {axis}; the GPU allows {limit}")
-            if extent % group:
-                raise LaunchError(f"{entry.name} has {extent} blocks in {axis}, which are no clusters of {group}")
-        arguments: list[tuple[int, int]] = []
-        maps: list[TensorMaps] = []
+        arguments, forms = self.arguments(entry, sizes)
+        maps = tuple(TensorMaps(form, machine) for form in forms)
+        shape = grid, entry.threads, entry.shared_bytes
+        return Launch(function.handle, *shape, arguments, maps, entry.cluster, entry.early)
+
+    def extents(self, entry: Entry, values: Mapping[Var, Scalar]) -> tuple[int, int, int]:
+        """How many blocks there are in each direction."""
+        x, y, z = (*(size_of(size, values, f"{entry.name}'s grid") for size in entry.grid), 1, 1, 1)[:3]
+        return x, y, z
+
+    def arguments(self, entry: Entry, sizes: Sizes) -> tuple[tuple[tuple[int, int], ...], tuple[MapForm, ...]]:
+        """What the kernel is given, as in `Launch`, and the tensor maps among it."""
+        found: list[tuple[int, int]] = []
+        forms: list[MapForm] = []
         names = [p.name for p in self.everything if isinstance(p, Buffer)]
         for argument, kind in zip(entry.args, entry.kinds, strict=True):
             if isinstance(argument, int):
-                arguments.append((TENSOR, argument))
+                found.append((TENSOR, argument))
             elif not isinstance(argument, Var):
-                arguments.append((MAP, len(maps)))
-                maps.append(TensorMaps(map_form(argument, names[argument.position], sizes), machine))
+                found.append((MAP, len(forms)))
+                forms.append(map_form(argument, names[argument.position], sizes))
             elif argument in sizes:
                 if kind == "i" and sizes[argument] > LARGEST_INT:
-                    found = f"size `{argument.name}` = {sizes[argument]}"
-                    raise LaunchError(f"{found} is too large for a 32-bit index (at most {LARGEST_INT})")
-                arguments.append((NUMBER, sizes[argument]))
+                    size = f"size `{argument.name}` = {sizes[argument]}"
+                    raise LaunchError(f"{size} is too large for a 32-bit index (at most {LARGEST_INT})")
+                found.append((NUMBER, sizes[argument]))
             else:
-                arguments.append((SCALAR, next(n for n, p in enumerate(self.scalars) if p is argument)))
-        shape = grid, entry.threads, entry.shared_bytes
-        return Launch(function.handle, *shape, tuple(arguments), tuple(maps), entry.cluster, entry.early)
+                found.append((SCALAR, next(n for n, p in enumerate(self.scalars) if p is argument)))
+        return tuple(found), tuple(forms)
 
     def index_of(self, args: Sequence[Any]) -> int:
         """The number of the device that the tensors are on."""
@@ -258,6 +270,21 @@ class CudaLauncher(BaseLauncher):
             self.go, self.remember = made
             if not self.allocates:
                 self.begin = self.go
+
+
+def fitted(entry: Entry, grid: tuple[int, int, int]) -> tuple[int, int, int] | None:
+    """A grid as the GPU takes it; None if it is empty."""
+    x, y, z = grid
+    if min(grid) <= 0:
+        return None
+    if entry.folds and max(y, z) > GRID_LIMITS[1]:
+        grid = (x * y * z, 1, 1)
+    for axis, extent, limit, group in zip("xyz", grid, GRID_LIMITS, entry.cluster, strict=True):
+        if extent > limit:
+            raise LaunchError(f"{entry.name} has {extent} blocks in {axis}; the GPU allows {limit}")
+        if extent % group:
+            raise LaunchError(f"{entry.name} has {extent} blocks in {axis}, which are no clusters of {group}")
+    return grid
 
 
 class Seen(threading.local):

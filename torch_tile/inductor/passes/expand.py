@@ -100,6 +100,9 @@ def settle(context: Context) -> None:
             continue
         if family == "norm" and around_norm.left_to_inductor(context, what, node, node):
             context.handled.update(expand(node, reference))
+        elif why := context.refused([node]):
+            context.note(family, report.KEPT, what, node, why, [node])
+            context.handled.update(expand(node, reference))
         elif context.settings.select == "fastest":
             from torch_tile.inductor.competition import compete_captured
 

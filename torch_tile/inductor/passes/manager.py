@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
 
-from torch_tile.inductor import report
+from torch_tile.inductor import compat, report
 from torch_tile.inductor.compat import CustomGraphPass
 from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_tensor, name_of, ordered, same_shape, shape, val
 from torch_tile.inductor.roofline import cost_of
@@ -55,6 +55,10 @@ class Context:
                 )
                 self.miss(family, anchor, why)
                 return False
+        if why := self.refused(rewrite.nodes):
+            self.note(family, report.KEPT, what, anchor, why, rewrite.nodes)
+            rewrite.discard()
+            return False
         outcome = self.contest(rewrite, pairs)
         reason = "" if outcome is None else str(outcome)
         if outcome is not None and not outcome.tile_wins:
@@ -70,6 +74,16 @@ class Context:
             old.replace_all_uses_with(new, delete_user_cb=later)
         self.note(family, report.REPLACED, what, anchor, reason, rewrite.nodes, outcome)
         return True
+
+    def refused(self, nodes: Iterable[Node]) -> str:
+        """Why tile ops among `nodes` cannot be called from where they will be; empty if they can."""
+        if not compat.in_cpp():
+            return ""
+        from torch_tile.inductor.cpp_call import why_not
+
+        calls = [n for n in nodes if n.op == "call_function" and getattr(n.target, "namespace", "") == "tile"]
+        reasons = filter(None, map(why_not, calls))
+        return next((f"not to be called from C++: {why}" for why in reasons), "")
 
     def contest(self, rewrite: Rewrite, pairs: list[tuple[Node, Node]]) -> Outcome | None:
         """Times of both, unless the user wants ours anyway."""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages of AOTInductor and C++ wrappers contain our kernels: they run where torch_tile cannot be imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import torch_tile
+from torch_tile.inductor.report import collect
+
+RUN = """
+import sys
+sys.modules["torch_tile"] = None  # so that importing it fails
+import torch
+model = torch._inductor.aoti_load_package(sys.argv[1])
+results = [model(*args) for args in torch.load(sys.argv[2])]
+torch.save([r if isinstance(r, torch.Tensor) else tuple(r) for r in results], sys.argv[3])
+assert not any(name.startswith("torch_tile.") for name in sys.modules)
+"""
+
+
+class Block(nn.Module):
+    """A decoder layer, and what else there are kernels for."""
+
+    def __init__(self, width: int = 48, heads: int = 4):
+        super().__init__()
+        self.heads = heads
+        self.norm, self.last = nn.RMSNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width, bias=False)
+        self.gate, self.up, self.down = (nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        h = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(h.transpose(1, 2).reshape(batch, length, width))
+        y = self.last(x)
+        y = x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+        return y, y.softmax(-1)
+
+
+def packaged(model, args, folder, dynamic=None):
+    """The path of a package, and the report of its compilation."""
+    exported = torch.export.export(model, args, dynamic_shapes=dynamic)
+    configs = torch_tile.inductor_configs(options={"select": "tile"})
+    with collect() as report:
+        path = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(folder / "model.pt2"), inductor_configs=configs
+        )
+    return path, report
+
+
+def run_elsewhere(package: str, inputs: list, folder: Path) -> list:
+    """What a package gives in a process that has torch and not torch_tile, with nothing in its caches."""
+    torch.save(inputs, folder / "inputs.pt")
+    empty = folder / "empty"
+    empty.mkdir()
+    moved = Path(package).rename(folder / "moved.pt2")
+    keep = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TORCH_TILE_CACHE_DIR")}
+    environment = {**keep, "TORCH_TILE_CACHE_DIR": str(empty), "TORCHINDUCTOR_CACHE_DIR": str(empty / "inductor")}
+    command = [sys.executable, "-c", RUN, str(moved), str(folder / "inputs.pt"), str(folder / "results.pt")]
+    done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [each.name for each in empty.iterdir() if each.name != "inductor"] == []
+    return torch.load(folder / "results.pt")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_package_runs_without_us(dynamic, tmp_path, seed):
+    torch.manual_seed(seed)
+    model = Block().eval().requires_grad_(False)
+    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=512)
+    shapes = {"x": {0: batch, 1: length}} if dynamic else None
+    package, report = packaged(model, (torch.randn(3, 17, 48),), tmp_path, shapes)
+    assert {r.family for r in report.replaced()} == {"gemm", "attention", "norm", "softmax"}, str(report)
+    assert not report.select(status="kept"), str(report)
+    sizes = [(3, 17)] + ([(1, 1), (2, 5), (7, 130), (1, 64)] if dynamic else [(3, 17)])
+    inputs = [(torch.randn(*size, 48),) for size in sizes]
+    wide = Block().double()
+    wide.load_state_dict(model.state_dict())
+    for found, (x,) in zip(run_elsewhere(package, inputs, tmp_path), inputs, strict=True):
+        for got, wanted in zip(found, wide(x.double()), strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tile op in a C++ wrapper (cpp_wrapper, AOTInductor): a function of the wrapper's own, machine code included.
+
+What the op launches is recorded as it is lowered, when the layouts of its inputs are settled. Where that cannot be
+written down, the op is Inductor's again (`lower_reference`): a package never needs our Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from torch_tile.inductor import direct
+from torch_tile.inductor.embed import Embedded, embedded, headers
+from torch_tile.inductor.outline import Form, NotEmbedded, Outline, Symbols, record
+from torch_tile.inductor.passes.graph import val
+
+# How the wrapper's handles become what the functions take.
+GLUE = """
+namespace tile {
+template <class... Handles> std::array<uint64_t, sizeof...(Handles)> addresses(const Handles&... handles) {
+  std::array<uint64_t, sizeof...(Handles)> found;
+  size_t count = 0;
+  auto add = [&](AtenTensorHandle handle) {
+    void* data = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle, &data));
+    found[count++] = (uint64_t)data;
+  };
+  (add(handles), ...);
+  return found;
+}
+}  // namespace tile
+"""
+STREAM = """
+namespace tile {
+inline void* current_stream() {
+  void* found = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(/* of the current device */ -1, &found));
+  return found;
+}
+}  // namespace tile
+"""
+
+
+def recorded_call(
+    name: str,
+    forms: Sequence[Form],
+    outs: Sequence[Form],
+    constants: Sequence[Any],
+    unflatten: Callable[[list[Any], list[Any]], Any],
+    shape_env: Any,
+) -> Embedded:
+    """The C++ of `direct.<name>` on tensors of these forms. Raises NotEmbedded where there is none."""
+    symbols = Symbols(shape_env)
+    given = [symbols.number(c) if isinstance(c, torch.SymInt) else c for c in constants]
+
+    def call(outlines: list[Outline]) -> None:
+        args, kwargs = unflatten(list(outlines[: len(forms)]), given)
+        results = outlines[len(forms) :]
+        getattr(direct, name)(*args, **kwargs, out=results[0] if len(outs) == 1 else tuple(results))
+
+    return embedded(record(call, [*forms, *outs], symbols))
+
+
+def why_not(node: Node) -> str:
+    """Why the call of a tile op that a node of a graph makes cannot be in a C++ wrapper; empty if it can."""
+    name = node.target._schema.name.removeprefix("tile::")  # type: ignore[union-attr]
+    leaves, spec = tree_flatten((node.args, dict(node.kwargs)))
+    values = [val(each) if isinstance(each, Node) else each for each in leaves]
+    is_tensor = [isinstance(each, torch.Tensor) for each in values]
+
+    def unflatten(tensors: list[Any], constants: list[Any]) -> Any:
+        queues = iter(constants), iter(tensors)
+        return tree_unflatten([next(queues[each]) for each in is_tensor], spec)
+
+    results = val(node)
+    outs = results if isinstance(results, tuple | list) else (results,)
+    tensors, constants = ([v for v, t in zip(values, is_tensor, strict=True) if t is kind] for kind in (True, False))
+    forms = [Form(x.dtype, x.device, x.shape, x.stride()) for x in (*tensors, *outs)]
+    numbers = [*constants, *(n for form in forms for n in (*form.size, *form.stride))]
+    env = next((n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)), None)
+    try:
+        recorded_call(name, forms[: len(tensors)], forms[len(tensors) :], constants, unflatten, env)
+    except NotEmbedded as why:
+        return str(why)
+    return ""
+
+
+def lower_reference(op: Any, args: Any, kwargs: Any, why: str) -> Any:
+    """What Inductor makes of an op that cannot be embedded: its reference in plain torch, lowered here."""
+    raise NotImplementedError(why)
+
+
+def cpp_call(wrapper: Any, name: str, made: Embedded, tensors: Sequence[str], is_gpu: bool) -> str:
+    """The statement that makes the call; what it calls is written into the wrapper if it is not there yet."""
+    texts = {"tile": headers() + GLUE, **({"tile stream": STREAM} if is_gpu else {}), **made.code}
+    known = vars(wrapper).setdefault("_torch_tile", {})  # texts that are written, and functions by their bodies
+    for key, text in texts.items():
+        if key not in known:
+            known[key] = key
+            wrapper.header.splice(text)
+    function = known.get(made.body)
+    if function is None:
+        function = known[made.body] = f"tile_{name}_{wrapper.next_kernel_suffix()}"
+        wrapper.header.splice(made.function(function))
+    values = ", ".join(wrapper.val_to_arg_str(each) for each in made.symbols)
+    numbers = f"std::array<int64_t, {len(made.symbols)}>{{{values}}}.data()" if values else "nullptr"
+    stream = "tile::current_stream()" if is_gpu else "nullptr"
+    return f"{function}(tile::addresses({', '.join(tensors)}).data(), {numbers}, {stream});"
