@@ -87,3 +87,27 @@ def test_a_package_runs_without_us(dynamic, tmp_path, seed):
     for found, (x,) in zip(run_elsewhere(package, inputs, tmp_path), inputs, strict=True):
         for got, wanted in zip(found, wide(x.double()), strict=True):
             torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+class Rows(nn.Module):
+    """Kernels for rows are cut for their length, which here is known at run time only but in the second softmax."""
+
+    def forward(self, x, mask):
+        y, _ = torch.ops.tile.add_rms_norm(x.transpose(1, 2), mask.expand(3, 32, -1), None, 1e-5)
+        return (y + mask).softmax(-1), torch.ops.tile.softmax(x, 0)
+
+
+def test_what_cannot_be_embedded_stays_inductors(tmp_path, caplog):
+    length = torch.export.Dim("length", min=2, max=512)
+    shapes = {"x": {1: length}, "mask": {0: length}}
+    args = torch.randn(3, 20, 32), torch.randn(20)
+    package, report = packaged(Rows(), args, tmp_path, shapes)
+    assert len(report.replaced()) == 1
+    (row,) = report.select("softmax", "kept")
+    assert row.reason.startswith("not to be called from C++"), str(report)
+    assert "tile.add_rms_norm" in caplog.text and "is compiled by Inductor" in caplog.text
+    inputs = [args, (torch.randn(3, 7, 32), torch.randn(7))]
+    for found, (x, mask) in zip(run_elsewhere(package, inputs, tmp_path), inputs, strict=True):
+        y = nn.functional.rms_norm((x.transpose(1, 2) + mask).double(), (x.shape[1],), eps=1e-5)
+        for got, wanted in zip(found, ((y + mask).softmax(-1), x.double().softmax(0)), strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)

@@ -148,18 +148,21 @@ def test_a_new_process_makes_the_objects_from_the_cached_code(tmp_path):
         assert f"hits {hits}" in result.stdout
 
 
-def test_wrappers_that_are_not_in_python_go_through_the_dispatcher():
+def test_wrappers_that_are_not_in_python_make_the_launches_themselves():
     pytest.importorskip("torch._inductor.codegen.cpp_wrapper_cpu")
 
-    def f(x):
-        return torch.ops.tile.softmax(x) + 1
+    def f(x, r):
+        y, total = torch.ops.tile.add_rms_norm(x.t(), r)
+        return torch.ops.tile.softmax(y[1:]) + 1, total
 
-    x = torch.randn(4, 8)
-    torch._dynamo.reset()
-    with torch.no_grad(), no_caches(), torch._inductor.config.patch(cpp_wrapper=True):
-        got, codes = run_and_get_code(torch.compile(f, backend=TILE), x)
-    torch.testing.assert_close(got, f(x))
-    assert not any("_torch_tile.site" in code for code in codes)
+    for dynamic in (False, True):
+        x, r = torch.randn(8, 4), torch.randn(4, 8)
+        torch._dynamo.reset()
+        with torch.no_grad(), no_caches(), torch._inductor.config.patch(cpp_wrapper=True):
+            got, codes = run_and_get_code(torch.compile(f, backend=TILE, dynamic=dynamic), x, r)
+        torch.testing.assert_close(got, f(x, r))
+        assert not any("_torch_tile.site" in code or "torch.ops.tile" in code for code in codes)
+        assert any(re.search(r"tile_add_rms_norm_\d\(tile::addresses\(buf", code) for code in codes)  # x.t() is copied
 
 
 def test_either_form_of_processed_arguments_is_read():

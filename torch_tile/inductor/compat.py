@@ -134,6 +134,31 @@ def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> N
         lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
+def lower_inline(call: Callable[..., Any], fakes: Sequence[Any], inputs: Sequence[Any]) -> Any:
+    """Lower what `call` computes of `fakes` as part of the graph that is being lowered, `inputs` standing for them."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.virtualized import V
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with V.graph.fake_mode, torch.no_grad():
+        traced = make_fx(call, decomposition_table=select_decomp_table())(*fakes)
+    queue, outer = iter(inputs), V.graph.current_node
+    try:
+        for node in traced.graph.nodes:
+            if node.op == "output":
+                return torch.fx.map_arg(node.args[0], V.graph.env.__getitem__)
+            V.graph.current_node = node
+            if node.op == "placeholder":
+                V.graph.env[node] = next(queue)
+            elif node.op == "get_attr":
+                V.graph.env[node] = V.graph.add_tensor_constant(getattr(traced, node.target))
+            else:
+                V.graph.env[node] = V.graph.run_node(node)
+    finally:
+        V.graph.current_node = outer
+    raise AssertionError("a graph has an output")
+
+
 def compile_without_codegen(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], refine: Callable[[torch.fx.GraphModule], Callable[..., Any]]
 ) -> Callable[..., Any]:

@@ -14,10 +14,12 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torch_tile.inductor import direct
+from torch_tile.inductor import compat, direct, report
 from torch_tile.inductor.embed import Embedded, embedded, headers
 from torch_tile.inductor.outline import Form, NotEmbedded, Outline, Symbols, record
 from torch_tile.inductor.passes.graph import val
+
+Unflatten = Callable[[list[Any], list[Any]], Any]
 
 # How the wrapper's handles become what the functions take.
 GLUE = """
@@ -47,23 +49,34 @@ inline void* current_stream() {
 
 
 def recorded_call(
-    name: str,
-    forms: Sequence[Form],
-    outs: Sequence[Form],
-    constants: Sequence[Any],
-    unflatten: Callable[[list[Any], list[Any]], Any],
-    shape_env: Any,
+    name: str, tensors: Sequence[Form], outs: Sequence[Form], constants: Sequence[Any], unflatten: Unflatten, env: Any
 ) -> Embedded:
-    """The C++ of `direct.<name>` on tensors of these forms. Raises NotEmbedded where there is none."""
-    symbols = Symbols(shape_env)
+    """The C++ of `direct.<name>` on tensors of these forms. Raises NotEmbedded where there is none.
+
+    unflatten: tensors and constants to (args, kwargs). env: where the symbols in constants and forms come from.
+    """
+    symbols = Symbols(env)
     given = [symbols.number(c) if isinstance(c, torch.SymInt) else c for c in constants]
 
     def call(outlines: list[Outline]) -> None:
-        args, kwargs = unflatten(list(outlines[: len(forms)]), given)
-        results = outlines[len(forms) :]
+        args, kwargs = unflatten(list(outlines[: len(tensors)]), given)
+        results = outlines[len(tensors) :]
         getattr(direct, name)(*args, **kwargs, out=results[0] if len(outs) == 1 else tuple(results))
 
-    return embedded(record(call, [*forms, *outs], symbols))
+    return embedded(record(call, [*tensors, *outs], symbols))
+
+
+def with_copies(made: Callable[[], Embedded], count: int, copy: Callable[[int], None]) -> Embedded:
+    """`made()`, once `copy(n)` has put a contiguous copy in the place of each of `count` tensors that it would copy."""
+    copied: set[int] = set()
+    while True:
+        try:
+            return made()
+        except NotEmbedded as why:
+            if why.copies is None or why.copies in copied or why.copies >= count:
+                raise
+            copied.add(why.copies)
+            copy(why.copies)
 
 
 def why_not(node: Node) -> str:
@@ -80,23 +93,42 @@ def why_not(node: Node) -> str:
     results = val(node)
     outs = results if isinstance(results, tuple | list) else (results,)
     tensors, constants = ([v for v, t in zip(values, is_tensor, strict=True) if t is kind] for kind in (True, False))
-    forms = [Form(x.dtype, x.device, x.shape, x.stride()) for x in (*tensors, *outs)]
-    numbers = [*constants, *(n for form in forms for n in (*form.size, *form.stride))]
+    forms, made = ([Form(x.dtype, x.device, x.shape, x.stride()) for x in each] for each in (tensors, outs))
+    numbers = [*constants, *(n for form in (*forms, *made) for n in (*form.size, *form.stride))]
     env = next((n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)), None)
+
+    def copy(n: int) -> None:
+        forms[n] = forms[n]._replace(stride=tensors[n].contiguous().stride())
+
     try:
-        recorded_call(name, forms[: len(tensors)], forms[len(tensors) :], constants, unflatten, env)
+        with_copies(lambda: recorded_call(name, forms, made, constants, unflatten, env), len(forms), copy)
     except NotEmbedded as why:
         return str(why)
     return ""
 
 
 def lower_reference(op: Any, args: Any, kwargs: Any, why: str) -> Any:
-    """What Inductor makes of an op that cannot be embedded: its reference in plain torch, lowered here."""
-    raise NotImplementedError(why)
+    """What Inductor makes of an op that cannot be embedded: its reference in plain torch, lowered in its place."""
+    from torch._inductor.virtualized import V
+
+    report.log.warning("%s is compiled by Inductor, as it cannot be called from C++: %s", op, why)
+    node = V.graph.current_node
+    leaves, spec = tree_flatten((node.args, dict(node.kwargs)))
+    lowered, _ = tree_flatten((list(args), dict(kwargs)), is_leaf=lambda x: not isinstance(x, list | tuple | dict))
+    nodes = [each for each in leaves if isinstance(each, Node)]
+
+    def call(*values: Any) -> Any:
+        queue = iter(values)
+        given, named = tree_unflatten([next(queue) if isinstance(x, Node) else x for x in leaves], spec)
+        return direct.reference(op._schema.name.removeprefix("tile::"), *given, **named)
+
+    inputs = [x for each, x in zip(leaves, lowered, strict=True) if isinstance(each, Node)]
+    return compat.lower_inline(call, [val(each) for each in nodes], inputs)
 
 
-def cpp_call(wrapper: Any, name: str, made: Embedded, tensors: Sequence[str], is_gpu: bool) -> str:
+def cpp_call(wrapper: Any, name: str, made: Embedded, tensors: Sequence[str]) -> str:
     """The statement that makes the call; what it calls is written into the wrapper if it is not there yet."""
+    is_gpu = made.is_gpu
     texts = {"tile": headers() + GLUE, **({"tile stream": STREAM} if is_gpu else {}), **made.code}
     known = vars(wrapper).setdefault("_torch_tile", {})  # texts that are written, and functions by their bodies
     for key, text in texts.items():

@@ -8,6 +8,7 @@ left to do but to choose and launch kernels; a `site` remembers even what was ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -161,3 +162,17 @@ NAMES = (
     "softmax",
 )  # fmt: skip
 """The ops that have a direct form."""
+
+
+def reference(name: str, *args: Any, **kwargs: Any) -> Any:
+    """What an op computes, in plain torch."""
+    if name in ("rms_norm", "add_rms_norm"):
+        x, *rest = args
+        residual = rest.pop(0) if name == "add_rms_norm" else None
+        weight = rest.pop(0) if rest else kwargs.pop("weight", None)
+        y, _, total = kernels("norm").rms_norm_reference(x, weight, residual, *rest, **kwargs)
+        return y if total is None else (y, total)
+    if name == "layer_norm":
+        return kernels("norm").layer_norm_reference(*args, **kwargs)[0]
+    result = kernels(name).reference(*args, **kwargs)
+    return result[0] if isinstance(result, tuple) else result

@@ -48,6 +48,7 @@ class Embedded(NamedTuple):
     code: dict[str, str]
     workspaces: tuple[Workspace, ...]
     symbols: tuple[sympy.Symbol, ...]
+    is_gpu: bool
 
     def function(self, name: str) -> str:
         """The definition."""
@@ -74,7 +75,7 @@ class _Text:
     def __init__(self, recorded: Recorded):
         self.recorded, self.symbols = recorded, recorded.symbols
         used = {a.root for call in recorded.calls for a in call.args if isinstance(a, Outline)}
-        first = recorded.count
+        first = recorded.given
         kept = [n for n in range(len(recorded.made)) if first + n in used]
         self.roots = {**{n: n for n in range(first)}, **{first + n: first + at for at, n in enumerate(kept)}}
         self.made = tuple(recorded.made[n] for n in kept)
@@ -99,10 +100,10 @@ class _Text:
             checks.append(f'tile::require({self.printed(condition)}, "sizes with {shown}");')
         body = "".join(f"  {line}\n" for line in [*checks, *self.lines])
         made = tuple(
-            Workspace(*(tuple(_theirs(n, theirs) for n in each) for each in (x.shape, x.stride())), x.dtype, x.device)
-            for x in self.made
+            Workspace(_theirs(x.shape, theirs), _theirs(x.stride(), theirs), x.dtype, x.device) for x in self.made
         )
-        return Embedded(body, self.code, made, tuple(theirs.values()))
+        is_gpu = any(isinstance(call.launcher, CudaLauncher) for call in self.recorded.calls)
+        return Embedded(body, self.code, made, tuple(theirs.values()), is_gpu)
 
     # -- one kernel ----------------------------------------------------------------------------------------------------
     def cpu(self, call: Call) -> None:
@@ -133,8 +134,10 @@ class _Text:
         launches, functions = [], []
         for entry in launcher.source.entries:
             given, forms = launcher.arguments(entry, sizes)
-            known = {TENSOR: lambda n: (TENSOR, places[n]), SCALAR: lambda n: (NUMBER, slots[n])}
-            arguments = tuple(known[kind](n) if kind in known else (kind, n) for kind, n in given)
+            values = {TENSOR: (TENSOR, places), SCALAR: (NUMBER, slots)}
+            arguments = tuple(
+                (values[kind][0], values[kind][1][n]) if kind in values else (kind, n) for kind, n in given
+            )
             maps = tuple(_AtPlace(form._replace(position=places[form.position])) for form in forms)
             grid = launcher.extents(entry, {**sizes, **scalars})
             functions.append(f"{name}.function({_string(entry.name)}, {entry.shared_bytes})")
@@ -210,9 +213,9 @@ def _bound(call: Call) -> tuple[list[Outline], dict[Var, Any], dict[Var, Any]]:
     return [a for p, a in zip(binding.given, args, strict=True) if isinstance(p, Buffer)], sizes, scalars
 
 
-def _theirs(number: Any, theirs: dict[Any, Any]) -> Any:
-    """A number in Inductor's symbols."""
-    return number.node.expr.subs(theirs) if isinstance(number, torch.SymInt) else number
+def _theirs(numbers: Sequence[Any], theirs: dict[Any, Any]) -> tuple[Any, ...]:
+    """Numbers in Inductor's symbols."""
+    return tuple(n.node.expr.subs(theirs) if isinstance(n, torch.SymInt) else n for n in numbers)
 
 
 def printed(expr: Any, name: Callable[[Any], str]) -> str:

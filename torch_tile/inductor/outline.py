@@ -8,8 +8,7 @@ bits of the address are known, and nothing else. Sizes may be symbols. Private t
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import sympy
@@ -19,14 +18,18 @@ from torch.utils._pytree import tree_map_only
 
 from torch_tile.inductor import compat
 from torch_tile.runtime import launch
-from torch_tile.runtime.replay import EMPTY, GRANULE, OF_FORMS
+from torch_tile.runtime.replay import EMPTY, OF_FORMS
 
 FAR = 1 << 44  # bytes between the made-up addresses of two tensors
 LARGEST = 2**31 - 2**16  # of a symbol: kernels take sizes as 32 bits
 
 
 class NotEmbedded(Exception):
-    """Why a call cannot be written down as launches."""
+    """Why a call cannot be written down as launches. `copies`: the argument, by its number, that it makes a copy of."""
+
+    def __init__(self, why: str, copies: int | None = None):
+        super().__init__(why)
+        self.copies = copies
 
 
 class Outline(torch.Tensor):
@@ -44,7 +47,7 @@ class Outline(torch.Tensor):
         made: Outline = torch.Tensor._make_wrapper_subclass(
             cls, fake.shape, strides=fake.stride(), storage_offset=fake.storage_offset(), dtype=fake.dtype,
             device=fake.device, layout=fake.layout,
-        )  # type: ignore[attr-defined]  # fmt: skip
+        )  # fmt: skip
         made.fake, made.root, made.low = fake, root, low
         return made
 
@@ -58,7 +61,7 @@ class Outline(torch.Tensor):
         return (self.root + 1) * FAR + self.low + self.offset
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Only a `Watch` computes with outlines."""
         raise NotEmbedded(f"torch is asked for {op}")
 
@@ -98,7 +101,7 @@ class Watch(TorchDispatchMode):
 
         def wrap(x: torch.Tensor) -> Outline:
             if x.untyped_storage()._cdata != memory:
-                raise NotEmbedded(f"torch is asked for {name}")
+                raise NotEmbedded(f"torch is asked for {name}", origin.root if name == "aten::clone" else None)
             return Outline(x, origin.root, origin.low)
 
         return tree_map_only(torch.Tensor, wrap, result)
@@ -174,12 +177,12 @@ class Form(NamedTuple):
 
 class Recorded(NamedTuple):
     """What a call comes to: kernels' calls on outlines, the empty tensors that it made, whose roots are numbered from
-    `count` on, and the environment of the symbols.
+    `given` on, and the environment of the symbols.
     """
 
     calls: tuple[Call, ...]
     made: tuple[torch.Tensor, ...]
-    count: int
+    given: int
     symbols: Symbols
 
 

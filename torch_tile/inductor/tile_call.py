@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from torch_tile.inductor.cpp_call import Embedded, cpp_call, lower_reference, recorded_call
+from torch_tile.inductor.cpp_call import cpp_call, lower_reference, recorded_call, with_copies
+from torch_tile.inductor.embed import Embedded, Workspace
 from torch_tile.inductor.outline import Form, NotEmbedded
 
 PREFIX = "_torch_tile"
@@ -32,10 +33,16 @@ def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
     if V.graph.cpp_wrapper:
         layouts = [ir.FallbackKernel.tensor_to_layout(each) for each in results]
         outs = [Form(each.dtype, each.device, each.size, each.stride) for each in layouts]
+        env = V.graph.sizevars.shape_env
+
+        def record() -> Embedded:
+            return recorded_call(name, [form_of(x) for x in tensors], outs, constants, unflatten, env)
+
+        def copy(n: int) -> None:
+            tensors[n] = ir.ExternKernel.realize_input(ir.ExternKernel.require_contiguous(tensors[n]))
+
         try:
-            made = recorded_call(
-                name, [form_of(x) for x in tensors], outs, constants, unflatten, V.graph.sizevars.shape_env
-            )
+            made = with_copies(record, len(tensors), copy)
         except NotEmbedded as why:
             return lower_reference(op, args, kwargs, str(why))
     call = node_class()(op, name, tensors, constants, unflatten, results, made)
@@ -67,6 +74,9 @@ def node_class() -> type:
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
 
+    def workspace_layout(x: Workspace) -> Any:
+        return ir.FixedLayout(x.device, x.dtype, list(x.size), list(x.stride))
+
     class TileCall(ir.ExternKernelOut):
         """The first output is the node's own buffer; the others are empty buffers that it changes.
 
@@ -78,7 +88,7 @@ def node_class() -> type:
             made: Embedded | None = None,
         ):  # fmt: skip
             layout, *layouts = (ir.FallbackKernel.tensor_to_layout(t) for t in results)
-            layouts += [] if made is None else made.workspaces
+            layouts += [] if made is None else [workspace_layout(x) for x in made.workspaces]
             self.others = [
                 lowering.empty_strided(x.size, x.stride, dtype=x.dtype, device=x.device) for x in layouts
             ]  # fmt: skip
@@ -125,7 +135,8 @@ def node_class() -> type:
             count = len(self.inputs) - len(self.others)
             bases = [(strided_view(x) or (x,))[0] for x in self.inputs[:count]]
             tensors = [x.codegen_reference() for x in (*bases, self, *self.others)]
-            return cpp_call(wrapper, self.tile_name, self.made, tensors, self.get_device().type == "cuda")
+            assert self.made is not None  # as it was lowered for this
+            return cpp_call(wrapper, self.tile_name, self.made, tensors)
 
     return TileCall
 

@@ -71,7 +71,6 @@ class Plan(NamedTuple):
         words = self.words()
         return struct.pack(f"{len(words)}q", *(word if word < 2**63 else word - 2**64 for word in words))
 
-
     def words(self) -> list[int]:
         """The same as numbers of 64 bits."""
         maps = [each.form for launch in self.launches for each in launch.maps]

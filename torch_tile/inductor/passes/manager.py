@@ -55,8 +55,8 @@ class Context:
                 )
                 self.miss(family, anchor, why)
                 return False
-        if why := self.refused(rewrite.nodes):
-            self.note(family, report.KEPT, what, anchor, why, rewrite.nodes)
+        if refusal := self.refused(rewrite.nodes):
+            self.note(family, report.KEPT, what, anchor, refusal, rewrite.nodes)
             rewrite.discard()
             return False
         outcome = self.contest(rewrite, pairs)
