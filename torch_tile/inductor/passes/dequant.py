@@ -291,7 +291,7 @@ def _replace(context: Context, seed: Node, weight: Weight) -> list[Node]:
 
     def joins(other: Node) -> bool:
         try:
-            found = weight_of(epilogue.right(other))
+            found = weight_of(epilogue.right(other)) if is_call(other, *epilogue.PRODUCTS) else None
         except Miss:
             return False
         if found is None or found.scheme() != weight.scheme():

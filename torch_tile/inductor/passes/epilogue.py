@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torch_tile.inductor.passes import columns
 from torch_tile.inductor.passes.graph import (
     CAST,
     VIEWS,
@@ -97,15 +98,25 @@ class Region:
         return kind_of(operand, shape(node))
 
 
+def whole(node: Node) -> Node | None:
+    """The product that a node is, or some columns of; None if it is neither, or what is added to it is no row."""
+    if is_call(node, *PRODUCTS):
+        return node
+    part = columns.part_of(node)
+    if part is None or not is_call(part[0], *PRODUCTS):
+        return None
+    return part[0] if bias_kind(part[0]) in ("", "r") else None
+
+
 def left(node: Node) -> Node:
-    """The left operand of a product."""
-    result: Node = node.args[-2]  # type: ignore[assignment]
+    """The left operand of a product, or of columns of one."""
+    result: Node = (whole(node) or node).args[-2]  # type: ignore[assignment]
     return result
 
 
 def right(node: Node) -> Node:
-    """The right operand of a product."""
-    result: Node = node.args[-1]  # type: ignore[assignment]
+    """The right operand of a product, or of the one that it is columns of."""
+    result: Node = (whole(node) or node).args[-1]  # type: ignore[assignment]
     return result
 
 
@@ -205,8 +216,8 @@ def _admit(region: Region, node: Node, alone: bool) -> bool:
                 dtype(region.products[0]) == torch.float64
             ):
                 return False
-    region.products.extend(n for n in joined if is_call(n, *PRODUCTS))
-    region.ops.extend(n for n in [*joined, node] if not is_call(n, *PRODUCTS))
+    region.products.extend(n for n in joined if whole(n) is not None)
+    region.ops.extend(n for n in [*joined, node] if n is node or whole(n) is None)
     return True
 
 
@@ -227,8 +238,10 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
     last = chain[-1]
     first = region.products[0]
-    if not is_call(last, *PRODUCTS) or len(last.users) != 1 or not region.joins(last):
+    if whole(last) is None or len(last.users) != 1 or not region.joins(last):
         return None
+    if not is_call(last, *PRODUCTS) and whole(last) is not whole(first):
+        return None  # the other columns would be computed twice
     if not same_shape(shape(last), shape(first)):
         return None
     if not same_shape(shape(left(last)), shape(left(first))):
@@ -271,6 +284,8 @@ class Writer:
         self.aux: list[Node] = []
         self.kinds: list[str] = []
         self.statements: list[str] = []
+        self.cut: dict[int, Node] = {}
+        """Biases by their position, of which only the columns of a part are meant."""
 
     def text(self, out: Node) -> str:
         """The whole epilogue, returning `out`."""
@@ -289,13 +304,21 @@ class Writer:
         return value if factor == 1 else self._say("mul", value, repr(float(factor)))
 
     def _product(self, node: Node, value: str) -> str:
-        if not is_call(node, aten.addmm.default, aten.baddbmm.default):
+        product = whole(node) or node
+        if not is_call(product, aten.addmm.default, aten.baddbmm.default):
             return value
-        beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+        beta, alpha = product.kwargs.get("beta", 1), product.kwargs.get("alpha", 1)
         value = self._scaled(value, alpha)
         if beta == 0:
             return value
-        return self._say("add", value, self._scaled(self._name(node.args[0], node), beta))
+        bias = self._name(product.args[0], node) if product is node else self._bias_of_part(product.args[0], node)
+        return self._say("add", value, self._scaled(bias, beta))
+
+    def _bias_of_part(self, bias: Any, part: Node) -> str:
+        self.cut[len(self.aux)] = part
+        self.aux.append(bias)
+        self.kinds.append("r")
+        return f"x{len(self.aux) - 1}"
 
     def _name(self, operand: Any, node: Node) -> str:
         if isinstance(operand, Node) and operand in self.names:
@@ -335,7 +358,9 @@ def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str,
     """The auxiliary operands in the shapes of their kinds, the kinds, and the text that returns `out`."""
     writer = Writer(region)
     text = canonical(writer.text(out))
-    full = shape(region.products[0])
+    first = region.products[0]
+    full = (*shape(left(first))[:-1], shape(first)[-1])
     wanted = {"t": full, "r": full[-1:], "c": (*full[:-1], 1), "s": ()}
-    aux = [rewrite.reshape(x, wanted[kind]) for x, kind in zip(writer.aux, writer.kinds, strict=True)]
+    given = [columns.columns_of(x, writer.cut[i], rewrite) if i in writer.cut else x for i, x in enumerate(writer.aux)]
+    aux = [rewrite.reshape(x, wanted[kind]) for x, kind in zip(given, writer.kinds, strict=True)]
     return aux, "".join(writer.kinds), text

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor import report
-from torch_tile.inductor.passes import epilogue
+from torch_tile.inductor.passes import columns, epilogue
 from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_call, ordered, shape
 from torch_tile.inductor.passes.manager import Context
 
@@ -36,15 +36,27 @@ def match(context: Context) -> None:
             )
             context.miss("gemm", node, why)
             continue
-        taken.update(_replace(context, node))
+        region, out = _region(node, ordered(context.graph))
+        taken.update(_replace(context, node, region, out))
 
 
-def _replace(context: Context, seed: Node) -> list[Node]:
+def _region(product: Node, order: dict[Node, int]) -> tuple[epilogue.Region, Node]:
+    """What one kernel can make of a product: all of its columns by themselves where they meet again, else the whole."""
+    parts = columns.parts_of(product)
+    for part in parts:
+        region, out = epilogue.region_of(part, order)
+        if set(region.products) == set(parts):
+            return region, out
+    return epilogue.region_of(product, order)
+
+
+def _replace(context: Context, seed: Node, region: epilogue.Region, out: Node) -> list[Node]:
     """Replace one product and what follows it; returns the products that are gone."""
-    region, out = epilogue.region_of(seed, ordered(context.graph))
     rewrite = Rewrite(out)
     aux, kinds, text = epilogue.write(region, out, rewrite)
     bs = [epilogue.right(p) for p in region.products]
+    if seed not in region.products:
+        bs = [columns.columns_of(b, p, rewrite) for b, p in zip(bs, region.products, strict=True)]
     new = rewrite.call(torch.ops.tile.gemm.default, epilogue.left(seed), bs, aux, kinds, text, dtype(out))
     new = rewrite.reshape(new, shape(out))
     layers = f"{len(bs)} products, " if len(bs) > 1 else ""
