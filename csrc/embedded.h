@@ -160,11 +160,14 @@ class Cubin {
 void run(int64_t* words, std::initializer_list<bool> folds, const uint64_t* pointers, void* stream) {
   Plan* plan = (Plan*)words;
   PlannedLaunch* at = plan->first();
+  int64_t blocks = 0;
   for (bool can_fold : folds) {
+    blocks += at->x * at->y * at->z;
     if (can_fold && most(at->y, at->z) > 65535) at->x *= at->y * at->z, at->y = at->z = 1;
     require(at->x < 1ll << 31 && at->y <= 65535 && at->z <= 65535, "fewer blocks than these sizes make");
     at = (PlannedLaunch*)((int64_t*)(at + 1) + 2 * at->arguments);
   }
+  if (blocks == 0) return;  // there are no maps of tensors without elements
   cuda().check(bring_maps(cuda().driver, plan, pointers), "there is no tensor map of an argument");
   cuda().check(follow(cuda().driver, plan, pointers, nullptr, stream), "cuLaunchKernel");
 }

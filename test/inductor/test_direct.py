@@ -11,6 +11,8 @@ import torch
 from torch_tile.inductor import direct
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.embed import embedded
+from torch_tile.inductor.outline import Form, Symbols, record
 from torch_tile.kernels import attention, common, dequant_gemm, fused_norm, gemm, mla_decode, norm, softmax
 from torch_tile.runtime.replay import LongWay, recording
 from torch_tile.target import Target
@@ -61,6 +63,22 @@ def whole_mla_call(q, q_pe, kv, k_pe, out):
     direct.mla_decode(q, q_pe, kv, k_pe, out=out)
 
 
+def whole_mla_lse_call(q, q_pe, kv, k_pe, out, lse):
+    direct.mla_decode_lse(q, q_pe, kv, k_pe, out=(out, lse))
+
+
+def attention_lse_call(q, k, v, out, lse):
+    direct.attention_lse(q, k, v, None, True, out=(out, lse))
+
+
+def linear_call(x, w, b, r, out):
+    direct.linear(x, w, b, r, "gelu", out=out)
+
+
+def swiglu_call(x, gate, up, out):
+    direct.swiglu(x, gate, up, out=out)
+
+
 def add_norm_call(x, r, w, y, total):
     direct.add_rms_norm(x, r, w, 1e-5, out=(y, total))
 
@@ -88,6 +106,16 @@ CALLS = {
                                           half(2, 1, 16, 512))),
     "mla, whole cache": ("ttttt", whole_mla_call, lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512),
                                                            half(2, 640, 64), half(2, 1, 16, 512))),
+    "mla_decode_lse": (
+        "tttttt", whole_mla_lse_call,
+        lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512),
+                 half(2, 640, 64), half(2, 1, 16, 512), torch.empty(2, 1, 16)),
+    ),
+    "attention_lse": ("ttttt", attention_lse_call, lambda: (*(half(2, 4, 40, 64) for _ in range(4)),
+                                                            torch.empty(2, 4, 40))),
+    "linear": ("ttttt", linear_call, lambda: (half(2, 24, 64), half(96, 64), half(96), half(2, 24, 96),
+                                              half(2, 24, 96))),
+    "swiglu": ("tttt", swiglu_call, lambda: (half(2, 24, 64), half(96, 64), half(96, 64), half(2, 24, 96))),
     "rms_norm": ("ttt", lambda x, w, out: direct.rms_norm(x, w, out=out), lambda: (half(3, 5, 64), half(64),
                                                                                   half(3, 5, 64))),
     "add_rms_norm": ("ttttt", add_norm_call, lambda: (half(4, 72)[:, 8:], *(half(4, 64), half(64), half(4, 64)),
@@ -145,6 +173,19 @@ def test_sites_replay(kinds, function, make, gpu):
     for turn in range(4):
         assert asked(gpu, site, [*map(moved, args)] if turn == 3 else args) == wanted, turn
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("kinds", "function", "make"), CALLS.values(), ids=CALLS)
+def test_what_is_launched_is_known_without_tensors(kinds, function, make, gpu):
+    args = list(make())
+    number = args[-1:] if isinstance(args[-1], int) else []
+    with recording(args) as seen:
+        function(*seen.arguments)
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    forms = [Form(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]
+    recorded = record(lambda given: function(*given, *number), forms, Symbols(None))
+    launches = [entry for call in recorded.calls for entry in call.launcher.source.entries]
+    assert len(launches) == len(seen.launches) and "tile::run(plan" in embedded(recorded).body
 
 
 def moved(x):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.ops.families import gemm as layers
 from torch_tile.ops.registration import kernels
 from torch_tile.runtime.replay import replayed
 
@@ -60,6 +61,33 @@ def dequant_gemm(
     run(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype, out=out)
 
 
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str = "none",
+    *,
+    out: torch.Tensor,
+) -> None:
+    """`torch.ops.tile.linear`."""
+    arguments = layers.linear_as_gemm(x, weight, bias, residual, activation)
+    kernels("gemm").gemm(*arguments, out.dtype, out=layers.flattened(out))
+
+
+def swiglu(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    activation: str = "silu",
+    *,
+    out: torch.Tensor,
+) -> None:
+    """`torch.ops.tile.swiglu`."""
+    weights, text = [gate_weight.mT, up_weight.mT], layers.swiglu_text(activation)
+    kernels("gemm").gemm(layers.flattened(x), weights, [], "", text, x.dtype, out=layers.flattened(out))
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -76,6 +104,23 @@ def attention(
     kernels("attention").attention(q, k, v, mask, causal, scale, window, q_offset, out=out)
 
 
+def attention_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int = 0,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """`torch.ops.tile.attention_lse`."""
+    run = kernels("attention").attention
+    run(q, k, v, mask, causal, scale, window, q_offset, out=out[0], lse=out[1])
+
+
 def mla_decode(
     q: torch.Tensor,
     q_pe: torch.Tensor,
@@ -90,6 +135,23 @@ def mla_decode(
 ) -> None:
     """`torch.ops.tile.mla_decode`."""
     kernels("mla_decode").mla_decode(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits, out=out)
+
+
+def mla_decode_lse(
+    q: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    block_table: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
+    scale: float | None = None,
+    num_splits: int = 0,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """`torch.ops.tile.mla_decode_lse`."""
+    run = kernels("mla_decode").mla_decode
+    run(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits, out=out[0], lse=out[1])
 
 
 def rms_norm(
@@ -158,21 +220,43 @@ def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *,
 
 
 NAMES = (
-    "gemm", "dequant_gemm", "attention", "mla_decode", "rms_norm", "add_rms_norm", "layer_norm", "fused_norm",
-    "softmax",
+    "gemm", "dequant_gemm", "linear", "swiglu", "attention", "attention_lse", "mla_decode", "mla_decode_lse",
+    "rms_norm", "add_rms_norm", "layer_norm", "fused_norm", "softmax",
 )  # fmt: skip
-"""The ops that have a direct form."""
+"""The ops, all of which have a direct form."""
 
 
 def reference(name: str, *args: Any, **kwargs: Any) -> Any:
     """What an op computes, in plain torch."""
-    if name in ("rms_norm", "add_rms_norm"):
-        x, *rest = args
-        residual = rest.pop(0) if name == "add_rms_norm" else None
-        weight = rest.pop(0) if rest else kwargs.pop("weight", None)
-        y, _, total = kernels("norm").rms_norm_reference(x, weight, residual, *rest, **kwargs)
-        return y if total is None else (y, total)
-    if name == "layer_norm":
-        return kernels("norm").layer_norm_reference(*args, **kwargs)[0]
-    result = kernels(name).reference(*args, **kwargs)
-    return result[0] if isinstance(result, tuple) else result
+    family = {"linear": "gemm", "swiglu": "gemm", "rms_norm": "norm", "add_rms_norm": "norm", "layer_norm": "norm"}
+    module = kernels(family.get(name, name.removesuffix("_lse")))
+    if name in REFERENCES:
+        return REFERENCES[name](module, *args, **kwargs)
+    result = module.reference(*args, **kwargs)
+    return result[0] if isinstance(result, tuple) and not name.endswith("_lse") else result
+
+
+def _linear(module: Any, x: Any, weight: Any, bias: Any = None, residual: Any = None, activation: str = "none") -> Any:
+    arguments = layers.linear_as_gemm(x, weight, bias, residual, activation)
+    return module.reference(*arguments, layers.linear_dtype(x, residual)).view(*x.shape[:-1], weight.shape[0])
+
+
+def _swiglu(module: Any, x: Any, gate: Any, up: Any, activation: str = "silu") -> Any:
+    weights, text = [gate.mT, up.mT], layers.swiglu_text(activation)
+    return module.reference(layers.flattened(x), weights, [], "", text, x.dtype).view(*x.shape[:-1], gate.shape[0])
+
+
+def _rms_norm(module: Any, x: Any, weight: Any = None, *options: Any, **named: Any) -> Any:
+    return module.rms_norm_reference(x, weight, None, *options, **named)[0]
+
+
+def _add_rms_norm(module: Any, x: Any, residual: Any, weight: Any = None, *options: Any, **named: Any) -> Any:
+    return module.rms_norm_reference(x, weight, residual, *options, **named)[::2]
+
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "linear": _linear, "swiglu": _swiglu, "rms_norm": _rms_norm, "add_rms_norm": _add_rms_norm,
+    "layer_norm": lambda module, *args, **kwargs: module.layer_norm_reference(*args, **kwargs)[0],
+    "fused_norm": lambda module, *args, **kwargs: module.fused_norm_reference(*args, **kwargs),
+}  # fmt: skip
+"""References of ops whose arguments are not their kernel's."""

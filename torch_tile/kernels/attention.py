@@ -239,17 +239,19 @@ def attention(
     config: Config | None = None,
     splits: int = 0,
     out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits.
 
-    `out` may be given, laid out as `empty_beside(q, Dv)` is.
+    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous.
     """
     if not has_kernels(q):
-        result, lse = reference(q, k, v, mask, causal, scale, window, q_offset)
-        return into(out, result), lse
+        result, sums = reference(q, k, v, mask, causal, scale, window, q_offset)
+        return into(out, result), into(lse, sums)
     if out is None:
         out = empty_beside(q, v.shape[3])
-    lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+    if lse is None:
+        lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
     if lse.numel():
         scale = default_scale(q.shape[3]) if scale is None else scale
         run(q, k, v, mask, causal, scale, window, q_offset, out, lse, config, splits)

@@ -233,14 +233,19 @@ def mla_decode(
     num_splits: int = 0,
     config: Config | None = None,
     out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `reference`; `config` overrides the choice of `config_for`. `out` may be given, laid out as q is."""
+    """See `reference`; `config` overrides the choice of `config_for`.
+
+    `out` may be given, laid out as q is, and `lse`, contiguous.
+    """
     if not has_kernels(q) or not (q.shape[3] and q_pe.shape[3]):
-        result, lse = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
-        return into(out, result), lse
+        result, sums = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
+        return into(out, result), into(lse, sums)
     if out is None:
         out = empty_beside(q, q.shape[3])
-    lse = torch.empty(q.shape[:3], dtype=compute_dtype(q.dtype), device=q.device)
+    if lse is None:
+        lse = torch.empty(q.shape[:3], dtype=compute_dtype(q.dtype), device=q.device)
     if lse.numel():
         scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
         run(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits, out, lse, config)

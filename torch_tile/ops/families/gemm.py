@@ -175,11 +175,12 @@ def _check_linear(
     checks.check_activation("linear", activation)
 
 
-def _linear_dtype(x: torch.Tensor, residual: torch.Tensor | None) -> torch.dtype:
+def linear_dtype(x: torch.Tensor, residual: torch.Tensor | None) -> torch.dtype:
+    """The dtype of `linear`'s result."""
     return x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
 
 
-def _linear_as_gemm(
+def linear_as_gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -187,14 +188,14 @@ def _linear_as_gemm(
     activation: str,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], str, str]:
     """The arguments of `gemm`, up to the dtype, that make a linear layer."""
-    rows = None if residual is None else _flatten(residual)
+    rows = None if residual is None else flattened(residual)
     aux = [t for t in (bias, rows) if t is not None]
     kinds = ("" if bias is None else "r") + ("" if residual is None else "t")
     text = language.of_layer(activation, bias is not None, residual is not None)
-    return _flatten(x), [weight.mT], aux, kinds, text
+    return flattened(x), [weight.mT], aux, kinds, text
 
 
-def _flatten(x: torch.Tensor) -> torch.Tensor:
+def flattened(x: torch.Tensor) -> torch.Tensor:
     """`[..., K]` as `[M, K]`, also where K is 0 and -1 would be ambiguous."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
@@ -207,8 +208,8 @@ def _run_linear(
     activation: str = "none",
 ) -> torch.Tensor:
     _check_linear(x, weight, bias, residual, activation)
-    arguments = _linear_as_gemm(x, weight, bias, residual, activation)
-    out: torch.Tensor = kernels("gemm").gemm(*arguments, _linear_dtype(x, residual))
+    arguments = linear_as_gemm(x, weight, bias, residual, activation)
+    out: torch.Tensor = kernels("gemm").gemm(*arguments, linear_dtype(x, residual))
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -220,7 +221,7 @@ def _fake_linear(
     activation: str = "none",
 ) -> torch.Tensor:
     _check_linear(x, weight, bias, residual, activation)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=_linear_dtype(x, residual))
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=linear_dtype(x, residual))
 
 
 def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -233,9 +234,9 @@ def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight, bias = ctx.saved_tensors
     grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
-    arguments = _linear_as_gemm(x, weight, bias, None, ctx.activation)
+    arguments = linear_as_gemm(x, weight, bias, None, ctx.activation)
     needs_x, needs_w = ctx.needs_input_grad[:2]
-    grad_x, (grad_w,), grad_aux = gradients(*arguments, _flatten(grad), needs_x, [needs_w])
+    grad_x, (grad_w,), grad_aux = gradients(*arguments, flattened(grad), needs_x, [needs_w])
     grad_x = None if grad_x is None else grad_x.reshape(x.shape)
     return grad_x, None if grad_w is None else grad_w.mT, grad_aux[0] if grad_aux else None, grad_residual, None
 
@@ -267,7 +268,8 @@ def _check_swiglu(x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.T
     checks.check_activation("swiglu", activation)
 
 
-def _swiglu_text(activation: str) -> str:
+def swiglu_text(activation: str) -> str:
+    """The epilogue that makes `swiglu` of two products."""
     return "v0=mul(acc0,acc1);ret v0" if activation == "none" else f"v0={activation}(acc0);v1=mul(v0,acc1);ret v1"
 
 
@@ -276,7 +278,7 @@ def _run_swiglu(
 ) -> torch.Tensor:
     _check_swiglu(x, gate_weight, up_weight, activation)
     weights = [gate_weight.mT, up_weight.mT]
-    out: torch.Tensor = kernels("gemm").gemm(_flatten(x), weights, [], "", _swiglu_text(activation), x.dtype)
+    out: torch.Tensor = kernels("gemm").gemm(flattened(x), weights, [], "", swiglu_text(activation), x.dtype)
     return out.view(*x.shape[:-1], gate_weight.shape[0])
 
 
@@ -295,9 +297,9 @@ def _save_swiglu(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
 def _swiglu_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, gate_weight, up_weight = ctx.saved_tensors
     weights = [gate_weight.mT, up_weight.mT]
-    text = _swiglu_text(ctx.activation)
+    text = swiglu_text(ctx.activation)
     needs_x, *needs_weights = ctx.needs_input_grad[:3]
-    grad_x, grads, _ = gradients(_flatten(x), weights, [], "", text, _flatten(grad), needs_x, needs_weights)
+    grad_x, grads, _ = gradients(flattened(x), weights, [], "", text, flattened(grad), needs_x, needs_weights)
     grad_x = None if grad_x is None else grad_x.reshape(x.shape)
     return grad_x, *(None if g is None else g.mT for g in grads), None
 
