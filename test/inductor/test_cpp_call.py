@@ -111,3 +111,35 @@ def test_what_cannot_be_embedded_stays_inductors(tmp_path, caplog):
         y = nn.functional.rms_norm((x.transpose(1, 2) + mask).double(), (x.shape[1],), eps=1e-5)
         for got, wanted in zip(found, ((y + mask).softmax(-1), x.double().softmax(0)), strict=True):
             torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+class Modulated(nn.Module):
+    """Norms with what stands around them; the last dimension is known, as rows are cut for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_rows = nn.Linear(16, 96)
+
+    def forward(self, x, y, c):
+        shift, scale, gate = self.to_rows(c).unsqueeze(1).chunk(3, -1)
+        x = x + gate * y
+        return nn.functional.layer_norm(x, (32,)) * (1 + scale) + shift, nn.functional.rms_norm(x + 1, (32,)) * scale, x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_norms_with_what_stands_around_them(dynamic, tmp_path, seed):
+    torch.manual_seed(seed)
+    model = Modulated().eval().requires_grad_(False)
+    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=512)
+    shapes = {"x": {0: batch, 1: length}, "y": {0: batch, 1: length}, "c": {0: batch}} if dynamic else None
+    package, report = packaged(
+        model, (torch.randn(3, 5, 32), torch.randn(3, 5, 32), torch.randn(3, 16)), tmp_path, shapes
+    )
+    assert [row.what.partition(" with ")[2] != "" for row in report.replaced("norm")] == [True] * 2, str(report)
+    sizes = [(3, 5), (2, 9), (7, 2)] if dynamic else [(3, 5)]
+    inputs = [(torch.randn(b, n, 32), torch.randn(b, n, 32), torch.randn(b, 16)) for b, n in sizes]
+    wide = Modulated().double()
+    wide.load_state_dict(model.state_dict())
+    for found, given in zip(run_elsewhere(package, inputs, tmp_path), inputs, strict=True):
+        for got, wanted in zip(found, wide(*(t.double() for t in given)), strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)

@@ -104,3 +104,14 @@ def test_parts_of_a_tensor_are_inputs_themselves():
     new, old = cut(f, aten.mm.default, torch.randn(4, 8), torch.randn(8, 8), torch.randn(16))
     assert all(isinstance(n.meta["val"], torch.Tensor) for n in old.graph.find_nodes(op="placeholder"))
     same(new, old)
+
+
+def test_attention_reads_what_is_in_memory():
+    """No kernel of ATen's or ours takes along what makes its operands, so nobody compiles that."""
+
+    def f(q, k, v):
+        return torch.ops.tile.attention(q * 2, k, v)
+
+    new, old = cut(f, torch.ops.tile.attention.default, *(torch.randn(1, 2, 8, 16) for _ in range(3)))
+    assert words(new) == words(old) == ["attention"]
+    same(new, old)

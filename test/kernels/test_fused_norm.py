@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from torch_tile.ir.buffer import Buffer
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.fused_norm import FusedForm, Operand, fused_norm, fused_norm_reference, fused_norm_rows
+from torch_tile.kernels.fused_norm import FusedForm, Operand, fused_norm, fused_norm_rows, reference
 from torch_tile.kernels.row_tiles import Config, config_for
 from torch_tile.target import Target
 
@@ -19,9 +19,7 @@ def test_reference_is_a_modulated_norm_of_a_gated_residual():
     total = x + gate * y
     for centred in (False, True):
         norm = F.layer_norm(total, (9,), eps=1e-4) if centred else F.rms_norm(total, (9,), eps=1e-4)
-        got, kept = fused_norm_reference(
-            x, [scale, shift, gate, y], "gggt", GATE, MODULATE, centred, 1e-4, True, torch.float64
-        )
+        got, kept = reference(x, [scale, shift, gate, y], "gggt", GATE, MODULATE, centred, 1e-4, True, torch.float64)
         torch.testing.assert_close(got, norm * (1 + scale) + shift)
         torch.testing.assert_close(kept, total)
 
@@ -50,9 +48,9 @@ def test_random_problems(dtype, centred, rounds, problems, check):
         arguments = (kinds, prologue, *options, keep)
         config = problems.pick(WHOLE, PIECES, None)
         got, total = fused_norm(x, aux, *arguments, out, config)
-        _, rounded = fused_norm_reference(x, aux, kinds, prologue, *options, True, out)
+        _, rounded = reference(x, aux, kinds, prologue, *options, True, out)
         wide = [v.double() for v in (rounded, *aux)]
-        want, _ = fused_norm_reference(wide[0], wide[1:], kinds, "", *options, False, torch.float64)
+        want, _ = reference(wide[0], wide[1:], kinds, "", *options, False, torch.float64)
         what = f"{tuple(x.shape)} {x.stride()} {arguments} {config}"
         assert got.dtype == out
         check(got, want, what, dtype)
@@ -64,7 +62,7 @@ def test_long_rows(n, problems, check):
     x, y = problems.tensor(2, 3, n), problems.tensor(2, 3, n)
     aux = [problems.tensor(2, 1, n) for _ in range(3)] + [y]
     arguments = ("gggt", GATE, MODULATE, True, 1e-5, True)
-    want = fused_norm_reference(x.double(), [v.double() for v in aux], *arguments, torch.float64)
+    want = reference(x.double(), [v.double() for v in aux], *arguments, torch.float64)
     for got, expected in zip(fused_norm(x, aux, *arguments, x.dtype), want, strict=True):
         check(got, expected, str(n))
 

@@ -257,6 +257,6 @@ def _add_rms_norm(module: Any, x: Any, residual: Any, weight: Any = None, *optio
 REFERENCES: dict[str, Callable[..., Any]] = {
     "linear": _linear, "swiglu": _swiglu, "rms_norm": _rms_norm, "add_rms_norm": _add_rms_norm,
     "layer_norm": lambda module, *args, **kwargs: module.layer_norm_reference(*args, **kwargs)[0],
-    "fused_norm": lambda module, *args, **kwargs: module.fused_norm_reference(*args, **kwargs),
+    "fused_norm": lambda module, *args, **kwargs: module.reference(*args, **kwargs),
 }  # fmt: skip
 """References of ops whose arguments are not their kernel's."""

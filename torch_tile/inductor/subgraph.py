@@ -77,7 +77,8 @@ def rivals(
     inside = {*_needed(olds, set(inputs), ancestors(inputs), position), *olds}
     around = behind(olds, set(made), position)
     inputs = list(inputs)
-    if not any(is_call(n, *EXTERN) for n in inside):  # those read what is in memory, whoever made it
+    reads_memory = (*EXTERN, torch.ops.tile.attention.default)  # whoever made it; the last stands for one of the former
+    if not any(is_call(n, *reads_memory) for n in inside):
         inputs = in_front(inputs, {*inside, *around, *made})
     known = {*olds, *around}
     others = (x for n in around for x in n.all_input_nodes if x not in known)

@@ -65,7 +65,7 @@ def aux_rows(aux: Sequence[torch.Tensor], kinds: str, groups: int) -> list[torch
     return [view(x, kind) for x, kind in zip(aux, kinds, strict=True)]
 
 
-def fused_norm_reference(
+def reference(
     x: torch.Tensor,
     aux: Sequence[torch.Tensor],
     kinds: str,
@@ -245,12 +245,12 @@ def fused_norm(
     out: torch.Tensor | None = None,
     total: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `fused_norm_reference`; `config` overrides the choice of `config_for`.
+    """See `reference`; `config` overrides the choice of `config_for`.
 
     `out` for y and, with `keep`, `total` for the sum may be given, contiguous.
     """
     if not has_kernels(x) or not x.numel():
-        y, s = fused_norm_reference(x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype)
+        y, s = reference(x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype)
         return into(out, y), into(total, s) if keep else s
     groups, n = groups_of(aux, kinds), x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out

@@ -25,8 +25,8 @@ HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
 ALL = FLOATS | {"fp64": torch.float64}
 REFERENCES = (
-    *((family, "reference") for family in (gemm, dequant_gemm, attention, mla_decode, softmax)),
-    (fused_norm, "fused_norm_reference"), (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
+    *((family, "reference") for family in (gemm, dequant_gemm, attention, mla_decode, fused_norm, softmax)),
+    (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
 )  # fmt: skip
 Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 

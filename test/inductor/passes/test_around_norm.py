@@ -6,12 +6,17 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor import competition
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
-from torch_tile.inductor.passes.manager import TilePass
+from torch_tile.inductor.passes import expand
+from torch_tile.inductor.passes.manager import Context, TilePass
 from torch_tile.inductor.report import collect
+from torch_tile.inductor.settings import Settings
 
 N = 24
 
@@ -174,3 +179,25 @@ def test_competes_as_a_whole_and_leaves_no_trace(wins, monkeypatch, generator):
         assert next(row.status for row in report.select("norm")) == ("replaced" if wins else "kept"), report
         assert len(report.replaced("norm")) == wins
         assert torch.ops.tile.fused_norm.default in measured[0] and torch.ops.aten.add.Tensor not in measured[0]
+
+
+@pytest.mark.parametrize(("rows", "device", "kept"), [(8, "cuda", True), (4096, "cuda", False), (8, "cpu", False)])
+@pytest.mark.parametrize("family", ["norm", "softmax"])
+def test_what_is_too_small_to_matter_is_not_timed(family, rows, device, kept, monkeypatch):
+    def timed(*args):
+        raise LookupError
+
+    monkeypatch.setattr(competition, "decide", timed)
+    with FakeTensorMode() as mode, V.set_fake_mode(mode), collect() as report:
+        x, w = torch.empty(rows, 64, device=device), torch.empty(64, device=device)
+        ops = {"softmax": lambda x, w: torch.ops.tile.softmax(x), "norm": lambda x, w: torch.ops.tile.rms_norm(x, w)}
+        graph = make_fx(ops[family])(x, w).graph
+        context = Context(graph, Settings(), "inference")
+        if not kept:
+            with pytest.raises(LookupError):
+                expand.settle(context)
+            return
+        expand.settle(context)
+    (row,) = report.rows
+    assert row.status == "kept" and "so small" in row.reason
+    assert not [n for n in graph.nodes if getattr(n.target, "namespace", "") == "tile"]

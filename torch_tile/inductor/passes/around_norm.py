@@ -8,6 +8,7 @@ gates. Operands that broadcast are computed inside, too, so that `1 + scale` is 
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor import report
+from torch_tile.inductor.compat import size_hint
 from torch_tile.inductor.passes.epilogue import PRODUCTS, Region, Writer, extend, kind_of, operands_of, strip_views
 from torch_tile.inductor.passes.graph import (
     CAST,
@@ -33,6 +35,7 @@ from torch_tile.inductor.passes.graph import (
     product,
     same_shape,
     shape,
+    val,
 )
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.subgraph import ancestors, is_read_in_registers
@@ -41,6 +44,8 @@ from torch_tile.kernels.epilogue_rewrite import canonical
 # Epilogue texts, in their canonical form, of the activations that the kernel of `tile.rms_norm` knows.
 ACTIVATIONS = {canonical(f"v0={name}(acc0);ret v0"): name for name in ("relu", "silu", "gelu", "gelu_tanh")}
 MOST_IN_FRONT = 12
+FEWEST_ELEMENTS = 1 << 15
+"""Fewer than so many a GPU moves in less than half of the time that starting a kernel takes."""
 
 
 @dataclass
@@ -266,10 +271,19 @@ def take_front(context: Context) -> None:
             take(context, norm, node, late=True)
 
 
-def left_to_inductor(context: Context, what: str, node: Node, anchor: Node) -> bool:
-    """Whether a norm is part of a larger pointwise kernel of Inductor's, in which its result is never rounded."""
-    if context.settings.select != "fastest" or not is_read_in_registers(node):
+def left_to_inductor(context: Context, what: str, node: Node, anchor: Node, family: str = "norm") -> bool:
+    """Whether an operation on rows is Inductor's without a contest, which would take longer than it could give.
+
+    It is if it is part of a larger pointwise kernel of Inductor's, in which its result is never rounded, or if a GPU
+    takes as long for it as for starting any kernel.
+    """
+    if context.settings.select != "fastest":
         return False
-    why = "Inductor computes it in one kernel with what reads it, and rounds nothing in between"
-    context.note("norm", report.KEPT, what, anchor, why)
+    if is_read_in_registers(node) and family == "norm":
+        why = "Inductor computes it in one kernel with what reads it, and rounds nothing in between"
+    elif val(node).device.type == "cuda" and math.prod(map(size_hint, shape(node))) < FEWEST_ELEMENTS:
+        why = "so small that every kernel takes the same time"
+    else:
+        return False
+    context.note(family, report.KEPT, what, anchor, why)
     return True

@@ -98,7 +98,8 @@ def settle(context: Context) -> None:
         if family not in context.settings.families:
             context.handled.update(expand(node, reference))
             continue
-        if family == "norm" and around_norm.left_to_inductor(context, what, node, node):
+        on_rows = family in ("norm", "softmax")
+        if on_rows and around_norm.left_to_inductor(context, what, node, node, family):
             context.handled.update(expand(node, reference))
         elif why := context.refused([node]):
             context.note(family, report.KEPT, what, node, why, [node])
