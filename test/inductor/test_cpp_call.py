@@ -12,6 +12,7 @@ from torch import nn
 
 import torch_tile
 from torch_tile.inductor.report import collect
+from torch_tile.runtime.host_compiler import find_compiler
 
 RUN = """
 import sys
@@ -21,6 +22,20 @@ model = torch._inductor.aoti_load_package(sys.argv[1])
 results = [model(*args) for args in torch.load(sys.argv[2])]
 torch.save([r if isinstance(r, torch.Tensor) else tuple(r) for r in results], sys.argv[3])
 assert not any(name.startswith("torch_tile.") for name in sys.modules)
+"""
+
+# The same without Python: rows, columns and width are those of floats in a file.
+PROGRAM = """
+#include <ATen/ATen.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <fstream>
+int main(int, char** argv) {
+  torch::inductor::AOTIModelPackageLoader model(argv[1]);
+  auto x = at::empty({std::stol(argv[3]), std::stol(argv[4]), std::stol(argv[5])});
+  std::ifstream(argv[2], std::ios::binary).read((char*)x.data_ptr(), x.nbytes());
+  auto y = model.run({x})[0].contiguous();
+  std::ofstream(std::string(argv[2]) + ".out", std::ios::binary).write((const char*)y.data_ptr(), y.nbytes());
+}
 """
 
 
@@ -71,6 +86,22 @@ def run_elsewhere(package: str, inputs: list, folder: Path) -> list:
     return torch.load(folder / "results.pt")
 
 
+def run_without_python(package: Path, x: torch.Tensor, folder: Path) -> torch.Tensor:
+    """What a program in C++ gets from a package; the first result, of the form of `x`."""
+    source, program, data = folder / "main.cpp", folder / "main", folder / "x"
+    source.write_text(PROGRAM)
+    torch_folder = Path(torch.__file__).parent
+    includes = [f"-I{torch_folder / 'include'}{more}" for more in ("", "/torch/csrc/api/include")]
+    libraries = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
+    flags = ["-std=c++20", "-O0", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    command = [*find_compiler().command, *flags, str(source), *includes, *libraries, "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    data.write_bytes(x.numpy().tobytes())
+    subprocess.run([str(program), str(package), str(data), *map(str, x.shape)], check=True, capture_output=True)
+    return torch.frombuffer(bytearray(Path(f"{data}.out").read_bytes()), dtype=x.dtype).view(x.shape)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_package_runs_without_us(dynamic, tmp_path, seed):
     torch.manual_seed(seed)
@@ -87,6 +118,10 @@ def test_a_package_runs_without_us(dynamic, tmp_path, seed):
     for found, (x,) in zip(run_elsewhere(package, inputs, tmp_path), inputs, strict=True):
         for got, wanted in zip(found, wide(x.double()), strict=True):
             torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+    if dynamic:
+        x = torch.randn(5, 23, 48)
+        got = run_without_python(tmp_path / "moved.pt2", x, tmp_path)
+        torch.testing.assert_close(got.double(), wide(x.double())[0], rtol=1e-4, atol=1e-4)
 
 
 class Rows(nn.Module):
