@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import sympy
 import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from torch_tile.inductor import direct
@@ -21,7 +23,7 @@ from torch_tile.target import Target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
-from fake_cuda import FakeCuda, count_as_gpu, fake_library, install
+from fake_cuda import CONTEXT, FakeCuda, count_as_gpu, fake_library, install
 
 HALF = torch.float16
 
@@ -71,8 +73,9 @@ def call(library, tensors, numbers=(), name="run") -> str:
     return (what or b"").decode()
 
 
-def workspaces(made) -> list[torch.Tensor]:
-    return [torch.empty_strided(w.size, w.stride, dtype=w.dtype) for w in made.workspaces]
+def workspaces(made, sizes=None) -> list[torch.Tensor]:
+    known = lambda each: [int(n.subs(sizes)) if isinstance(n, sympy.Expr) else n for n in each]  # noqa: E731
+    return [torch.empty_strided(known(w.size), known(w.stride), dtype=w.dtype) for w in made.workspaces]
 
 
 def shown(launches, slots):
@@ -84,14 +87,14 @@ def shown(launches, slots):
     ]  # fmt: skip
 
 
-def a_gemm():
-    a, b, bias = torch.randn(512, 128, dtype=HALF), torch.randn(384, 128, dtype=HALF), torch.randn(384, dtype=HALF)
+def a_gemm(rows=512):
+    a, b, bias = torch.randn(rows, 128, dtype=HALF), torch.randn(384, 128, dtype=HALF), torch.randn(384, dtype=HALF)
     run = lambda a, b, bias, out: direct.gemm(a, [b.mT], [bias], "r", "v0=add(acc0,x0);ret v0", HALF, out=out)  # noqa: E731
-    return run, [a, b, bias, torch.empty(512, 384, dtype=HALF)]
+    return run, [a, b, bias, torch.empty(rows, 384, dtype=HALF)]
 
 
-def a_norm():
-    x = torch.randn(33, 256, dtype=HALF)
+def a_norm(rows=33):
+    x = torch.randn(rows, 256, dtype=HALF)
     return lambda x, w, out: direct.rms_norm(x, w, 1e-5, out=out), [
         x,
         torch.randn(256, dtype=HALF),
@@ -99,8 +102,8 @@ def a_norm():
     ]
 
 
-def an_attention():
-    q, k, v = (torch.randn(1, 4, 256, 64, dtype=HALF) for _ in range(3))
+def an_attention(length=256):
+    q, k, v = (torch.randn(1, 4, length, 64, dtype=HALF) for _ in range(3))
     run = lambda q, k, v, out: direct.attention(q, k, v, None, True, out=out)  # noqa: E731
     return run, [q, k, v, torch.empty_like(q)]
 
@@ -116,28 +119,57 @@ def test_launches_are_those_of_the_call(case, hopper, tmp_path):
     recorded = record(lambda given: run(*given), [form_of(t) for t in tensors], Symbols(None))
     made = embedded(recorded)
     (entry,) = recorded.calls[0].launcher.source.entries
-    hopper.number("slots").value = len(entry.kinds)
-    hopper.number("map_slots").value = sum(1 << n for n, kind in enumerate(entry.kinds) if kind == "M")
-    run(*tensors)
-    wanted = shown(hopper.launches(), len(entry.kinds))
     library, extra = built(exported(made), tmp_path), workspaces(made)
-    hopper.library.cuCtxSetCurrent(ctypes.c_uint64(0x1000))
     for _ in range(2):
-        assert call(library, [*tensors, *extra]) == ""
-        found = shown(hopper.launches(), len(entry.kinds))
-        known = {t.data_ptr() for t in tensors}
-        for (*_, slots, maps), (*_, slots_wanted, maps_wanted) in zip(found, wanted, strict=True):
-            assert maps == maps_wanted
-            for n, (got, want) in enumerate(zip(slots, slots_wanted, strict=True)):
-                if entry.kinds[n] == "P" and want not in known and got in {t.data_ptr() for t in extra}:
-                    slots[n] = want
-        assert found == wanted
+        compare(library, run, tensors, extra, entry, hopper)
+    hopper.library.cuCtxSetCurrent(ctypes.c_uint64(CONTEXT))
     if any(kind == "M" for kind in entry.kinds):
         assert "begin at multiples of 16 bytes" in call(library, [tensors[0].data_ptr() + 2, *tensors[1:], *extra])
     hopper.number("refuse").value = 700
     assert "CUDA_ERROR_FAKE (700)" in call(library, [*tensors, *extra])
     hopper.library.cuCtxSetCurrent(ctypes.c_uint64(0))
     assert "no CUDA context is current" in call(library, [*tensors, *extra])
+
+
+@pytest.mark.parametrize(("case", "sizes"), [(a_gemm, (512, 640)), (a_norm, (33, 1, 700)), (an_attention, (256, 200))])
+def test_sizes_may_come_with_the_call(case, sizes, hopper, tmp_path):
+    """The first size is the typical one; the others are served by the same kernel."""
+    env = ShapeEnv()
+    symbol = env.create_symbol(sizes[0], ConstantSource("n"), dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+    run, tensors = case(sizes[0])
+    recorded = record(lambda given: run(*given), [in_symbols(t, sizes[0], symbol) for t in tensors], Symbols(env))
+    made = embedded(recorded)
+    (entry,) = recorded.calls[0].launcher.source.entries
+    library = built(exported(made), tmp_path)
+    for size in sizes:
+        run, tensors = case(size)
+        compare(library, run, tensors, workspaces(made, {symbol: size}), entry, hopper, [size])
+
+
+def in_symbols(x: torch.Tensor, size: int, symbol: sympy.Symbol) -> Form:
+    """The form of a contiguous tensor, `symbol` standing for the one dimension of `size`."""
+    shape = [symbol if n == size else n for n in x.shape]
+    strides = [sympy.prod(shape[d + 1 :]) for d in range(len(shape))]
+    return Form(x.dtype, x.device, shape, strides)
+
+
+def compare(library, run, tensors, extra, entry, hopper, numbers=()):
+    """Check that a library asks the driver for what the call itself does."""
+    hopper.number("slots").value = len(entry.kinds)
+    hopper.number("map_slots").value = sum(1 << n for n, kind in enumerate(entry.kinds) if kind == "M")
+    hopper.launches()
+    run(*tensors)
+    wanted = shown(hopper.launches(), len(entry.kinds))
+    hopper.library.cuCtxSetCurrent(ctypes.c_uint64(CONTEXT))
+    assert call(library, [*tensors, *extra], numbers) == ""
+    found = shown(hopper.launches(), len(entry.kinds))
+    known = {t.data_ptr() for t in tensors}
+    for (*_, slots, _), (*_, slots_wanted, _) in zip(found, wanted, strict=True):
+        for n, want in enumerate(slots_wanted):
+            if entry.kinds[n] == "P" and want not in known and slots[n] in {t.data_ptr() for t in extra}:
+                slots[n] = want
+    assert found == wanted
+    hopper.library.cuCtxSetCurrent(ctypes.c_uint64(0))
 
 
 def test_a_library_is_part_of_the_text(tmp_path, seed, monkeypatch):
