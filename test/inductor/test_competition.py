@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`select="fastest"`: both sides are timed, the winner stays, and the outcome is remembered."""
 
+import contextlib
 import functools
 
 import pytest
@@ -42,7 +43,7 @@ def run(backend=dry_run):
 
 @pytest.mark.parametrize(("outcome", "status"), [(Outcome(1, 2), "replaced"), (Outcome(2, 1), "kept")])
 def test_the_winner_stays(outcome, status, monkeypatch):
-    monkeypatch.setattr(competition, "_measure", lambda new, old, key, settings: outcome)
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, *_: outcome)
     report = run()
     assert {r.family for r in report.rows} == {"gemm", "norm", "attention"}
     assert {r.status for r in report.rows} == {status}
@@ -52,7 +53,7 @@ def test_the_winner_stays(outcome, status, monkeypatch):
 def test_losers_leave_no_tile_op(monkeypatch):
     from torch._inductor.utils import run_and_get_code
 
-    monkeypatch.setattr(competition, "_measure", lambda new, old, key, settings: Outcome(2, 1))
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, *_: Outcome(2, 1))
     with torch.no_grad(), no_caches():
         _, (code,) = run_and_get_code(torch.compile(block, backend=tile), *operands())
     assert "torch_tile" not in code and "ops.tile" not in code
@@ -79,7 +80,7 @@ def test_real_measurement_and_memory(monkeypatch):
 def test_plain_products_are_timed_on_request(mode, contests, monkeypatch):
     """Nobody is much faster than ATen at those, and finding out takes as long as compiling the model."""
     keys = []
-    monkeypatch.setattr(competition, "_measure", lambda new, old, key, settings: keys.append(key) or Outcome(1, 2))
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, *_: keys.append(key) or Outcome(1, 2))
     with torch.no_grad(), no_caches(), collect() as report:
         torch.compile(F.linear, backend=functools.partial(dry_run, mode=mode))(
             *(torch.randn(s) for s in ((3, 8), (4, 8), 4))
@@ -90,7 +91,7 @@ def test_plain_products_are_timed_on_request(mode, contests, monkeypatch):
 
 def test_a_damaged_file_is_measured_again(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        competition, "_measure", lambda new, old, key, settings: competition._save(key, Outcome(1, 2)) or Outcome(1, 2)
+        competition, "_measure", lambda new, old, key, *_: competition._save(key, Outcome(1, 2)) or Outcome(1, 2)
     )
     run()
     files = list((tmp_path / "select").glob("*.json"))
@@ -114,7 +115,7 @@ def test_training_is_left_to_inductor():
 
 def test_key_sees_shapes_strides_and_dtypes(monkeypatch):
     keys = []
-    monkeypatch.setattr(competition, "_measure", lambda new, old, key, settings: keys.append(key) or Outcome(1, 2))
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, *_: keys.append(key) or Outcome(1, 2))
     f = lambda a, b: torch.relu(a @ b)  # noqa: E731
     a, b = torch.randn(6, 8), torch.randn(8, 8)
     for x, y in ((a, b), (a, b.t()), (a.double(), b.double()), (a[:5], b), (a, b)):
@@ -127,9 +128,7 @@ def test_key_sees_shapes_strides_and_dtypes(monkeypatch):
 def test_both_sides_are_the_subgraph_and_no_more(monkeypatch):
     """Graphs view one tensor twice instead of sharing the view; the rival must not start from the model's input."""
     sides = []
-    monkeypatch.setattr(
-        competition, "_measure", lambda new, old, key, settings: sides.append((new, old)) or Outcome(1, 2)
-    )
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, *_: sides.append((new, old)) or Outcome(1, 2))
 
     def layer(x, norm, gate, up, down):
         h = F.rms_norm(x, (16,), norm)
@@ -151,9 +150,38 @@ def test_both_sides_are_the_subgraph_and_no_more(monkeypatch):
 
 def test_a_norm_that_loses_with_its_activation_is_inductors(monkeypatch):
     asked = []
-    monkeypatch.setattr(competition, "_measure", lambda new, old, key, settings: asked.append(key) or Outcome(2, 1))
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, *_: asked.append(key) or Outcome(2, 1))
     with torch.no_grad(), no_caches(), collect() as report:
         args = torch.randn(4, 16), torch.rand(16)
         got = torch.compile(lambda x, w: F.silu(F.rms_norm(x, (16,), w)), backend=dry_run)(*args)
     torch.testing.assert_close(got, F.silu(F.rms_norm(args[0], (16,), args[1])))
     assert len(asked) == 1 and [r.status for r in report.rows] == ["kept", "kept"]
+
+
+@pytest.mark.parametrize(("mode", "bars"), [(None, 0), ("max-autotune", 1)])
+def test_a_thorough_search_shows_its_progress(mode, bars, monkeypatch):
+    told, opened = [], []
+
+    @contextlib.contextmanager
+    def progress(total, what):
+        opened.append(what)
+        yield lambda: told.append(what)
+
+    monkeypatch.setattr(competition, "progress", progress)
+    monkeypatch.setattr(contest, "times", lambda new, old, options: (1.0, 2.0))
+    report = run(functools.partial(dry_run, mode=mode))
+    assert len(opened) == bars and len(told) == bars * len({r.what for r in report.rows})
+
+
+def test_ranks_choose_alike(monkeypatch):
+    """The second rank has measured nothing and finds the opposite on its disk."""
+    store, measured = torch.distributed.HashStore(), []
+    monkeypatch.setattr(competition.compat, "distributed_store", lambda: store)
+    monkeypatch.setattr(competition, "_measure", lambda new, old, key, *_: measured.append(key) or Outcome(1, 2))
+    first = run()
+    count = len(measured)
+    competition._outcomes.clear()
+    monkeypatch.setattr(competition, "_load", lambda key: Outcome(2, 1))
+    second = run()
+    assert len(measured) == count
+    assert [(r.status, r.reason) for r in first.rows] == [(r.status, r.reason) for r in second.rows]

@@ -81,8 +81,11 @@ def side_by_side(
 
 
 @contextlib.contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[], object]]:
-    """A bar on the terminal, if there is one and tqdm is installed; gives what to call after each of `total` steps."""
+def progress(total: int | None, what: str) -> Iterator[Callable[[], object]]:
+    """A bar on the terminal, if there is one and tqdm is installed; gives what to call after each of `total` steps.
+
+    None: nobody knows how many. TQDM_DISABLE=1 silences it as it does all bars of tqdm.
+    """
     try:
         tqdm = import_module("tqdm").tqdm
     except ModuleNotFoundError:

@@ -7,9 +7,10 @@ Written against torch 2.11 to 2.15. Each helper says what it hides; the rest of 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -73,11 +74,51 @@ def reset_cudagraphs() -> None:
     reset_cudagraph_trees()
 
 
+Sizes = dict[Any, int]
+"""What symbols of shapes shall be taken for."""
+
+_sizes: contextvars.ContextVar[Sizes | None] = contextvars.ContextVar("sizes", default=None)
+
+
+@contextlib.contextmanager
+def at_sizes(sizes: Sizes) -> Iterator[None]:
+    """`size_hint` takes symbols for these, instead of for what was traced with."""
+    token = _sizes.set(sizes)
+    try:
+        yield
+    finally:
+        _sizes.reset(token)
+
+
+def symbols_of(values: Iterable[Any]) -> dict[Any, tuple[int, int, int]]:
+    """The symbols in shapes of tensors and in sizes: traced value, least and most. Empty if one of them is unknown."""
+    found: dict[Any, tuple[int, int, int]] = {}
+    for value in values:
+        sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
+        for size in sizes:
+            if not isinstance(size, torch.SymInt):
+                continue
+            env = size.node.shape_env
+            hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val  # until torch 2.9
+            for symbol in size.node.expr.free_symbols:
+                if symbol not in hints:
+                    return {}
+                bounds = env.var_to_range.get(symbol)
+                low, high = (2, sys.maxsize) if bounds is None else (bounds.lower, bounds.upper)
+                low, high = int(max(low, 2)), int(min(high, sys.maxsize))
+                found[symbol] = (int(hints[symbol]), low, high)
+    return found
+
+
 def size_hint(size: Any, fallback: int = 64) -> int:
-    """A typical value of a (possibly symbolic) size: the one traced with, where known."""
+    """A typical value of a (possibly symbolic) size: the one traced with, where known, or that of `at_sizes`."""
     if isinstance(size, int):
         return size
     node = size.node
+    if (sizes := _sizes.get()) is not None:
+        chosen = node.expr.xreplace(sizes)
+        if getattr(chosen, "is_number", True):  # a symbol alone becomes the int itself
+            return int(chosen)
     hint = node.hint if getattr(node, "has_hint", lambda: node.hint is not None)() else None
     return int(hint) if hint is not None else fallback
 
@@ -220,3 +261,13 @@ def no_recompile_limit() -> Iterator[None]:
         recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize, automatic_dynamic_shapes=False
     ):
         yield
+
+
+def distributed_store() -> Any:
+    """What the ranks of torch.distributed keep their addresses in, if there are several; it imports nothing."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if distributed.get_world_size() == 1:
+        return None
+    return distributed.distributed_c10d._get_default_store()

@@ -2,12 +2,15 @@
 """`select="fastest"`: a replacement against what Inductor makes of the same subgraph, timed, the winner kept.
 
 Both sides are cut out of the graph with the same inputs and what surrounds them (subgraph.py) and timed (contest.py).
-Sizes that are symbols take the value that was traced with. Outcomes are remembered in the process and on disk, keyed by
-both graphs, the machine and our sources.
+Sizes that are symbols take the value that was traced with and, where that costs no compilation or the user wants a
+thorough search, a smaller and a larger one (buckets.py). Outcomes are remembered in the process and on disk, keyed by
+both graphs, the machine and our sources; ranks of torch.distributed share them (agreement.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import hashlib
 import json
@@ -15,20 +18,23 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_tile.autotuner.compiling import progress
 from torch_tile.inductor import compat, contest
+from torch_tile.inductor.agreement import agreed
+from torch_tile.inductor.buckets import buckets
 from torch_tile.inductor.passes.expand import REFERENCES, expand
 from torch_tile.inductor.passes.graph import Rewrite, val
 from torch_tile.inductor.passes.manager import fingerprint
 from torch_tile.inductor.report import log
 from torch_tile.inductor.settings import Settings
-from torch_tile.inductor.subgraph import rivals
+from torch_tile.inductor.subgraph import is_called, rivals
 from torch_tile.runtime.cache import cache_dir
 
 WORTH = 0.99
@@ -37,18 +43,20 @@ WORTH = 0.99
 
 @dataclass(frozen=True)
 class Outcome:
-    """Best times of both, in microseconds."""
+    """Best times of both, in microseconds; `others` at other sizes, which are named: (sizes, tile, inductor)."""
 
     tile: float
     inductor: float
+    others: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def tile_wins(self) -> bool:
-        """Ties go to Inductor."""
-        return self.tile < WORTH * self.inductor
+        """One choice for all sizes: faster at the traced ones (ties go to Inductor) and slower at no others."""
+        return self.tile < WORTH * self.inductor and all(tile <= inductor / WORTH for _, tile, inductor in self.others)
 
     def __str__(self) -> str:
-        return f"tile {self.tile:.1f} us, Inductor {self.inductor:.1f} us"
+        rest = (f"; {sizes}: {tile:.1f} and {inductor:.1f} us" for sizes, tile, inductor in self.others)
+        return f"tile {self.tile:.1f} us, Inductor {self.inductor:.1f} us{''.join(rest)}"
 
 
 def compete(rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], settings: Settings) -> Outcome:
@@ -71,13 +79,31 @@ def compete_captured(node: Node, reference: Callable[..., torch.Tensor], setting
 
 def decide(new: GraphModule, old: GraphModule, settings: Settings) -> Outcome:
     """The remembered outcome for this pair of graphs, or a new measurement."""
-    key = _key(new, old, settings)
+    values = [val(n) for n in new.graph.find_nodes(op="placeholder")]
+    cheap = settings.thorough or (is_called(new) and is_called(old))
+    sizes = buckets(values) if cheap else []
+    key = _key(new, old, settings, sizes)
     if key not in _outcomes:
-        _outcomes[key] = _load(key) or _measure(new, old, key, settings)
+        word = agreed(key, lambda: _text(_load(key) or _measure(new, old, key, settings, sizes)))
+        _outcomes[key] = _outcome(word)
     return _outcomes[key]
 
 
 _outcomes: dict[str, Outcome] = {}
+
+told: contextvars.ContextVar[Callable[[], object]] = contextvars.ContextVar("told", default=lambda: None)
+"""Called after each contest that was timed: how progress is shown."""
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[None]:
+    """A bar on the terminal counts the contests that are timed inside, if tqdm is installed; how many is not known."""
+    with progress(None, "torch_tile: contests with Inductor") as step:
+        token = told.set(step)
+        try:
+            yield
+        finally:
+            told.reset(token)
 
 
 def _describe(module: GraphModule) -> str:
@@ -112,9 +138,9 @@ def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(compat.size_hint(s) for s in sizes)
 
 
-def _key(new: GraphModule, old: GraphModule, settings: Settings) -> str:
-    threads = torch.get_num_threads()
-    text = "\0".join((_describe(new), _describe(old), _machine(), str(threads), fingerprint(), repr(settings)))
+def _key(new: GraphModule, old: GraphModule, settings: Settings, sizes: Sequence[compat.Sizes]) -> str:
+    facts = (_machine(), str(torch.get_num_threads()), fingerprint(), repr(settings), repr(list(map(_name, sizes))))
+    text = "\0".join((_describe(new), _describe(old), *facts))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -133,10 +159,26 @@ def _file(key: str) -> pathlib.Path:
 
 def _load(key: str) -> Outcome | None:
     try:
-        data = json.loads(_file(key).read_text())
-        return Outcome(float(data["tile"]), float(data["inductor"]))
+        return _outcome(_file(key).read_text())
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not there, or not ours: measure again
+
+
+def _text(outcome: Outcome) -> str:
+    return json.dumps(asdict(outcome))
+
+
+def _outcome(text: str) -> Outcome:
+    """What `_text` was made of. Raises ValueError, KeyError or TypeError if it was made of something else."""
+    data = json.loads(text)
+    others = tuple((str(name), float(tile), float(inductor)) for name, tile, inductor in data.get("others", ()))
+    return Outcome(float(data["tile"]), float(data["inductor"]), others)
+
+
+def _name(sizes: compat.Sizes) -> str:
+    return "at " + ", ".join(
+        f"{symbol}={size}" for symbol, size in sorted(sizes.items(), key=lambda each: str(each[0]))
+    )
 
 
 def _save(key: str, outcome: Outcome) -> None:
@@ -144,15 +186,27 @@ def _save(key: str, outcome: Outcome) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(outcome)))
+        temporary.write_text(_text(outcome))
         os.replace(temporary, path)
     except OSError as error:
         log.warning("outcome not saved: %s", error)
 
 
-def _measure(new: GraphModule, old: GraphModule, key: str, settings: Settings) -> Outcome:
-    start = time.perf_counter()
-    outcome = Outcome(*contest.times(new, old, {"max_autotune": settings.thorough}))
+def _measure(
+    new: GraphModule, old: GraphModule, key: str, settings: Settings, sizes: Sequence[compat.Sizes] = ()
+) -> Outcome:
+    start, options = time.perf_counter(), {"max_autotune": settings.thorough}
+    tile, inductor = contest.times(new, old, options)
+    others = []
+    # A loser at the traced sizes stays one.
+    for each in sizes if Outcome(tile, inductor).tile_wins else ():
+        try:
+            with compat.at_sizes(each):
+                others.append((_name(each), *contest.times(new, old, options)))
+        except Exception:
+            log.debug("no contest %s", _name(each), exc_info=True)  # these sizes may break a rule of the model
+    outcome = Outcome(tile, inductor, tuple(others))
     log.debug("a contest took %.2f s: %s", time.perf_counter() - start, outcome)
     _save(key, outcome)
+    told.get()()
     return outcome

@@ -8,6 +8,7 @@ nodes are left to Inductor.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import pathlib
@@ -161,14 +162,23 @@ class TilePass(CustomGraphPass):
 
             lowering.register()  # not before: a graph from Inductor's cache does without its lowerings, a slow import
             prefetch(graph, self.settings, context.stage)
-        for family in families(self.settings):
-            try:
-                family(context)
-            except Exception:
-                report.log.exception("%s failed; its subgraphs are left to Inductor", family.__module__)
-            if self.stage != "pre_grad":
-                graph.eliminate_dead_code()
+        with self._progress():
+            for family in families(self.settings):
+                try:
+                    family(context)
+                except Exception:
+                    report.log.exception("%s failed; its subgraphs are left to Inductor", family.__module__)
+                if self.stage != "pre_grad":
+                    graph.eliminate_dead_code()
         return context
+
+    def _progress(self) -> contextlib.AbstractContextManager[None]:
+        """A bar that counts contests, on a terminal, where a thorough search was asked for."""
+        if not self.settings.thorough or self.stage == "pre_grad" or self.settings.select != "fastest":
+            return contextlib.nullcontext()
+        from torch_tile.inductor.competition import shown
+
+        return shown()
 
     def uuid(self) -> Any:
         """Identity for Inductor's caches: our sources, the stage and the settings."""
