@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from torch_tile.inductor import direct
 from torch_tile.inductor.backend import tile
@@ -186,6 +189,30 @@ def test_what_is_launched_is_known_without_tensors(kinds, function, make, gpu):
     recorded = record(lambda given: function(*given, *number), forms, Symbols(None))
     launches = [entry for call in recorded.calls for entry in call.launcher.source.entries]
     assert len(launches) == len(seen.launches) and "tile::run(plan" in embedded(recorded).body
+
+
+SIZES = {
+    "gemm": 48, "dequant_gemm": 16, "decode": 900, "mla": 2, "mla, whole cache": 640, "mla_decode_lse": 2,
+    "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5, "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3,
+    "softmax": 3,
+}  # fmt: skip
+"""Of a dimension of each call that may be known at run time only."""
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_what_is_launched_is_known_for_all_sizes(name, gpu):
+    _, function, make = CALLS[name]
+    args, env = list(make()), ShapeEnv()
+    number = args[-1:] if isinstance(args[-1], int) else []
+    size = env.create_symbol(SIZES[name], ConstantSource("n"), dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+    forms = []
+    for x in (each for each in args if isinstance(each, torch.Tensor)):
+        shape = [size if n == SIZES[name] else n for n in x.shape]
+        dense = [sympy.prod(shape[d + 1 :]) for d in range(len(shape))]
+        forms.append(Form(x.dtype, x.device, shape, dense if x.is_contiguous() else x.stride()))
+    body = embedded(record(lambda given: function(*given, *number), forms, Symbols(env))).body
+    checks = [line for line in body.splitlines() if "require" in line and "multiples of" not in line]
+    assert "numbers[0]" in body and all("<= 2147418112ll" in line for line in checks)  # only that 32 bits hold a size
 
 
 def moved(x):

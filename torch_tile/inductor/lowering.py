@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How Inductor calls a tile op: straight from the generated code (see direct.py), not through the dispatcher.
-
-Ahead-of-time and C++ wrappers keep the dispatcher call, which is all that they can make.
-"""
+"""How Inductor calls a tile op: straight from the generated code, in Python (direct.py) or C++ (cpp_call.py)."""
 
 from __future__ import annotations
 
