@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tile op in Inductor's IR: a call that writes into buffers of Inductor's own memory plan.
 
-In a module of generated Python each different call becomes one object, made of literals as the module is loaded (so that
-a module from a cache makes it too), and is called with buffers and run-time sizes only; views of the buffers are part
-of the object, which makes them once. In C++ each different call is one function: cpp_call.py. Private to torch, like
-compat.py.
+In a module of generated Python each different call becomes one object, made of literals as the module is loaded (so
+that a module from a cache makes it too), and is called with buffers and run-time sizes only; views of the buffers are
+part of the object, which makes them once. In C++ each different call is one function: cpp_call.py. Private to torch,
+like compat.py.
 """
 
 from __future__ import annotations
