@@ -380,7 +380,7 @@ def test_launchers_with_attributes(cluster, early, make):
     """Each launch depends on the one before; the kernel multiplies by the number of blocks in a cluster."""
     launcher = make(cluster=cluster, early=early)
     for rows in (64, 1000, 64):
-        x, y = pair(rows)
+        x, y = (each.contiguous() for each in pair(rows))
         want = x.clone()
         for _ in range(6):
             launcher.begin(x, y, 1)

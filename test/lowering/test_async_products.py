@@ -11,6 +11,7 @@ from torch_tile.ir.expr import Address
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Do, For, If
 from torch_tile.lowering.async_products import async_products
+from torch_tile.lowering.peel_branches import peel_branches
 from torch_tile.lowering.split_warps import split_warps
 from torch_tile.target import Target
 from torch_tile.tileop.fill import Fill
@@ -140,6 +141,57 @@ def test_a_loop_is_not_turned_if_that_kept_all_stages_of_a_tile(stages: int) -> 
     waited = [s.call.options[0] for s in loop.body.stmts if isinstance(s, Do) and s.call.name == "wgmma_wait"]
     assert order == ([("s", -1), ("o", -1)] if stages == 3 else [("s", 0), ("o", 0)])
     assert waited == ([1, 0] if stages == 3 else [])
+
+
+def in_a_row(seen=None):
+    """Scores of two products, and sums of two: a tile that is keys and values lies in two parts. The kernel's loop."""
+
+    @T.prim_func
+    def kernel(Q: T.Tensor((512, 128), T.float16), K: T.Tensor((512, 128), T.float16), limit: T.int32):
+        with T.Kernel(8, threads=128) as bx:
+            q = T.alloc_shared((64, 128), T.float16)
+            left, right = (T.alloc_shared((64, 64), T.float16) for _ in range(2))
+            s, p = T.alloc_fragment((64, 64), T.float32), T.alloc_fragment((64, 64), T.float16)
+            sums = [T.alloc_fragment((64, 64), T.float32) for _ in range(2)]
+            T.copy(Q[bx * 64, 0], q)
+            for each in sums:
+                T.clear(each)
+            for j in T.Pipelined(8, num_stages=2):
+                T.copy(K[j * 64, 0], left)
+                T.copy(K[j * 64, 64], right)
+                T.gemm(q[:, :64], left, s, transpose_B=True, clear_accum=True)
+                T.gemm(q[:, 64:], right, s, transpose_B=True)
+                if seen is not None and seen(j, limit):
+                    T.clear(s)
+                for x, y in T.Parallel(64, 64):
+                    p[x, y] = T.exp(s[x, y])
+                T.gemm(p, left, sums[0])
+                T.gemm(p, right, sums[1])
+
+    build = Build(Target.of("cuda:sm_90a"))
+    program = peel_branches(async_products(split_warps(kernel.program, build), build), build)
+    return [n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts)]
+
+
+def test_products_in_a_row_are_under_way_together() -> None:
+    """The assembler's queue is not empty between them, and each tile is let go once those that read it are done."""
+    (loop,) = in_a_row()
+    found: list[str] = []
+    for one in loop.body.stmts:
+        if isinstance(one, Gemm):
+            found.append(f"{one.B.buffer.name} {one.wg_wait}")
+        elif isinstance(one, Do) and one.call.name == "wgmma_wait":
+            found.append(f"wait {one.call.options[0]}")
+        elif isinstance(one, If):
+            found += {n.buffer.name for n in walk(one) if isinstance(n, Address)}
+    scores, sums = found[: found.index("wait 0") + 1], found[found.index("wait 0") + 1 :]
+    assert scores == ["left -1", "right -1", "wait 0"]
+    assert sums == ["left -1", "right -1", "wait 1", "left_empty", "wait 0", "right_empty"]
+
+
+def test_a_branch_with_nothing_under_way_is_not_worth_another_loop() -> None:
+    (loop,) = in_a_row(lambda step, limit: step * 64 > limit)
+    assert any(isinstance(s, If) and any(isinstance(n, Fill) for n in walk(s)) for s in loop.body.stmts)
 
 
 def masked(bound, target="cuda:sm_90a"):

@@ -162,7 +162,8 @@ def flash_mla(config: Config, form: Form) -> Any:
         blocks = T.ceildiv(lines, rows)
         with T.Kernel(blocks, splits if config.split else 1, batch, threads=config.threads) as (bx, share, bz):
             own = (share,) if config.split else ()
-            q_tile = T.alloc_shared((rows, width), form.dtype)
+            held, rest = config.held, width - config.held
+            q_tile = T.alloc_shared((rows, max(rest, latent) if config.staged else rest), form.dtype)
             tile = T.alloc_shared((keys, width), form.dtype)
             scores = T.alloc_fragment((rows, keys), accum)
             weights = T.alloc_shared((rows, keys), form.dtype)
@@ -172,8 +173,11 @@ def flash_mla(config: Config, form: Form) -> Any:
             shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
             fade = T.alloc_fragment((rows,), accum)
 
-            T.copy(q[bz, bx * rows, 0], q_tile[:, :latent])
-            T.copy(q_pe[bz, bx * rows, 0], q_tile[:, latent:])
+            T.copy(q[bz, bx * rows, held], q_tile[:, : latent - held])
+            T.copy(q_pe[bz, bx * rows, 0], q_tile[:, latent - held : rest])
+            if held:
+                q_held = T.alloc_fragment((rows, held), form.dtype)
+                T.copy(q[bz, bx * rows, 0], q_held)
             T.clear(sums)
             T.clear(shares)
             T.fill(peak, -infinity)
@@ -185,7 +189,9 @@ def flash_mla(config: Config, form: Form) -> Any:
             factor = scale * LOG2_E if form.folded else LOG2_E
             for step in T.Pipelined(first, end, num_stages=config.stages):
                 load_cache(form, (kv, k_pe), table, tile, bz, step * keys, length)
-                T.gemm(q_tile, tile, scores, transpose_B=True, clear_accum=True)
+                if held:
+                    T.gemm(q_held, tile[:, :held], scores, transpose_B=True, clear_accum=True)
+                T.gemm(q_tile[:, :rest], tile[:, held:], scores, transpose_B=True, clear_accum=held == 0)
                 if form.cut(step * keys, keys, length, first_own):
                     for i, j in T.Parallel(rows, keys):
                         seen = step * keys + j <= length - q_len + (bx * rows + i) // heads

@@ -19,7 +19,8 @@ class Config:
 
     With `split`, blocks take shares of the positions. For Hopper: the `parts` of a tile's positions whose scores other
     warpgroups compute, in how many `shares` the sum of a row is kept (8 for each part is what leaves each thread of an
-    accumulator with its own), and whether the result is `staged` in shared memory.
+    accumulator with its own), whether the result is `staged` in shared memory, and how many columns of the queries are
+    `held` in registers: warpgroups that make scores of few positions each are slowed down by reading queries.
     """
 
     block_h: int = 16
@@ -30,6 +31,7 @@ class Config:
     parts: int = 1
     shares: int = 1
     staged: bool = False
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,11 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
 
 # Cuts by falling size; the first whose tiles fit is taken.
 SHORT = (Config(16, 64, 128), Config(16, 32, 128), Config(16, 32, 128, stages=1), Config(16, 16, 128, stages=1))
-HOPPER = (Config(64, 64, 256, parts=2, shares=16, staged=True), Config(64, 64, 256, 1, parts=2, shares=16, staged=True))
+HOPPER = (
+    Config(64, 64, 256, 2, parts=2, shares=16, staged=True, held=256),
+    Config(64, 64, 256, 2, parts=2, shares=16, staged=True),
+    Config(64, 64, 256, 1, parts=2, shares=16, staged=True),
+)
 LONG = (Config(64, 64, 256), Config(64, 32, 256), Config(32, 32, 256, stages=1), *SHORT[1:])
 
 
@@ -133,5 +139,5 @@ def _fits(config: Config, form: Form, machine: Machine) -> bool:
     """Whether the tiles fit in shared memory and the sums in registers."""
     size, width = form.dtype.itemsize, form.latent + form.rotary
     elements = (config.block_h + config.stages * config.block_kv) * width + config.block_h * config.block_kv
-    held = config.block_h * form.latent * max(1, size // 4) // config.threads
-    return elements * size + 2048 <= machine.target.shared_limit and held <= 128
+    sums = config.block_h * form.latent * max(1, size // 4) // config.threads
+    return elements * size + 2048 <= machine.target.shared_limit and sums <= 128 and config.held < form.latent

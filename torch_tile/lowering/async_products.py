@@ -75,7 +75,7 @@ class _Async(Rewriter):
         counts = is_zero(new.starts[0]) and new.step == 1 and new.kind is LoopKind.SERIAL
         if not counts or not any(id(s) in self.products for s in new.body.stmts):
             return new
-        made = self._deferred(new) or self._turned(new)
+        made = self._deferred(new) or self._turned(new) or self._queued(new)
         return new if made is None else made
 
     def _note(self, op: Stmt, text: str) -> None:
@@ -110,6 +110,39 @@ class _Async(Rewriter):
         end = [wgmma_wait(0), *_results(products), *(_earlier(a, k, stop) for a in arrivals)]
         self._note(products[0], "a turn of products stays under way beside the next")
         return _if_any((turns, *end), stop)
+
+    # Products behind each other.
+
+    def _queued(self, loop: st.For) -> Stmt | None:
+        """Products with no arithmetic between them are under way together; None if there are no such."""
+        body: list[Stmt] = []
+        row: list[Stmt] = []
+        for one in loop.body.stmts:
+            if id(one) in self.products or (row and (_calls(one, "mbarrier_wait") or _lets_go(one))):
+                row.append(one)
+            else:
+                body += [*self._row(row), one]
+                row = []
+        body += self._row(row)
+        return replace(loop, body=Block(tuple(body))) if len(body) != len(loop.body.stmts) else None
+
+    def _row(self, row: Sequence[Stmt]) -> Sequence[Stmt]:
+        """Products one behind the other: each tile is let go when those that read it are done."""
+        left = sum(id(one) in self.products for one in row)
+        if not 1 < left <= MOST_PENDING:
+            return row
+        started, arrivals = _apart(row)
+        ends: list[Stmt] = []
+        pending = left
+        for one in row:
+            left -= id(one) in self.products
+            if one in arrivals:
+                ends += [wgmma_wait(left), one]
+                pending = left
+        if pending:
+            ends.append(wgmma_wait(0))
+        self._note(next(s for s in row if id(s) in self.products), "beside the products that follow")
+        return [*_started(started), *ends, *_results(row)]
 
     # Products, arithmetic, products.
 

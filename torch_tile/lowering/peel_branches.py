@@ -8,15 +8,16 @@ another copy of the loop only where products are under way beside it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..build import Build
 from ..ir import stmt as st
 from ..ir.dtype import int32
-from ..ir.expr import Expr, Var, binary
+from ..ir.expr import Call, Expr, Var, binary
 from ..ir.node import Rewriter
 from ..ir.simplify import simplify
-from ..ir.stmt import Block, If, Let, LoopKind, Program, Stmt
+from ..ir.stmt import Block, Do, If, Let, LoopKind, Program, Stmt
 from ..tileop.gemm import Gemm
 from .branch_turns import taken_from
 from .instance import Instance
@@ -40,13 +41,25 @@ class _Peel(Rewriter):
     def For(self, loop: st.For) -> Stmt:
         """A loop around products that are under way beside what it does."""
         new: st.For = self.children(loop)
-        beside = any(isinstance(s, Gemm) and s.wg_wait for s in new.body.stmts)
-        if not self.inside or new.kind is not LoopKind.SERIAL or new.step != 1 or not beside:
+        if not self.inside or new.kind is not LoopKind.SERIAL or new.step != 1:
             return new
-        found = next(
-            ((n, first) for n in range(len(new.body.stmts)) if (first := taken_from(n, new)) is not None), None
-        )
+        beside = _beside_products(new.body.stmts)
+        found = next(((n, first) for n in beside if (first := taken_from(n, new)) is not None), None)
         return new if found is None else _cut(new, *found)
+
+
+def _beside_products(stmts: Sequence[Stmt]) -> list[int]:
+    """The places in a loop's body where products are under way, those of the turn before included."""
+    under_way = False
+    found: list[int] = []
+    for n, one in [*enumerate(stmts)] * 2:
+        if isinstance(one, Gemm):
+            under_way = one.wg_wait != 0
+        elif isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "wgmma_wait":
+            under_way = under_way and one.call.options != (0,)
+        elif under_way and n not in found:
+            found.append(n)
+    return sorted(found)
 
 
 def _cut(loop: st.For, place: int, first: Expr) -> Block:
