@@ -119,6 +119,7 @@ SMALL_HOPPER_TILES = (
     Tile(Config(64, 256, 64, 128, 4, panel=8, staged=True), 1, 0.85),
     Tile(Config(64, 128, 64, 128, 6, panel=8, staged=True), 1, 0.75),
     Tile(Config(64, 64, 64, 128, 8, panel=8, staged=True), 1, 0.55),
+    Tile(Config(64, 32, 128, 128, 8, panel=8, staged=True), 1, 0.35),
 )
 # Exact float32 has no tensor core, float64 has one of its own shape.
 WIDE_TILES = {
