@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is cut out around a replacement, and that both cuts compute the same."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +11,8 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_tile.inductor.passes.graph import Rewrite, aten, is_call
-from torch_tile.inductor.subgraph import is_called, rivals
+from torch_tile.inductor.passes.graph import Rewrite, aten, is_call, ordered
+from torch_tile.inductor.subgraph import Ancestors, Descendants, is_called, rivals
 
 
 def once_more(node):
@@ -115,3 +117,34 @@ def test_attention_reads_what_is_in_memory():
     new, old = cut(f, torch.ops.tile.attention.default, *(torch.randn(1, 2, 8, 16) for _ in range(3)))
     assert words(new) == words(old) == ["attention"]
     same(new, old)
+
+
+@pytest.mark.parametrize("repeat", range(20))
+def test_who_depends_on_whom(repeat, seed):
+    """Random graphs, against the sets that a walk over the whole graph finds."""
+    pick = random.Random(f"{seed} {repeat}")
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(f"p{i}") for i in range(3)]
+    for _ in range(40):
+        nodes.append(graph.call_function(torch.add, tuple(pick.sample(nodes[-12:], 2))))
+    position = ordered(graph)
+    some = pick.sample(nodes, 3)
+    above, below = set(), set(some)
+    for node in reversed(nodes):
+        if any(u in above or u in some for u in node.users):
+            above.add(node)
+    for node in nodes:
+        if any(x in below for x in node.all_input_nodes):
+            below.add(node)
+    upwards, downwards = Ancestors(some, position), Descendants(some, position)
+    for node in pick.sample(nodes, len(nodes)):
+        assert (node in upwards) == (node in above) and (node in downwards) == (node in below)
+
+
+def test_long_graphs_are_no_deep_recursion():
+    graph = torch.fx.Graph()
+    first = node = graph.placeholder("x")
+    for _ in range(3000):
+        node = graph.call_function(torch.neg, (node,))
+    position = ordered(graph)
+    assert node in Descendants([first], position) and first in Ancestors([node], position)

@@ -167,6 +167,14 @@ def in_cpp() -> bool:
     return bool(inductor_config().cpp_wrapper or V.aot_compilation)
 
 
+def graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A graph as a module, whose Python is written when it is first called."""
+    from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(torch.nn.Module(), graph)
+
+
 def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> None:
     """Make `lower` what Inductor does with `op`, unless something already is."""
     from torch._inductor import lowering

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from torch_tile.inductor.compat import size_hint
+from torch_tile.inductor.compat import graph_module, size_hint
 from torch_tile.inductor.passes.epilogue import PRODUCTS
 from torch_tile.inductor.passes.graph import CAST, COPIES, VIEWS, aten, is_call, ordered, val
 
@@ -74,7 +74,7 @@ def rivals(
     """
     olds = [old for old, _ in pairs]
     position = ordered(olds[0].graph)
-    inside = {*_needed(olds, set(inputs), ancestors(inputs), position), *olds}
+    inside = {*_needed(olds, set(inputs), Ancestors(inputs, position), position), *olds}
     around = behind(olds, set(made), position)
     inputs = list(inputs)
     reads_memory = (*EXTERN, torch.ops.tile.attention.default)  # whoever made it; the last stands for one of the former
@@ -93,16 +93,15 @@ def behind(olds: Sequence[Node], made: set[Node], position: Mapping[Node, int]) 
 
     Ends where least memory is written, as Inductor's kernels do, and as late as it can.
     """
-    dependent: set[Node] = set(olds)
-    for node in olds[0].graph.nodes:
-        if node not in made and any(x in dependent for x in node.all_input_nodes):
-            dependent.add(node)
+    dependent = Descendants(olds, position)
     found: list[Node] = []
     known = set(olds)
     least, best = _written(known, made), 0
     while len(found) < MOST_AROUND:
         users = {u for n in known for u in n.users if u not in known and u not in made and is_fused(u)}
-        ready = [u for u in users if all(x in known or _given(x, dependent) for x in u.all_input_nodes)]
+        ready = [
+            u for u in users if all(x in known or (_is_value(x) and x not in dependent) for x in u.all_input_nodes)
+        ]
         if not ready:
             break
         found.append(min(ready, key=position.__getitem__))
@@ -112,9 +111,9 @@ def behind(olds: Sequence[Node], made: set[Node], position: Mapping[Node, int]) 
     return found[:best]
 
 
-def _given(node: Node, dependent: set[Node]) -> bool:
-    """Whether a value can be an input: one tensor or number, made without the subgraph."""
-    return node not in dependent and not isinstance(val(node), list | tuple)
+def _is_value(node: Node) -> bool:
+    """Whether a node can be an input of a part: one tensor or number."""
+    return not isinstance(val(node), list | tuple)
 
 
 def _written(known: set[Node], made: set[Node]) -> int:
@@ -144,7 +143,7 @@ def in_front(inputs: Sequence[Node], readers: set[Node]) -> list[Node]:
 
 def _fused_in_front(node: Node, readers: set[Node]) -> bool:
     sources = node.all_input_nodes
-    return is_fused(node) and all(u in readers for u in node.users) and all(_given(x, set()) for x in sources)
+    return is_fused(node) and all(u in readers for u in node.users) and all(map(_is_value, sources))
 
 
 def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[Node, Node] | None = None) -> GraphModule:
@@ -155,7 +154,8 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
     """
     graph = Graph()
     instead = instead or {}
-    given = ancestors(inputs)
+    position = ordered(outputs[0].graph)
+    given = Ancestors(inputs, position)
     env: dict[Node, Node] = {}
 
     def take(node: Node, target: str) -> None:
@@ -164,30 +164,69 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
 
     for index, node in enumerate(inputs):
         take(node, f"in{index}")
-    for node in _needed(outputs, set(inputs), given, ordered(outputs[0].graph), instead):
+    for node in _needed(outputs, set(inputs), given, position, instead):
         if node.op == "call_function" and node not in given:
             env[node] = graph.node_copy(node, lambda n: env[instead.get(n, n)])
         else:
             with graph.inserting_before(next(iter(graph.nodes), None)):
                 take(node, node.name)
     graph.output(tuple(env[instead.get(o, o)] for o in outputs))
-    return GraphModule(torch.nn.Module(), graph)
+    return graph_module(graph)
 
 
-def ancestors(nodes: Sequence[Node]) -> set[Node]:
-    """Everything that `nodes` depend on, without themselves."""
-    found: set[Node] = set()
-    stack = [x for n in nodes for x in n.all_input_nodes]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
+class Ancestors:
+    """`node in Ancestors(nodes, position)`: does one of `nodes` depend on it?
+
+    Both this and `Descendants` walk only as far as an answer takes: graphs are long, and parts of them short.
+    """
+
+    def __init__(self, nodes: Sequence[Node], position: Mapping[Node, int]) -> None:
+        self.nodes, self.position = set(nodes), position
+        self.end = max((position[n] for n in nodes), default=-1)
+        self.known: dict[Node, bool] = {}
+
+    def __contains__(self, node: Node) -> bool:
+        if node not in self.known:
+            self.known[node] = self._leads_to_one(node)
+        return self.known[node]
+
+    def _leads_to_one(self, node: Node) -> bool:
+        seen, waiting = {node}, [node]
+        while waiting:
+            users = [u for u in waiting.pop().users if u not in seen and self.position.get(u, self.end + 1) <= self.end]
+            if any(u in self.nodes or self.known.get(u, False) for u in users):
+                return True
+            seen.update(users)
+            waiting.extend(sorted(users, key=self.position.__getitem__))  # the nearest to the end comes next
+        return False
+
+
+class Descendants:
+    """`node in Descendants(nodes, position)`: is it one of `nodes`, or does it depend on one?"""
+
+    def __init__(self, nodes: Sequence[Node], position: Mapping[Node, int]) -> None:
+        self.position = position
+        self.start = min(position[n] for n in nodes)
+        self.known = dict.fromkeys(nodes, True)
+
+    def __contains__(self, node: Node) -> bool:
+        if node not in self.known:
+            self.known[node] = self._comes_from_one(node)
+        return self.known[node]
+
+    def _comes_from_one(self, node: Node) -> bool:
+        seen, waiting = {node}, [node]
+        while waiting:
+            sources = [x for x in waiting.pop().all_input_nodes if x not in seen and self.position[x] >= self.start]
+            if any(self.known.get(x, False) for x in sources):
+                return True
+            seen.update(sources)
+            waiting.extend(sorted(sources, key=self.position.__getitem__, reverse=True))
+        return False
 
 
 def _needed(
-    outputs: Sequence[Node], inputs: set[Node], given: set[Node], position: Mapping[Node, int],
+    outputs: Sequence[Node], inputs: set[Node], given: Ancestors, position: Mapping[Node, int],
     instead: Mapping[Node, Node] | None = None,
 ) -> list[Node]:  # fmt: skip
     """What `outputs` depend on, up to `inputs` and no further than `given`, in an order in which it can be computed."""

@@ -38,7 +38,7 @@ from torch_tile.inductor.passes.graph import (
     val,
 )
 from torch_tile.inductor.passes.manager import Context
-from torch_tile.inductor.subgraph import ancestors, is_read_in_registers
+from torch_tile.inductor.subgraph import Ancestors, is_read_in_registers
 from torch_tile.kernels.epilogue_rewrite import canonical
 
 # Epilogue texts, in their canonical form, of the activations that the kernel of `tile.rms_norm` knows.
@@ -206,9 +206,9 @@ def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
     first = next((x for x in leaves if same_shape(shape(x), shape(total)) and dtype(x) == dtype(total)), None)
     if first is None or total not in taken:
         return None
-    needed, dead = ancestors(operands) | set(operands), _only_for(last, position)
-    others = [u for u in total.users if u not in dead or u in needed]
-    if total in needed or any(position[u] < position[last] for u in others):
+    needed, dead = Ancestors(operands, position), _only_for(last, position, position[total])
+    others = [u for u in total.users if u not in dead or u in operands or u in needed]
+    if total in operands or total in needed or any(position[u] < position[last] for u in others):
         return None
     sizes = shape(total)
     region = Rows([first], product(sizes[:-1]), sizes[-1], position, taken)
@@ -230,12 +230,13 @@ def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[
         _grow_back(x, full, taken, leaves)
 
 
-def _only_for(last: Node, position: dict[Node, int]) -> set[Node]:
-    """The nodes that nothing but `last` needs, itself included."""
-    dead = {last}
-    for node in reversed(position):
-        if position[node] < position[last] and node.users and all(u in dead for u in node.users):
+def _only_for(last: Node, position: dict[Node, int], start: int) -> set[Node]:
+    """The nodes behind `start` that nothing but `last` needs, itself included."""
+    dead, node = {last}, last.prev
+    while position.get(node, -1) > start:
+        if node.users and all(u in dead for u in node.users):
             dead.add(node)
+        node = node.prev
     return dead
 
 
