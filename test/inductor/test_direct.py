@@ -16,7 +16,17 @@ from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.embed import embedded
 from torch_tile.inductor.outline import Form, Symbols, record
-from torch_tile.kernels import attention, common, dequant_gemm, fused_norm, gemm, mla_decode, norm, softmax
+from torch_tile.kernels import (
+    attention,
+    attention_backward,
+    common,
+    dequant_gemm,
+    fused_norm,
+    gemm,
+    mla_decode,
+    norm,
+    softmax,
+)
 from torch_tile.runtime.replay import LongWay, recording
 from torch_tile.target import Target
 
@@ -32,7 +42,7 @@ def gpu(monkeypatch):
     fake = install(monkeypatch)
     count_as_gpu(monkeypatch)
     machine = common.Machine(Target("cuda", 90), 132)
-    for family in (attention, dequant_gemm, gemm, mla_decode, norm, fused_norm, softmax):
+    for family in (attention, attention_backward, dequant_gemm, gemm, mla_decode, norm, fused_norm, softmax):
         monkeypatch.setattr(family, "machine_of", lambda x: machine)
     return fake
 
@@ -102,6 +112,12 @@ CALLS = {
         lambda: (half(16, 256), torch.zeros(64, 128, dtype=torch.uint8), half(64, 2), half(64), half(16, 64)),
     ),
     "attention": ("tt", attention_call, lambda: (half(2, 40, 384), half(2, 4, 40, 32))),
+    "attention_backward": (
+        "ttttttt",
+        lambda g, q, k, lse, *out: direct.attention_backward(g, q, k, k, g, lse, None, True, out=out),
+        lambda: (half(2, 4, 40, 32), half(2, 4, 40, 32), half(2, 2, 40, 32), torch.empty(2, 4, 40),
+                 half(2, 4, 40, 32), half(2, 2, 40, 32), half(2, 2, 40, 32)),
+    ),
     "decode": ("ttttq", decode_call, lambda: (half(1, 8, 1, 64), half(1, 2, 900, 64), half(1, 2, 900, 64),
                                               half(1, 8, 1, 64), 899)),
     "mla": ("ttttttt", mla_call, lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(40, 64, 512), half(40, 64, 64),

@@ -4,6 +4,7 @@ the interpreter of GPU threads, which also looks for races and missing waits."""
 
 import functools
 import importlib
+import math
 import random
 
 import pytest
@@ -14,7 +15,7 @@ from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
 from torch_tile.target import Target
 
-# Largest error, as a share of the result's root mean square (or of 0.1, if that is less).
+# Largest error, as a share of the result's root mean square (or of `least`, if that is less).
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 
 
@@ -56,12 +57,32 @@ class Problems:
             return x[tuple(slice(0, 2 * n, 2) for n in shape)]
         return x[tuple(slice(0, n) for n in shape)]
 
+    def mask(self, dtype, batch, heads, q_len, kv_len):
+        """Of attention, in any broadcast form; rows that see nothing included."""
+        shape = self.pick(
+            (kv_len,),
+            (q_len, kv_len),
+            (batch, 1, q_len, kv_len),
+            (heads, 1, kv_len),
+            (batch, heads, q_len, 1),
+            (1, 1, 1, 1),
+        )
+        keep = torch.rand(shape, generator=self.generator) > self.pick(0.1, 0.5, 0.95)
+        return (
+            keep
+            if dtype == torch.bool
+            else self.tensor(*shape, dtype=dtype, layout="dense").masked_fill(~keep, -math.inf)
+        )
+
 
 @pytest.fixture
 def problems(seed):
     return Problems(seed)
 
 
+FAMILIES = (
+    "attention", "attention_backward", "dequant_gemm", "gemm", "mla_decode", "norm", "fused_norm", "softmax",
+)  # fmt: skip
 GPU = Machine(Target("cuda", 90), 4)  # few multiprocessors, so that small problems are shared out too
 
 
@@ -79,7 +100,7 @@ def engine(request, monkeypatch):
 
         monkeypatch.setattr(JITFunction, "compile", interpret)
     if request.param == "threads":
-        for family in ("attention", "dequant_gemm", "gemm", "mla_decode", "norm", "fused_norm", "softmax"):
+        for family in FAMILIES:
             monkeypatch.setattr(importlib.import_module(f"torch_tile.kernels.{family}"), "machine_of", lambda x: GPU)
         compile = JITFunction.compile
 
@@ -119,7 +140,7 @@ def check():
     The result is contiguous, or laid out as `like` is.
     """
 
-    def compare(got, want, what, dtype=None, like=None):
+    def compare(got, want, what, dtype=None, like=None, least=0.1):
         assert got.shape == want.shape, what
         assert got.is_contiguous() if like is None else got.stride() == like.stride(), what
         got, tolerance = got.double(), TOLERANCE[dtype or got.dtype]
@@ -128,7 +149,7 @@ def check():
         torch.testing.assert_close(got[rest], want[rest], rtol=0, atol=0, equal_nan=True, msg=what)
         got, want = got[~rest], want[~rest]
         if got.numel():
-            scale = want.square().mean().sqrt().clamp(min=0.1)
+            scale = want.square().mean().sqrt().clamp(min=least)
             error = float((got - want).abs().max() / scale)
             assert error <= tolerance, f"{what}: error {error:.2e} > {tolerance:.0e}"
 

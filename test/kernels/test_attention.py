@@ -118,22 +118,6 @@ CONFIGS = (
 )
 
 
-def random_mask(problems, dtype, batch, heads, q_len, kv_len):
-    """Any broadcast form; rows that see nothing included."""
-    shape = problems.pick(
-        (kv_len,),
-        (q_len, kv_len),
-        (batch, 1, q_len, kv_len),
-        (heads, 1, kv_len),
-        (batch, heads, q_len, 1),
-        (1, 1, 1, 1),
-    )
-    keep = torch.rand(shape, generator=problems.generator) > problems.pick(0.1, 0.5, 0.95)
-    if dtype == torch.bool:
-        return keep
-    return problems.tensor(*shape, dtype=dtype, layout="dense").masked_fill(~keep, -math.inf)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_random_problems(form, rounds, problems, check):
     dtype, d, dv, mask_dtype, causal, windowed = FORMS[form]
@@ -144,7 +128,7 @@ def test_random_problems(form, rounds, problems, check):
         q = problems.reordered(batch, kv_heads * groups, q_len, d, dtype=dtype, layout=layout)
         k = problems.tensor(batch, kv_len, kv_heads, d, dtype=dtype, layout=layout).transpose(1, 2)
         v = problems.tensor(batch, kv_heads, kv_len, dv, dtype=dtype, layout=layout)
-        mask = random_mask(problems, mask_dtype, batch, kv_heads * groups, q_len, kv_len) if mask_dtype else None
+        mask = problems.mask(mask_dtype, batch, kv_heads * groups, q_len, kv_len) if mask_dtype else None
         window = problems.random.randint(1, 30) if windowed else 0
         options = (causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
         config = problems.pick(*CONFIGS) if number % 5 else None

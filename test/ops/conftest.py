@@ -87,6 +87,14 @@ def attention_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def attention_backward_samples(t: Maker) -> list[tuple]:
+    made = []
+    for q, k, v, *options in attention_samples(t):
+        out, lse = (x.detach() for x in torch.ops.tile.attention_lse(q, k, v, *options))
+        made.append((torch.randn_like(out).requires_grad_(q.requires_grad), q, k, v, out, lse, *options))
+    return made
+
+
 def mla_decode_samples(t: Maker) -> list[tuple]:
     return [
         (t(2, 1, 3, 8), t(2, 1, 3, 4), t(2, 9, 8), t(2, 9, 4)),
@@ -158,6 +166,7 @@ SAMPLES = {
     "swiglu": swiglu_samples,
     "attention": attention_samples,
     "attention_lse": attention_samples,
+    "attention_backward": attention_backward_samples,
     "mla_decode": mla_decode_samples,
     "mla_decode_lse": mla_decode_samples,
     "rms_norm": rms_norm_samples,

@@ -121,6 +121,26 @@ def attention_lse(
     run(q, k, v, mask, causal, scale, window, q_offset, out=out[0], lse=out[1])
 
 
+def attention_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    forward: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int = 0,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """`torch.ops.tile.attention_backward`."""
+    run = kernels("attention_backward").attention_backward
+    run(grad, q, k, v, forward, lse, mask, causal, scale, window, q_offset, results=out)
+
+
 def mla_decode(
     q: torch.Tensor,
     q_pe: torch.Tensor,
@@ -220,8 +240,8 @@ def softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *,
 
 
 NAMES = (
-    "gemm", "dequant_gemm", "linear", "swiglu", "attention", "attention_lse", "mla_decode", "mla_decode_lse",
-    "rms_norm", "add_rms_norm", "layer_norm", "fused_norm", "softmax",
+    "gemm", "dequant_gemm", "linear", "swiglu", "attention", "attention_lse", "attention_backward", "mla_decode",
+    "mla_decode_lse", "rms_norm", "add_rms_norm", "layer_norm", "fused_norm", "softmax",
 )  # fmt: skip
 """The ops, all of which have a direct form."""
 
@@ -233,7 +253,8 @@ def reference(name: str, *args: Any, **kwargs: Any) -> Any:
     if name in REFERENCES:
         return REFERENCES[name](module, *args, **kwargs)
     result = module.reference(*args, **kwargs)
-    return result[0] if isinstance(result, tuple) and not name.endswith("_lse") else result
+    single = isinstance(result, tuple) and not name.endswith(("_lse", "_backward"))
+    return result[0] if single else result
 
 
 def _linear(module: Any, x: Any, weight: Any, bias: Any = None, residual: Any = None, activation: str = "none") -> Any:

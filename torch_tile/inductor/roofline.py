@@ -126,6 +126,14 @@ def _attention(node: Node) -> int:
     return 2 * math.prod(q[:2]) * seen * (q[3] + v[3])
 
 
+def _attention_backward(node: Node) -> int:
+    q, k, v = (_shape(x) for x in node.args[1:4])
+    causal, window, offset = arg(node, 7, "causal", False), arg(node, 9, "window", 0), arg(node, 10, "q_offset", 0)
+    offset = compat.size_hint(val(offset) if isinstance(offset, Node) else offset)
+    seen = _visible(q[2], k[2], offset, window) if causal else q[2] * k[2]
+    return 2 * math.prod(q[:2]) * seen * (3 * q[3] + 2 * v[3])
+
+
 def _visible(queries: int, keys: int, offset: int, window: int) -> int:
     """How many (query, key) pairs a causal mask leaves."""
     ends = (min(keys, max(0, i + offset + 1)) for i in range(queries))
@@ -156,7 +164,8 @@ FLOPS: dict[Any, Callable[[Node], int]] = {
     aten._scaled_dot_product_efficient_attention.default: _fused_attention,
     aten._scaled_dot_product_cudnn_attention.default: _fused_attention,
     **dict.fromkeys((tile.gemm.default, tile.dequant_gemm.default), _gemm),
-    tile.attention.default: _attention,
+    **dict.fromkeys((tile.attention.default, tile.attention_lse.default), _attention),
+    tile.attention_backward.default: _attention_backward,
     tile.mla_decode.default: _mla_decode,
     **dict.fromkeys((tile.rms_norm.default, tile.add_rms_norm.default, tile.fused_norm.default), _none),
     **dict.fromkeys((tile.layer_norm.default, tile.softmax.default, aten.native_layer_norm.default), _none),

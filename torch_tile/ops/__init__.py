@@ -8,6 +8,7 @@ from torch_tile.ops import families as families
 from torch_tile.ops.functional import (
     add_rms_norm,
     attention,
+    attention_backward,
     attention_lse,
     dequant_gemm,
     gemm,
@@ -26,6 +27,7 @@ register_when_imported()
 __all__ = [
     "add_rms_norm",
     "attention",
+    "attention_backward",
     "attention_lse",
     "dequant_gemm",
     "gemm",

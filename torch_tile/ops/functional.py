@@ -175,6 +175,42 @@ def attention_lse(
     return out
 
 
+def attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attention` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
+
+    Args:
+        grad: `[B, H, Sq, Dv]`, of q's dtype: the gradient of `out`.
+        q: as for `attention`, like those that follow.
+        k: `[B, Hkv, Skv, D]`.
+        v: `[B, Hkv, Skv, Dv]`.
+        out: what `attention_lse` returned first.
+        lse: what it returned second.
+        mask: as for `attention`, like those that follow; it gets no gradient here.
+        causal: as for `attention`.
+        scale: as for `attention`.
+        window: as for `attention`.
+        q_offset: as for `attention`.
+
+    Returns:
+        dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
+    """
+    options = mask, causal, scale, window, q_offset
+    made: tuple[Tensor, Tensor, Tensor] = torch.ops.tile.attention_backward.default(grad, q, k, v, out, lse, *options)
+    return made
+
+
 def mla_decode(
     q: Tensor,
     q_pe: Tensor,

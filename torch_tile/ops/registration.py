@@ -17,10 +17,8 @@ import torch
 
 from torch_tile.ops.sharded_backward import sharded
 
-_ATTENTION = (
-    "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float? scale=None, int window=0, "
-    "SymInt q_offset=0)"
-)
+_ATTENTION_OPTIONS = "Tensor? mask=None, bool causal=False, float? scale=None, int window=0, SymInt q_offset=0"
+_ATTENTION = f"(Tensor q, Tensor k, Tensor v, {_ATTENTION_OPTIONS})"
 _MLA_DECODE = (
     "(Tensor q, Tensor q_pe, Tensor kv, Tensor k_pe, Tensor? block_table=None, Tensor? seq_lens=None, "
     "float? scale=None, int num_splits=0)"
@@ -37,6 +35,10 @@ SCHEMAS = {
     "swiglu": '(Tensor x, Tensor gate_weight, Tensor up_weight, str activation="silu") -> Tensor',
     "attention": f"{_ATTENTION} -> Tensor",
     "attention_lse": f"{_ATTENTION} -> (Tensor out, Tensor lse)",
+    "attention_backward": (
+        f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_ATTENTION_OPTIONS})"
+        " -> (Tensor dq, Tensor dk, Tensor dv)"
+    ),
     "mla_decode": f"{_MLA_DECODE} -> Tensor",
     "mla_decode_lse": f"{_MLA_DECODE} -> (Tensor out, Tensor lse)",
     "rms_norm": f"(Tensor x, Tensor? weight=None, {_RMS_OPTIONS}) -> Tensor",
@@ -71,6 +73,7 @@ def register(
     fake: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
+    in_training: Callable[..., Any] | None = None,
     lower_precision: tuple[str, ...] = (),
     full_precision_cuda: bool = False,
     flops: Callable[..., int] | None = None,
@@ -78,7 +81,8 @@ def register(
     """Put the pieces on op `name`.
 
     run: what computes it on a device. fake: what checks the arguments and makes empty outputs, shapes maybe symbolic.
-    backward, setup_context: as for `torch.library.register_autograd`. lower_precision: arguments that autocast casts to
+    backward, setup_context: as for `torch.library.register_autograd`. in_training: instead of these, what is called
+    where a gradient is wanted. lower_precision: arguments that autocast casts to
     its dtype, on CPU and CUDA. full_precision_cuda: autocast casts all to float32, on CUDA only (torch's CPU autocast
     leaves norms and softmax alone). flops: from the shapes of the tensor arguments and `out_shape`.
     """
@@ -88,6 +92,8 @@ def register(
     if backward is not None and setup_context is not None:
         setup_context, backward = sharded(op, setup_context, backward)
         torch.library.register_autograd(f"tile::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+    if in_training is not None:
+        LIBRARY.impl(name, _autograd(op, in_training), "Autograd", with_keyset=True)
     if lower_precision:
         for device in ("cpu", "cuda"):
             _register_autocast(op, device, lower_precision, None)
@@ -97,6 +103,18 @@ def register(
         from torch.utils.flop_counter import register_flop_formula
 
         register_flop_formula(op._overloadpacket)(flops)
+
+
+def _autograd(op: torch._ops.OpOverload, in_training: Callable[..., Any]) -> Callable[..., Any]:
+    """Autograd's kernel of an op that another one stands for where a gradient is wanted."""
+
+    def call(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+            return in_training(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keys & torch._C._after_autograd_keyset, *args)
+
+    return call
 
 
 def _register_autocast(

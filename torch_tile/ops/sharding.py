@@ -126,17 +126,35 @@ def _attention(
     kv_heads = "" if one else "head"
     # A shard of the queries begins at another position than q_offset says.
     queries: Dims = () if causal or window else ("query",)
+    outputs = ("batch", "head", "query", "v"), ("batch", "head", "query")
+    inputs = (
+        ("batch", "head", "query", "d"),
+        ("batch", kv_heads, "key", "d"),
+        ("batch", kv_heads, "key", "v"),
+        _broadcast(mask, ("batch", "head", "query", "key")),
+    )
     return Rule(
-        outputs=[("batch", "head", "query", "v"), ("batch", "head", "query")],
-        inputs=[
-            ("batch", "head", "query", "d"),
-            ("batch", kv_heads, "key", "d"),
-            ("batch", kv_heads, "key", "v"),
-            _broadcast(mask, ("batch", "head", "query", "key")),
-        ],
+        outputs=outputs,
+        inputs=inputs,
+        saved=(*inputs, *outputs),
         free=("batch", "head", *queries),
         # Query heads are where their head of keys is only if every rank has as many of those.
         even={} if one else {"head": k.shape[1]},
+    )
+
+
+def _attention_backward(grad: Spec, q: Spec, k: Spec, v: Spec, out: Spec, lse: Spec, *rest: Any) -> Rule:
+    forward = _attention(q, k, v, *rest)
+    q_dims, k_dims, v_dims, mask_dims = forward.inputs
+    out_dims, lse_dims = forward.outputs
+    # Gradients of keys are summed over queries, and over the heads that share one of keys.
+    free = ("batch", "head") if k_dims and "head" in k_dims else ("batch",)
+    return Rule(
+        outputs=[dims for dims in (q_dims, k_dims, v_dims) if dims is not None],
+        inputs=[out_dims, q_dims, k_dims, v_dims, out_dims, lse_dims, mask_dims],
+        free=free,
+        even=forward.even,
+        saved=[out_dims, q_dims, k_dims, v_dims, mask_dims],
     )
 
 
@@ -216,6 +234,7 @@ RULES: dict[str, Callable[..., Rule]] = {
     "swiglu": _swiglu,
     "attention": _attention,
     "attention_lse": _attention,
+    "attention_backward": _attention_backward,
     "mla_decode": _mla_decode,
     "mla_decode_lse": _mla_decode,
     "rms_norm": _rms_norm,

@@ -74,11 +74,13 @@ class TmaCopy(Copy):
         return found
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """Panels, unless something else asks for the tile."""
-        tile = (self.dst if self.barrier is not None else self.src).buffer
-        sizes = tile.static_shape
+        """Panels, or rows where one row is copied, unless something else asks for the tile."""
+        region = self.dst if self.barrier is not None else self.src
+        tile, sizes = region.buffer, region.buffer.static_shape
         if sizes is None:
             return []
+        if all(map(is_one, region.extents[:-1])):
+            return [Demand(tile, row_major(sizes), False, "rows of bulk copies", self.span)]
         return [Demand(tile, shared_tile(sizes, tile.dtype.bits), False, "panels of bulk copies", self.span)]
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:

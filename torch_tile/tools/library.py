@@ -18,15 +18,25 @@ import torch
 
 from torch_tile.autotuner.machine import UNITS
 from torch_tile.kernel import JITKernel
-from torch_tile.kernels import attention, common, dequant_gemm, fused_norm, gemm, mla_decode, norm, softmax
+from torch_tile.kernels import (
+    attention,
+    attention_backward,
+    common,
+    dequant_gemm,
+    fused_norm,
+    gemm,
+    mla_decode,
+    norm,
+    softmax,
+)
 from torch_tile.target import Target
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
 ALL = FLOATS | {"fp64": torch.float64}
 REFERENCES = (
-    *((family, "reference") for family in (gemm, dequant_gemm, attention, mla_decode, fused_norm, softmax)),
-    (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
+    *((family, "reference") for family in (gemm, dequant_gemm, attention, attention_backward, mla_decode, fused_norm)),
+    (softmax, "reference"), (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
 )  # fmt: skip
 Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -41,7 +51,7 @@ class Case:
 
 def catalogue() -> list[Case]:
     """Representative calls of every family, for each dtype that it has kernels for."""
-    return [*_gemms(), *_dequant_gemms(), *_attentions(), *_decodings(), *_rows()]
+    return [*_gemms(), *_dequant_gemms(), *_attentions(), *_attention_backwards(), *_decodings(), *_rows()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
@@ -83,7 +93,7 @@ def _machine(target: Target) -> Iterator[None]:
     """Let the families take CPU tensors for those of a machine of `target`."""
     machine = common.Machine(target, UNITS.get(target.capability, 128))
     with ExitStack() as stack:
-        for family in (gemm, dequant_gemm, attention, mla_decode, norm, fused_norm, softmax):
+        for family in (gemm, dequant_gemm, attention, attention_backward, mla_decode, norm, fused_norm, softmax):
             stack.enter_context(patch.object(family, "machine_of", lambda x: machine))
         yield
 
@@ -176,6 +186,40 @@ def _attention(
         q, k, v = (make((2, h, s, size), dtype) for h, s in ((8 * groups, queries), (8, keys), (8, keys)))
         bias = None if mask is None else make((1, 1, queries, keys), mask)
         return attention.attention(q, k, v, bias, causal, None, window, keys - queries)
+
+    return call
+
+
+def _attention_backwards() -> Iterator[Case]:
+    for name, dtype in FLOATS.items():
+        for size in (64, 128):
+            yield Case(f"attention_backward {name} d{size}", _attention_backward(dtype, (size, size)))
+            yield Case(
+                f"attention_backward {name} d{size} causal", _attention_backward(dtype, (size, size), causal=True)
+            )
+        yield Case(f"attention_backward {name} d192 d128", _attention_backward(dtype, (192, 128), causal=True))
+        yield Case(f"attention_backward {name} d80 ragged", _attention_backward(dtype, (80, 80), (333, 777)))
+        yield Case(f"attention_backward {name} d256", _attention_backward(dtype, (256, 256), causal=True))
+        yield Case(f"attention_backward {name} grouped", _attention_backward(dtype, (128, 128), groups=4, causal=True))
+        yield Case(f"attention_backward {name} window", _attention_backward(dtype, (128, 128), causal=True, window=256))
+        yield Case(f"attention_backward {name} mask", _attention_backward(dtype, (64, 64), mask=torch.bool))
+        yield Case(f"attention_backward {name} bias", _attention_backward(dtype, (128, 128), mask=dtype))
+    yield Case("attention_backward fp64 d64", _attention_backward(torch.float64, (64, 64), causal=True))
+
+
+def _attention_backward(
+    dtype: torch.dtype, sizes: tuple[int, int], lengths: tuple[int, int] = (1024, 1024), groups: int = 1,
+    causal: bool = False, window: int = 0, mask: torch.dtype | None = None,
+) -> Callable[[Make], object]:  # fmt: skip
+    def call(make: Make) -> object:
+        queries, keys = lengths
+        rows = (2, 8 * groups, queries)
+        q, grad, out = (make((*rows, n), dtype) for n in (sizes[0], sizes[1], sizes[1]))
+        k, v = (make((2, 8, keys, n), dtype) for n in sizes)
+        lse = make(rows, common.compute_dtype(dtype))
+        bias = None if mask is None else make((1, 1, queries, keys), mask)
+        run = attention_backward.attention_backward
+        return run(grad, q, k, v, out, lse, bias, causal, None, window, keys - queries)
 
     return call
 

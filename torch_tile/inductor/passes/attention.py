@@ -33,6 +33,7 @@ from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
 
 OP = torch.ops.tile.attention.default
+BACKWARD = torch.ops.tile.attention_backward.default
 SOFTMAX = torch.ops.tile.softmax.default
 FUSED = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -127,10 +128,12 @@ def describe(rewrite: Rewrite) -> str:
 
 
 def signature(node: Node) -> str:
-    """Shapes and mask kind of a `tile.attention`."""
-    q, k, v = (list(shape(n)) for n in node.args[:3])
-    kind = [word for word, on in (("causal", arg(node, 4, "causal", False)), ("mask", arg(node, 3, "mask"))) if on]
-    window = arg(node, 6, "window", 0)
+    """Shapes and mask kind of a `tile.attention`, or of its backward."""
+    first, options = (1, 6) if is_call(node, BACKWARD) else (0, 3)
+    q, k, v = (list(shape(n)) for n in node.args[first : first + 3])
+    rule = ("causal", arg(node, options + 1, "causal", False)), ("mask", arg(node, options, "mask"))
+    kind = [word for word, on in rule if on]
+    window = arg(node, options + 3, "window", 0)
     if window:
         kind.append(f"window {window}")
     return f"(q {q}, k {k}, v {v}{''.join(', ' + w for w in kind)})"
@@ -139,9 +142,12 @@ def signature(node: Node) -> str:
 def _fused(context: Context, node: Node) -> None:
     """ATen's fused attention, as Inductor's own patterns make it, when only its output is used."""
     if any(not is_call(u, operator.getitem) or u.args[1] != 0 for u in node.users):
+        if context.settings.select == "fastest":
+            context.handled.add(node)  # training, of which it was decided before autograd
+            return
         raise NoMatch(
-            "the log-sum-exp of F.scaled_dot_product_attention is used: this is training",
-            'give options={"select": "tile"}, or run under torch.no_grad()',
+            "the log-sum-exp of an ATen attention is used: this is training",
+            "call F.scaled_dot_product_attention, which is taken before autograd",
         )
     if len(node.users) != 1:
         raise NoMatch("the output is unpacked more than once", "call F.scaled_dot_product_attention, not the aten op")

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
+from torch_tile.inductor import compat, report
 from torch_tile.inductor.passes.graph import Miss, aten, is_tensor, known, val
 from torch_tile.inductor.passes.manager import Context
 
@@ -178,7 +179,8 @@ def _capture_one(context: Context, node: Node, family: str, binder: Binder) -> N
     if node.kwargs.get("out") is not None:
         raise NotCaptured("writes into a given tensor", "leave out=... away and use the result")
     training = torch.is_grad_enabled() and any(val(t).requires_grad for t in tensors)
-    if training and context.settings.select == "fastest":
+    measured = training and context.settings.select == "fastest"
+    if measured and family != "attention":
         raise NotCaptured(
             "training, for which there is no tile backward kernel",
             'give options={"select": "tile"}, which takes the forward, or run under torch.no_grad()',
@@ -189,9 +191,24 @@ def _capture_one(context: Context, node: Node, family: str, binder: Binder) -> N
         raise NotCaptured(f"unexpected arguments: {error}", "call it with the arguments of its documentation") from None
     name, args, options = binder(*node.args, **node.kwargs)
     op = getattr(torch.ops.tile, name).default
+    if measured and not _wins_in_training(context, node, args, options):
+        return
     with context.graph.inserting_before(node):
         new = context.graph.call_function(op, args, options)
     new.meta.update(node.meta)
     node.replace_all_uses_with(new)
     context.graph.erase_node(node)
     context.captured(family, str(op), new)
+
+
+def _wins_in_training(context: Context, node: Node, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether attention and its backward are faster by our kernels; if not, the call is reported as kept."""
+    from torch_tile.inductor.training import compete_attention
+
+    q, k, v, mask = (val(x) for x in args)
+    outcome = compete_attention((q, k, v, mask), options["causal"], options["scale"], context.settings)
+    if not outcome.tile_wins:
+        shapes = ", ".join(str([compat.size_hint(n) for n in x.shape]) for x in (q, k, v))
+        what = f"tile.attention({shapes}) with its backward"
+        context.note("attention", report.KEPT, what, node, str(outcome), (), outcome)
+    return outcome.tile_wins

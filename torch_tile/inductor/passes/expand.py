@@ -88,9 +88,16 @@ REFERENCES: dict[Any, tuple[str, Callable[..., torch.Tensor]]] = {
 }
 
 
+IN_TRAINING = torch.ops.tile.attention_lse.default, torch.ops.tile.attention_backward.default
+"""Decided on before autograd."""
+
+
 def settle(context: Context) -> None:
     """Decide on every captured op, report it, and expand those that stay with Inductor."""
     for node in list(context.graph.nodes):
+        if is_call(node, *IN_TRAINING) and "attention" in context.settings.families:
+            what = f"{node.target}".removesuffix(".default") + attention.signature(node)
+            context.note("attention", report.REPLACED, what, node, "", [node])
         family, reference = REFERENCES.get(node.target, (None, None))
         if family is None or reference is None or _settled(context, node):
             continue
@@ -193,7 +200,7 @@ WATCHED = {
 
 ADVICE = {
     "gemm": "nothing in the model is wrong: please report the graph",
-    "attention": 'in training give options={"select": "tile"}; otherwise call F.scaled_dot_product_attention',
+    "attention": "call F.scaled_dot_product_attention",
     "norm": 'in training give options={"select": "tile"}; otherwise normalise over the last dimension alone',
     "softmax": "reduce over one dimension of a floating tensor",
 }

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tile.attention` and `tile.attention_lse`: scaled dot-product attention.
+"""`tile.attention`, `tile.attention_lse` and `tile.attention_backward`: scaled dot-product attention.
 
-The forward runs the kernel; the backward is plain torch and recomputes the probabilities.
+Where a gradient is wanted, the first one is the second one, which keeps its result and the log-sum-exp; the third one
+computes the probabilities again from these. Gradients of masks, and those of gradients, are plain torch.
 """
 
 from __future__ import annotations
@@ -82,37 +83,90 @@ def _fake_attention(*args: Any) -> torch.Tensor:
     return _fake_attention_lse(*args)[0]
 
 
-def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _in_training(*args: Any) -> torch.Tensor:
+    """The op that keeps what the backward needs."""
+    out: torch.Tensor = torch.ops.tile.attention_lse.default(*args)[0]
+    return out
+
+
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, mask, ctx.causal, ctx.scale, ctx.window, ctx.q_offset = inputs
-    if isinstance(output, tuple):
-        ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, mask)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, mask, *output)
 
 
-def _attention_backward(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | None = None) -> tuple[Any, ...]:
-    from torch_tile.kernels import attention as family
-    from torch_tile.kernels.gemm import compute_dtype
+def _attention_gradients(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | None = None) -> tuple[Any, ...]:
+    q, k, v, mask, out, lse = ctx.saved_tensors
+    options = ctx.causal, ctx.scale, ctx.window, ctx.q_offset
+    if mask is None or not ctx.needs_input_grad[3]:
+        # Gradients of gradients are computed from the inputs alone.
+        known = out.detach(), lse.detach()
+        found = torch.ops.tile.attention_backward.default(grad, q, k, v, *known, mask, *options)
+        return *found, None, None, None, None, None
+    # The gradient of a mask has the size of all scores: nothing is saved by a kernel that does not keep them.
+    *found, ds = kernels("attention_backward").gradients(grad, q, k, v, mask, *options)
+    cast = [new.to(x.dtype) for new, x in zip(found, (q, k, v), strict=True)]
+    return *cast, ds.sum_to_size(mask.shape).to(mask.dtype), None, None, None, None
 
-    q, k, v, mask = ctx.saved_tensors
-    compute = compute_dtype(q.dtype)
-    scale = family.default_scale(q.shape[3]) if ctx.scale is None else ctx.scale
-    batch, heads, q_len, head_dim = q.shape
-    kv_heads, kv_len, v_dim = v.shape[1:]
-    groups = heads // kv_heads if kv_heads else 1
-    qc, kc, vc = (t.to(compute) for t in (q, k, v))
-    p, _ = family.softmax_with_lse(family.scores(qc, kc, mask, ctx.causal, scale, ctx.window, ctx.q_offset))
 
-    shape = (batch, kv_heads, groups, q_len, kv_len)
-    grouped_p, grouped_grad = p.reshape(shape), grad.to(compute).reshape(*shape[:4], v_dim)
-    grad_v = torch.matmul(grouped_p.mT, grouped_grad).sum(2)
-    grad_p = torch.matmul(grouped_grad, vc.unsqueeze(2).mT)
-    grad_s = grouped_p * (grad_p - (grad_p * grouped_p).sum(-1, keepdim=True))
-    grad_q = torch.matmul(grad_s, kc.unsqueeze(2)).reshape(q.shape) * scale
-    grad_k = torch.matmul(grad_s.mT, qc.reshape(*shape[:4], head_dim)).sum(2) * scale
-    grad_mask = None
-    if mask is not None and mask.is_floating_point() and ctx.needs_input_grad[3]:
-        grad_mask = grad_s.reshape(batch, heads, q_len, kv_len).sum_to_size(mask.shape).to(mask.dtype)
-    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_mask, None, None, None, None
+def _run_backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _check_backward(*args)
+    dq, dk, dv = kernels("attention_backward").attention_backward(*args)
+    return dq, dk, dv
+
+
+def _fake_backward(*args: Any) -> tuple[torch.Tensor, ...]:
+    _check_backward(*args)
+    return tuple(empty_beside(x, x.shape[3]) for x in args[1:4])
+
+
+def _check_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: Size = 0,
+) -> None:
+    _check_attention(q, k, v, mask, window)
+    checks.check_same_dtype("attention_backward", q=q, grad=grad, out=out)
+    for name, x, dims in (("grad", grad, 4), ("out", out, 4), ("lse", lse, 3)):
+        checks.check_dims("attention_backward", name, x, dims, "[B, H, Sq, Dv]" if dims == 4 else "[B, H, Sq]")
+        for dim, what in enumerate(("q's batch", "q's heads", "q's length", "v's head dimension")[:dims]):
+            checks.check_size("attention_backward", name, x, dim, (*q.shape[:3], v.shape[3])[dim], what)
+    sums = torch.float64 if q.dtype == torch.float64 else torch.float32
+    require_type(lse.dtype == sums, lambda: f"tile.attention_backward: lse has dtype {lse.dtype}; expected {sums}")
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    grad, q, k, v, _, _, mask, *ctx.options = inputs
+    ctx.save_for_backward(grad, q, k, v, mask)
+
+
+def _twice(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    """Gradients of gradients, by autograd of the reference; `out` and `lse` stand for what they were computed from."""
+    saved: tuple[torch.Tensor | None, ...] = ctx.saved_tensors
+    wanted = [
+        n
+        for n, (x, at) in enumerate(zip(saved, (0, 1, 2, 3, 6), strict=True))
+        if x is not None and ctx.needs_input_grad[at]
+    ]
+    twice = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, as what one of them was computed from is no way for gradients here.
+        given = [None if x is None else x.view_as(x) if twice else x.detach() for x in saved]
+        leaves = [x.requires_grad_() for n in wanted if (x := given[n]) is not None]
+        found = kernels("attention_backward").gradients(*given, *ctx.options)[:3]
+        found = [new.to(x.dtype) for new, x in zip(found, saved[1:4], strict=True) if x is not None]
+        made = torch.autograd.grad(found, leaves, grads, create_graph=twice, allow_unused=True)
+    by_place = dict(zip(wanted, made, strict=True))
+    grad, q, k, v, mask = map(by_place.get, range(5))
+    return grad, q, k, v, None, None, mask, None, None, None, None
 
 
 def _attention_flops(
@@ -123,16 +177,37 @@ def _attention_flops(
     return 2 * batch * heads * q_len * k[2] * (head_dim + v[3])
 
 
-for _name, _run, _fake in (
-    ("attention", _run_attention, _fake_attention),
-    ("attention_lse", _run_attention_lse, _fake_attention_lse),
-):
-    register(
-        _name,
-        run=_run,
-        fake=_fake,
-        backward=_attention_backward,
-        setup_context=_save_attention,
-        lower_precision=("q", "k", "v", "mask"),
-        flops=_attention_flops,
-    )
+def _backward_flops(
+    grad: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, out_shape: Any = None,
+    **kwargs: Any,
+) -> int:  # fmt: skip
+    batch, heads, q_len, head_dim = q
+    return 2 * batch * heads * q_len * k[2] * (3 * head_dim + 2 * v[3])
+
+
+_PRECISION = ("q", "k", "v", "mask")
+register(
+    "attention",
+    run=_run_attention,
+    fake=_fake_attention,
+    in_training=_in_training,
+    lower_precision=_PRECISION,
+    flops=_attention_flops,
+)
+register(
+    "attention_lse",
+    run=_run_attention_lse,
+    fake=_fake_attention_lse,
+    backward=_attention_gradients,
+    setup_context=_save_attention,
+    lower_precision=_PRECISION,
+    flops=_attention_flops,
+)
+register(
+    "attention_backward",
+    run=_run_backward,
+    fake=_fake_backward,
+    backward=_twice,
+    setup_context=_save_backward,
+    flops=_backward_flops,
+)

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of scaled dot-product attention in q, k and v (FlashAttention-2, arXiv:2307.08691, section 3.1.2).
+
+Probabilities are computed again from the forward's log-sum-exp, tile by tile. Two kernels: blocks of queries loop over
+keys and sum up dq, blocks of keys loop over queries and sum up dk and dv. Every sum is kept in registers by one block
+in one order, so that results are the same from run to run; one kernel for all would save two products of seven, and
+have blocks add to dq in memory in any order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.attention import default_scale, scores, softmax_with_lse, store_staged
+from torch_tile.kernels.attention_backward_form import (
+    PADDING,
+    Cuts,
+    cuts_for,
+    cuts_queries,
+    query_blocks,
+    seen_by,
+)
+from torch_tile.kernels.attention_form import Config, Form, Problem
+from torch_tile.kernels.common import (
+    LOG2_E,
+    compute_dtype,
+    dense_last,
+    dynamic,
+    has_kernels,
+    is_unit,
+    machine_of,
+    round_up,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.memory_order import empty_beside, placed_beside
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def reference(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int = 0,
+) -> Gradients:
+    """Gradients of `attention`'s first result: `[B, H, Sq, D]`, `[B, Hkv, Skv, D]` and `[B, Hkv, Skv, Dv]`.
+
+    grad and out are `[B, H, Sq, Dv]`, lse is `[B, H, Sq]`; the others as in `attention.reference`. Summed in float32
+    (float64 for float64), each in its tensor's dtype and memory order. Does not read `out` and `lse`, so that it can be
+    differentiated in what they were computed from.
+    """
+    dq, dk, dv, _ = gradients(grad, q, k, v, mask, causal, scale, window, q_offset)
+    return placed_beside(dq, q), placed_beside(dk, k), placed_beside(dv, v)
+
+
+def gradients(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window: int,
+    q_offset: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`reference`'s in the dtype of the sums, and the gradient of the masked scores, `[B, H, Sq, Skv]`."""
+    compute = compute_dtype(q.dtype)
+    scale = default_scale(q.shape[3]) if scale is None else scale
+    batch, heads, q_len, head_dim = q.shape
+    kv_heads, kv_len, v_dim = v.shape[1:]
+    shape = (batch, kv_heads, heads // kv_heads if kv_heads else 1, q_len, kv_len)
+    qc, kc, vc = (t.to(compute) for t in (q, k, v))
+    p, _ = softmax_with_lse(scores(qc, kc, mask, causal, scale, window, q_offset))
+    p, grad = p.reshape(shape), grad.to(compute).reshape(*shape[:4], v_dim)
+    dv = torch.matmul(p.mT, grad).sum(2)
+    dp = torch.matmul(grad, vc.unsqueeze(2).mT)
+    ds = p * (dp - (dp * p).sum(-1, keepdim=True))
+    dq = torch.matmul(ds, kc.unsqueeze(2)).reshape(q.shape) * scale
+    dk = torch.matmul(ds.mT, qc.reshape(*shape[:4], head_dim)).sum(2) * scale
+    return dq, dk, dv, ds.reshape(batch, heads, q_len, kv_len)
+
+
+# Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
+FAST = {"tl.enable_fast_math": True}
+
+
+@jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
+def query_gradients(config: Config, form: Form) -> Any:
+    """dq of a block of queries, and two numbers of each query for `key_gradients`, in rows of whole blocks.
+
+    `base` is the log-sum-exp in powers of two, infinite for a query that sees no key; `delta` is the sum of grad * out,
+    which is what all probabilities' gradients of a query have in common.
+    """
+    rows, keys = config.block_q, config.block_kv
+    accum = compute_dtype(form.dtype)
+    alloc_weights = T.alloc_shared if config.shared_weights else T.alloc_fragment
+    infinity = T.infinity(accum)
+    batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
+    padded = dynamic("padded", PADDING)
+    groups = T.dynamic("groups") if form.grouped else 1
+    d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
+    q_shape = (batch, kv_heads, groups, q_len)
+
+    @T.prim_func
+    def query_gradients(
+        q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
+        v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
+        *mask: form.mask_types((*q_shape, kv_len)),
+        grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
+        out: strided("out", (*q_shape, dv), form.dtype, multiple=form.vector),
+        lse: T.Tensor(q_shape, accum),
+        dq: strided("dq", (*q_shape, d), form.dtype, multiple=form.vector),
+        base: T.Tensor((*q_shape[:3], padded), accum),
+        delta: T.Tensor((*q_shape[:3], padded), accum),
+        scale: accum,
+        q_offset: T.int32,
+        window: T.int32,
+    ):
+        blocks = padded // rows
+        with T.Kernel(*config.grid(blocks, kv_heads * groups, batch, 1), threads=config.threads) as (bx, by, bz):
+            block, any_head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads * groups, 1)
+            head, member = any_head // groups, any_head % groups
+            here = (sequence, head, member)
+            q_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
+            grad_tile = T.alloc_shared((rows, form.tile_dv), form.dtype)
+            k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
+            v_tile = T.alloc_shared((keys, form.tile_dv), form.dtype)
+            common = T.alloc_fragment((rows,), accum)
+            peak = T.alloc_fragment((rows,), accum)
+            weight = T.alloc_fragment((rows,), accum)
+
+            T.copy(grad[(*here, block * rows, 0)], grad_tile)
+            product = T.alloc_fragment((rows, form.tile_dv), accum)
+            for i, c in T.Parallel(rows, form.tile_dv):
+                product[i, c] = T.cast(grad_tile[i, c], accum) * T.cast(out[(*here, block * rows + i, c)], accum)
+            T.reduce_sum(product, common, dim=1)
+            for i in T.Parallel(rows):
+                log_sum = lse[(*here, block * rows + i)]
+                peak[i] = T.if_then_else(log_sum == -infinity, infinity, log_sum * LOG2_E)
+                weight[i] = scale
+                base[(*here, block * rows + i)] = peak[i]
+                delta[(*here, block * rows + i)] = common[i]
+
+            T.copy(q[(*here, block * rows, 0)], q_tile)
+            p = T.alloc_fragment((rows, keys), accum)
+            dp = T.alloc_fragment((rows, keys), accum)
+            ds = alloc_weights((rows, keys), form.dtype)
+            sums = T.alloc_fragment((rows, form.tile_d), accum)
+            T.clear(sums)
+            extremes = (block * rows, T.min(block * rows + rows - 1, q_len - 1))
+            first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
+            factor = scale * LOG2_E
+            for turn in T.Pipelined(end - first, num_stages=config.stages):
+                step = end - 1 - turn if form.backwards(config) else first + turn
+                T.copy(k[sequence, head, step * keys, 0], k_tile)
+                T.gemm(q_tile, k_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                T.copy(v[sequence, head, step * keys, 0], v_tile)
+                T.gemm(grad_tile, v_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                if form.mask is None:
+                    for i, j in T.Parallel(rows, keys):
+                        p[i, j] = T.exp2(p[i, j] * factor - peak[i])
+                    if form.cut(config, turn, step, extremes, q_offset, window, kv_len):
+                        for i, j in T.Parallel(rows, keys):
+                            seen = form.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
+                            p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
+                else:
+                    for i, j in T.Parallel(rows, keys):
+                        bias = [x[(*here, T.min(block * rows + i, q_len - 1), step * keys + j)] for x in mask]
+                        seen = form.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
+                        score = form.score(p[i, j] * scale, seen, *bias)
+                        p[i, j] = T.exp2(score * LOG2_E - peak[i])
+                for i, j in T.Parallel(rows, keys):
+                    ds[i, j] = T.cast(p[i, j] * (dp[i, j] - common[i]), form.dtype)
+                T.gemm(ds, k_tile, sums, policy=T.GemmWarpPolicy.FullRow)
+
+            if config.staged:
+                store_staged(sums, weight, dq, (*here, block * rows, 0))
+            else:
+                for i, c in T.Parallel(rows, form.tile_d):
+                    dq[(*here, block * rows + i, c)] = sums[i, c] * weight[i]
+
+    return query_gradients
+
+
+@jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
+def key_gradients(config: Config, form: Form) -> Any:
+    """dk and dv of a block of keys, of all heads that share them. Tiles of scores have a row for each key, so that
+    they are left operands in registers of both sums.
+    """
+    queries, rows = config.block_q, config.block_kv
+    accum = compute_dtype(form.dtype)
+    alloc_weights = T.alloc_shared if config.shared_weights else T.alloc_fragment
+    batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
+    padded = dynamic("padded", PADDING)
+    groups = T.dynamic("groups") if form.grouped else 1
+    d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
+    q_shape = (batch, kv_heads, groups, q_len)
+
+    @T.prim_func
+    def key_gradients(
+        q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
+        v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
+        *mask: form.mask_types((*q_shape, kv_len)),
+        grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
+        base: T.Tensor((*q_shape[:3], padded), accum),
+        delta: T.Tensor((*q_shape[:3], padded), accum),
+        dk: strided("dk", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
+        dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
+        scale: accum,
+        q_offset: T.int32,
+        window: T.int32,
+    ):
+        blocks = T.ceildiv(kv_len, rows)
+        with T.Kernel(*config.grid(blocks, kv_heads, batch, 1), threads=config.threads) as (bx, by, bz):
+            place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
+            first_key = (
+                blocks - 1 - place if config.heavy_first else place
+            ) * rows  # the first keys are the heavy ones
+            k_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
+            v_tile = T.alloc_shared((rows, form.tile_dv), form.dtype)
+            q_tile = T.alloc_shared((queries, form.tile_d), form.dtype)
+            grad_tile = T.alloc_shared((queries, form.tile_dv), form.dtype)
+            base_tile = T.alloc_shared((queries,), accum)
+            delta_tile = T.alloc_shared((queries,), accum)
+            p = T.alloc_fragment((rows, queries), accum)
+            dp = T.alloc_fragment((rows, queries), accum)
+            p_rounded = alloc_weights((rows, queries), form.dtype)
+            ds = alloc_weights((rows, queries), form.dtype)
+            dk_sums = T.alloc_fragment((rows, form.tile_d), accum)
+            dv_sums = T.alloc_fragment((rows, form.tile_dv), accum)
+
+            T.copy(k[sequence, head, first_key, 0], k_tile)
+            T.copy(v[sequence, head, first_key, 0], v_tile)
+            T.clear(dk_sums)
+            T.clear(dv_sums)
+            first, end = query_blocks(form, config, first_key, q_offset, window, q_len)
+            factor = scale * LOG2_E
+            for member in T.serial(groups) if form.grouped else (0,):
+                here = (sequence, head, member)
+                for turn in T.Pipelined(end - first, num_stages=config.stages):
+                    step = first + turn
+                    T.copy(q[(*here, step * queries, 0)], q_tile)
+                    T.gemm(k_tile, q_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                    T.copy(grad[(*here, step * queries, 0)], grad_tile)
+                    T.gemm(v_tile, grad_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                    T.copy(base[(*here, step * queries)], base_tile)
+                    T.copy(delta[(*here, step * queries)], delta_tile)
+                    if form.mask is None:
+                        for i, j in T.Parallel(rows, queries):
+                            p[i, j] = T.exp2(p[i, j] * factor - base_tile[j])
+                        if cuts_queries(form, config, step, first_key, q_offset, window):
+                            for i, j in T.Parallel(rows, queries):
+                                seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
+                                p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
+                    else:
+                        for i, j in T.Parallel(rows, queries):
+                            key = T.min(first_key + i, kv_len - 1)
+                            bias = [x[(*here, T.min(step * queries + j, q_len - 1), key)] for x in mask]
+                            seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
+                            score = form.score(p[i, j] * scale, True if seen is None else seen, *bias)
+                            p[i, j] = T.exp2(score * LOG2_E - base_tile[j])
+                    T.copy(p, p_rounded)
+                    for i, j in T.Parallel(rows, queries):
+                        ds[i, j] = T.cast(p[i, j] * (dp[i, j] - delta_tile[j]), form.dtype)
+                    T.gemm(p_rounded, grad_tile, dv_sums, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(ds, q_tile, dk_sums, policy=T.GemmWarpPolicy.FullRow)
+
+            ones = T.alloc_fragment((rows,), accum)
+            scales = T.alloc_fragment((rows,), accum)
+            T.fill(ones, 1.0)
+            T.fill(scales, scale)
+            if config.staged:
+                store_staged(dv_sums, ones, dv_out, (sequence, head, first_key, 0))
+                store_staged(dk_sums, scales, dk, (sequence, head, first_key, 0))
+            else:
+                for i, c in T.Parallel(rows, form.tile_dv):
+                    dv_out[sequence, head, first_key + i, c] = dv_sums[i, c]
+                for i, c in T.Parallel(rows, form.tile_d):
+                    dk[sequence, head, first_key + i, c] = dk_sums[i, c] * scale
+
+    return key_gradients
+
+
+def attention_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int = 0,
+    cuts: Cuts | None = None,
+    results: Gradients | None = None,
+) -> Gradients:
+    """See `reference`; `cuts` overrides the choice of `cuts_for`.
+
+    `results` may be given, laid out as `empty_beside` q, k and v.
+    """
+    if results is None:
+        results = empty_beside(q, q.shape[3]), empty_beside(k, k.shape[3]), empty_beside(v, v.shape[3])
+    if not has_kernels(q) or not (q.numel() and k.numel() and v.numel()):
+        return _by_reference(results, grad, q, k, v, out, lse, mask, causal, scale, window, q_offset)
+    batch, kv_heads, kv_len, head_dim = k.shape
+    q_len, v_dim, groups = q.shape[2], v.shape[3], q.shape[1] // kv_heads
+    tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
+    masks = [] if mask is None else [mask.expand(*q.shape[:3], kv_len).unflatten(1, (kv_heads, groups))]
+    raw_masks = [x.view(torch.uint8) if x.dtype == torch.bool else x for x in masks]
+    dense = [dense_last(x) for x in (q, k, v, grad, out)]
+    machine = machine_of(q)
+    form = Form(
+        q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
+        None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1, mask is None,
+        vector_of((*dense, *results), (head_dim, v_dim)) if machine.is_gpu else 1,
+        shifted=window > 0 or (causal and q_offset != 0),
+    )  # fmt: skip
+    cuts = cuts or cuts_for(form, Problem(batch * kv_heads, groups * q_len, kv_len, groups), machine)
+    if cuts is None:
+        return _by_reference(results, grad, q, k, v, out, lse, mask, causal, scale, window, q_offset)
+    shape = (batch, kv_heads, groups, q_len)
+
+    def grouped(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = x.unflatten(1, shape[1:3])
+        return made
+
+    statistics = [lse.new_empty(*shape[:3], round_up(q_len, PADDING)) for _ in range(2)]
+    number = float(default_scale(head_dim) if scale is None else scale)
+    options = (number, int(q_offset), int(window))
+    queries, keys, values, grads, outs = dense
+    inputs = (grouped(queries), keys, values, *raw_masks, grouped(grads))
+    dq, dk, dv = results
+    machine.kernel(query_gradients)(cuts.dq, form)(
+        *inputs, grouped(outs), lse.reshape(shape), grouped(dq), *statistics, *options
+    )
+    machine.kernel(key_gradients)(cuts.dkv, form)(*inputs, *statistics, dk, dv, *options)
+    return results
+
+
+def _by_reference(results: Gradients, *args: Any) -> Gradients:
+    for result, value in zip(results, reference(*args), strict=True):
+        result.copy_(value)
+    return results

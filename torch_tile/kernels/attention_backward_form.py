@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which queries see a block of keys, and how the backward of attention is cut into blocks on the CPU and on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import torch_tile.language as T
+from torch_tile.kernels.attention_form import SIDE_BY_SIDE, Config, Form, Problem
+from torch_tile.kernels.common import Machine
+
+PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads statistics past their end
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The cut of the kernel of dq, whose blocks hold queries, and of that of dk and dv, whose blocks hold keys."""
+
+    dq: Config
+    dkv: Config
+
+
+def query_blocks(form: Form, config: Config, first_key: Any, q_offset: Any, window: Any, q_len: Any) -> Any:
+    """The first block of queries that see one of the `block_kv` keys from `first_key` on, and the end of them."""
+    q_offset = q_offset if form.shifted else 0
+    first: Any = 0
+    end = T.ceildiv(q_len, config.block_q)
+    if form.causal:
+        first = T.max(0, (first_key - q_offset) // config.block_q)
+    if form.windowed:
+        last_query = first_key + config.block_kv - 2 + window - q_offset
+        end = T.min(end, last_query // config.block_q + 1)
+    return first, end
+
+
+def cuts_queries(form: Form, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any) -> Any:
+    """Whether a query of block `step` may not see one of the `block_kv` keys from `first_key` on."""
+    q_offset = q_offset if form.shifted else 0
+    parts: list[Any] = []
+    if form.causal:
+        parts.append(step * config.block_q + q_offset < first_key + config.block_kv - 1)
+    if form.windowed:
+        parts.append(step * config.block_q + config.block_q - 1 + q_offset - window >= first_key)
+    return reduce(T.logical_or, parts) if parts else False
+
+
+def seen_by(form: Form, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any) -> Any:
+    """Whether a key is seen by the query at `query` of a block of queries that begins at `first`, masks aside.
+
+    None if all are. What a key is seen by is known before a block's queries, in numbers that fit in 32 bits.
+    """
+    q_offset = q_offset if form.shifted else 0
+    seen = None
+    if form.causal:
+        seen = query >= T.max(T.min(key - q_offset - first, block_q), 0)
+    if form.windowed:
+        inside = query < T.max(T.min(key - q_offset + window - first, block_q), 0)
+        seen = inside if seen is None else T.logical_and(seen, inside)
+    return seen
+
+
+def cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
+    """The cuts of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
+    if not machine.is_gpu:
+        plain = Config(packed=False)
+        return Cuts(plain, plain)
+    hopper = machine.target.capability == 90 and form.dtype.itemsize == 2 and form.vector >= 8
+    kind = HOPPER if hopper else HALVES if form.dtype.itemsize == 2 else WIDE
+    dq = next((cut for cut in kind.dq if _fits(cut, form, machine, False, kind.registers)), None)
+    dkv = next((cut for cut in kind.dkv if _fits(cut, form, machine, True, kind.registers)), None)
+    if dq is None or dkv is None:
+        return None
+    return Cuts(_ordered(dq, form, problem.heads * problem.groups), _ordered(dkv, form, problem.heads))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Cuts by falling size, of which the first one is taken that fits into `registers` of a thread: for sums, scores,
+    their gradients and what of these is rounded.
+    """
+
+    dq: Sequence[Config]
+    dkv: Sequence[Config]
+    registers: int
+
+
+# Queries and keys of a block, threads, stages.
+HOPPER = _Kind(
+    (Config(128, 64, 256, 3), Config(128, 64, 256, 2), Config(64, 64, 128, 2), Config(64, 32, 128, 1)),
+    (Config(64, 128, 256, 2), Config(64, 64, 128, 2), Config(32, 64, 128, 2), Config(32, 64, 256, 1)),
+    224,
+)
+HALVES = _Kind(
+    (Config(64, 32, 128, 2), Config(64, 32, 256, 1), Config(32, 16, 128, 1), Config(16, 16, 128, 1)),
+    (Config(32, 64, 128, 2), Config(32, 64, 256, 1), Config(16, 32, 128, 1), Config(16, 16, 128, 1)),
+    200,
+)
+WIDE = _Kind(
+    tuple(replace(cut, shared_weights=True) for cut in HALVES.dq),
+    tuple(replace(cut, shared_weights=True) for cut in HALVES.dkv),
+    184,
+)  # float32 and float64
+
+
+def _fits(config: Config, form: Form, machine: Machine, by_keys: bool, registers: int) -> bool:
+    """Whether a block's sums and tiles fit, of which those of the loop have `stages`."""
+    size, widths = form.dtype.itemsize, form.tile_d + form.tile_dv
+    own, step = (config.block_kv, config.block_q) if by_keys else (config.block_q, config.block_kv)
+    weights = 2 * own * step if config.shared_weights else 0
+    held = own * (step * 3 + (widths if by_keys else form.tile_d)) - weights // 2
+    shared = ((own + config.stages * step) * widths + weights) * size + 4096
+    wide = max(1, size // 4)
+    return held * wide // config.threads <= registers and shared <= machine.target.shared_limit
+
+
+def _ordered(config: Config, form: Form, heads: int) -> Config:
+    """Heavy blocks first; and few heads side by side, so that what their blocks share stays in the second level."""
+    side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
+    staged = form.dtype.itemsize == 2
+    return replace(config, packed=False, heavy_first=form.causal, side=side, staged=staged)
