@@ -94,7 +94,8 @@ def check_report(report, model, graph="inference"):
     routers = sum(k.lower().endswith("topkrouter") for k in kinds)
     capped = model.config.num_hidden_layers if getattr(model.config, "attn_logit_softcapping", None) else 0
     in_scores = 2 * capped  # products of attentions that stay written out
-    assert linears(report, graph) == kinds.count("Linear") + routers + in_scores, report
+    merged = sum(isinstance(getattr(m, "gate_up_proj", None), torch.nn.Linear) for m in model.modules())
+    assert linears(report, graph) == kinds.count("Linear") + merged + routers + in_scores, report
     norms = [r for r in report.replaced("norm") if r.what.startswith("tile.rms_norm")]  # some then take a residual sum
     assert len(norms) == sum(k.endswith("RMSNorm") for k in kinds), report
     missed = [r for r in report.missed() if r.graph != "backward"]

@@ -115,10 +115,10 @@ def _inlines(node: Node, region: Region) -> bool:
 
 
 def match(context: Context) -> None:
-    """Every norm that is an op already, with what stands around it."""
+    """Every norm that is an op from the start, with what stands around it; one that was matched had its chance."""
     for node in list(context.graph.nodes):
         norm = _norm_of(node)
-        if norm is not None:
+        if norm is not None and node not in context.handled:
             take(context, norm, node)
 
 
