@@ -82,12 +82,20 @@ TILE_DEVICE float quick_erf(float x) {
   p = ::fmaf(t, p, 1.421413741f), p = ::fmaf(t, p, -0.284496736f), p = ::fmaf(t, p, 0.254829592f);
   return ::copysignf(::fmaf(-p * t, e, 1.0f), x);
 }
+// For caps: within 5e-7, where tanh.approx is within 5e-4. A third of tanhf's instructions, and no branch.
+TILE_DEVICE float quick_tanh(float x) {
+  float e, y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 2.88539008178f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
+  return ::fmaf(-2.0f, y, 1.0f);
+}
 TILE_DEVICE double exp(double x) { return ::exp(x); }
 TILE_DEVICE double log2(double x) { return ::log2(x); }
 TILE_DEVICE double log(double x) { return ::log(x); }
 TILE_DEVICE double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 TILE_DEVICE double quick_sigmoid(double x) { return sigmoid(x); }
 TILE_DEVICE double quick_erf(double x) { return ::erf(x); }
+TILE_DEVICE double quick_tanh(double x) { return ::tanh(x); }
 
 // The rest is CUDA's own library, which NVRTC has built in.
 #define TILE_UNARY(name)                                         \

@@ -132,7 +132,7 @@ def test_random_problems(form, rounds, problems, check):
         window = problems.random.randint(1, 30) if windowed else 0
         options = (causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
         config = problems.pick(*CONFIGS) if number % 5 else None
-        got = attention(q, k, v, mask, *options, config, splits=problems.pick(1, 2, 5))
+        got = attention(q, k, v, mask, *options, config=config, splits=problems.pick(1, 2, 5))
         want = reference(*(x.double() for x in (q, k, v)), mask, *options)
         assert got[0].dtype == dtype
         for name, a, b in zip(("out", "lse"), got, want, strict=True):
@@ -210,7 +210,7 @@ def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, spl
     q, k, v = (torch.randn(shape, generator=g).half() for shape in shapes)
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     options = (None, causal, 0.125, 0, kv_len - q_len)
-    out, lse = attention(q, k, v, *options, config, splits)
+    out, lse = attention(q, k, v, *options, config=config, splits=splits)
     want, want_lse = reference(q, k, v, *options)
     torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=1e-4)

@@ -29,6 +29,7 @@ FUNCTIONS = {
     "pow": lambda a, b: a**b,
     "square": lambda a: a * a,
     "reciprocal": lambda a: 1 / a,
+    "floor": math.floor,
     "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: float(a > b),
     "ge": lambda a, b: float(a >= b),

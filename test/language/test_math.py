@@ -15,6 +15,7 @@ PYTHON = {
     "abs": torch.abs,
     "quick_sigmoid": torch.sigmoid,
     "quick_erf": torch.erf,
+    "quick_tanh": torch.tanh,
     "fma": lambda a, b, c: a * b + c,
     "float_from_bits": lambda a, b, c: torch.zeros_like(a),  # of what is less than 1, whose int32 is 0
     "round": torch.round,

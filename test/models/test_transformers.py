@@ -45,13 +45,16 @@ CONFIGS = {
     "qwen3": lambda: transformers.Qwen3Config(**SIZE, head_dim=16),
     "mistral": lambda: transformers.MistralConfig(**SIZE, sliding_window=6),
     "gemma": lambda: transformers.GemmaConfig(**SIZE, head_dim=16),
+    # Both kinds of layers: a sliding window and none; caps that bend the scores of random weights.
+    "gemma2": lambda: transformers.Gemma2Config(
+        **{**SIZE, "num_hidden_layers": 2}, head_dim=16, sliding_window=6, attn_logit_softcapping=2.0
+    ),
     "deepseek_v3": lambda: transformers.DeepseekV3Config(
         **{**SIZE, "num_key_value_heads": 4, "num_hidden_layers": 2}, **MLA, first_k_dense_replace=1
     ),
 }
 # Without code generation only.
 OTHERS = {
-    "gemma2": lambda: transformers.Gemma2Config(**SIZE, head_dim=16, sliding_window=6),
     "gemma3": lambda: transformers.Gemma3TextConfig(**SIZE, head_dim=16, sliding_window=6),
     "phi3": lambda: transformers.Phi3Config(**SIZE, pad_token_id=0, bos_token_id=1, eos_token_id=2),
     "mixtral": lambda: transformers.MixtralConfig(**SIZE, **MOE, num_local_experts=2),
@@ -92,16 +95,12 @@ def linears(report, graph):
 def check_report(report, model, graph="inference"):
     kinds = [type(m).__name__ for m in model.modules()]
     routers = sum(k.lower().endswith("topkrouter") for k in kinds)
-    capped = model.config.num_hidden_layers if getattr(model.config, "attn_logit_softcapping", None) else 0
-    in_scores = 2 * capped  # products of attentions that stay written out
     merged = sum(isinstance(getattr(m, "gate_up_proj", None), torch.nn.Linear) for m in model.modules())
-    assert linears(report, graph) == kinds.count("Linear") + merged + routers + in_scores, report
+    assert linears(report, graph) == kinds.count("Linear") + merged + routers, report
     norms = [r for r in report.replaced("norm") if r.what.startswith("tile.rms_norm")]  # some then take a residual sum
     assert len(norms) == sum(k.endswith("RMSNorm") for k in kinds), report
-    missed = [r for r in report.missed() if r.graph != "backward"]
-    assert len(report.replaced("attention")) == model.config.num_hidden_layers - capped, report
-    assert len(missed) == capped, report
-    assert all(r.family == "attention" and "soft cap" in r.fix for r in missed), report
+    assert len(report.replaced("attention")) == model.config.num_hidden_layers, report
+    assert not [r for r in report.missed() if r.graph != "backward"], report
 
 
 def error(got, truth):
@@ -159,7 +158,9 @@ def test_written_out_over_a_static_cache(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "backend"), [("llama", tile), *((name, dry_run) for name in CONFIGS)])
+@pytest.mark.parametrize(  # gemma2 writes attention out, and keeps the probabilities for its backward
+    ("name", "backend"), [("llama", tile), *((name, dry_run) for name in CONFIGS if name != "gemma2")]
+)
 def test_training_step(name, backend):
     model = build(name)
     ids = torch.randint(0, SIZE["vocab_size"], (2, 9))

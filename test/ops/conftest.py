@@ -84,6 +84,9 @@ def attention_samples(t: Maker) -> list[tuple]:
         (q, k, v, None, True, None, 0, -3),  # the first three queries see nothing
         (t(2, 5, 4, 8).transpose(1, 2), t(2, 7, 2, 8).transpose(1, 2), t(2, 7, 2, 6).transpose(1, 2), None, True),
         (t(5, 2, 4, 8).permute(1, 2, 0, 3), k, v),
+        (q, k, v, None, True, None, 0, 2, [], "v0=div(acc0,2.0);v1=tanh(v0);v2=mul(v1,2.0);ret v2"),
+        (q, k, v, mask, False, 0.3, 0, 0, [t(4, 1, 1), t(2, 1, 5, 7)], "v=sub(i3,i2);w=mul(x0,v);y=add(w,x1);ret y"),
+        (q, k, v, None, False, None, 3, 2, [t(7), mask], "v=mul(acc0,x0);w=where(x1,v,-inf);ret w"),
     ]
 
 

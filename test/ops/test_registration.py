@@ -157,6 +157,8 @@ DYNAMIC = {
         None,
         3,
         n,
+        [t(4, 1, 1), t(n + 3)],
+        "v=mul(x0,i2);w=mul(acc0,x1);y=add(v,w);ret y",
     ),
     "mla_decode": lambda t, n: (t(n, 2, 3, 8), t(n, 2, 3, 4), t(n, n + 4, 8), t(n, n + 4, 4)),
     "rms_norm": lambda t, n: (t(n, n + 1, 7), t(7)),

@@ -51,6 +51,12 @@ def calls():
     yield "attention", (q, t(2, 1, 5, 8), t(2, 1, 5, 8), mask)
     yield "attention", (t(2, 6, 4, 8), t(2, 3, 4, 8), t(2, 3, 4, 8), None, True, None, 2)
     yield "attention_lse", (q, k, v, t(6, 5), False, 0.3)
+    biased = "v0=mul(acc0,x0);v1=add(v0,x1);v2=where(x2,v1,-inf);ret v2"
+    yield "attention", (q, k, v, None, False, None, 0, 0, [t(4, 1, 1), t(6, 5), mask], biased)
+    yield (
+        "attention",
+        (q, k, v, None, False, None, 0, 0, [t(4, 1, 1)], "v0=mul(i3,x0);v1=mul(v0,i2);v2=add(acc0,v1);ret v2"),
+    )
     yield "mla_decode", (*latent, t(2, 7, 8), t(2, 7, 6))
     yield "mla_decode", (*latent, t(4, 4, 8), t(4, 4, 6), integers([[1, 0], [3, 2]]), integers([5, 8]), 0.2)
     yield "mla_decode_lse", (*latent, t(2, 7, 8), t(2, 7, 6), None, integers([7, 3]))
@@ -205,6 +211,9 @@ def test_what_may_be_sharded():
     assert names("attention", *qkv) == ["R", "S(0)", "S(1)", "S(2)"]
     assert names("attention", *qkv, None, True) == ["R", "S(0)", "S(1)"]  # a shard would not know its position
     assert names("attention", *qkv, None, False, None, 3) == ["R", "S(0)", "S(1)"]
+    for index, free in (("i0", ["S(1)", "S(2)"]), ("i1", ["S(0)", "S(2)"]), ("i3", ["S(0)", "S(1)", "S(2)"])):
+        text = f"v0=add(acc0,{index});ret v0"
+        assert names("attention", *qkv, None, False, None, 0, 0, [], text) == ["R", *free]
     assert names("linear", (4, 6), (8, 6)) == ["R", "S(0)", "S(1)", "P(sum)"]
     assert names("linear", (4, 6), (8, 6), None, None, "relu") == ["R", "S(0)", "S(1)"]
     assert names("gemm", (4, 6), [SimpleNamespace(shape=(6, 8))], [], "", "v0=relu(acc0);ret v0", None)[-1] == "S(1)"

@@ -97,11 +97,13 @@ def attention(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    aux: Sequence[torch.Tensor] | None = None,
+    score: str = "",
     *,
     out: torch.Tensor,
 ) -> None:
     """`torch.ops.tile.attention`."""
-    kernels("attention").attention(q, k, v, mask, causal, scale, window, q_offset, out=out)
+    kernels("attention").attention(q, k, v, mask, causal, scale, window, q_offset, aux or (), score, out=out)
 
 
 def attention_lse(

@@ -7,12 +7,14 @@ memory_order.py), lse is contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
+from torch_tile.kernels import score as score_text
 from torch_tile.kernels.attention_form import Config, Form, Problem, config_for, splits_for
 from torch_tile.kernels.combine import combine_parts
 from torch_tile.kernels.common import (
@@ -56,8 +58,10 @@ def scores(
     scale: float,
     window: int,
     q_offset: int,
+    aux: Sequence[torch.Tensor] = (),
+    score: str = "",
 ) -> torch.Tensor:
-    """`scale * q k^T + mask` with `-inf` where a query may not see a key: `[B, H, Sq, Skv]`, in `q`'s dtype.
+    """`score(scale * q k^T) + mask` with `-inf` where a query may not see a key: `[B, H, Sq, Skv]`, in `q`'s dtype.
 
     q `[B, H, Sq, D]` and k `[B, Hkv, Skv, D]` in the dtype to compute in; query head `h` reads key head
     `h // (H / Hkv)`.
@@ -67,6 +71,7 @@ def scores(
     groups = heads // kv_heads if kv_heads else 1
     grouped = q.reshape(batch, kv_heads, groups, q_len, q.shape[3])
     s = torch.matmul(grouped * scale, k.unsqueeze(2).mT).reshape(batch, heads, q_len, kv_len)
+    s = score_text.modified(score, s, aux, q_offset)
     if mask is not None:
         s = s.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else s + mask.to(s.dtype)
     keep = visible(q_len, kv_len, causal, window, q_offset, q.device)
@@ -94,33 +99,43 @@ def reference(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    aux: Sequence[torch.Tensor] = (),
+    score: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`softmax(scale q k^T + mask) v`, summed in float32 (float64 for float64 inputs).
+    """`softmax(score(scale q k^T) + mask) v`, summed in float32 (float64 for float64 inputs).
 
     q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; mask bool (True: visible) or floating (added),
-    broadcastable to `[B, H, Sq, Skv]`. Returns out `[B, H, Sq, Dv]` in q's dtype, which lies in memory as
-    `empty_beside(q, Dv)` does, and lse `[B, H, Sq]`, the natural logarithm of the softmax's denominator in the summing
-    dtype. See `visible` for the causal rule and the window. A query that sees no key gets 0 and `-inf`.
+    broadcastable to `[B, H, Sq, Skv]`; aux and the text `score` as score.py has them. Returns out `[B, H, Sq, Dv]` in
+    q's dtype, which lies in memory as `empty_beside(q, Dv)` does, and lse `[B, H, Sq]`, the natural logarithm of the
+    softmax's denominator in the summing dtype. See `visible` for the causal rule and the window. A query that sees no
+    key gets 0 and `-inf`.
     """
     compute = compute_dtype(q.dtype)
     batch, heads, q_len, head_dim = q.shape
     kv_heads, kv_len, v_dim = v.shape[1:]
     scale = default_scale(head_dim) if scale is None else scale
-    p, lse = softmax_with_lse(scores(q.to(compute), k.to(compute), mask, causal, scale, window, q_offset))
+    p, lse = softmax_with_lse(scores(q.to(compute), k.to(compute), mask, causal, scale, window, q_offset, aux, score))
     grouped = p.reshape(batch, kv_heads, heads // kv_heads if kv_heads else 1, q_len, kv_len)
     out = torch.matmul(grouped, v.to(compute).unsqueeze(2)).reshape(batch, heads, q_len, v_dim)
     return placed_beside(out, q), lse.contiguous()
 
 
 @T.macro
-def store_staged(sums: Any, weight: Any, out: Any, place: tuple[Any, ...]) -> None:
-    """Rows of `sums` times their weights, to `out` from `place` on, through shared memory: in runs of 16 bytes."""
+def store_rows(sums: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
+    """Rows of `sums` times their weights, to `out` at `place` from row `first` on."""
+    for i, c in T.Parallel(*sums.shape):
+        out[(*place, first + i, c)] = sums[i, c] * weight[i]
+
+
+@T.macro
+def store_staged(sums: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
+    """`store_rows` through shared memory: in runs of 16 bytes."""
     result = T.alloc_fragment(sums.shape, out.dtype)
     staged = T.alloc_shared(sums.shape, out.dtype)
     for i, c in T.Parallel(*sums.shape):
         result[i, c] = T.cast(sums[i, c] * weight[i], out.dtype)
     T.copy(result, staged)
-    T.copy(staged, out[place])
+    T.copy(staged, out[(*place, first, 0)])
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
@@ -149,7 +164,7 @@ def flash_attention(config: Config, form: Form) -> Any:
         q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *mask: form.mask_types((batch, kv_heads, groups, mask_queries, kv_len)),
+        *operands: form.operand_types(batch, (kv_heads, groups), mask_queries, kv_len),
         out: T.Tensor((*part, *q_shape, dv), accum) if config.split else form.out_type((*q_shape, dv)),
         lse: T.Tensor((*part, *q_shape), accum),
         scale: accum,
@@ -169,10 +184,8 @@ def flash_attention(config: Config, form: Form) -> Any:
             alloc_weights = T.alloc_shared if config.shared_weights else T.alloc_fragment
             weights = alloc_weights((rows, keys), form.dtype)
             sums = T.alloc_fragment((rows, form.tile_dv), accum)
-            peak = T.alloc_fragment((rows,), accum)
-            total = T.alloc_fragment((rows,), accum)
+            peak, total, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
             shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
-            fade = T.alloc_fragment((rows,), accum)
 
             T.copy(q[sequence, head, member, block * rows, 0], q_tile)
             queries = q_tile
@@ -184,20 +197,25 @@ def flash_attention(config: Config, form: Form) -> Any:
             T.clear(shares)
             T.fill(peak, -infinity)
 
+            mask, aux = operands[: form.mask is not None], operands[form.mask is not None :]
+            here = score_text.Rows(block * rows, length, q_len, packed, sequence, head, member, members, q_offset)
+            held = score_text.held_rows(form.aux, aux, rows, here, accum)
             extremes = (0, q_len - 1) if packed else (block * rows, T.min(block * rows + rows - 1, length - 1))
             first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
-            factor = scale * LOG2_E if form.folded else LOG2_E
+            unit = form.unit(scale)
             for turn in T.Pipelined(end - first, num_stages=config.stages):
                 step = end - 1 - turn if form.backwards(config) else first + turn
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                if form.score:
+                    score_text.modify(form.program, scores, scale, form.aux, held, here, step * keys)
                 if not form.folded:
                     for i, j in T.Parallel(rows, keys):
                         row = T.min(block * rows + i, length - 1)
                         query, lane = (row % q_len, row // q_len) if packed else (row, member)
                         bias = [x[sequence, head, lane, query, step * keys + j] for x in mask]
                         seen = form.sees(query, step * keys, j, keys, q_offset, window, kv_len)
-                        scores[i, j] = form.score(scores[i, j] * scale, seen, *bias)
+                        scores[i, j] = form.masked(scores[i, j] if form.score else scores[i, j] * scale, seen, *bias)
                 elif form.cut(config, turn, step, extremes, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
                         row = T.min(block * rows + i, length - 1)
@@ -205,7 +223,7 @@ def flash_attention(config: Config, form: Form) -> Any:
                         seen = form.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
 
-                exponentiate(scores, peak, shares, fade, factor)
+                exponentiate(scores, peak, shares, fade, unit * LOG2_E)
                 for i, c in T.Parallel(rows, form.tile_dv):
                     sums[i, c] *= fade[i]
                 T.copy(scores, weights)
@@ -215,14 +233,11 @@ def flash_attention(config: Config, form: Form) -> Any:
             if config.shares > 1:
                 T.reduce_sum(shares, total, dim=1)
             for i in T.Parallel(rows):
-                log_sum = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
+                log_sum = peak[i] * unit + T.log(total[i])
                 lse[(*own, sequence, head, member, block * rows + i)] = log_sum
                 fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-            if config.staged:
-                store_staged(sums, fade, out, (*own, sequence, head, member, block * rows, 0))
-            else:
-                for i, c in T.Parallel(rows, form.tile_dv):
-                    out[(*own, sequence, head, member, block * rows + i, c)] = sums[i, c] * fade[i]
+            store = store_staged if config.staged else store_rows
+            store(sums, fade, out, (*own, sequence, head, member), block * rows)
 
     return attention
 
@@ -236,6 +251,8 @@ def attention(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    aux: Sequence[torch.Tensor] = (),
+    score: str = "",
     config: Config | None = None,
     splits: int = 0,
     out: torch.Tensor | None = None,
@@ -246,7 +263,7 @@ def attention(
     `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous.
     """
     if not has_kernels(q):
-        result, sums = reference(q, k, v, mask, causal, scale, window, q_offset)
+        result, sums = reference(q, k, v, mask, causal, scale, window, q_offset, aux, score)
         return into(out, result), into(lse, sums)
     if out is None:
         out = empty_beside(q, v.shape[3])
@@ -254,7 +271,7 @@ def attention(
         lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
     if lse.numel():
         scale = default_scale(q.shape[3]) if scale is None else scale
-        run(q, k, v, mask, causal, scale, window, q_offset, out, lse, config, splits)
+        run(q, k, v, mask, causal, scale, window, q_offset, aux, score, out, lse, config, splits)
     return out, lse
 
 
@@ -267,6 +284,8 @@ def run(
     scale: float,
     window: int,
     q_offset: int,
+    aux: Sequence[torch.Tensor],
+    score: str,
     out: torch.Tensor,
     lse: torch.Tensor,
     config: Config | None = None,
@@ -277,24 +296,28 @@ def run(
         out.zero_()
         lse.fill_(float("-inf"))
         return
+    given = (q, k, v, mask, causal, scale, window, q_offset, aux, score)
     batch, kv_heads, (head_dim, v_dim) = k.shape[0], k.shape[1], (k.shape[3], v.shape[3])
     groups = q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     masks = [] if mask is None else [mask.expand(*q.shape[:3], k.shape[2]).unflatten(1, (kv_heads, groups))]
     raw_masks = [x.view(torch.uint8) if x.dtype == torch.bool else x for x in masks]
+    extra = [score_text.operand(x, kv_heads) for x in aux]
+    operands = [*raw_masks, *(x for _, x in extra)]
     q, k, v = dense_last(q), dense_last(k), dense_last(v)
     machine = machine_of(q)
     form = Form(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
-        None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1, mask is None and scale > 0,
+        None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1,
+        mask is None and (scale > 0 or bool(score)),
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=window > 0 or (causal and q_offset != 0),
+        shifted=window > 0 or (causal and q_offset != 0), score=score, aux=tuple(form for form, _ in extra),
     )  # fmt: skip
     adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
     config = config or config_for(form, problem, machine)
     if config is None:
-        for target, value in zip((out, lse), reference(q, k, v, mask, causal, scale, window, q_offset), strict=True):
+        for target, value in zip((out, lse), reference(*given), strict=True):
             target.copy_(value)
         return
     lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
@@ -305,13 +328,13 @@ def run(
     if not config.split:
         packs = lanes[0] > 1 or _heads_are_adjacent(out, groups)
         target = out if packs else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        kernel(grouped, k, v, *raw_masks, target.view(*shape, v_dim), lse.view(shape), *options)
+        kernel(grouped, k, v, *operands, target.view(*shape, v_dim), lse.view(shape), *options)
         if target is not out:
             out.copy_(target)
         return
     splits = splits or splits_for(config, problem, machine)
     parts = lse.new_empty((splits, *shape, v_dim)), lse.new_empty((splits, *shape))
-    kernel(grouped, k, v, *raw_masks, *parts, *options)
+    kernel(grouped, k, v, *operands, *parts, *options)
     combine_parts(*parts, out, lse, machine)
 
 

@@ -119,7 +119,7 @@ def query_gradients(config: Config, form: Form) -> Any:
         q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *mask: form.mask_types((*q_shape, kv_len)),
+        *mask: form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
         grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
         out: strided("out", (*q_shape, dv), form.dtype, multiple=form.vector),
         lse: T.Tensor(q_shape, accum),
@@ -181,7 +181,7 @@ def query_gradients(config: Config, form: Form) -> Any:
                     for i, j in T.Parallel(rows, keys):
                         bias = [x[(*here, T.min(block * rows + i, q_len - 1), step * keys + j)] for x in mask]
                         seen = form.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
-                        score = form.score(p[i, j] * scale, seen, *bias)
+                        score = form.masked(p[i, j] * scale, seen, *bias)
                         p[i, j] = T.exp2(score * LOG2_E - peak[i])
                 for i, j in T.Parallel(rows, keys):
                     ds[i, j] = T.cast(p[i, j] * (dp[i, j] - common[i]), form.dtype)
@@ -215,7 +215,7 @@ def key_gradients(config: Config, form: Form) -> Any:
         q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *mask: form.mask_types((*q_shape, kv_len)),
+        *mask: form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
         grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
         base: T.Tensor((*q_shape[:3], padded), accum),
         delta: T.Tensor((*q_shape[:3], padded), accum),
@@ -272,7 +272,7 @@ def key_gradients(config: Config, form: Form) -> Any:
                             key = T.min(first_key + i, kv_len - 1)
                             bias = [x[(*here, T.min(step * queries + j, q_len - 1), key)] for x in mask]
                             seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
-                            score = form.score(p[i, j] * scale, True if seen is None else seen, *bias)
+                            score = form.masked(p[i, j] * scale, True if seen is None else seen, *bias)
                             p[i, j] = T.exp2(score * LOG2_E - base_tile[j])
                     T.copy(p, p_rounded)
                     for i, j in T.Parallel(rows, queries):

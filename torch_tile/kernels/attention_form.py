@@ -11,6 +11,8 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.kernels.common import Machine, power_of_two, strided, typical
+from torch_tile.kernels.epilogue import Epilogue, parse
+from torch_tile.kernels.score import Aux, split_gain
 from torch_tile.kernels.tuned import rows_class, tuned
 
 
@@ -65,10 +67,10 @@ class Form:
 
     Tiles are `tile_d` and `tile_dv` wide; heads of exactly that size have `exact`, others end in zeros. `mask` is the
     mask's dtype, or None, and `mask_unit` says whether its last dimension is dense. `grouped`: several heads share a
-    key head. `folded`: nothing is added to the scores and the scale is positive, so that it is applied inside the
-    exponent and only blocks at an edge are masked. Rows of q, k, v and the result start at multiples of `vector`
-    elements. `shifted`: query 0 may stand at another key than key 0; else a causal mask without a window cuts fewer
-    tiles.
+    key head. `folded`: no mask, so that only blocks at an edge are masked, and a positive factor of the scores is
+    applied inside the exponent. Rows of q, k, v and the result start at multiples of `vector` elements. `shifted`:
+    query 0 may stand at another key than key 0; else a causal mask without a window cuts fewer tiles. `score` is
+    the text that changes scores (score.py), and `aux` its operands.
     """
 
     dtype: torch.dtype
@@ -83,12 +85,30 @@ class Form:
     folded: bool
     vector: int = 1
     shifted: bool = True
+    score: str = ""
+    aux: tuple[Aux, ...] = ()
 
-    def mask_types(self, shape: Sequence[Any]) -> list[Any]:
-        """The type of the mask, if there is one: bytes for bool, as compilers vectorise their comparison with 0."""
+    def operand_types(self, batch: Any, heads: tuple[Any, Any], queries: Any, keys: Any) -> list[Any]:
+        """The types of the mask, if there is one (bytes for bool, as compilers vectorise their comparison with 0), and
+        of what `score` reads; `heads` are key heads and heads of a group.
+        """
+        sizes = {"b": (batch,), "h": heads, "q": (queries,), "k": (keys,)}
+        given = [x.type(f"x{n}", sizes) for n, x in enumerate(self.aux)]
         if self.mask is None:
-            return []
-        return [strided("mask", shape, torch.uint8 if self.mask == torch.bool else self.mask, self.mask_unit)]
+            return given
+        kind = torch.uint8 if self.mask == torch.bool else self.mask
+        return [strided("mask", (batch, *heads, queries, keys), kind, self.mask_unit), *given]
+
+    @property
+    def program(self) -> Epilogue:
+        """What makes of a scaled product a multiple of `unit`."""
+        return split_gain(self.score)[0] if self.folded else parse(self.score)
+
+    def unit(self, scale: Any) -> Any:
+        """What scores are kept in multiples of."""
+        if not self.folded:
+            return 1.0
+        return split_gain(self.score)[1] if self.score else scale
 
     def out_type(self, shape: Sequence[Any]) -> Any:
         """The type of the result, dense in some order: each stride but the last is a multiple of the last dimension."""
@@ -151,8 +171,8 @@ class Form:
             seen = T.logical_and(seen, key > T.max(T.min(query + q_offset - window - first, block_kv), -1))
         return seen
 
-    def score(self, product: Any, seen: Any, mask: Any = None) -> Any:
-        """The scaled product of a query and a key under the mask; -inf where the query may not see the key."""
+    def masked(self, product: Any, seen: Any, mask: Any = None) -> Any:
+        """The score of a query and a key under the mask; -inf where the query may not see the key."""
         if self.mask == torch.bool:
             seen = T.logical_and(seen, mask != 0)
         elif self.mask is not None:
@@ -193,6 +213,8 @@ def config_for(form: Form, problem: Problem, machine: Machine) -> Config | None:
 def shape_class(form: Form, problem: Problem) -> str | None:
     """Problems that are cut alike; None for those that are not tuned for."""
     if form.dtype.itemsize != 2 or form.mask is not None or form.windowed or not (form.folded and form.exact):
+        return None
+    if form.score:
         return None
     kind = "causal" if form.causal else "full"
     keys = power_of_two(problem.keys)

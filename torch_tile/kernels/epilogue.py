@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The epilogue language of `gemm`: what happens to the products before they are stored.
+"""The language of epilogues: what happens to products before they are stored (`gemm`), or to scores (`attention`).
 
 Decides what a text means: `parse` (strict), `evaluate` in torch and `vjp`, its reverse mode. A kernel author walks
 `Epilogue.statements` to print tile expressions; `epilogue_rewrite.canonical` makes equal programs equal text.
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import torch
 
 Operand = str | float
-"""An earlier name, `accI`, `xI`, or a literal."""
+"""An earlier name, `accI`, `xI`, `iI`, or a literal."""
 
 ARITY = {
     **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "gt", "ge", "lt", "le", "eq", "ne"), 2),
     **dict.fromkeys(("neg", "exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "abs", "square", "reciprocal"), 1),
-    **dict.fromkeys(("relu", "silu", "gelu", "gelu_tanh"), 1),
+    **dict.fromkeys(("relu", "silu", "gelu", "gelu_tanh", "floor"), 1),
     "where": 3,
 }
 """Number of operands of every function. Comparisons give 1.0 or 0.0; `where(c, a, b)` is `a` if `c != 0` else `b`;
@@ -33,7 +33,8 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 _STATEMENT = re.compile(r"([A-Za-z_]\w*)=([a-z_]+)\(([^()]*)\)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_INPUT = re.compile(r"(acc|x)(0|[1-9]\d*)")
+_INPUT = re.compile(r"(acc|x|i)(0|[1-9]\d*)")
+_INPUTS = {"acc": "products", "x": "auxiliary operands", "i": "indices"}
 _LITERAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 
 
@@ -51,7 +52,9 @@ class Statement:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A straight-line program over the products `acc0..` and the auxiliary operands `x0..`; every name is set once."""
+    """A straight-line program over the products `acc0..`, the auxiliary operands `x0..`, and where in the result an
+    element stands, `i0..`; every name is set once.
+    """
 
     statements: tuple[Statement, ...]
     result: str
@@ -60,7 +63,7 @@ class Epilogue:
         return ";".join([*map(str, self.statements), f"ret {self.result}"])
 
     def inputs(self, prefix: str) -> set[int]:
-        """Indices of the products (`prefix="acc"`) or auxiliary operands (`prefix="x"`) that are read."""
+        """Numbers of the products (`prefix="acc"`), auxiliary operands (`"x"`) or indices (`"i"`) that are read."""
         names = [self.result, *(o for s in self.statements for o in s.operands if isinstance(o, str))]
         matches = (_INPUT.fullmatch(name) for name in names)
         return {int(m[2]) for m in matches if m and m[1] == prefix}
@@ -72,27 +75,31 @@ def format_operand(operand: Operand) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def parse(text: str, num_products: int | None = None, num_aux: int | None = None) -> Epilogue:
-    """Read an epilogue text; with counts given, also check that it reads no `accI` or `xI` beyond them.
+def parse(
+    text: str, num_products: int | None = None, num_aux: int | None = None, num_indices: int | None = None
+) -> Epilogue:
+    """Read an epilogue text; with counts given, also check that it reads no `accI`, `xI` or `iI` beyond them.
 
     Raises:
         ValueError: naming the statement and what is wrong with it.
     """
     *statements, last = text.split(";") if text else ["ret acc0"]
     known: set[str] = set()
+    limits = {"acc": num_products, "x": num_aux, "i": num_indices}
 
     def operand(token: str, where: str) -> Operand:
         if token in known:
             return token
         if match := _INPUT.fullmatch(token):
-            limit, what = (num_products, "products") if match[1] == "acc" else (num_aux, "auxiliary operands")
+            limit = limits[match[1]]
             if limit is not None and int(match[2]) >= limit:
+                what = _INPUTS[match[1]]
                 raise ValueError(f"epilogue: {where!r} reads {token!r}, but the number of {what} is {limit}")
             return token
         if _LITERAL.fullmatch(token):
             return float(token)
         raise ValueError(
-            f"epilogue: {where!r} reads {token!r}, which is no earlier name, no acc0.., no x0.. and no number"
+            f"epilogue: {where!r} reads {token!r}, which is no earlier name, no acc0.., x0.. or i0.., and no number"
         )
 
     parsed = []
@@ -134,6 +141,11 @@ def of_layer(activation: str, bias: bool, residual: bool) -> str:
     return ";".join([*statements, f"ret {value}"])
 
 
+def soft_cap(cap: float) -> str:
+    """The text of `cap * tanh(acc0 / cap)` (Gemma 2, arXiv:2408.00118)."""
+    return f"v0=div(acc0,{float(cap)!r});v1=tanh(v0);v2=mul(v1,{float(cap)!r});ret v2"
+
+
 @functools.cache
 def torch_functions() -> dict[str, Callable[..., torch.Tensor]]:
     """What each function means, on tensors of one floating dtype."""
@@ -143,7 +155,7 @@ def torch_functions() -> dict[str, Callable[..., torch.Tensor]]:
     def compare(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return lambda a, b: function(a, b).to(a.dtype)
 
-    plain = "add sub mul div pow neg exp log sqrt rsqrt sigmoid tanh erf abs square reciprocal relu"
+    plain = "add sub mul div pow neg exp log sqrt rsqrt sigmoid tanh erf abs square reciprocal relu floor"
     return {
         **{name: getattr(torch, name) for name in plain.split()},
         **{name: compare(getattr(torch, name)) for name in ("gt", "ge", "lt", "le", "eq", "ne")},
@@ -159,8 +171,8 @@ def torch_functions() -> dict[str, Callable[..., torch.Tensor]]:
 class Values:
     """The values of a program's names, each computed when first asked for.
 
-    `inputs` maps `acc0..` and `x0..` to tensors of one floating dtype, or to functions that make them; literals become
-    0-d tensors of `like`'s dtype and device.
+    `inputs` maps `acc0..`, `x0..` and `i0..` to tensors of one floating dtype, or to functions that make them; literals
+    become 0-d tensors of `like`'s dtype and device.
     """
 
     def __init__(
@@ -190,7 +202,7 @@ class Values:
 def evaluate(text: str, products: Sequence[torch.Tensor], aux: Sequence[torch.Tensor]) -> torch.Tensor:
     """Apply an epilogue to `products` (`[..., M, N]`) and `aux`, broadcastable to them and of their dtype."""
     inputs = {f"acc{i}": p for i, p in enumerate(products)} | {f"x{i}": x for i, x in enumerate(aux)}
-    epilogue = parse(text, len(products), len(aux))
+    epilogue = parse(text, len(products), len(aux), 0)
     return Values(epilogue, inputs, products[0])(epilogue.result).expand_as(products[0])
 
 
@@ -249,7 +261,7 @@ def _exponent(g: torch.Tensor, a: Thunk, b: Thunk, y: Thunk) -> torch.Tensor:
 
 
 # One function per operand, called with the upstream gradient, then thunks for the operands and for the result. The
-# comparisons and the condition of `where` have no entry: their derivative is zero.
+# comparisons, `floor` and the condition of `where` have no entry: their derivative is zero.
 _DERIVATIVES: dict[str, tuple[Derivative | None, ...]] = {
     "add": (lambda g, a, b, y: g, lambda g, a, b, y: g),
     "sub": (lambda g, a, b, y: g, lambda g, a, b, y: -g),

@@ -71,7 +71,7 @@ class _Graph:
                 self._orders[index] = (3, 0.0 if math.isnan(operand) else operand, repr(operand))
             else:
                 prefix = operand.rstrip("0123456789")
-                self._orders[index] = (0 if prefix == "acc" else 1, int(operand[len(prefix) :]), "")
+                self._orders[index] = (0 if prefix == "acc" else 1, int(operand[len(prefix) :]), prefix)
         return index
 
     def make(self, function: str, *operands: int) -> int:

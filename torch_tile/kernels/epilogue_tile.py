@@ -7,11 +7,11 @@ Assumes a parsed epilogue. One named value is recorded for each statement, so no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.kernels.epilogue import Epilogue
+from torch_tile.kernels.epilogue import Epilogue, Statement
 
 
 def _gelu_tanh(x: Any) -> Any:
@@ -48,6 +48,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": T.abs,
     "square": lambda a: a * a,
     "reciprocal": lambda a: 1.0 / a,
+    "floor": T.floor,
     "relu": lambda a: T.if_then_else(a < 0.0, 0.0, a),
     "silu": lambda a: a * T.sigmoid(a),
     "gelu": lambda a: 0.5 * a * (1.0 + T.erf(a * math.sqrt(0.5))),
@@ -56,9 +57,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-# The same with fewer instructions, for results that are rounded to 16 bits or fewer.
+# The same with fewer instructions, for results that are rounded to 16 bits or fewer, and for scores.
 QUICK: dict[str, Callable[..., Any]] = {
     **FUNCTIONS,
+    "tanh": T.quick_tanh,
     "silu": lambda a: a * T.quick_sigmoid(a),
     "gelu": lambda a: 0.5 * a * (1.0 + T.quick_erf(a * math.sqrt(0.5))),
     "gelu_tanh": lambda a: a * T.quick_sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (a + 0.044715 * a * a * a)),
@@ -67,17 +69,26 @@ QUICK: dict[str, Callable[..., Any]] = {
 
 @T.macro
 def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: bool = False) -> Any:
-    """The value of an epilogue at one element; `inputs` maps `acc0..` and `x0..` to expressions of type `dtype`.
+    """The value of an epilogue at one element; `inputs` maps `acc0..`, `x0..`, `i0..` to expressions of type `dtype`.
 
-    `quick` if the result is rounded to 16 bits or fewer.
+    `quick` if the result is rounded to 16 bits or fewer, or a score.
     """
     functions = QUICK if quick else FUNCTIONS
     values = dict(inputs)
     for statement in epilogue.statements:
         operands = [values[o] if isinstance(o, str) else T.cast(o, dtype) for o in statement.operands]
-        value = functions[statement.function](*operands)
+        value = _quotient(statement, operands) if quick else None
+        value = functions[statement.function](*operands) if value is None else value
         values[statement.name] = value
     return values[epilogue.result]
+
+
+def _quotient(statement: Statement, operands: Sequence[Any]) -> Any:
+    """A quotient by a literal as a product, which is within 1 ulp of it; None for other statements."""
+    divisor = statement.operands[-1]
+    if statement.function != "div" or not isinstance(divisor, float) or not 1e-30 < abs(divisor) < 1e30:
+        return None
+    return operands[0] * T.cast(1.0 / divisor, operands[0].dtype)
 
 
 @T.macro

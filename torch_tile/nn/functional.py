@@ -7,6 +7,8 @@ import logging
 
 import torch
 
+from torch_tile.kernels.epilogue import soft_cap
+
 Tensor = torch.Tensor
 log = logging.getLogger("torch_tile")
 _told: set[str] = set()
@@ -27,7 +29,7 @@ def attend(
 ) -> Tensor:
     """Scaled dot-product attention whose last query is at the last key, as with a KV cache.
 
-    Dropout and softcap, and sinks that need a gradient, are computed by plain torch, which is logged once for each.
+    Dropout, and sinks that need a gradient, are computed by plain torch, which is logged once for each.
 
     Args:
         q: `[B, H, Sq, D]`.
@@ -46,16 +48,17 @@ def attend(
         `[B, H, Sq, Dv]` in q's dtype.
     """
     offset = k.shape[2] - q.shape[2]
-    if dropout or softcap is not None:
-        _tell("dropout" if dropout else "softcap")
+    if dropout:
+        _tell("dropout")
         return _plain(q, k, v, mask, causal, scale, window, dropout, softcap, sinks)
+    cap = () if softcap is None else (None, soft_cap(softcap))
     if sinks is None:
-        out: Tensor = torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, offset)
+        out: Tensor = torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, offset, *cap)
         return out
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, sinks)):
         _tell("sinks in training")  # the log-sum-exp of our kernel has no gradient
         return _plain(q, k, v, mask, causal, scale, window, dropout, softcap, sinks)
-    out, lse = torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale, window, offset)
+    out, lse = torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale, window, offset, *cap)
     # With the sink the denominator grows from exp(lse) to exp(lse) + exp(sink).
     return out * torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])[..., None].to(out.dtype)
 

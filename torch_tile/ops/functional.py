@@ -133,8 +133,12 @@ def attention(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    aux: Sequence[Tensor] = (),
+    score: str = "",
 ) -> Tensor:
-    """Scaled dot-product attention, `softmax(scale q k^T + mask) v` (arXiv:1706.03762, computed as in 2205.14135).
+    """Scaled dot-product attention, `softmax(score(scale q k^T) + mask) v`.
+
+    arXiv:1706.03762, computed as in arXiv:2205.14135.
 
     Args:
         q: `[B, H, Sq, D]`.
@@ -145,13 +149,19 @@ def attention(
         scale: default `D ** -0.5`.
         window: if positive, query `i` sees only the keys `j > i + q_offset - window`, with or without `causal`.
         q_offset: position of the first query: 0 is `is_causal` of torch, `Skv - Sq` aligns the ends.
+        aux: operands of `score`, of a floating dtype or bool, each broadcastable to `[B, H, Sq, Skv]`.
+        score: a text of `gemm`'s epilogue language that changes scores before the mask: `acc0` is the scaled product,
+            `x0..` are `aux`, and `i0..i3` the numbers of the batch, the head, the query plus `q_offset`, and the key.
+            `"v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2"` adds `x0 * (key - query)`, which is ALiBi.
 
     Returns:
         `[B, H, Sq, Dv]` in q's dtype, dense. B, H and Sq lie in memory in the order they do in q, by falling stride,
         with Dv innermost: of a q that is a view of `[B, Sq, H, D]`, `out.transpose(1, 2)` is contiguous. A query that
         sees no key gives 0.
     """
-    out: Tensor = torch.ops.tile.attention.default(q, k, v, mask, causal, scale, window, q_offset)
+    out: Tensor = torch.ops.tile.attention.default(
+        q, k, v, mask, causal, scale, window, q_offset, list(aux) or None, score
+    )
     return out
 
 
@@ -164,6 +174,8 @@ def attention_lse(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    aux: Sequence[Tensor] = (),
+    score: str = "",
 ) -> tuple[Tensor, Tensor]:
     """`attention`, and the natural logarithm of each softmax's denominator.
 
@@ -171,7 +183,9 @@ def attention_lse(
         out as `attention`, lse `[B, H, Sq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
         is not differentiable.
     """
-    out: tuple[Tensor, Tensor] = torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale, window, q_offset)
+    out: tuple[Tensor, Tensor] = torch.ops.tile.attention_lse.default(
+        q, k, v, mask, causal, scale, window, q_offset, list(aux) or None, score
+    )
     return out
 
 

@@ -18,7 +18,7 @@ import torch
 from torch_tile.ops.sharded_backward import sharded
 
 _ATTENTION_OPTIONS = "Tensor? mask=None, bool causal=False, float? scale=None, int window=0, SymInt q_offset=0"
-_ATTENTION = f"(Tensor q, Tensor k, Tensor v, {_ATTENTION_OPTIONS})"
+_ATTENTION = f'(Tensor q, Tensor k, Tensor v, {_ATTENTION_OPTIONS}, Tensor[]? aux=None, str score="")'
 _MLA_DECODE = (
     "(Tensor q, Tensor q_pe, Tensor kv, Tensor k_pe, Tensor? block_table=None, Tensor? seq_lens=None, "
     "float? scale=None, int num_splits=0)"
@@ -91,7 +91,7 @@ def register(
     op = getattr(torch.ops.tile, name).default
     if backward is not None and setup_context is not None:
         setup_context, backward = sharded(op, setup_context, backward)
-        torch.library.register_autograd(f"tile::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+        torch.library.register_autograd(f"tile::{name}", _of_given(backward), setup_context=setup_context, lib=LIBRARY)
     if in_training is not None:
         LIBRARY.impl(name, _autograd(op, in_training), "Autograd", with_keyset=True)
     if lower_precision:
@@ -109,12 +109,21 @@ def _autograd(op: torch._ops.OpOverload, in_training: Callable[..., Any]) -> Cal
     """Autograd's kernel of an op that another one stands for where a gradient is wanted."""
 
     def call(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+        given = [x for arg in args for x in (arg if isinstance(arg, list) else (arg,))]
+        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in given):
             return in_training(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
     return call
+
+
+def _of_given(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """`backward` without the gradients of trailing arguments that a call left to their defaults.
+
+    Where an argument is a list, torch compares what is returned with the arguments that were given.
+    """
+    return lambda ctx, *grads: backward(ctx, *grads)[: len(ctx.needs_input_grad)]
 
 
 def _register_autocast(

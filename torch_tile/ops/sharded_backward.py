@@ -74,7 +74,7 @@ class _Sharding:
         for argument, value in zip(op._schema.arguments, inputs, strict=True):
             if isinstance(value, list):
                 yield [(next(dims), t.shape) for t in value]
-            elif "Tensor" in str(argument.type):
+            elif "Tensor" in str(argument.type) and "List" not in str(argument.type):
                 here = next(dims)
                 yield None if value is None else (here, value.shape)
             else:

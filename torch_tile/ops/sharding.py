@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from torch_tile.kernels.epilogue import parse
+
 DTENSOR = "torch.distributed.tensor"
 
 Dims = tuple[str, ...]
@@ -120,31 +122,33 @@ def _swiglu(x: Spec, gate_weight: Spec, up_weight: Spec, activation: str) -> Rul
 
 
 def _attention(
-    q: Spec, k: Spec, v: Spec, mask: Spec | None, causal: bool, scale: float | None, window: int, q_offset: int
-) -> Rule:
+    q: Spec, k: Spec, v: Spec, mask: Spec | None, causal: bool, scale: float | None, window: int, q_offset: int,
+    aux: Sequence[Spec] | None, score: str,
+) -> Rule:  # fmt: skip
     one = k.shape[1] == 1  # a single head of keys serves all queries, wherever they are
     kv_heads = "" if one else "head"
-    # A shard of the queries begins at another position than q_offset says.
-    queries: Dims = () if causal or window else ("query",)
+    # A shard does not know where in the whole it begins.
+    counted = {("batch", "head", "query", "key")[i] for i in parse(score).inputs("i")}
+    counted |= {"query"} if causal or window else set()
     outputs = ("batch", "head", "query", "v"), ("batch", "head", "query")
     inputs = (
         ("batch", "head", "query", "d"),
         ("batch", kv_heads, "key", "d"),
         ("batch", kv_heads, "key", "v"),
-        _broadcast(mask, ("batch", "head", "query", "key")),
+        *(_broadcast(x, ("batch", "head", "query", "key")) for x in (mask, *(aux or ()))),
     )
     return Rule(
         outputs=outputs,
         inputs=inputs,
         saved=(*inputs, *outputs),
-        free=("batch", "head", *queries),
+        free=tuple(dim for dim in ("batch", "head", "query") if dim not in counted),
         # Query heads are where their head of keys is only if every rank has as many of those.
         even={} if one else {"head": k.shape[1]},
     )
 
 
 def _attention_backward(grad: Spec, q: Spec, k: Spec, v: Spec, out: Spec, lse: Spec, *rest: Any) -> Rule:
-    forward = _attention(q, k, v, *rest)
+    forward = _attention(q, k, v, *rest, aux=None, score="")
     q_dims, k_dims, v_dims, mask_dims = forward.inputs
     out_dims, lse_dims = forward.outputs
     # Gradients of keys are summed over queries, and over the heads that share one of keys.

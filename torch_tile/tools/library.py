@@ -8,7 +8,7 @@ configurations; what they would launch is compiled and handed over instead.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from torch_tile.kernels import (
     norm,
     softmax,
 )
+from torch_tile.kernels.epilogue import soft_cap
 from torch_tile.target import Target
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -158,6 +159,11 @@ def _dequant_gemm(
     return call
 
 
+CAP = soft_cap(50.0)
+SLOPES = "v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2"
+PADDED = "v0=where(x0,acc0,-inf);ret v0"
+
+
 def _attentions() -> Iterator[Case]:
     for name, dtype in FLOATS.items():
         for size in (64, 128):
@@ -171,6 +177,16 @@ def _attentions() -> Iterator[Case]:
         yield Case(f"attention {name} bias", _attention(dtype, 64, mask=dtype))
         yield Case(f"attention {name} d64 long", _attention(dtype, 64, lengths=(8192, 8192)))
         yield Case(f"attention {name} short", _attention(dtype, 128, lengths=(512, 512)))
+        for size in (64, 128, 256):
+            yield Case(f"attention {name} d{size} cap", _attention(dtype, size, groups=2, causal=True, score=CAP))
+        yield Case(f"attention {name} cap full", _attention(dtype, 128, score=CAP))
+        yield Case(f"attention {name} cap window", _attention(dtype, 256, groups=2, causal=True, window=256, score=CAP))
+        yield Case(f"attention {name} cap mask", _attention(dtype, 128, mask=torch.bool, score=CAP))
+        yield Case(f"attention {name} slopes", _attention(dtype, 128, causal=True, score=SLOPES, aux=[(8, 1, 1)]))
+        yield Case(
+            f"attention {name} packed slopes", _attention(dtype, 128, (4, 8192), 8, score=SLOPES, aux=[(64, 1, 1)])
+        )
+        yield Case(f"attention {name} padding", _attention(dtype, 64, causal=True, score=PADDED, aux=[(2, 1, 1, 1024)]))
         for queries in (1, 8, 16):
             case = f"attention {name} decode" + (f" {queries} queries" if queries > 1 else "")
             yield Case(case, _attention(dtype, 128, lengths=(queries, 8192), groups=8))
@@ -179,13 +195,14 @@ def _attentions() -> Iterator[Case]:
 
 def _attention(
     dtype: torch.dtype, size: int, lengths: tuple[int, int] = (1024, 1024), groups: int = 1, causal: bool = False,
-    window: int = 0, mask: torch.dtype | None = None,
+    window: int = 0, mask: torch.dtype | None = None, score: str = "", aux: Sequence[tuple[int, ...]] = (),
 ) -> Callable[[Make], object]:  # fmt: skip
     def call(make: Make) -> object:
         queries, keys = lengths
         q, k, v = (make((2, h, s, size), dtype) for h, s in ((8 * groups, queries), (8, keys), (8, keys)))
         bias = None if mask is None else make((1, 1, queries, keys), mask)
-        return attention.attention(q, k, v, bias, causal, None, window, keys - queries)
+        operands = [make(shape, torch.float32) for shape in aux]
+        return attention.attention(q, k, v, bias, causal, None, window, keys - queries, operands, score)
 
     return call
 

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from torch_tile.inductor.passes import masks
+from torch_tile.inductor.passes.places import Places
+from torch_tile.inductor.passes.scores import Mask
+from torch_tile.inductor.passes.views import axes_of
 
 
 def sdpa(make):
@@ -179,7 +182,7 @@ def test_what_is_no_rule_stays_a_tensor_or_is_right(make, agrees, generator):
     assert len(report.replaced("attention")) == 1
 
 
-def test_padding_keeps_the_tensor_and_the_causal_rule(agrees, generator):
+def test_padding_is_read_beside_the_causal_rule(agrees, generator):
     q, k, v = (torch.randn(2, 3, 6, 8, generator=generator) for _ in range(3))
     keep = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
 
@@ -189,7 +192,7 @@ def test_padding_keeps_the_tensor_and_the_causal_rule(agrees, generator):
 
     _, report = agrees(f, q, k, v, keep)
     (row,) = report.replaced("attention")
-    assert row.what.endswith("causal, mask)")
+    assert row.what.endswith("causal, score v0=where(x0,acc0,-inf);ret v0)")
 
 
 def test_one_query_over_a_cache(agrees, generator):
@@ -218,7 +221,8 @@ def test_a_low_number_is_no_minus_infinity_for_an_empty_row(light, generator):
     with torch.no_grad():
         got, report = light(f, q, k, v)
         torch.testing.assert_close(got[:, :, 2:], f(q, k, v)[:, :, 2:], rtol=2e-5, atol=2e-5)
-    assert report.replaced("attention")[0].what.endswith("mask)")
+    (row,) = report.replaced("attention")
+    assert "causal" not in row.what and "v1=gt(i3,v0);v2=where(v1,-3.4028" in row.what
 
 
 def test_data_has_no_rule():
@@ -226,4 +230,6 @@ def test_data_has_no_rule():
     node = graph.placeholder("m")
     for dtype in (torch.float32, torch.bool):
         node.meta["val"] = torch.empty(3, 3, device="meta", dtype=dtype)
-        assert masks.rule_of(node, 3, 3) is None
+        dims = axes_of((3, 3))
+        said = masks.what_it_says(Mask(node, dims, dtype != torch.bool), Places([], *dims))
+        assert said is None or masks.classify(said[0], 3, 3) is None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.passes import masks
+from torch_tile.inductor.passes import masks, score_text
 from torch_tile.inductor.passes.copies import bare, drop_behind, unscaled
 from torch_tile.inductor.passes.graph import (
     CAST,
@@ -29,7 +29,8 @@ from torch_tile.inductor.passes.graph import (
 )
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.pattern import Operand, Pattern, Term, place, place_query, read, same_dtype
-from torch_tile.inductor.passes.scores import NoMatch
+from torch_tile.inductor.passes.places import Places
+from torch_tile.inductor.passes.scores import Mask, NoMatch, aligned
 from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
 
 OP = torch.ops.tile.attention.default
@@ -65,15 +66,20 @@ def _written_out(context: Context, softmax: Node) -> None:
         )
     rewrite = Rewrite(pattern.output)
     try:
-        new = build(rewrite, pattern)
-    except Miss:
+        try:
+            new = build(rewrite, pattern)
+        except score_text.Unwritable:
+            rewrite.discard()
+            new = build(rewrite, pattern, in_text=False)
+    except Miss as reason:
         rewrite.discard()
+        reason.near = True  # type: ignore[attr-defined]
         raise
     context.replace(rewrite, "attention", [(pattern.output, new)], describe(rewrite), pattern.output)
 
 
-def build(rewrite: Rewrite, pattern: Pattern) -> Node:
-    """Insert the op for a pattern; returns what stands for its last product."""
+def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
+    """Insert the op for a pattern; returns what stands for its last product. `in_text` as for `masks.combine`."""
     term = pattern.terms[0]
     batch, kv_heads, shared, queries = _roles(pattern)
     heads, keys = [*kv_heads, *shared], pattern.dims[-1]
@@ -83,9 +89,13 @@ def build(rewrite: Rewrite, pattern: Pattern) -> Node:
     v = place(rewrite, pattern.value, [batch, kv_heads, keys, pattern.value_inner])
     if not same_dtype([q, k, v]):
         raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
-    mask, rule = masks.combine(rewrite, pattern, [batch, heads, queries, keys])
-    offset = rule.offset_argument(rewrite, q, k)
-    new = rewrite.call(OP, q, k, v, mask, rule.causal, term.scale, rule.window, offset)
+    dims = [batch, heads, queries, keys]
+    places, modified = Places(batch, queries, keys, heads), pattern.scores.modified
+    score = score_text.SCORE
+    if modified is not None:
+        score = score_text.read(modified, pattern.scores.products[0], places, rewrite)
+    said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
+    new = _call(rewrite, (q, k, v), said, term.scale, dims, places)
     have = [batch, heads, queries, pattern.value_inner]
     arranged = arrange(rewrite, new, have, pattern.output_dims)
     if arranged is None:
@@ -95,6 +105,23 @@ def build(rewrite: Rewrite, pattern: Pattern) -> Node:
             at=pattern.output,
         )
     return arranged if dtype(arranged) == dtype(pattern.output) else rewrite.call(CAST, arranged, dtype(pattern.output))
+
+
+def _call(
+    rewrite: Rewrite, qkv: tuple[Any, Any, Any], said: masks.Said, scale: Any, dims: list[Group], places: Places
+) -> Node:
+    """The op on q, k and v under what was said of its scores; `scale` None is the op's default."""
+    by, score = score_text.split_scale(said.score)
+    if by != 1:
+        scale = by * (shape(qkv[0])[3] ** -0.5 if scale is None else scale)
+    rule = said.rule
+    if not rule.causal and not rule.window and score_text.reads_sizes(score):
+        rule.offset = score_text.last_at_last(dims)
+    text = score_text.Text(rewrite, places, dims, rule.offset)
+    written = text.write(score)
+    offset = rule.offset_argument(rewrite, qkv[0], qkv[1])
+    more = (text.aux, written) if written else ()
+    return rewrite.call(OP, *qkv, said.tensor, rule.causal, scale, rule.window, offset, *more)
 
 
 def _unscaled(term: Term) -> Term:
@@ -136,6 +163,8 @@ def signature(node: Node) -> str:
     window = arg(node, options + 3, "window", 0)
     if window:
         kind.append(f"window {window}")
+    if score := arg(node, 9, "score", ""):
+        kind.append(f"score {score}")
     return f"(q {q}, k {k}, v {v}{''.join(', ' + w for w in kind)})"
 
 
@@ -173,7 +202,8 @@ def refine(context: Context) -> None:
         q, k, v = node.args[:3]
         known_already = bool(arg(node, 4, "causal", False)), arg(node, 5, "scale")
         window, offset = arg(node, 6, "window", 0), arg(node, 7, "q_offset", 0)
-        new = _attend(rewrite, q, k, v, arg(node, 3, "mask"), *known_already, window, offset)
+        more = arg(node, 8, "aux"), arg(node, 9, "score", "")
+        new = _attend(rewrite, q, k, v, arg(node, 3, "mask"), *known_already, window, offset, *more)
         new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
         node.replace_all_uses_with(new)
         context.graph.erase_node(node)
@@ -182,8 +212,9 @@ def refine(context: Context) -> None:
 
 
 def _attend(
-    rewrite: Rewrite, q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: Any, window: int = 0, offset: Any = 0
-) -> Node:
+    rewrite: Rewrite, q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: Any, window: int = 0, offset: Any = 0,
+    aux: Any = None, score: str = "",
+) -> Node:  # fmt: skip
     """The op without copies in front of it, with kv heads un-expanded, and a rule instead of the mask where it can."""
     width = shape(q)[3]
     scalable = scale is not None or (isinstance(width, int) and width > 0)
@@ -191,12 +222,21 @@ def _attend(
     if by * too != 1:
         scale = (width**-0.5 if scale is None else scale) * by * too
     k, v = _ungroup(rewrite, k, v)
-    if mask is not None and not causal and not window:
-        rule = masks.rule_of(mask, shape(q)[2], shape(k)[2])
-        if rule is not None:
-            mask = None if rule.complete else mask
-            causal, window, offset = rule.causal, rule.window, rule.offset_argument(rewrite, q, k)
-    return rewrite.call(OP, q, k, v, mask, causal, scale, window, offset)
+    if mask is None or causal or window or score:
+        return rewrite.call(OP, q, k, v, mask, causal, scale, window, offset, *((aux, score) if score else ()))
+    dims = axes_of((*shape(q)[:3], shape(k)[2]))
+    given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)
+    places = Places(dims[0], dims[2], dims[3], dims[1])
+    attempt = Rewrite(rewrite.anchor)
+    try:
+        said = masks.combine(attempt, [given], dims, score_text.SCORE, places)
+        new = _call(attempt, (q, k, v), said, scale, dims, places)
+    except score_text.Unwritable:
+        attempt.discard()
+        said = masks.combine(attempt, [given], dims, score_text.SCORE, places, in_text=False)
+        new = _call(attempt, (q, k, v), said, scale, dims, places)
+    rewrite.nodes += attempt.nodes
+    return new
 
 
 def _ungroup(rewrite: Rewrite, k: Any, v: Any) -> tuple[Any, Any]:

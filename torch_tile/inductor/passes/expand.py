@@ -7,7 +7,7 @@ nothing else. Then every product, norm or attention still in the graph is report
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,9 +30,12 @@ def sdpa(
     scale: float | None = None,
     window: int = 0,
     q_offset: Any = 0,
+    aux: Sequence[torch.Tensor] | None = None,
+    score: str = "",
 ) -> torch.Tensor:
     """`tile.attention` in torch's own terms."""
-    plain_causal = causal and not window and isinstance(q_offset, int) and q_offset == 0 and mask is None
+    at_zero = isinstance(q_offset, int) and q_offset == 0
+    plain_causal = causal and not window and at_zero and mask is None and not score
     if not plain_causal and (causal or window):
         keys = torch.arange(k.shape[2], device=q.device)
         queries = torch.arange(q.shape[2], device=q.device)[:, None] + q_offset
@@ -45,8 +48,28 @@ def sdpa(
             mask = mask & keep
         else:
             mask = torch.where(keep, mask, -torch.inf)
+    if score:
+        return _with_scores(q, k, v, mask, scale, q_offset, aux or (), score)
     heads = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, plain_causal, scale=scale, **heads)
+
+
+def _with_scores(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None, q_offset: Any,
+    aux: Sequence[torch.Tensor], score: str,
+) -> torch.Tensor:  # fmt: skip
+    """Attention written out, as models do whose scores are modified."""
+    from torch_tile.kernels.attention import default_scale
+    from torch_tile.kernels.score import modified
+
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (k, v))
+    scale = default_scale(q.shape[3]) if scale is None else scale
+    s = modified(score, torch.matmul(q, k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale, aux, q_offset)
+    if mask is not None:
+        s = s.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else s + mask
+    empty = (s == -torch.inf).all(-1, keepdim=True)
+    return torch.matmul(torch.softmax(s, -1).masked_fill(empty, 0.0).to(v.dtype), v)
 
 
 def rms_norm(
@@ -139,7 +162,7 @@ def _signature(node: Node) -> str:
 def expand(node: Node, reference: Callable[..., torch.Tensor]) -> list[Node]:
     """Put the ATen of `reference` in place of a captured op; returns the new nodes."""
     traced = trace_reference(node, reference)
-    inputs = [n for n in node.args if isinstance(n, Node)]
+    inputs = node.all_input_nodes
     env: dict[Node, Node] = dict(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
     graph = node.graph
     with graph.inserting_before(node):
@@ -170,20 +193,20 @@ def _literal(before: Node, tensor: torch.Tensor) -> Node:
 
 
 def trace_reference(node: Node, reference: Callable[..., torch.Tensor]) -> GraphModule:
-    """The reference's functional ATen, decomposed as Inductor does, on the node's tensor arguments."""
+    """The reference's functional ATen, decomposed as Inductor does, on the node's inputs."""
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    tensors = [n for n in node.args if isinstance(n, Node)]
+    inputs = node.all_input_nodes
 
     def call(*values: Any) -> torch.Tensor:
-        queue = iter(values)
-        args = [next(queue) if isinstance(a, Node) else a for a in node.args]
-        return reference(*args, **node.kwargs)
+        given = dict(zip(inputs, values, strict=True))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), given.__getitem__)
+        return reference(*args, **kwargs)
 
     with V.fake_mode, torch.no_grad():
-        return make_fx(call, decomposition_table=select_decomp_table())(*[val(n) for n in tensors])
+        return make_fx(call, decomposition_table=select_decomp_table())(*[val(n) for n in inputs])
 
 
 WATCHED = {

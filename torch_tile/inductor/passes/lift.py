@@ -9,7 +9,7 @@ itself.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -38,6 +38,18 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     aten.add: operator.add,
     aten.sub: operator.sub,
     aten.mul: operator.mul,
+    aten.div: lambda a, b: a / b if b.is_number and b != 0 else opaque("div")(a, b),
+    aten.floor_divide: lambda a, b: sympy.floor(a / b),
+    aten.remainder: lambda a, b: a - b * sympy.floor(a / b),
+    aten.maximum: lambda a, b: opaque("max")(a, b),
+    aten.minimum: lambda a, b: opaque("min")(a, b),
+    aten.clamp_min: lambda a, b: opaque("max")(a, b),
+    aten.clamp_max: lambda a, b: opaque("min")(a, b),
+    aten.pow: lambda a, b: a**b if b.is_Integer and 0 < b <= 3 else opaque("pow")(a, b),
+}
+_UNARY = {
+    getattr(aten, name).default: name
+    for name in ("exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "abs", "relu", "silu", "gelu", "reciprocal")
 }
 _COMPARISON: dict[Any, Any] = {
     aten.le: sympy.Le,
@@ -173,28 +185,55 @@ def _compute(node: Node, index: Index) -> Any:
         return at(node.args[1], ())
     if target is aten.scalar_tensor.default:
         return at(node.args[0], ())
-    if target in (aten.bitwise_not.default, aten.logical_not.default):
-        return sympy.Not(truth(at(node.args[0], index)))
-    if target is aten.where.self:
-        condition, yes, no = (at(x, _broadcast(x, index)) for x in node.args)
-        return _choose(truth(condition), yes, no)
-    if target is aten.neg.default:
-        return _fold(-numeric(at(node.args[0], index)))
     if target is aten.index.Tensor:
         return _gather(node, index)
     if target is aten.cumsum.default:
         return _cumsum(node, index)
+    operands = pointwise_operands(node)
+    return None if operands is None else combine(node, [at(x, _broadcast(x, index)) for x in operands])
+
+
+def opaque(name: str) -> Any:
+    """A function of the epilogue language, of which nothing is known but its name."""
+    return sympy.Function(f"tile_{name}")
+
+
+def pointwise_operands(node: Node) -> list[Any] | None:
+    """What a node reads that `combine` knows; None for others."""
+    target: Any = node.target
+    if target in (aten.bitwise_not.default, aten.logical_not.default, aten.neg.default) or target in _UNARY:
+        return [node.args[0]]
+    if target is aten.where.self:
+        return list(node.args)
     packet = getattr(target, "overloadpacket", None)
     if packet not in _ARITHMETIC and packet not in _COMPARISON and packet not in _LOGIC:
         return None
-    if node.kwargs.get("alpha", 1) != 1:
+    rounded = node.kwargs.get("rounding_mode")
+    if node.kwargs.get("alpha", 1) != 1 or (rounded is not None and rounded != "floor") or len(node.args) < 2:
         return None
-    a, b = (at(x, _broadcast(x, index)) for x in node.args[:2])
+    return list(node.args[:2])
+
+
+def combine(node: Node, values: Sequence[Any]) -> Any:
+    """The value of a node of which `pointwise_operands` are known, from theirs; None if it cannot be written."""
+    target: Any = node.target
+    if target in (aten.bitwise_not.default, aten.logical_not.default):
+        return sympy.Not(truth(values[0])) if val(node).dtype == torch.bool else None
+    if target is aten.where.self:
+        return _choose(truth(values[0]), *values[1:])
+    if target is aten.neg.default:
+        return _fold(-numeric(values[0]))
+    if target in _UNARY:
+        tanh = target is aten.gelu.default and node.kwargs.get("approximate") == "tanh"
+        return opaque("gelu_tanh" if tanh else _UNARY[target])(numeric(values[0]))
+    packet = target.overloadpacket
+    a, b = values
     if packet in _LOGIC:
         return _LOGIC[packet](truth(a), truth(b)) if val(node).dtype == torch.bool else None
     if packet in _COMPARISON:
         return _compare(_COMPARISON[packet], numeric(a), numeric(b))
-    return _fold(_ARITHMETIC[packet](numeric(a), numeric(b)))
+    floors = packet is aten.div and node.kwargs.get("rounding_mode") == "floor"
+    return _fold(_ARITHMETIC[aten.floor_divide if floors else packet](numeric(a), numeric(b)))
 
 
 def _gather(node: Node, index: Index) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,23 +17,28 @@ import sympy
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.passes import lift
+from torch_tile.inductor.passes import lift, score_text
 from torch_tile.inductor.passes.graph import Rewrite, aten, constant, dtype, is_call, known, same_shape, shape
 from torch_tile.inductor.passes.lift import K, Q
-from torch_tile.inductor.passes.pattern import Pattern
-from torch_tile.inductor.passes.scores import Mask, NoMatch, aligned
+from torch_tile.inductor.passes.places import Places
+from torch_tile.inductor.passes.scores import Mask, NoMatch
 from torch_tile.inductor.passes.sizes import expression
-from torch_tile.inductor.passes.views import Axis, Group, arrange, extent, leaves
+from torch_tile.inductor.passes.views import Group, arrange, extent, leaves
 
 
 @dataclass
 class Rule:
-    """`k <= q + offset` if causal, and `k > q + offset - window` if a window; `complete` if the mask says no more."""
+    """`k <= q + offset` if causal, and `k > q + offset - window` if a window; `rest` is what else a mask asks for."""
 
     causal: bool
     window: int
     offset: Any
-    complete: bool = True
+    rest: Any = sympy.true
+
+    @property
+    def complete(self) -> bool:
+        """Whether the mask says no more."""
+        return bool(self.rest == sympy.true)
 
     def offset_argument(self, rewrite: Rewrite, q: Node, k: Node) -> Any:
         """The offset as an argument: a number, or a node computing the key length minus the query length."""
@@ -40,31 +46,6 @@ class Rule:
             return self.offset
         sizes = [rewrite.call(aten.sym_size.int, x, 2) for x in (k, q)]
         return rewrite.call(operator.sub, *sizes)
-
-
-class Places:
-    """The symbols of the axes of attention's dimensions: where in it an element of a mask stands."""
-
-    def __init__(self, batch: Group, queries: Group, keys: Group) -> None:
-        self._named = [(leaves(batch), lift.B), (leaves(queries), Q), (leaves(keys), K)]
-        self._axes: dict[Axis, Any] = {}
-
-    def index(self, groups: list[Group]) -> lift.Index:
-        """The index of a tensor whose dimensions are `groups`."""
-        return tuple(self._of(leaves(g)) for g in groups)
-
-    def _of(self, group: Group) -> Any:
-        if not group:
-            return sympy.Integer(0)
-        for named, symbol in self._named:
-            if named == group:
-                return symbol
-        total: Any = sympy.Integer(0)
-        for axis in group:
-            alone = next((symbol for named, symbol in self._named if named == [axis]), None)
-            place = alone or self._axes.setdefault(axis, lift.symbol(f"axis{len(self._axes)}"))
-            total = total * expression(axis.size) + place
-        return total
 
 
 def what_it_says(mask: Mask, places: Places) -> tuple[Any, float] | None:
@@ -87,35 +68,25 @@ def what_it_says(mask: Mask, places: Places) -> tuple[Any, float] | None:
     return sympy.Or(*visible), float(fill) * mask.scale
 
 
-def rule_of(mask: Node, queries: Any, keys: Any) -> Rule | None:
-    """The rule of a mask that broadcasts to [batch, heads, queries, keys], given those two sizes; None if it has none.
-
-    True says visible; a floating mask is added, and has a rule if it is 0 and one other number.
-    """
-    dims = [[Axis(0)], [Axis(0)], [Axis(queries)], [Axis(keys)]]
-    given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)
-    said = what_it_says(given, Places(dims[0], dims[2], dims[3]))
-    rule = None if said is None else classify(said[0], queries, keys)
-    if rule is None or said is None or not exact(rule, said[1], queries, keys):
-        return None
-    return rule if rule.complete or not given.additive else None
-
-
 def classify(visible: Any, queries: Any, keys: Any) -> Rule | None:
     """The rule of a condition on an index, or None if it has none. Sizes may be symbolic."""
     rule = Rule(False, 0, 0)
     upper: list[Any] = []
     lower: list[Any] = []
+    held: dict[Any, Any] = {}
+    visible = sympy.to_nnf(visible, simplify=False)
     for part in visible.args if isinstance(visible, sympy.And) else (visible,):
         if part == sympy.true or _always(part, keys):
             continue
         bound = _bound(part, queries)
         if bound is None:
-            rule.complete = False
+            rule.rest = sympy.And(rule.rest, part)
         else:
+            held |= {part: sympy.true, part.negated: sympy.false}
             (upper if bound[0] == "upper" else lower).append(bound[1])
     if len(upper) > 1 or len(lower) > 1:
         return None
+    rule.rest = rule.rest.xreplace(held)
     return _rule(rule, upper, lower, expression(keys) - expression(queries))
 
 
@@ -172,20 +143,64 @@ def _always(part: Any, keys: Any) -> bool:
     return bool(slack.is_Integer and (slack > 0 if isinstance(part, sympy.Lt) else slack >= 0))
 
 
-def combine(rewrite: Rewrite, pattern: Pattern, dims: list[Group]) -> tuple[Node | None, Rule]:
-    """The mask operand and the rule of a written-out attention whose dimensions are `dims`, [B, H, Sq, Skv]."""
+@dataclass
+class Said:
+    """What the masks of scores say: a rule, a tensor for the rest, and an expression of the score (score_text.py)."""
+
+    rule: Rule
+    tensor: Node | None
+    score: Any
+
+
+def combine(
+    rewrite: Rewrite, masks: Sequence[Mask], dims: Sequence[Group], score: Any, places: Places, in_text: bool = True
+) -> Said:
+    """Masks of scores whose dimensions are `dims`, [B, H, Sq, Skv], applied to the expression `score` in their order.
+
+    With `in_text`, one that is computed from positions and small tensors becomes part of the expression.
+    """
     queries, keys = extent(dims[2]), extent(dims[3])
-    places = Places(dims[0], dims[2], dims[3])
-    rule = Rule(False, 0, 0)
-    tensor: Node | None = None
-    for mask in pattern.masks:
-        said = None if rule.causal else what_it_says(mask, places)
-        found = None if said is None else classify(said[0], queries, keys)
-        if said and found and found.complete and exact(found, said[1], queries, keys):
-            rule = found
+    said = Said(Rule(False, 0, 0), None, score)
+    for mask in masks:
+        seen = None if said.rule.causal else what_it_says(mask, places)
+        found = None if seen is None else classify(seen[0], queries, keys)
+        if seen is None or found is None or not exact(found, seen[1], queries, keys):
+            found = None
+        elif found.complete:
+            said.rule = found
             continue
-        tensor = _join(rewrite, tensor, _as_operand(rewrite, pattern, mask, dims))
-    return tensor, rule
+        hides = found is not None and (found.causal or found.window > 0) and seen is not None and seen[1] == -math.inf
+        rest = found.rest if found is not None and hides else None
+        after = _in_text(rewrite, mask, said.score, rest, places, dims) if in_text and said.tensor is None else None
+        if after is not None:
+            said.score = after
+        else:
+            said.tensor = _join(rewrite, said.tensor, _as_operand(rewrite, mask, dims))
+        if found is not None and hides and (after is not None or not mask.additive):
+            said.rule = found
+    return said
+
+
+def _in_text(rewrite: Rewrite, mask: Mask, score: Any, rest: Any, places: Places, dims: Sequence[Group]) -> Any:
+    """The score under a mask that has both queries and keys, and of which only `rest` is asked for, if that is given.
+
+    None where the mask reads a tensor that has both: it is read as it is.
+    """
+    own = {a for g in mask.groups for a in leaves(g)}
+    if not all(set(leaves(dims[d])) <= own for d in (2, 3)):
+        return None
+    try:
+        value = lift.at(mask.node, places.index(mask.groups)) if rest is None else rest
+    except (TypeError, ValueError, NotImplementedError):
+        return None  # sympy cannot represent it
+    if not score_text.is_small(value, places, rewrite) or sympy.count_ops(value) > score_text.MOST_STATEMENTS:
+        return None
+    if rest is None and mask.additive:
+        return score + mask.scale * lift.numeric(value)
+    keep = lift.truth(value)
+    if rest is None and mask.inverted:
+        keep = sympy.Not(keep)
+    return sympy.Piecewise((score, keep), (sympy.Float(mask.fill) if rest is None else -sympy.oo, True))
 
 
 def _as_condition(mask: Mask) -> Mask:
@@ -229,7 +244,7 @@ def exact(rule: Rule, fill: float, queries: Any, keys: Any) -> bool:
     return rule.offset >= 0 and bool(sees_itself)
 
 
-def _as_operand(rewrite: Rewrite, pattern: Pattern, mask: Mask, dims: list[Group]) -> Node:
+def _as_operand(rewrite: Rewrite, mask: Mask, dims: Sequence[Group]) -> Node:
     """The mask as a tensor that `tile.attention` takes: bool, or floating to be added, broadcastable to `dims`."""
     mask = _as_condition(mask)
     node = _arranged(rewrite, mask.node, mask.groups, dims)
@@ -241,7 +256,7 @@ def _as_operand(rewrite: Rewrite, pattern: Pattern, mask: Mask, dims: list[Group
         return node
     if not mask.fill <= ENOUGH:
         raise NoMatch(f"scores are replaced by {mask.fill}, which does not hide them", "mask with -inf", at=mask.node)
-    like = {"dtype": dtype(pattern.value.root), "device": node.meta["val"].device}
+    like = {"dtype": torch.float32, "device": node.meta["val"].device}
     zero = rewrite.call(aten.full.default, [], 0.0, **like)
     low = rewrite.call(aten.full.default, [], mask.fill, **like)
     return rewrite.call(aten.where.self, node, zero, low)
@@ -260,12 +275,12 @@ def _join(rewrite: Rewrite, a: Node | None, b: Node) -> Node:
     return rewrite.call(aten.add.Tensor, a, b)
 
 
-def _arranged(rewrite: Rewrite, mask: Node, groups: list[Group], dims: list[Group]) -> Node:
+def _arranged(rewrite: Rewrite, mask: Node, groups: list[Group], dims: Sequence[Group]) -> Node:
     """A mask with dimensions `groups` as one that broadcasts to `dims`; as it is, if it does already."""
     tail = dims[len(dims) - len(groups) :] if len(groups) <= len(dims) else []
     if tail and all(not leaves(g) or leaves(g) == leaves(d) for g, d in zip(groups, tail, strict=True)):
         return mask
-    new = arrange(rewrite, mask, groups, dims)
+    new = arrange(rewrite, mask, groups, list(dims))
     if new is None:
         raise NoMatch(
             "the mask has other dimensions than attention's",

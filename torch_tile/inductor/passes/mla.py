@@ -20,6 +20,7 @@ from torch_tile.inductor.passes.copies import drop_behind
 from torch_tile.inductor.passes.graph import CAST, Rewrite, aten, dtype, equivalent, is_call, known, product, shape
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.pattern import Operand, Pattern, Term, place, place_query, read, same_dtype
+from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.views import Group, arrange, extent, leaves, unify
 
@@ -96,7 +97,7 @@ def _visible(rewrite: Rewrite, pattern: Pattern, batch: Group) -> tuple[Group, N
     mask, (*outer, keys) = pattern.masks[0], pattern.dims
     count = extent(keys)
     for group in ([], *reversed(outer)):
-        said = masks.what_it_says(mask, masks.Places(batch, group, keys))
+        said = masks.what_it_says(mask, Places(batch, group, keys))
         if said is None:
             break
         visible, fill = said

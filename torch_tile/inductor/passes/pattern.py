@@ -71,6 +71,7 @@ class Pattern:
     value_inner: Group
     output: Node
     output_dims: list[Group]
+    scores: Scores
 
 
 def read(softmax: Node) -> Pattern:
@@ -105,7 +106,7 @@ def read(softmax: Node) -> Pattern:
     terms = [_term(p, keys) for p in scores.products]
     outer = [g for g in dims if g is not keys]
     placed = [*batch, m, inner] if on_left else [*batch, inner, n]
-    return Pattern(softmax, [*outer, keys], terms, scores.masks, value, inner, output, placed)
+    return Pattern(softmax, [*outer, keys], terms, scores.masks, value, inner, output, placed, scores)
 
 
 def _sides(softmax: Node, dims: list[Group], keys: Group) -> tuple[Scores, Node, Node]:
@@ -131,9 +132,10 @@ def _sides(softmax: Node, dims: list[Group], keys: Group) -> tuple[Scores, Node,
 
 def _term(product: Product, keys: Group) -> Term:
     *batch, m, n = product.groups
-    inner = axes_of(shape(product.left)[-1:])[0]
-    left = Operand(*trace(product.left, [*batch, m, inner], casts=True))
-    right = Operand(*trace(product.right, [*batch, inner, n], casts=True))
+    a, b = product.operands
+    inner = axes_of(shape(a)[-1:])[0]
+    left = Operand(*trace(a, [*batch, m, inner], casts=True))
+    right = Operand(*trace(b, [*batch, inner, n], casts=True))
     if leaves(n) != leaves(keys):
         left, right, m, n = right, left, n, m
     if leaves(n) != leaves(keys):

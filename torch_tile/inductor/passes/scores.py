@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from torch_tile.inductor.passes import lift
 from torch_tile.inductor.passes.graph import (
     CAST,
     Miss,
@@ -52,11 +53,24 @@ class Factor:
 class Product:
     """A matrix product that adds to the scores, its dimensions, and what it is multiplied by."""
 
-    left: Node
-    right: Node
+    node: Node
     groups: list[Group]
     scale: float = 1.0
     factors: list[Factor] = field(default_factory=list)
+
+    @property
+    def operands(self) -> tuple[Node, Node]:
+        """What is multiplied."""
+        left, right = self.node.args[-2:]
+        return left, right  # type: ignore[return-value]
+
+
+@dataclass
+class Modified:
+    """Something computed from the product element by element, in more ways than scales and masks; its dimensions."""
+
+    node: Node
+    groups: list[Group]
 
 
 @dataclass
@@ -77,13 +91,20 @@ class Mask:
 
 @dataclass
 class Scores:
-    """A sum of products, then its masks in the order they were applied."""
+    """A sum of products, or what is made of one, then its masks in the order they were applied."""
 
     products: list[Product] = field(default_factory=list)
     masks: list[Mask] = field(default_factory=list)
+    modified: Modified | None = None
 
-    def scaled(self, number: float, at: Node) -> Scores:
+    def raised(self, at: Node, dims: list[Group]) -> Scores:
+        """The scores as something made of their product at `at`."""
+        return Scores([Product(self.products[0].node, self.products[0].groups)], [], Modified(at, dims))
+
+    def scaled(self, number: float, at: Node, dims: list[Group]) -> Scores:
         """All of it times a number."""
+        if self.modified:
+            return self.raised(at, dims)
         if number <= 0 and any(not m.additive for m in self.masks):
             raise NoMatch("masked scores are scaled by a negative number", "scale before masking", at=at)
         products = [replace(p, scale=p.scale * number) for p in self.products]
@@ -92,7 +113,7 @@ class Scores:
 
     def masked(self, mask: Mask) -> Scores:
         """The same under one more mask."""
-        return Scores(self.products, [*self.masks, mask])
+        return Scores(self.products, [*self.masks, mask], self.modified)
 
 
 def aligned(node: Any, dims: list[Group]) -> list[Group]:
@@ -104,8 +125,46 @@ def aligned(node: Any, dims: list[Group]) -> list[Group]:
 
 def read_scores(node: Any, dims: list[Group], keys: Group) -> Scores:
     """Walk up from `node`, whose dimensions are `dims`, to the products. `keys`: what the softmax is over."""
+    try:
+        return _read(node, dims, keys)
+    except NoMatch:
+        product = _only_product(node, dims, keys)
+        if product is None:
+            raise
+        return Scores([product]).raised(node, dims)
+
+
+def _only_product(node: Any, dims: list[Group], keys: Group) -> Product | None:
+    """The one product that has the keys and from which `node` is computed element by element."""
+    found: dict[Node, Product] = {}
+    seen: set[Node] = set()
+    stack = [(node, dims)]
+    while stack:
+        root, groups = trace(*stack.pop(), casts=True)
+        if not is_tensor(root) or root in seen:
+            continue
+        seen.add(root)
+        if is_call(root, *PRODUCTS, *_WITH_ADDEND):
+            if set(leaves(keys)) & {a for g in groups for a in leaves(g)}:
+                found[root] = Product(root, groups)
+        elif root.op == "call_function":
+            operands = [x for x in lift.pointwise_operands(root) or [] if is_tensor(x)]
+            stack += [(x, aligned(x, groups)) for x in operands]
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def addend_of(node: Node) -> tuple[Any, float, float] | None:
+    """`(addend, beta, alpha)` of a product with an addend, which is `beta * addend + alpha * left @ right`."""
+    if not is_call(node, *_WITH_ADDEND):
+        return None
+    beta: Any = node.kwargs.get("beta", 1)
+    alpha: Any = node.kwargs.get("alpha", 1)
+    return node.args[0], beta, alpha
+
+
+def _read(node: Any, dims: list[Group], keys: Group) -> Scores:
     if is_call(node, *PRODUCTS):
-        return Scores([Product(node.args[0], node.args[1], dims)])  # type: ignore[arg-type]
+        return Scores([Product(node, dims)])
     if is_call(node, *_WITH_ADDEND):
         return _product_and_mask(node, dims)
     if is_call(node, CAST):
@@ -113,7 +172,7 @@ def read_scores(node: Any, dims: list[Group], keys: Group) -> Scores:
     for target, invert in ((aten.mul.Tensor, False), (aten.mul.Scalar, False), (aten.div.Tensor, True)):
         pair = binary_with_scalar(node, target)
         if pair is not None and not (invert and pair[0] is not node.args[0]):
-            return read_scores(pair[0], dims, keys).scaled(1 / pair[1] if invert else pair[1], node)
+            return read_scores(pair[0], dims, keys).scaled(1 / pair[1] if invert else pair[1], node, dims)
     if is_call(node, aten.mul.Tensor, aten.div.Tensor):
         return _times_tensor(node, dims, keys)
     if is_call(node, aten.sub.Tensor) and _is_own_maximum(node.args[1], node.args[0], dims, keys):
@@ -125,27 +184,20 @@ def read_scores(node: Any, dims: list[Group], keys: Group) -> Scores:
     root, groups = trace(node, dims)
     if root is node:
         what = f"{name_of(node)}()" if isinstance(node, Node) and node.op == "call_function" else name_of(node)
-        soft = is_call(node, aten.tanh.default)
-        raise NoMatch(
-            f"the scores come from {what}, where a matrix product was looked for",
-            "leave the soft cap (tanh) away: the kernel has none" if soft else _PLAIN,
-            at=node,
-        )
+        raise NoMatch(f"the scores come from {what}, where a matrix product was looked for", _PLAIN, at=node)
     return read_scores(root, groups, keys)
 
 
-_PLAIN = "between q @ k.mT and softmax only scales, masks, casts and views may stand"
+_PLAIN = "between q @ k.mT and softmax only pointwise operations and views may stand"
 
 
 def _product_and_mask(node: Node, dims: list[Group]) -> Scores:
     """`beta * addend + alpha * left @ right`."""
-    addend, left, right = node.args[:3]
-    beta: Any = node.kwargs.get("beta", 1)
-    alpha: Any = node.kwargs.get("alpha", 1)
-    found = Scores([Product(left, right, dims)]).scaled(alpha, node)  # type: ignore[arg-type]
+    addend, beta, alpha = addend_of(node)  # type: ignore[misc]
+    found = Scores([Product(node, dims)]).scaled(alpha, node, dims)
     if beta == 0:
         return found
-    return found.masked(Mask(addend, aligned(addend, dims), additive=True, scale=beta))  # type: ignore[arg-type]
+    return found.masked(Mask(addend, aligned(addend, dims), additive=True, scale=beta))
 
 
 def _times_tensor(node: Node, dims: list[Group], keys: Group) -> Scores:
@@ -159,6 +211,8 @@ def _times_tensor(node: Node, dims: list[Group], keys: Group) -> Scores:
         if own & {a for g in groups for a in leaves(g)}:
             continue
         found = read_scores(scores, aligned(scores, dims), keys)
+        if found.modified:
+            return found.raised(node, dims)
         if found.masks:
             raise NoMatch("the scores are scaled by a tensor after they are masked", "scale before masking", at=node)
         factor = Factor(other, groups, divides)
@@ -181,12 +235,14 @@ def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:
     for side, factor in zip(node.args[:2], (1, sign), strict=True):
         try:
             found = read_scores(side, aligned(side, dims), keys) if is_tensor(side) else None
-            sides.append(found.scaled(factor, node) if found and factor != 1 else found)
+            sides.append(found.scaled(factor, node, dims) if found and factor != 1 else found)
         except NoMatch as reason:
             sides.append(None)
             first = first or reason
     a, b = sides
     if a and b:
+        if a.modified or b.modified or any(p.node is q.node for p in a.products for q in b.products):
+            raise NoMatch("the scores are a sum of what is made of products", _PLAIN, at=node)
         return Scores([*a.products, *b.products], [*a.masks, *b.masks])
     found, other, factor = (a, node.args[1], sign) if a else (b, node.args[0], 1)
     if found is None or not is_tensor(other):
@@ -216,11 +272,10 @@ def _where(node: Node, dims: list[Group], keys: Group) -> Scores:
 
 def _same(a: Scores, b: Scores) -> bool:
     """Whether two readings are one, up to rounding."""
-    if a.masks or b.masks or len(a.products) != len(b.products):
+    if a.masks or b.masks or a.modified or b.modified or len(a.products) != len(b.products):
         return False
     return all(
-        equivalent(p.left, q.left)
-        and equivalent(p.right, q.right)
+        all(map(equivalent, p.operands, q.operands))
         and math.isclose(p.scale, q.scale, rel_tol=1e-6)
         and [id(f.node) for f in p.factors] == [id(f.node) for f in q.factors]
         for p, q in zip(a.products, b.products, strict=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.kernels.epilogue import parse
 from torch_tile.kernels.memory_order import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
@@ -20,7 +21,13 @@ from torch_tile.ops.registration import kernels, register
 Size = checks.Size
 
 
-def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, window: int) -> None:
+INDICES = 4  # of a score: batch, head, query, key
+
+
+def _check_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, window: int,
+    aux: Sequence[torch.Tensor], score: str,
+) -> None:  # fmt: skip
     checks.check_floating("attention", q=q, k=k, v=v)
     checks.check_same_dtype("attention", q=q, k=k, v=v)
     checks.check_dims("attention", "q", q, 4, "[B, H, Sq, D]")
@@ -43,6 +50,17 @@ def _check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: to
         )
         checks.check_device("attention", "mask", mask, "q", q)
         checks.check_broadcasts("attention", "mask", mask, (q.shape[0], heads, q.shape[2], k.shape[2]))
+    for i, x in enumerate(aux):
+        require_type(
+            x.dtype == torch.bool or x.dtype in checks.FLOATING,
+            lambda: f"tile.attention: aux[{i}] has dtype {x.dtype}; expected bool (read as 0 or 1) or a floating dtype",  # noqa: B023
+        )
+        checks.check_device("attention", f"aux[{i}]", x, "q", q)
+        checks.check_broadcasts("attention", f"aux[{i}]", x, (q.shape[0], heads, q.shape[2], k.shape[2]))
+    require_value(
+        not aux or bool(score), lambda: "tile.attention: aux is given, but score, which would read it, is empty"
+    )
+    parse(score, 1, len(aux), INDICES)
 
 
 def _run_attention_lse(
@@ -54,9 +72,11 @@ def _run_attention_lse(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    aux: Sequence[torch.Tensor] | None = None,
+    score: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_attention(q, k, v, mask, window)
-    out, lse = kernels("attention").attention(q, k, v, mask, causal, scale, window, q_offset)
+    _check_attention(q, k, v, mask, window, aux or (), score)
+    out, lse = kernels("attention").attention(q, k, v, mask, causal, scale, window, q_offset, aux or (), score)
     return out, lse
 
 
@@ -73,8 +93,10 @@ def _fake_attention_lse(
     scale: float | None = None,
     window: int = 0,
     q_offset: Size = 0,
+    aux: Sequence[torch.Tensor] | None = None,
+    score: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_attention(q, k, v, mask, window)
+    _check_attention(q, k, v, mask, window, aux or (), score)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return empty_beside(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
@@ -90,23 +112,27 @@ def _in_training(*args: Any) -> torch.Tensor:
 
 
 def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, mask, ctx.causal, ctx.scale, ctx.window, ctx.q_offset = inputs
+    q, k, v, mask, ctx.causal, ctx.scale, ctx.window, ctx.q_offset, aux, ctx.score = inputs
+    ctx.has_aux = aux is not None
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, mask, *output)
+    ctx.save_for_backward(q, k, v, mask, *(aux or ()), *output)
 
 
 def _attention_gradients(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | None = None) -> tuple[Any, ...]:
+    if ctx.score:
+        return _with_score(ctx, grad)
     q, k, v, mask, out, lse = ctx.saved_tensors
     options = ctx.causal, ctx.scale, ctx.window, ctx.q_offset
+    unread: tuple[Any, ...] = ([] if ctx.has_aux else None, None)
     if mask is None or not ctx.needs_input_grad[3]:
         # Gradients of gradients are computed from the inputs alone.
         known = out.detach(), lse.detach()
         found = torch.ops.tile.attention_backward.default(grad, q, k, v, *known, mask, *options)
-        return *found, None, None, None, None, None
+        return *found, None, None, None, None, None, *unread
     # The gradient of a mask has the size of all scores: nothing is saved by a kernel that does not keep them.
     *found, ds = kernels("attention_backward").gradients(grad, q, k, v, mask, *options)
     cast = [new.to(x.dtype) for new, x in zip(found, (q, k, v), strict=True)]
-    return *cast, ds.sum_to_size(mask.shape).to(mask.dtype), None, None, None, None
+    return *cast, ds.sum_to_size(mask.shape).to(mask.dtype), None, None, None, None, *unread
 
 
 def _run_backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -133,7 +159,7 @@ def _check_backward(
     window: int = 0,
     q_offset: Size = 0,
 ) -> None:
-    _check_attention(q, k, v, mask, window)
+    _check_attention(q, k, v, mask, window, (), "")
     checks.check_same_dtype("attention_backward", q=q, grad=grad, out=out)
     for name, x, dims in (("grad", grad, 4), ("out", out, 4), ("lse", lse, 3)):
         checks.check_dims("attention_backward", name, x, dims, "[B, H, Sq, Dv]" if dims == 4 else "[B, H, Sq]")
@@ -169,6 +195,58 @@ def _twice(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
     return grad, q, k, v, None, None, mask, None, None, None, None
 
 
+def _with_score(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """Gradients where a text changes the scores, in plain torch."""
+    from torch_tile.kernels import attention as family
+    from torch_tile.kernels.gemm import compute_dtype
+
+    q, k, v, mask, *aux, _, _ = ctx.saved_tensors
+    compute = compute_dtype(q.dtype)
+    scale = family.default_scale(q.shape[3]) if ctx.scale is None else ctx.scale
+    batch, heads, q_len, head_dim = q.shape
+    kv_heads, kv_len, v_dim = v.shape[1:]
+    groups = heads // kv_heads if kv_heads else 1
+    qc, kc, vc = (t.to(compute) for t in (q, k, v))
+    rule = ctx.causal, scale, ctx.window, ctx.q_offset
+    p, _ = family.softmax_with_lse(family.scores(qc, kc, mask, *rule, aux, ctx.score))
+
+    shape = (batch, kv_heads, groups, q_len, kv_len)
+    grouped_p, grouped_grad = p.reshape(shape), grad.to(compute).reshape(*shape[:4], v_dim)
+    grad_v = torch.matmul(grouped_p.mT, grouped_grad).sum(2)
+    grad_p = torch.matmul(grouped_grad, vc.unsqueeze(2).mT)
+    grad_s = grouped_p * (grad_p - (grad_p * grouped_p).sum(-1, keepdim=True))
+    grad_mask = None
+    if mask is not None and mask.is_floating_point() and ctx.needs_input_grad[3]:
+        grad_mask = grad_s.reshape(batch, heads, q_len, kv_len).sum_to_size(mask.shape).to(mask.dtype)
+    product = family.scores(qc, kc, None, False, scale, 0, 0)
+    grad_s, grad_aux = _through_score(ctx.score, product, aux, ctx.q_offset, grad_s.reshape(product.shape))
+    grad_s = grad_s.reshape(shape)
+    grad_q = torch.matmul(grad_s, kc.unsqueeze(2)).reshape(q.shape) * scale
+    grad_k = torch.matmul(grad_s.mT, qc.reshape(*shape[:4], head_dim)).sum(2) * scale
+    grads = grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+    return *grads, grad_mask, None, None, None, None, grad_aux if ctx.has_aux else None, None
+
+
+def _through_score(
+    text: str, product: torch.Tensor, aux: Sequence[torch.Tensor], q_offset: int, grad: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """The gradient of scaled products `[B, H, Sq, Skv]` from that of the scores that `text` makes of them; and of aux.
+
+    A score that the text hides has the gradient 0, also where a derivative is infinite there.
+    """
+    from torch_tile.kernels.epilogue import vjp
+    from torch_tile.kernels.score import inputs
+
+    hidden = grad == 0
+    terms = vjp(text, inputs(product, aux, q_offset), grad)
+    found = {name: g.expand_as(grad).masked_fill(hidden, 0.0) for name, g in terms.items()}
+    grad_aux = []
+    for i, x in enumerate(aux):
+        g = found.get(f"x{i}") if x.is_floating_point() else None
+        grad_aux.append(None if g is None else g.sum_to_size(x.shape).to(x.dtype))
+    return found.get("acc0", torch.zeros_like(grad)), grad_aux
+
+
 def _attention_flops(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any
 ) -> int:
@@ -185,7 +263,7 @@ def _backward_flops(
     return 2 * batch * heads * q_len * k[2] * (3 * head_dim + 2 * v[3])
 
 
-_PRECISION = ("q", "k", "v", "mask")
+_PRECISION = ("q", "k", "v", "mask", "aux")
 register(
     "attention",
     run=_run_attention,

@@ -58,7 +58,7 @@ def check_epilogue(
         )
         for dim, size in enumerate(wanted):
             checks.check_size(op, f"aux[{i}]", x, dim, size, f"by kind {kind!r}: {AUX_KINDS[kind]}")
-    language.parse(epilogue, products, len(aux))
+    language.parse(epilogue, products, len(aux), 0)
 
 
 def _run_gemm(
