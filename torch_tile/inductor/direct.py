@@ -115,12 +115,14 @@ def attention_lse(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    aux: Sequence[torch.Tensor] | None = None,
+    score: str = "",
     *,
     out: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     """`torch.ops.tile.attention_lse`."""
     run = kernels("attention").attention
-    run(q, k, v, mask, causal, scale, window, q_offset, out=out[0], lse=out[1])
+    run(q, k, v, mask, causal, scale, window, q_offset, aux or (), score, out=out[0], lse=out[1])
 
 
 def attention_backward(

@@ -95,7 +95,7 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
     if modified is not None:
         score = score_text.read(modified, pattern.scores.products[0], places, rewrite)
     said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
-    new = _call(rewrite, (q, k, v), said, term.scale, dims, places)
+    new = call(rewrite, (q, k, v), said, term.scale, dims, places)
     have = [batch, heads, queries, pattern.value_inner]
     arranged = arrange(rewrite, new, have, pattern.output_dims)
     if arranged is None:
@@ -107,7 +107,7 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
     return arranged if dtype(arranged) == dtype(pattern.output) else rewrite.call(CAST, arranged, dtype(pattern.output))
 
 
-def _call(
+def call(
     rewrite: Rewrite, qkv: tuple[Any, Any, Any], said: masks.Said, scale: Any, dims: list[Group], places: Places
 ) -> Node:
     """The op on q, k and v under what was said of its scores; `scale` None is the op's default."""
@@ -230,11 +230,11 @@ def _attend(
     attempt = Rewrite(rewrite.anchor)
     try:
         said = masks.combine(attempt, [given], dims, score_text.SCORE, places)
-        new = _call(attempt, (q, k, v), said, scale, dims, places)
+        new = call(attempt, (q, k, v), said, scale, dims, places)
     except score_text.Unwritable:
         attempt.discard()
         said = masks.combine(attempt, [given], dims, score_text.SCORE, places, in_text=False)
-        new = _call(attempt, (q, k, v), said, scale, dims, places)
+        new = call(attempt, (q, k, v), said, scale, dims, places)
     rewrite.nodes += attempt.nodes
     return new
 

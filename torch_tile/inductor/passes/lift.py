@@ -65,7 +65,7 @@ _LOGIC: dict[Any, Any] = {
     aten.bitwise_or: sympy.Or,
     aten.logical_or: sympy.Or,
 }
-_SAME = (aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default)
+SAME = (aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default)
 _CASTS = (CAST, aten._to_copy.default)
 _MOST_CASES = 16
 
@@ -105,7 +105,7 @@ def _view(node: Node, index: Index) -> Any:
     """Nodes that only move values."""
     x: Any = node.args[0] if node.args else None
     rank = len(index)
-    if is_call(node, *_SAME):
+    if is_call(node, *SAME):
         return at(x, index)
     if is_call(node, *_CASTS):
         return _cast(at(x, index), val(x).dtype, val(node).dtype)

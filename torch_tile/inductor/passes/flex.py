@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's `flex_attention`: what its score_mod and mask_mod say, as text and rule of `tile.attention`.
+
+A block mask means what its mask_mod says, as in torch's own eager form; its lists of blocks only say what may be
+skipped.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+
+from torch_tile.inductor.passes import lift, masks, score_text
+from torch_tile.inductor.passes.attention import call, describe
+from torch_tile.inductor.passes.graph import CAST, Miss, Rewrite, aten, dtype, is_call, is_tensor, known, shape, val
+from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.places import Places
+from torch_tile.inductor.passes.scores import NoMatch
+from torch_tile.inductor.passes.views import axes_of, extent
+
+OP = torch.ops.higher_order.flex_attention
+PLACES = (lift.B, lift.H, lift.Q, lift.K)
+
+
+def match(context: Context) -> None:
+    """Replace calls whose modifications the kernel's language has words for."""
+    for node in context.graph.find_nodes(op="call_function", target=OP):
+        rewrite = Rewrite(node)
+        try:
+            output = _output(node)
+            if context.settings.select == "fastest":
+                raise NoMatch(
+                    "a call of flex_attention, which is not timed against Inductor's kernel",
+                    'give options={"select": "tile"} to have it computed by tile.attention',
+                )
+            new = _attend(rewrite, node)
+            context.replace(rewrite, "attention", [(output, new)], describe(rewrite), node)
+        except Miss as reason:
+            rewrite.discard()
+            context.miss("attention", node, reason)
+
+
+def _output(node: Node) -> Node:
+    """The only result that is used."""
+    if any(not is_call(u, operator.getitem) or u.args[1] != 0 for u in node.users) or len(node.users) != 1:
+        raise NoMatch(
+            "the log-sum-exp or the maxima of flex_attention are used: this is training, or they are returned",
+            "run it under torch.no_grad(), without return_lse and return_aux",
+        )
+    return next(iter(node.users))
+
+
+def _attend(rewrite: Rewrite, node: Node) -> Node:
+    q, k, v, score_mod, block_mask, scale, _, score_buffers, mask_buffers = _arguments(node)
+    if len({dtype(x) for x in (q, k, v)}) != 1 or not known(shape(k)[0] == shape(q)[0]):
+        raise NoMatch("q, k and v differ in dtype or batch", "cast or expand them before the call")
+    dims = axes_of((*shape(q)[:3], shape(k)[2]))
+    places = Places(dims[0], dims[2], dims[3], dims[1])
+    score = lift.numeric(_value(rewrite, score_mod, (score_text.SCORE, *PLACES), score_buffers))
+    visible = lift.truth(_value(rewrite, block_mask[-1], PLACES, mask_buffers))
+    if visible == sympy.true and not _is_one_block(block_mask, shape(q)[2], shape(k)[2]):
+        raise NoMatch(
+            "the block mask has blocks but no mask_mod: only its lists say what is visible",
+            "give BlockMask a mask_mod that says the same",
+        )
+    # One place of a single element is 0: what is asked of it holds for all, or for none.
+    alone = {symbol: 0 for symbol, group in zip(PLACES, dims, strict=True) if not group}
+    score, visible = score.subs(alone), visible.subs(alone)
+    rule = masks.classify(visible, extent(dims[2]), extent(dims[3])) or masks.Rule(False, 0, 0, visible)
+    if not rule.complete:
+        score = sympy.Piecewise((score, rule.rest), (-sympy.oo, True))
+    return call(rewrite, (q, k, v), masks.Said(rule, None, score), scale, dims, places)
+
+
+def _arguments(node: Node) -> tuple[Any, ...]:
+    if len(node.args) != 9 or node.kwargs:
+        raise NoMatch("another form of flex_attention than this version knows", "please report the graph")
+    return node.args
+
+
+def _is_one_block(block_mask: Sequence[Any], queries: Any, keys: Any) -> bool:
+    """Whether there is no list of blocks to speak of: one holds everything."""
+    rows, columns = block_mask[-3:-1]
+    return known(queries <= rows) and known(keys <= columns)
+
+
+def _value(rewrite: Rewrite, module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
+    """What a modification returns, given scalars and tensors of the graph around it, as an expression."""
+    body = getattr(rewrite.graph.owning_module, str(module.target), None)
+    if not isinstance(body, GraphModule):
+        raise NoMatch("a modification of flex_attention that is no graph", "write it as a Python function")
+    inputs = body.graph.find_nodes(op="placeholder")
+    scalars = (*given, *(b if is_tensor(b) else lift.at(b, ()) for b in buffers))
+    values: dict[Node, Any] = dict(zip(inputs, scalars, strict=True))
+    for node in body.graph.nodes:
+        if node.op == "output":
+            result = node.args[0]
+            return _operand(values, result[0] if isinstance(result, list | tuple) else result)
+        if node.op == "call_function":
+            value = _computed(node, values)
+            if value is None:
+                raise NoMatch(f"{node.target} in a modification of flex_attention has no word in the kernel's language")
+            values[node] = value
+    raise NoMatch("a modification of flex_attention returns nothing", "return the score")
+
+
+def _computed(node: Node, values: dict[Node, Any]) -> Any:
+    if is_call(node, aten.index.Tensor):
+        table, places = values.get(node.args[0]), node.args[1]  # type: ignore[arg-type]
+        if not isinstance(table, Node) or any(p is None for p in places):  # type: ignore[union-attr]
+            return None
+        return _load(table, [_operand(values, p) for p in places])  # type: ignore[union-attr]
+    if is_call(node, CAST, aten._to_copy.default, *lift.SAME):
+        return _operand(values, node.args[0])
+    if not node.all_input_nodes:
+        return lift.at(node, ())
+    operands = lift.pointwise_operands(node)
+    return None if operands is None else lift.combine(node, [_operand(values, x) for x in operands])
+
+
+def _operand(values: dict[Node, Any], x: Any) -> Any:
+    value = values[x] if isinstance(x, Node) else lift.at(x, ())
+    return _load(value, []) if isinstance(value, Node) else value
+
+
+def _load(table: Node, index: Sequence[Any]) -> Any:
+    if len(index) != len(shape(table)):
+        raise NoMatch("a modification of flex_attention reads a row of a tensor", "read single elements", at=table)
+    if not (dtype(table).is_floating_point or val(table).dtype == torch.bool):
+        raise NoMatch(
+            f"a modification of flex_attention reads {dtype(table)}, which float32 may not hold",
+            "give it float32 or bool tensors",
+            at=table,
+        )
+    load = lift.LOAD(sympy.Symbol(table.name), *index)
+    return lift.truth(load) if dtype(table) == torch.bool else load
