@@ -203,6 +203,7 @@ def flash_attention(config: Config, form: Form) -> Any:
             extremes = (0, q_len - 1) if packed else (block * rows, T.min(block * rows + rows - 1, length - 1))
             first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
             unit = form.unit(scale)
+            factor = unit * LOG2_E
             for turn in T.Pipelined(end - first, num_stages=config.stages):
                 step = end - 1 - turn if form.backwards(config) else first + turn
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
@@ -222,8 +223,7 @@ def flash_attention(config: Config, form: Form) -> Any:
                         query = row % q_len if packed else row
                         seen = form.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-
-                exponentiate(scores, peak, shares, fade, unit * LOG2_E)
+                exponentiate(scores, peak, shares, fade, factor)
                 for i, c in T.Parallel(rows, form.tile_dv):
                     sums[i, c] *= fade[i]
                 T.copy(scores, weights)
