@@ -123,7 +123,7 @@ def _swiglu(x: Spec, gate_weight: Spec, up_weight: Spec, activation: str) -> Rul
 
 def _attention(
     q: Spec, k: Spec, v: Spec, mask: Spec | None, causal: bool, scale: float | None, window: int, q_offset: int,
-    aux: Sequence[Spec] | None, score: str,
+    aux: Sequence[Spec] | None = None, score: str = "",
 ) -> Rule:  # fmt: skip
     one = k.shape[1] == 1  # a single head of keys serves all queries, wherever they are
     kv_heads = "" if one else "head"
@@ -148,7 +148,7 @@ def _attention(
 
 
 def _attention_backward(grad: Spec, q: Spec, k: Spec, v: Spec, out: Spec, lse: Spec, *rest: Any) -> Rule:
-    forward = _attention(q, k, v, *rest, aux=None, score="")
+    forward = _attention(q, k, v, *rest)
     q_dims, k_dims, v_dims, mask_dims = forward.inputs
     out_dims, lse_dims = forward.outputs
     # Gradients of keys are summed over queries, and over the heads that share one of keys.
