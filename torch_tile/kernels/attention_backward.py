@@ -188,7 +188,7 @@ def query_gradients(config: Config, form: Form) -> Any:
                 T.gemm(ds, k_tile, sums, policy=T.GemmWarpPolicy.FullRow)
 
             if config.staged:
-                store_staged(sums, weight, dq, (*here, block * rows, 0))
+                store_staged(sums, weight, dq, here, block * rows)
             else:
                 for i, c in T.Parallel(rows, form.tile_d):
                     dq[(*here, block * rows + i, c)] = sums[i, c] * weight[i]
@@ -285,8 +285,8 @@ def key_gradients(config: Config, form: Form) -> Any:
             T.fill(ones, 1.0)
             T.fill(scales, scale)
             if config.staged:
-                store_staged(dv_sums, ones, dv_out, (sequence, head, first_key, 0))
-                store_staged(dk_sums, scales, dk, (sequence, head, first_key, 0))
+                store_staged(dv_sums, ones, dv_out, (sequence, head), first_key)
+                store_staged(dk_sums, scales, dk, (sequence, head), first_key)
             else:
                 for i, c in T.Parallel(rows, form.tile_dv):
                     dv_out[sequence, head, first_key + i, c] = dv_sums[i, c]
