@@ -65,7 +65,8 @@ def test_products(size):
     correlation = float(torch.corrcoef(torch.stack(ranks))[0, 1])
     print(f"rank correlation of the model {correlation:.2f}")
     assert correlation > 0.4
-    assert estimates[found.best] < 3 * min(estimates)  # it would not have been pruned
+    kept = [time for time, estimate in zip(times, estimates, strict=True) if estimate < 3 * min(estimates)]
+    assert min(kept) < 1.2 * min(times)  # what pruning costs
     m, n, k = size
     a, b = torch.randn(m, k, device="cuda").half(), torch.randn(k, n, device="cuda").half()
     torch.testing.assert_close(found.kernel(a, b), a @ b, atol=0.5, rtol=1e-2)
