@@ -104,7 +104,10 @@ def _value(rewrite: Rewrite, module: Node, given: Sequence[Any], buffers: Sequen
         if node.op == "call_function":
             value = _computed(node, values)
             if value is None:
-                raise NoMatch(f"{node.target} in a modification of flex_attention has no word in the kernel's language")
+                raise NoMatch(
+                    f"{node.target} in a modification of flex_attention has no word in the kernel's language",
+                    "write it with arithmetic, comparisons, torch.where, exp, log and tanh",
+                )
             values[node] = value
     raise NoMatch("a modification of flex_attention returns nothing", "return the score")
 

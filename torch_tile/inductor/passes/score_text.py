@@ -54,7 +54,9 @@ def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite)
             return values[here]
         if root is product.node:
             if groups != [leaves(g) for g in product.groups]:
-                raise NoMatch("scores of different queries and keys are combined", at=root)
+                raise NoMatch(
+                    "scores of different queries and keys are combined", "change each score by itself", at=root
+                )
             result = _product(root, value, groups)
         elif root not in inside:
             return _leaf(root, groups, places, rewrite)
@@ -66,7 +68,11 @@ def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite)
             if operands is not None:
                 result = lift.combine(root, [value(x, aligned(x, groups) if is_tensor(x) else []) for x in operands])
             if result is None:
-                raise NoMatch("a modification of the scores has no word in the kernel's language", at=root)
+                raise NoMatch(
+                    "a modification of the scores has no word in the kernel's language",
+                    "write it with arithmetic, comparisons, torch.where, exp, log and tanh",
+                    at=root,
+                )
         values[here] = result
         return result
 
