@@ -257,7 +257,7 @@ def reference(name: str, *args: Any, **kwargs: Any) -> Any:
     if name in REFERENCES:
         return REFERENCES[name](module, *args, **kwargs)
     result = module.reference(*args, **kwargs)
-    single = isinstance(result, tuple) and not name.endswith(("_lse", "_backward"))
+    single = isinstance(result, tuple) and not name.endswith(("_lse", "_backward", "fused_norm"))
     return result[0] if single else result
 
 
@@ -282,6 +282,5 @@ def _add_rms_norm(module: Any, x: Any, residual: Any, weight: Any = None, *optio
 REFERENCES: dict[str, Callable[..., Any]] = {
     "linear": _linear, "swiglu": _swiglu, "rms_norm": _rms_norm, "add_rms_norm": _add_rms_norm,
     "layer_norm": lambda module, *args, **kwargs: module.layer_norm_reference(*args, **kwargs)[0],
-    "fused_norm": lambda module, *args, **kwargs: module.reference(*args, **kwargs),
 }  # fmt: skip
 """References of ops whose arguments are not their kernel's."""

@@ -15,7 +15,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.attention import default_scale, scores, softmax_with_lse, store_staged
+from torch_tile.kernels.attention import default_scale, scores, softmax_with_lse, store_rows, store_staged
 from torch_tile.kernels.attention_backward_form import (
     PADDING,
     Cuts,
@@ -187,11 +187,8 @@ def query_gradients(config: Config, form: Form) -> Any:
                     ds[i, j] = T.cast(p[i, j] * (dp[i, j] - common[i]), form.dtype)
                 T.gemm(ds, k_tile, sums, policy=T.GemmWarpPolicy.FullRow)
 
-            if config.staged:
-                store_staged(sums, weight, dq, here, block * rows)
-            else:
-                for i, c in T.Parallel(rows, form.tile_d):
-                    dq[(*here, block * rows + i, c)] = sums[i, c] * weight[i]
+            store = store_staged if config.staged else store_rows
+            store(sums, weight, dq, here, block * rows)
 
     return query_gradients
 
@@ -228,9 +225,8 @@ def key_gradients(config: Config, form: Form) -> Any:
         blocks = T.ceildiv(kv_len, rows)
         with T.Kernel(*config.grid(blocks, kv_heads, batch, 1), threads=config.threads) as (bx, by, bz):
             place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
-            first_key = (
-                blocks - 1 - place if config.heavy_first else place
-            ) * rows  # the first keys are the heavy ones
+            block = blocks - 1 - place if config.heavy_first else place  # the first keys are the heavy ones
+            first_key = block * rows
             k_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
             v_tile = T.alloc_shared((rows, form.tile_dv), form.dtype)
             q_tile = T.alloc_shared((queries, form.tile_d), form.dtype)
@@ -284,14 +280,9 @@ def key_gradients(config: Config, form: Form) -> Any:
             scales = T.alloc_fragment((rows,), accum)
             T.fill(ones, 1.0)
             T.fill(scales, scale)
-            if config.staged:
-                store_staged(dv_sums, ones, dv_out, (sequence, head), first_key)
-                store_staged(dk_sums, scales, dk, (sequence, head), first_key)
-            else:
-                for i, c in T.Parallel(rows, form.tile_dv):
-                    dv_out[sequence, head, first_key + i, c] = dv_sums[i, c]
-                for i, c in T.Parallel(rows, form.tile_d):
-                    dk[sequence, head, first_key + i, c] = dk_sums[i, c] * scale
+            store = store_staged if config.staged else store_rows
+            store(dv_sums, ones, dv_out, (sequence, head), first_key)
+            store(dk_sums, scales, dk, (sequence, head), first_key)
 
     return key_gradients
 
