@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .buffer import Buffer, Region
 from .dtype import DType
-from .expr import Expr, Var
+from .expr import Call, Expr, Var
 from .layout import Layout
 from .node import Node, walk
 
@@ -211,6 +211,11 @@ class Program(Node):
     outputs: tuple[Buffer, ...]
 
 
+def calls(one: Node, *names: str) -> bool:
+    """Whether a statement is a call, for its effect, of one of these intrinsics."""
+    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name in names
+
+
 def dimensions(program: Program) -> list[Var]:
     """The dimensions known only at run time, in order of appearance in the parameters."""
     found: dict[int, Var] = {}
@@ -225,5 +230,5 @@ def dimensions(program: Program) -> list[Var]:
 
 __all__ = [
     "Alloc", "Assert", "Block", "Break", "Continue", "DType", "Do", "For", "If", "Kernel", "Let", "LoopKind", "Print",
-    "Program", "Role", "Stmt", "Store", "TileOp", "While", "dimensions",
+    "Program", "Role", "Stmt", "Store", "TileOp", "While", "calls", "dimensions",
 ]  # fmt: skip

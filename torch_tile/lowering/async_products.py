@@ -20,10 +20,10 @@ from ..ir import stmt as st
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
-from ..ir.expr import Address, Call, Const, Expr, Var, binary, const
+from ..ir.expr import Address, Const, Expr, Var, binary, const
 from ..ir.node import Rewriter, walk
 from ..ir.simplify import is_literal, simplify
-from ..ir.stmt import Alloc, Block, Do, If, Let, LoopKind, Program, Role, Stmt
+from ..ir.stmt import Alloc, Block, If, Let, LoopKind, Program, Role, Stmt, calls
 from ..tileop.fill import Fill
 from ..tileop.gemm import Gemm
 from ..tileop.results import WgmmaResults
@@ -87,7 +87,7 @@ class _Async(Rewriter):
         """One turn stays under way; None if the loop does something else, too."""
         stmts = loop.body.stmts
         products = [s for s in stmts if id(s) in self.products]
-        waits, arrivals = [s for s in stmts if _calls(s, "mbarrier_wait")], [s for s in stmts if _lets_go(s)]
+        waits, arrivals = [s for s in stmts if calls(s, "mbarrier_wait")], [s for s in stmts if _lets_go(s)]
         names = [s for s in stmts if isinstance(s, Let)]
         if len(products) + len(waits) + len(arrivals) + len(names) != len(stmts) or len(products) > MOST_PENDING:
             return None
@@ -118,7 +118,7 @@ class _Async(Rewriter):
         body: list[Stmt] = []
         row: list[Stmt] = []
         for one in loop.body.stmts:
-            if id(one) in self.products or (row and (_calls(one, "mbarrier_wait") or _lets_go(one))):
+            if id(one) in self.products or (row and (calls(one, "mbarrier_wait") or _lets_go(one))):
                 row.append(one)
             else:
                 body += [*self._row(row), one]
@@ -189,13 +189,13 @@ class _Async(Rewriter):
         places = [n for n, s in enumerate(stmts) if id(s) in self.products]
         if sum(isinstance(s, Gemm) for s in stmts) != len(places) or len(places) < 2:
             return None
-        quiet = [_calls(s, "mbarrier_wait") or _lets_go(s) for s in stmts]
+        quiet = [calls(s, "mbarrier_wait") or _lets_go(s) for s in stmts]
         busy = [n for n, s in enumerate(stmts) if n not in places and not quiet[n] and not isinstance(s, Let)]
         if not busy or not places[0] < busy[0] or not busy[-1] < places[-1]:
             return None
         start = max(n for n in places if n < busy[0]) + 1  # of what lets the first products' tiles go
         begin = start + next(
-            (n for n, q in enumerate(quiet[start:]) if not q or _calls(stmts[start + n], "mbarrier_wait"))
+            (n for n, q in enumerate(quiet[start:]) if not q or calls(stmts[start + n], "mbarrier_wait"))
         )
         finish = busy[-1] + 1
         middle = [n for n in places if begin <= n < finish]
@@ -272,7 +272,7 @@ def _keeps(parts: _Parts) -> bool:
     used = {id(r.buffer) for op in second for r in (op.A, op.B, op.C)}
     if results & used or not all(op.clear_accum or op is not first[0] for op in first):
         return False
-    waits = [s for s in parts.first if _calls(s, "mbarrier_wait")]
+    waits = [s for s in parts.first if calls(s, "mbarrier_wait")]
     return len(waits) == len(parts.release) or _several_stages(waits, 3)
 
 
@@ -338,15 +338,11 @@ def _all(instance: Instance, stmts: Sequence[Stmt] | Iterator[Stmt]) -> list[Stm
     return [instance(s) for s in stmts]
 
 
-def _calls(one: Stmt, name: str) -> bool:
-    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == name
-
-
 def _lets_go(one: Stmt) -> bool:
     """Whether a statement is the arrival of warps at an mbarrier."""
     if isinstance(one, If):
-        return len(one.then.stmts) == 1 and not one.otherwise.stmts and _calls(one.then.stmts[0], "mbarrier_arrive")
-    return _calls(one, "warp_arrive")
+        return len(one.then.stmts) == 1 and not one.otherwise.stmts and calls(one.then.stmts[0], "mbarrier_arrive")
+    return calls(one, "warp_arrive")
 
 
 def _earlier(arrival: Stmt, k: Var, turn: Expr) -> Stmt:

@@ -17,11 +17,11 @@ from ..build import Build
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer, Range, Region
 from ..ir.dtype import int32
-from ..ir.expr import Call, Const, Expr, Var, const
+from ..ir.expr import Const, Expr, Var, const
 from ..ir.node import Rewriter, walk
 from ..ir.polynomial import structure
 from ..ir.simplify import is_literal, simplify
-from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Program, Role, Stmt
+from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, calls
 from ..tileop import gemm_mma
 from ..tileop.async_loop import AsyncLoop
 from ..tileop.copy import Copy
@@ -84,7 +84,7 @@ def _parts(loop: For) -> tuple[Stmt, tuple[Stmt, ...], tuple[Gemm, ...]] | None:
     products = tuple(s for s in stmts[count:] if isinstance(s, Gemm))
     if loop.kind is not LoopKind.SERIAL or loop.step != 1 or not products or not count:
         return None
-    if not _calls(stmts[0], "cp_async_wait") or not all(map(_only_starts, stmts[1:count])):
+    if not calls(stmts[0], "cp_async_wait") or not all(map(_only_starts, stmts[1:count])):
         return None
     bound = {id(n.var) for n in walk(loop.body) if isinstance(n, Let)}
     regions = [r for op in products for r in (op.A, op.B, op.C)]
@@ -92,15 +92,11 @@ def _parts(loop: For) -> tuple[Stmt, tuple[Stmt, ...], tuple[Gemm, ...]] | None:
     return None if named else (stmts[0], stmts[1:count], products)
 
 
-def _calls(one: Stmt, name: str) -> bool:
-    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == name
-
-
 def _only_starts(one: Stmt) -> bool:
     """Whether a statement only starts copies or closes their group."""
     if isinstance(one, If):
         return all(map(_only_starts, (*one.then.stmts, *one.otherwise.stmts)))
-    return isinstance(one, AsyncCopy | AsyncLoop | Let) or _calls(one, "cp_async_commit")
+    return isinstance(one, AsyncCopy | AsyncLoop | Let) or calls(one, "cp_async_commit")
 
 
 def _steps(op: Gemm, ctx: ThreadContext) -> int:

@@ -9,9 +9,8 @@ from typing import Protocol
 
 from ..intrinsics.bulk import fence_proxy_async
 from ..intrinsics.memory import barrier
-from ..ir.expr import Call
 from ..ir.node import Node, Rewriter
-from ..ir.stmt import Block, Do, Role, Stmt
+from ..ir.stmt import Block, Do, Role, Stmt, calls
 
 Place = tuple[int, int]  # a block by identity, and before which of its statements
 
@@ -27,11 +26,11 @@ class Found(Protocol):
 
 def is_barrier(one: Node) -> bool:
     """Whether a statement is the block's barrier."""
-    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "barrier"
+    return calls(one, "barrier")
 
 
 def _is_any_barrier(one: Stmt) -> bool:
-    return isinstance(one, Do) and isinstance(one.call, Call) and one.call.name in ("barrier", "named_barrier")
+    return calls(one, "barrier", "named_barrier")
 
 
 class Insert(Rewriter):
