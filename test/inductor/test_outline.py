@@ -87,6 +87,15 @@ def test_sizes_may_be_symbols(inductor):
     assert env.guards == []  # nothing is asked of Inductor's own
 
 
+def test_least_and_largest_are_settled_by_bounds(inductor):
+    from torch.utils._sympy.functions import Max, Min
+
+    env, s, t = inductor
+    settled = Symbols(env).settled
+    assert settled(s * Min(256, 256 * s)) == 256 * s and settled(Max(1, s) + Max(t, 64, s - s)) == s + 64
+    assert settled(Max(3, s)) == Max(3, s)
+
+
 def test_what_depends_on_a_symbol_is_refused(inductor):
     env, s, _ = inductor
 

@@ -134,8 +134,21 @@ class Symbols:
             return int(expr)
         if not expr.is_integer:
             raise NotEmbedded(f"{expr} is a number known at run time only, and no size")
+        expr = self.settled(expr)
         expr = expr.subs({each: self.symbol(each) for each in sorted(expr.free_symbols, key=str)})
         return self.env.create_symintnode(expr, hint=int(expr.subs(self.hints)))
+
+    def settled(self, expr: Any) -> Any:
+        """`expr` with the argument in place of a Min or Max that it is within the bounds of its symbols."""
+        from torch.utils._sympy.functions import Max, Min
+
+        for each in expr.atoms(Min, Max):
+            sign = 1 if isinstance(each, Min) else -1
+            for x in each.args:
+                if all(self.real.bound_sympy(sign * (y - x)).lower >= 0 for y in each.args):
+                    expr = expr.subs(each, x)
+                    break
+        return expr
 
     def symbol(self, theirs: Any) -> Any:
         """Ours for one of theirs: as large, typically and at most."""
