@@ -43,10 +43,13 @@ template <int swizzle, int leading, int stride, bool across, int near = 0, int r
   static constexpr int is_across = across;
   static constexpr uint64_t upper = stride >> 4 | (swizzle == 128 ? 1u : swizzle == 64 ? 2u : swizzle == 32 ? 3u : 0u) << 30;
 
-  // `step` bytes after `start`, both multiples of 16. Shared addresses lie below 2^18, so that sums stay in their bits.
+  // The lower half, `step` bytes after `address`, both multiples of 16. Of a shared address the first 18 bits count: above
+  // them a block of a cluster has its rank. Operands lie below 2^18, so that sums stay in their bits.
+  TILE_DEVICE static constexpr unsigned lower(unsigned address, int step) {
+    return ((address & 0x3ffff) >> 4) + (step >> 4) + (leading >> 4 << 16);
+  }
   TILE_DEVICE static uint64_t from(const void* start, int step) {
-    const unsigned lower = (shared_address(start) >> 4) + (step >> 4) + (leading >> 4 << 16);
-    return upper << 32 | lower;
+    return upper << 32 | lower(shared_address(start), step);
   }
 
   // What step `i` adds to the descriptor of the first one.

@@ -39,6 +39,8 @@ extern "C" __global__ void k(uint64_t* out, int step) {
 def test_descriptors():
     checks = [f"static_assert(Walk<{walk}>::upper << 32 == ({upper}));" for walk, upper in CHECKS]
     checks += [f"static_assert(Walk<{walk}>::is_across == {int('true' in walk)});" for walk, _ in CHECKS]
+    # The third block of a cluster sees its shared memory at an address with its rank in the upper bits.
+    checks += ["static_assert(Walk<128, 16384, 1024, true>::lower(0x03000400, 32) == (1024u << 16 | 0x42));"]
     compile_everywhere(KERNEL.replace("CHECKS", "\n".join(checks)), ("sm_90a",))
 
 

@@ -68,3 +68,26 @@ def test_clusters_and_early_starts():
     block = torch.arange(4096, device="cuda")
     step = (block % 4 * 10000 + block // 4).double()[:, None]
     torch.testing.assert_close(x.double() - y.double(), step.expand(4096, 256), rtol=0, atol=1)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_in_clusters(turned):
+    """Every block of a cluster reads its own operands, of several panels: addresses of shared memory bear its rank."""
+    m, n, k = 512, 256, 192
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m, k), "float16"), B: T.Tensor((n, k) if turned else (k, n), "float16"),
+               C: T.Tensor((m, n), "float16")):  # fmt: skip
+        with T.Kernel(m // 64, threads=128, cluster_dims=4) as bx:
+            a = T.alloc_shared((64, 64), "float16")
+            b = T.alloc_shared((n, 64) if turned else (64, n), "float16")
+            c = T.alloc_fragment((64, n), "float32")
+            T.clear(c)
+            for step in T.Pipelined(k // 64, num_stages=2):
+                T.copy(A[bx * 64, step * 64], a)
+                T.copy(B[0, step * 64] if turned else B[step * 64, 0], b)
+                T.gemm(a, b, c, transpose_B=turned)
+            T.copy(c, C[bx * 64, 0])
+
+    a, b = (torch.randn(shape, device="cuda").half() for shape in ((m, k), (n, k) if turned else (k, n)))
+    again(kernel, (a, b), a.double() @ (b.T if turned else b).double())
