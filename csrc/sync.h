@@ -33,7 +33,16 @@ template <int count, bool more> TILE_DEVICE void set_registers() {
 TILE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 TILE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-TILE_DEVICE void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }  // for the kernels before this one
-TILE_DEVICE void grid_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }  // the next may start
+// For the kernels before this one; and the next one may start. Before Hopper none starts early.
+TILE_DEVICE void grid_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+TILE_DEVICE void grid_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 }  // namespace tile

@@ -177,9 +177,25 @@ def test_older_machines(name, target):
     assert f"T.{name}(" in refused(RECORDS[name][0], target)
 
 
-@pytest.mark.parametrize("name", ["pdl_sync", "fence_proxy_async", "cluster_sync"])
+@pytest.mark.parametrize("name", ["fence_proxy_async", "cluster_sync"])
 def test_older_gpus(name):
     assert f"T.{name}(" in refused(RECORDS[name][0], "cuda:sm_80")
+
+
+def test_early_starts_are_nothing_on_older_gpus():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            T.pdl_sync()
+            for i in T.Parallel(64):
+                A[i] += 1.0
+            T.pdl_trigger()
+
+    for target, early in (("cuda:sm_80", False), ("cuda:sm_90", True)):
+        compiled = torch_tile.compile(kernel, target=target)
+        assert [entry.early for entry in compiled.launcher.source.entries] == [early]
+        # Loads by restricted pointers could move in front of the wait.
+        assert "float* A" in compiled.source and compiled.cubin
 
 
 def test_clusters_on_older_gpus():

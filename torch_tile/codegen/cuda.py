@@ -154,13 +154,16 @@ class _Cuda:
             used |= {id(n): n for extent in kernel.grid[:2] for n in walk(extent) if isinstance(n, Var)}
         names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
         out = CudaStatements(names, SHARED, kernel)
+        waits = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
+        # Loads by a restricted pointer to constants may move in front of a wait for who writes them.
+        restrict = "" if waits else " __restrict__"
         args: list[int | Var | MapArg] = []
         params, prologue, kinds = [], [], ""
         for position, buffer in enumerate(self.tensors):
             if id(buffer) in used:
                 args.append(position)
                 constant = "" if id(buffer) in written else "const "
-                params.append(f"{constant}{storage(buffer.dtype)}* __restrict__ {names.of(buffer)}")
+                params.append(f"{constant}{storage(buffer.dtype)}*{restrict} {names.of(buffer)}")
                 kinds += "P"
         for each, name_of_map in self.maps(nodes, out):
             args.append(each)
@@ -188,7 +191,7 @@ class _Cuda:
         out.body(kernel.body)
         out.close()
         launch = kernel.grid, threads, kernel.shared_bytes, kernel.span
-        early = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
+        early = waits and self.build.target.capability >= 90
         entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), kernel.cluster, early)
         return entry, out
 

@@ -173,7 +173,11 @@ def _bulk_wait(call: Call) -> tuple[Access, ...]:
 
 
 def _declare(name: str, arity: int, header: str, **fields: Any) -> None:
-    declare(Intrinsic(name, arity, same, "", cuda=fields.pop("cuda", name), header=header, arch=90, **fields))
+    declare(
+        Intrinsic(
+            name, arity, same, "", cuda=fields.pop("cuda", name), header=header, arch=fields.pop("arch", 90), **fields
+        )
+    )
 
 
 _declare("mbarrier_init", 1, "mbarrier.h")
@@ -191,8 +195,8 @@ _declare("fence_proxy_async", 0, "tma.h")
 _declare("named_barrier", 0, "sync.h", convergent="role")
 _declare("named_barrier_arrive", 0, "sync.h", convergent="warp")
 _declare("set_registers", 0, "sync.h", convergent="warpgroup")
-_declare("grid_wait", 0, "sync.h")
-_declare("grid_launch", 0, "sync.h")
+_declare("grid_wait", 0, "sync.h", arch=80)  # nothing before Hopper, where kernels run one after the other
+_declare("grid_launch", 0, "sync.h", arch=80)
 _declare("cluster_arrive", 0, "sync.h", convergent="warp")
 _declare("cluster_wait", 0, "sync.h", convergent="warp")
 

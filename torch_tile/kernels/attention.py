@@ -176,17 +176,18 @@ def flash_attention(config: Config, form: Form) -> Any:
         with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
             block, any_head, sequence, share = config.place(bx, by, bz, blocks, kv_heads * members, splits)
             head, member = any_head // members, any_head % members
-            own = (share,) if config.split else ()
+            place = (*((share,) if config.split else ()), sequence, head, member)
             q_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
             k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
             v_tile = T.alloc_shared((keys, form.tile_dv), form.dtype)
             scores = T.alloc_fragment((rows, keys), accum)
-            alloc_weights = T.alloc_shared if config.shared_weights else T.alloc_fragment
-            weights = alloc_weights((rows, keys), form.dtype)
+            weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, keys), form.dtype)
             sums = T.alloc_fragment((rows, form.tile_dv), accum)
             peak, total, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
             shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
 
+            if config.split:
+                T.pdl_trigger()  # for `combine`
             T.copy(q[sequence, head, member, block * rows, 0], q_tile)
             queries = q_tile
             if config.resident:
@@ -234,10 +235,9 @@ def flash_attention(config: Config, form: Form) -> Any:
                 T.reduce_sum(shares, total, dim=1)
             for i in T.Parallel(rows):
                 log_sum = peak[i] * unit + T.log(total[i])
-                lse[(*own, sequence, head, member, block * rows + i)] = log_sum
+                lse[(*place, block * rows + i)] = log_sum
                 fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-            store = store_staged if config.staged else store_rows
-            store(sums, fade, out, (*own, sequence, head, member), block * rows)
+            (store_staged if config.staged else store_rows)(sums, fade, out, place, block * rows)
 
     return attention
 

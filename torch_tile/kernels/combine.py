@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins what blocks computed that each saw a share of the keys."""
+"""Joins what blocks computed that each saw a share of the keys, or of a sum.
+
+Their kernels trigger this one, which begins while they run and waits for their results here (T.pdl_sync).
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,6 +14,26 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import Machine, compute_dtype, strided
+
+AHEAD = tuple(range(8))  # shares of a row that are read together, as what they wait for is memory
+
+
+@T.macro
+def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> Any:
+    """`sum_s parts[s, *place, first : first + width]` of all that others wrote."""
+    total = T.alloc_fragment((width,), parts.dtype)
+    T.clear(total)
+    T.pdl_sync()
+    for turn in T.serial(T.ceildiv(parts.shape[0], len(AHEAD))):
+        shares = [turn * len(AHEAD) + n for n in AHEAD]
+        values = [T.alloc_fragment((width,), parts.dtype) for _ in AHEAD]
+        for share, value in zip(shares, values, strict=True):
+            for j in T.Parallel(width):
+                value[j] = T.if_then_else(share < parts.shape[0], parts[(share, *place, first + j)], 0.0)
+        for value in values:
+            for j in T.Parallel(width):
+                total[j] += value[j]
+    return total
 
 
 @jit
@@ -34,16 +58,29 @@ def combine(dtype: torch.dtype, latent: int) -> Any:
             peak = T.alloc_var(accum, -infinity)
             total = T.alloc_var(accum, 0.0)
             T.clear(sums)
-            for split in T.serial(splits):
-                peak = T.max(peak, part_lse[split, row])
-            if peak > -infinity:
-                for split in T.serial(splits):
-                    weight = T.exp(part_lse[split, row] - peak)
+            T.pdl_sync()  # for those who make the shares
+            for turn in T.serial(T.ceildiv(splits, len(AHEAD))):
+                shares = [turn * len(AHEAD) + n for n in AHEAD]
+                values = [T.alloc_fragment((latent,), accum) for _ in AHEAD]
+                logs: list[Any] = [T.alloc_var(accum, -infinity) for _ in AHEAD]
+                for share, value, log in zip(shares, values, logs, strict=True):
+                    log = T.if_then_else(share < splits, part_lse[share, row], -infinity)
+                    for c in T.Parallel(latent):
+                        value[c] = T.if_then_else(share < splits, part[share, row, c], 0.0)
+                highest = functools.reduce(T.max, logs, peak)
+                level = T.if_then_else(highest == -infinity, 0.0, highest)
+                fade = T.exp(peak - level)
+                peak = highest
+                total = total * fade
+                for c in T.Parallel(latent):
+                    sums[c] *= fade
+                for value, log in zip(values, logs, strict=True):
+                    weight = T.exp(log - level)
                     total += weight
                     for c in T.Parallel(latent):
-                        sums[c] += weight * part[split, row, c]
-                for c in T.Parallel(latent):
-                    sums[c] /= total
+                        sums[c] += weight * value[c]
+            for c in T.Parallel(latent):
+                sums[c] /= T.max(total, 1.0)
             T.copy(sums, out[row // inner // middle, row // inner % middle, row % inner, 0])
             lse[row] = peak + T.log(T.max(total, 1.0))
 

@@ -18,6 +18,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels import gemm
+from torch_tile.kernels.combine import sum_of_parts
 from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
@@ -291,6 +292,7 @@ def split_dequant_matmul(config: Config, form: Form) -> Any:
         out: T.Tensor((m, n), form.product.out_dtype),
     ):  # fmt: skip
         with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), splits, threads=config.threads) as (by, bx, split):
+            T.pdl_trigger()
             share = T.ceildiv(T.ceildiv(k, bk), splits)
             last = T.min(split * share + share, T.ceildiv(k, bk))
             products = multiply(config, form, a, operands, by * bm, bx * bn, split * share, last)
@@ -298,14 +300,7 @@ def split_dequant_matmul(config: Config, form: Form) -> Any:
                 for i, j in T.Parallel(bm, bn):
                     parts[split, number, by * bm + i, bx * bn + j] = product[j, i]
         with T.Kernel(T.ceildiv(n, bn), m, threads=config.threads) as (bx, row):
-            sums = []
-            for number, _ in enumerate(form.storage.turned):
-                total = T.alloc_fragment((bn,), accum)
-                T.clear(total)
-                for split in T.serial(splits):
-                    for j in T.Parallel(bn):
-                        total[j] += parts[split, number, row, bx * bn + j]
-                sums.append(total)
+            sums = [sum_of_parts(parts, (number, row), bx * bn, bn) for number, _ in enumerate(form.storage.turned)]
             for j in T.Parallel(bn):
                 col = bx * bn + j
                 out[row, col] = finish(form, [total[j] for total in sums], operands, row, col)

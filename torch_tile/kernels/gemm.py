@@ -16,6 +16,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels import epilogue_tile
+from torch_tile.kernels.combine import sum_of_parts
 from torch_tile.kernels.common import (
     compute_dtype as compute_dtype,
     dynamic,
@@ -232,6 +233,7 @@ def split_matmul(config: Config, form: Form) -> Any:
     ):
         bs, aux = operands[: len(b_types)], operands[len(b_types) :]
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), batch * splits, threads=config.threads) as (bx, by, bz):
+            T.pdl_trigger()
             split = bz // batch
             share = T.ceildiv(T.ceildiv(k, bk), splits)
             last = T.min(split * share + share, T.ceildiv(k, bk))
@@ -239,14 +241,7 @@ def split_matmul(config: Config, form: Form) -> Any:
             for number, product in enumerate(products):
                 T.copy(product, parts[split, number, bz % batch, by * bm, bx * bn])
         with T.Kernel(T.ceildiv(n, bn), m, batch, threads=config.threads) as (bx, row, bz):
-            sums = []
-            for number, _ in enumerate(b_types):
-                total = T.alloc_fragment((bn,), compute_dtype(form.dtype))
-                T.clear(total)
-                for split in T.serial(splits):
-                    for j in T.Parallel(bn):
-                        total[j] += parts[split, number, bz, row, bx * bn + j]
-                sums.append(total)
+            sums = [sum_of_parts(parts, (number, bz, row), bx * bn, bn) for number, _ in enumerate(b_types)]
             for j in T.Parallel(bn):
                 col = bx * bn + j
                 out[bz, row, col] = finish(form, [total[j] for total in sums], aux, bz, row, col)
