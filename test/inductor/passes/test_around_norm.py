@@ -96,16 +96,13 @@ def test_is_one_kernel(model, norm, dynamic, agrees, generator):
     assert ("makes its input" in row.what, "what follows" in row.what) == (in_front, behind)
 
 
-def test_small_operands_are_computed_inside(light, generator, monkeypatch):
+def test_small_operands_are_computed_inside(light, generator, final_graph):
     """No kernel of Inductor's is left for `1 + scale`."""
     args = inputs(generator)
-    graphs = []
-    original = TilePass.run
-    monkeypatch.setattr(TilePass, "run", lambda self, graph: (original(self, graph), graphs.append(graph))[0])
     light(functools.partial(modulate, layer), *args)
-    (call,) = graphs[-1].find_nodes(op="call_function", target=torch.ops.tile.fused_norm.default)
+    (call,) = final_graph[-1].find_nodes(op="call_function", target=torch.ops.tile.fused_norm.default)
     assert call.args[2] == "gg" and "add(x0,1.0)" in call.args[4], call.args
-    assert not graphs[-1].find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    assert not final_graph[-1].find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
 
 
 @pytest.mark.parametrize("kind", ["layer", "layer by hand"])
@@ -117,6 +114,39 @@ def test_a_residual_in_front_of_a_layer_norm(kind, agrees, generator):
     x, y, _, _, w, b = inputs(generator)
     _, report = agrees(block, x, y, w, b)
     assert "makes its input" in report.replaced("norm")[-1].what
+
+
+@pytest.fixture
+def final_graph(monkeypatch):
+    """The graph that the passes leave."""
+    graphs = []
+    original = TilePass.run
+    monkeypatch.setattr(TilePass, "run", lambda self, graph: (original(self, graph), graphs.append(graph))[0])
+    return graphs
+
+
+ENDS = {
+    "pointwise": (lambda x, z, m: x + z.tanh() * z, False),
+    "pointwise, cast and turned": (lambda x, z, m: (x + z).mT.to(torch.float64) * 2, False),
+    "a result": (lambda x, z, m: x, True),
+    "a product reads it": (lambda x, z, m: (x * 2) @ m, True),
+    "a product may take it": (lambda x, z, m: x + z @ m, True),
+    "summed up": (lambda x, z, m: (x * 2).sum(-1), True),
+}
+
+
+@pytest.mark.parametrize(("end", "kept"), ENDS.values(), ids=ENDS)
+def test_sums_that_end_in_registers_are_not_stored(end, kept, agrees, final_graph, generator):
+    """The gated residual of a diffusion block, read again where the block ends."""
+
+    def block(x, y, c, m, w, b):
+        x = x + c[:, None, :N] * y
+        return layer(x) * (1 + c[:, None, -N:]), end(x, y, m[:N, :N])
+
+    _, report = agrees(block, *inputs(generator))
+    assert "makes its input" in report.replaced("norm")[-1].what
+    (call,) = final_graph[-1].find_nodes(op="call_function", target=torch.ops.tile.fused_norm.default)
+    assert call.args[7] is kept, call.args
 
 
 def test_a_product_takes_its_residual_itself(agrees, generator):

@@ -38,12 +38,13 @@ from torch_tile.inductor.passes.graph import (
     val,
 )
 from torch_tile.inductor.passes.manager import Context
-from torch_tile.inductor.subgraph import Ancestors, is_read_in_registers
+from torch_tile.inductor.subgraph import REDUCTIONS, Ancestors, is_fused, is_read_in_registers
 from torch_tile.kernels.epilogue_rewrite import canonical
 
 # Epilogue texts, in their canonical form, of the activations that the kernel of `tile.rms_norm` knows.
 ACTIVATIONS = {canonical(f"v0={name}(acc0);ret v0"): name for name in ("relu", "silu", "gelu", "gelu_tanh")}
 MOST_IN_FRONT = 12
+MOST_READ_AGAIN = 2  # tensors, instead of the sum that one kernel would write and another read
 FEWEST_ELEMENTS = 1 << 15
 """Fewer than so many a GPU moves in less than half of the time that starting a kernel takes."""
 
@@ -212,7 +213,22 @@ def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
         return None
     sizes = shape(total)
     region = Rows([first], product(sizes[:-1]), sizes[-1], position, taken)
-    return region, bool(others)
+    full = [x for x in dict.fromkeys(leaves) if same_shape(shape(x), sizes)]
+    return region, bool(others) and not (len(full) <= MOST_READ_AGAIN and all(map(_ends_in_registers, others)))
+
+
+def _ends_in_registers(node: Node) -> bool:
+    """Whether a node and all that is made of it is pointwise, and no product may take it: what it reads of a norm's
+    input, Inductor computes again there, which rounds nothing and moves no more bytes than storing and loading.
+    """
+    if node.op == "output" or any(is_call(strip_views(x), *PRODUCTS) for x in node.all_input_nodes):
+        return False
+    seen = [node]
+    for each in seen:  # grows meanwhile
+        if each.op != "output" and (not is_fused(each) or is_call(each, *REDUCTIONS) or len(seen) > MOST_IN_FRONT):
+            return False
+        seen += [u for u in each.users if u not in seen]
+    return True
 
 
 def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[Node]) -> None:
