@@ -167,12 +167,15 @@ def in_cpp() -> bool:
     return bool(inductor_config().cpp_wrapper or V.aot_compilation)
 
 
-def graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A graph as a module, whose Python is written when it is first called."""
+def graph_module(graph: torch.fx.Graph, parts: Mapping[str, torch.nn.Module] | None = None) -> torch.fx.GraphModule:
+    """A graph as a module with `parts` by their names, whose Python is written when it is first called."""
     from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
+    root = torch.nn.Module()
+    for name, part in (parts or {}).items():
+        root.add_module(name, part)
     with _use_lazy_graph_module(True):
-        return _make_graph_module(torch.nn.Module(), graph)
+        return _make_graph_module(root, graph)
 
 
 def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> None:

@@ -34,7 +34,7 @@ from torch_tile.inductor.passes.graph import Rewrite, val
 from torch_tile.inductor.passes.manager import fingerprint
 from torch_tile.inductor.report import log
 from torch_tile.inductor.settings import Settings
-from torch_tile.inductor.subgraph import is_called, rivals
+from torch_tile.inductor.subgraph import body_of, is_called, rivals
 from torch_tile.runtime.cache import cache_dir
 
 WORTH = 0.99
@@ -61,7 +61,7 @@ class Outcome:
 
 def compete(rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], settings: Settings) -> Outcome:
     """Time the new nodes of `pairs` against the old ones."""
-    new, old = rivals(pairs, rewrite.inputs(), rewrite.nodes)
+    new, old = rivals(pairs, [*rewrite.inputs(), *rewrite.given], rewrite.nodes)
     for node in list(old.graph.nodes):
         if node.target in REFERENCES:
             expand(node, REFERENCES[node.target][1])
@@ -112,7 +112,8 @@ def _describe(module: GraphModule) -> str:
     lines = []
     for node in module.graph.nodes:
         args = torch.fx.node.map_arg((node.args, node.kwargs), cast(Any, lambda n: _Name(names[n])))
-        target = node.target if node.op == "call_function" else ""
+        body = body_of(node)
+        target = node.target if node.op == "call_function" else "" if body is None else f"({_describe(body)})"
         lines.append(f"{names[node]}={node.op} {target} {args} {_facts(val(node)) if node.op == 'placeholder' else ''}")
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.passes.graph import val
-from torch_tile.inductor.subgraph import is_called
+from torch_tile.inductor.subgraph import EXAMPLE, is_called
 from torch_tile.profiler import FLUSHED
 
 BUDGET = {"cpu": 0.2, "cuda": 0.04}
@@ -34,7 +34,7 @@ def times(new: GraphModule, old: GraphModule, options: Mapping[str, Any]) -> tup
     """Microseconds of both, `options` being Inductor's."""
     device = next((v.device.type for v in map(val, _placeholders(new)) if isinstance(v, torch.Tensor)), "cpu")
     with compat.isolated_compile(), ThreadPoolExecutor(1) as beside:
-        rivals = [(_runner(m, options), [_example(val(n)) for n in _placeholders(m)]) for m in (new, old)]
+        rivals = [(_runner(m, options), [example(n) for n in _placeholders(m)]) for m in (new, old)]
         # Our kernels' compiler works beside Inductor's where it is not called by it.
         first = beside.submit(_run, *rivals[0]) if is_called(new) else None
         _run(*rivals[1])
@@ -68,9 +68,11 @@ def _run(call: Callable[..., Any], inputs: list[Any]) -> None:
         call(*inputs)
 
 
-def _example(value: Any) -> Any:
-    """A real input like a fake one."""
-    out = compat.empty_for(value)
+def example(node: torch.fx.Node) -> Any:
+    """A real value like the fake one of a node."""
+    if EXAMPLE in node.meta:
+        return node.meta[EXAMPLE]()
+    out = compat.empty_for(val(node))
     if not isinstance(out, torch.Tensor):
         return out
     if out.dtype.is_floating_point:

@@ -21,6 +21,9 @@ from torch_tile.inductor.passes.epilogue import PRODUCTS
 from torch_tile.inductor.passes.graph import CAST, COPIES, VIEWS, aten, is_call, ordered, val
 
 MOST_AROUND = 24  # operations taken along on either side
+EXAMPLE = "tile_example"
+"""Of a node's meta: a function that makes a tensor like its value, where not any numbers will do to time what reads it.
+"""
 LAYOUT = (
     *VIEWS, aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor,
     aten.select.int, aten.transpose.int, operator.getitem,
@@ -77,7 +80,8 @@ def rivals(
     inside = {*_needed(olds, set(inputs), Ancestors(inputs, position), position), *olds}
     around = behind(olds, set(made), position)
     inputs = list(inputs)
-    reads_memory = (*EXTERN, torch.ops.tile.attention.default)  # whoever made it; the last stands for one of the former
+    # Whoever made it; the last stands for one of the former.
+    reads_memory = (*EXTERN, torch.ops.higher_order.flex_attention, torch.ops.tile.attention.default)
     if not any(is_call(n, *reads_memory) for n in inside):
         inputs = in_front(inputs, {*inside, *around, *made})
     known = {*olds, *around}
@@ -157,21 +161,31 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
     position = ordered(outputs[0].graph)
     given = Ancestors(inputs, position)
     env: dict[Node, Node] = {}
+    parts: dict[str, GraphModule] = {}  # bodies of higher-order operators
 
     def take(node: Node, target: str) -> None:
         env[node] = graph.placeholder(target)
-        env[node].meta["val"] = val(node)
+        env[node].meta = {key: node.meta[key] for key in ("val", EXAMPLE) if key in node.meta}
 
     for index, node in enumerate(inputs):
         take(node, f"in{index}")
     for node in _needed(outputs, set(inputs), given, position, instead):
-        if node.op == "call_function" and node not in given:
+        if (body := body_of(node)) is not None:
+            parts[str(node.target)] = body
+            env[node] = graph.create_node("get_attr", str(node.target))
+        elif node.op == "call_function" and node not in given:
             env[node] = graph.node_copy(node, lambda n: env[instead.get(n, n)])
         else:
             with graph.inserting_before(next(iter(graph.nodes), None)):
                 take(node, node.name)
     graph.output(tuple(env[instead.get(o, o)] for o in outputs))
-    return graph_module(graph)
+    return graph_module(graph, parts)
+
+
+def body_of(node: Node) -> GraphModule | None:
+    """The graph that a node hands to a higher-order operator; None if it is something else."""
+    body = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    return body if isinstance(body, GraphModule) else None
 
 
 class Ancestors:

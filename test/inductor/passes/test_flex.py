@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of torch's flex_attention become tile.attention where the language has words for them."""
 
+import operator
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from torch_tile.inductor import competition, contest
+from torch_tile.inductor.backend import tile
+from torch_tile.inductor.compat import isolated_compile, no_caches
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.passes import flex
+from torch_tile.inductor.report import collect
 
 S = 130
 
@@ -79,3 +88,65 @@ def test_what_stays(light, generator):
             _, report = light(lambda q, k, v: flex_attention(q, k, v, enable_gqa=True, **options), q, k, v)  # noqa: B023
         assert not report.replaced("attention")
         assert reason in report.missed("attention")[0].reason, report
+
+
+@pytest.fixture
+def contests(monkeypatch):
+    """What is timed, old and new; ours is always faster."""
+    found = []
+
+    def measure(new, old, *rest):
+        with isolated_compile():
+            found.append((new, old, [contest.example(n) for n in old.graph.find_nodes(op="placeholder")]))
+        return competition.Outcome(1, 2)
+
+    monkeypatch.setattr(competition, "_measure", measure)
+    monkeypatch.setattr(competition, "_outcomes", {})
+    return found
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["made before", "made in the model"])
+def test_competes_with_what_the_mask_shows(inside, contests, generator):
+    """Inductor's side has lists of blocks as the mask_mod makes them, which are there already."""
+    q, k, v = problem(generator)
+    blocks = create_block_mask(window, None, None, S, S, device="cpu", BLOCK_SIZE=32)
+
+    def f(q, k, v):
+        mask = create_block_mask(window, None, None, S, S, device="cpu", BLOCK_SIZE=32) if inside else blocks
+        return flex_attention(q, k, v, soft_cap, mask, enable_gqa=True)
+
+    with torch.no_grad(), no_caches(), collect() as report:
+        got = torch.compile(f, backend=dry_run)(q, k, v)
+        torch.testing.assert_close(got, f(q, k, v), rtol=2e-5, atol=2e-5)
+    assert report.replaced("attention"), report
+    ((_, old, given),) = contests
+    (call,) = old.graph.find_nodes(op="call_function", target=torch.ops.higher_order.flex_attention)
+    placeholders = old.graph.find_nodes(op="placeholder")
+    lists = {name: given[placeholders.index(x)] for name, x in zip(flex.LISTS, call.args[4][2:10], strict=True) if x}
+    assert "kv_num_blocks" in lists
+    for name, value in lists.items():
+        assert torch.equal(value, getattr(blocks, name)), name
+    kinds = {n.target for n in old.graph.nodes if n.op == "call_function"}
+    assert kinds <= {call.target, operator.getitem}, kinds
+
+
+def test_modifications_are_part_of_what_is_remembered(contests, generator):
+    q, k, v = problem(generator)
+    for score_mod in (soft_cap, distance, soft_cap):
+        torch._dynamo.reset()
+        with torch.no_grad(), no_caches():
+            torch.compile(
+                lambda q, k, v, mod=score_mod: flex_attention(q, k, v, mod, enable_gqa=True), backend=dry_run
+            )(q, k, v)
+    assert len(contests) == 2
+
+
+def test_is_timed_for_real(generator, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
+    q, k, v = problem(generator)
+    blocks = create_block_mask(causal, None, None, S, S, device="cpu")
+    with torch.no_grad(), no_caches(), collect() as report:
+        f = lambda q, k, v: flex_attention(q, k, v, distance, blocks, enable_gqa=True)  # noqa: E731
+        torch.testing.assert_close(torch.compile(f, backend=tile)(q, k, v), f(q, k, v), rtol=2e-5, atol=2e-5)
+    (row,) = report.select("attention")
+    assert row.status in ("kept", "replaced") and "us, Inductor" in row.reason, report

@@ -7,14 +7,17 @@ skipped.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from torch_tile.inductor import compat, contest
 from torch_tile.inductor.passes import lift, masks, score_text
 from torch_tile.inductor.passes.attention import call, describe
 from torch_tile.inductor.passes.graph import CAST, Miss, Rewrite, aten, dtype, is_call, is_tensor, known, shape, val
@@ -22,9 +25,14 @@ from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.views import axes_of, extent
+from torch_tile.inductor.subgraph import EXAMPLE, body_of
 
 OP = torch.ops.higher_order.flex_attention
 PLACES = (lift.B, lift.H, lift.Q, lift.K)
+LISTS = (
+    "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
+    "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
+)  # fmt: skip
 
 
 def match(context: Context) -> None:
@@ -33,12 +41,9 @@ def match(context: Context) -> None:
         rewrite = Rewrite(node)
         try:
             output = _output(node)
-            if context.settings.select == "fastest":
-                raise NoMatch(
-                    "a call of flex_attention, which is not timed against Inductor's kernel",
-                    'give options={"select": "tile"} to have it computed by tile.attention',
-                )
             new = _attend(rewrite, node)
+            if context.settings.select == "fastest":
+                rewrite.given = _with_examples(node)
             context.replace(rewrite, "attention", [(output, new)], describe(rewrite), node)
         except Miss as reason:
             rewrite.discard()
@@ -61,8 +66,8 @@ def _attend(rewrite: Rewrite, node: Node) -> Node:
         raise NoMatch("q, k and v differ in dtype or batch", "cast or expand them before the call")
     dims = axes_of((*shape(q)[:3], shape(k)[2]))
     places = Places(dims[0], dims[2], dims[3], dims[1])
-    score = lift.numeric(_value(rewrite, score_mod, (score_text.SCORE, *PLACES), score_buffers))
-    visible = lift.truth(_value(rewrite, block_mask[-1], PLACES, mask_buffers))
+    score = lift.numeric(_value(score_mod, (score_text.SCORE, *PLACES), score_buffers))
+    visible = lift.truth(_value(block_mask[-1], PLACES, mask_buffers))
     if visible == sympy.true and not _is_one_block(block_mask, shape(q)[2], shape(k)[2]):
         raise NoMatch(
             "the block mask has blocks but no mask_mod: only its lists say what is visible",
@@ -83,16 +88,48 @@ def _arguments(node: Node) -> tuple[Any, ...]:
     return node.args
 
 
+def _with_examples(node: Node) -> list[Node]:
+    """The nodes of the lists of blocks, which are told what to hold in a contest: what the mask_mod says."""
+    q, k, _, _, block_mask, *_, mask_buffers = _arguments(node)
+    lists = {name: x for name, x in zip(LISTS, block_mask[2:10], strict=True) if isinstance(x, Node)}
+
+    @functools.cache
+    def made() -> BlockMask | None:
+        queries, keys = compat.size_hint(shape(q)[2]), compat.size_hint(shape(k)[2])
+        if _is_one_block(block_mask, queries, keys):
+            return None
+        body, buffers = body_of(block_mask[-1]), [contest.example(b) if is_tensor(b) else b for b in mask_buffers]
+        batch, heads = (compat.size_hint(n) for n in shape(lists["kv_num_blocks"])[:2])
+        device = str(val(q).device)
+        rows, columns = map(compat.size_hint, block_mask[-3:-1])
+
+        def visible(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+            found: Any = body(b, h, i, j, *buffers)  # type: ignore[misc]
+            seen: torch.Tensor = found[0] if isinstance(found, list | tuple) else found
+            return seen
+
+        return create_block_mask(visible, batch, heads, queries, keys, device, BLOCK_SIZE=(rows, columns))
+
+    def example(name: str, x: Node) -> torch.Tensor:
+        like: torch.Tensor = compat.empty_for(val(x))
+        blocks = made()
+        return like.fill_("num" in name) if blocks is None else like.copy_(getattr(blocks, name))
+
+    for name, x in lists.items():
+        x.meta[EXAMPLE] = functools.partial(example, name, x)
+    return list(lists.values())
+
+
 def _is_one_block(block_mask: Sequence[Any], queries: Any, keys: Any) -> bool:
     """Whether there is no list of blocks to speak of: one holds everything."""
     rows, columns = block_mask[-3:-1]
     return known(queries <= rows) and known(keys <= columns)
 
 
-def _value(rewrite: Rewrite, module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
+def _value(module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
     """What a modification returns, given scalars and tensors of the graph around it, as an expression."""
-    body = getattr(rewrite.graph.owning_module, str(module.target), None)
-    if not isinstance(body, GraphModule):
+    body = body_of(module)
+    if body is None:
         raise NoMatch("a modification of flex_attention that is no graph", "write it as a Python function")
     inputs = body.graph.find_nodes(op="placeholder")
     scalars = (*given, *(b if is_tensor(b) else lift.at(b, ()) for b in buffers))

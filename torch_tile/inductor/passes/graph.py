@@ -174,12 +174,14 @@ class Rewrite:
     """Nodes inserted before `anchor`: a proposal that `discard` takes back.
 
     `call` evaluates each operator on the fake values, so later matchers (ours and Inductor's) see true metadata.
+    `given` are nodes that only the old code reads, and that are there whichever is kept: no part of a contest.
     """
 
     def __init__(self, anchor: Node) -> None:
         self.graph = anchor.graph
         self.anchor = anchor
         self.nodes: list[Node] = []
+        self.given: list[Node] = []
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """Insert a call; sizes may be SymInts, which become nodes."""
