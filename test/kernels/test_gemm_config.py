@@ -35,6 +35,21 @@ def test_the_shape_decides():
         assert config_for(Problem(torch.float16, 1, 1, 1000, 1000, row=True), machine).block_m == 1
 
 
+def test_few_rows_fill_the_machine():
+    h200 = GPUS[2]
+    for m, n, k, rows, splits in [
+        (16, 4096, 14336, 16, 4), (32, 4096, 14336, 32, 4), (8, 4096, 4096, 16, 1), (17, 9216, 9216, 32, 1),
+        (1, 512, 4096, 16, 8), (16, 512, 512, 16, 1),
+    ]:  # fmt: skip
+        config = config_for(Problem(torch.bfloat16, 1, m, n, k, aligned=True), h200)
+        assert (config.block_m, config.splits) == (rows, splits), (m, n, k, config)
+
+
+def test_choices_are_remembered():
+    problem = Problem(torch.float16, 1, 77, 4096, 4096)
+    assert config_for(problem, GPUS[2]) is config_for(Problem(torch.float16, 1, 77, 4096, 4096), GPUS[2])
+
+
 @pytest.mark.parametrize("products", [1, 2, 3])
 def test_hopper_takes_tile_after_tile(products):
     h200 = GPUS[2]

@@ -186,8 +186,6 @@ def flash_attention(config: Config, form: Form) -> Any:
             peak, total, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
             shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
 
-            if config.split:
-                T.pdl_trigger()  # for `combine`
             T.copy(q[sequence, head, member, block * rows, 0], q_tile)
             queries = q_tile
             if config.resident:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import Machine, power_of_two, strided, typical
+from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, strided, typical
 from torch_tile.kernels.epilogue import Epilogue, parse
 from torch_tile.kernels.score import Aux, split_gain
 from torch_tile.kernels.tuned import rows_class, tuned
@@ -294,6 +295,7 @@ def _fits_hopper(config: Config, form: Form, machine: Machine) -> bool:
     return held <= HOPPER_REGISTERS[config.threads] and shared <= machine.target.shared_limit
 
 
+@lru_cache(KEPT_CHOICES)
 def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
     cuts: Sequence[Config] = WIDE if form.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
     cuts = [c for c in cuts if c.block_q == 16 or problem.rows > 16]

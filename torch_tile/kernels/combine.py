@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins what blocks computed that each saw a share of the keys, or of a sum.
-
-Their kernels trigger this one, which begins while they run and waits for their results here (T.pdl_sync).
-"""
+"""Joins what blocks computed that each saw a share of the keys, or of a sum."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
     """`sum_s parts[s, *place, first : first + width]` of all that others wrote."""
     total = T.alloc_fragment((width,), parts.dtype)
     T.clear(total)
-    T.pdl_sync()
     for turn in T.serial(T.ceildiv(parts.shape[0], len(AHEAD))):
         shares = [turn * len(AHEAD) + n for n in AHEAD]
         values = [T.alloc_fragment((width,), parts.dtype) for _ in AHEAD]
@@ -58,7 +54,6 @@ def combine(dtype: torch.dtype, latent: int) -> Any:
             peak = T.alloc_var(accum, -infinity)
             total = T.alloc_var(accum, 0.0)
             T.clear(sums)
-            T.pdl_sync()  # for those who make the shares
             for turn in T.serial(T.ceildiv(splits, len(AHEAD))):
                 shares = [turn * len(AHEAD) + n for n in AHEAD]
                 values = [T.alloc_fragment((latent,), accum) for _ in AHEAD]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch_tile.language import TensorType
 
 LOG2_E = math.log2(math.e)
+KEPT_CHOICES = 4096  # cuts that a family remembers: to choose one takes longer than to launch a kernel
 Problem = TypeVar("Problem")
 
 

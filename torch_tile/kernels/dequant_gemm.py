@@ -292,7 +292,6 @@ def split_dequant_matmul(config: Config, form: Form) -> Any:
         out: T.Tensor((m, n), form.product.out_dtype),
     ):  # fmt: skip
         with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), splits, threads=config.threads) as (by, bx, split):
-            T.pdl_trigger()
             share = T.ceildiv(T.ceildiv(k, bk), splits)
             last = T.min(split * share + share, T.ceildiv(k, bk))
             products = multiply(config, form, a, operands, by * bm, bx * bn, split * share, last)

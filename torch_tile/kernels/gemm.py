@@ -233,7 +233,6 @@ def split_matmul(config: Config, form: Form) -> Any:
     ):
         bs, aux = operands[: len(b_types)], operands[len(b_types) :]
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), batch * splits, threads=config.threads) as (bx, by, bz):
-            T.pdl_trigger()
             split = bz // batch
             share = T.ceildiv(T.ceildiv(k, bk), splits)
             last = T.min(split * share + share, T.ceildiv(k, bk))

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
-from torch_tile.kernels.common import Machine, power_of_two, typical
+from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, typical
 from torch_tile.kernels.tuned import rows_class, tuned
 
-FEW_ROWS = 32  # which tiles of mma.sync waste less of
 MOST_TILES = 1 << 30  # of a persistent kernel, whose indices are 32 bits wide
 COMFORTABLE = 128  # sums of a thread; with more the assembler has little left to work ahead with
 ACCUMULATORS = {1: 192, 2: 192, 3: 112}  # registers for sums of a thread, by how many warpgroups multiply
@@ -102,10 +102,10 @@ HALF_TILES = (
     Tile(Config(128, 128, 64, 128, 3, panel=8, staged=True), 2, 0.93),
     Tile(Config(64, 128, 64, 128, 3, panel=8, staged=True), 2, 0.75),
     Tile(Config(64, 64, 64, 128, 4, panel=8, staged=True), 3, 0.55),
-    Tile(Config(32, 128, 64, 128, 4), 3, 0.45),
-    Tile(Config(16, 128, 64, 128, 4), 3, 0.25),
-    Tile(Config(16, 64, 128, 128, 4), 3, 0.2),
 )
+# For few rows, where all time is that of reading bs: the least that hold the rows.
+FEW_ROWS_CONFIGS = (Config(16, 64, 128, 128, 4), Config(32, 64, 128, 128, 4))
+FEW_ROWS = FEW_ROWS_CONFIGS[-1].block_m
 # The same by wgmma, of tiles that bulk copies bring: one block on each SM takes tile after tile. Between large tiles it
 # matters most how well they fill the last turn.
 HOPPER_TILES = (
@@ -118,7 +118,7 @@ HOPPER_TILES = (
 SMALL_HOPPER_TILES = (
     Tile(Config(64, 256, 64, 128, 4, panel=8, staged=True), 1, 0.85),
     Tile(Config(64, 128, 64, 128, 6, panel=8, staged=True), 1, 0.75),
-    Tile(Config(64, 64, 64, 128, 8, panel=8, staged=True), 1, 0.55),
+    Tile(Config(64, 64, 128, 128, 6, panel=8, staged=True), 1, 0.55),
     Tile(Config(64, 32, 128, 128, 8, panel=8, staged=True), 1, 0.35),
 )
 # Exact float32 has no tensor core, float64 has one of its own shape.
@@ -128,6 +128,7 @@ WIDE_TILES = {
 }
 
 
+@lru_cache(KEPT_CHOICES)
 def _gpu_config(problem: Problem, machine: Machine) -> Config:
     """The tile that finishes first by a model of waves: blocks run `resident` at a time on each SM.
 
@@ -137,6 +138,8 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
         return Config(1, 8, 512)
     if (persistent := _hopper_config(problem, machine)) is not None:
         return persistent
+    if problem.m <= FEW_ROWS and problem.dtype not in WIDE_TILES:
+        return _few_rows_config(problem, machine)
     tiles = WIDE_TILES.get(problem.dtype, HALF_TILES)
     tile = min(_fitting(tiles, problem, machine), key=lambda t: _duration(t, problem, machine.units))
     config, slots = tile.config, tile.resident * machine.units
@@ -144,6 +147,17 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
     if 3 * count <= machine.units and problem.k >= 8 * config.block_k:
         splits = min(slots // count, problem.k // (4 * config.block_k), 64)
         return replace(config, splits=splits, panel=0)
+    return config
+
+
+def _few_rows_config(problem: Problem, machine: Machine) -> Config:
+    """Blocks for all SMs: they share sums over a K so long that adding up parts takes no time beside it."""
+    config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
+    stage = (config.block_m + config.block_n * problem.products) * config.block_k * problem.dtype.itemsize
+    config = replace(config, stages=max(1, min(config.stages, machine.target.shared_limit // stage)))
+    count, steps = _count(config, problem), problem.k // config.block_k
+    if (count < machine.units and steps >= 64) or (3 * count <= machine.units and steps >= 8):
+        return replace(config, splits=max(1, min(2 * machine.units // count, steps // 4, 64)))
     return config
 
 

@@ -173,8 +173,6 @@ def flash_mla(config: Config, form: Form) -> Any:
             shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
             fade = T.alloc_fragment((rows,), accum)
 
-            if config.split:
-                T.pdl_trigger()  # `combine` may come to its place
             T.copy(q[bz, bx * rows, held], q_tile[:, : latent - held])
             T.copy(q_pe[bz, bx * rows, 0], q_tile[:, latent - held : rest])
             if held:
