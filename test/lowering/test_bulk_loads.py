@@ -59,6 +59,24 @@ def test_products_that_do_not_go_by_wgmma() -> None:
     assert any(isinstance(s, Role) for s in split_warps(kernel.program, build(tf32=True)).kernels[0].body.stmts)
 
 
+def test_the_next_kernel_may_begin() -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
+        with T.Kernel(4, 4, threads=128) as (bx, by):
+            T.pdl_trigger()
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            T.clear(c)
+            for ko in T.Pipelined(8, num_stages=3):
+                T.copy(A[by * 64, ko * 64], a)
+                T.copy(A[bx * 64, ko * 64], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C[by * 64, bx * 64])
+
+    assert any(isinstance(s, Role) for s in split_warps(kernel.program, build()).kernels[0].body.stmts)
+    source = torch_tile.compile(kernel, target="cuda:sm_90a").source
+    assert "wgmma" in source and "grid_launch" in source
+
+
 def test_tiles_that_are_read_after_the_loop() -> None:
     @T.prim_func
     def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):

@@ -291,7 +291,8 @@ def is_leaf(stmt: Stmt) -> bool:
 
 
 def _is_barrier(node: Node) -> bool:
-    return isinstance(node, Call) and node.name.startswith(BY_HAND)
+    # That the next kernel may begin concerns no thread of this one.
+    return isinstance(node, Call) and node.name.startswith(BY_HAND) and node.name != "grid_launch"
 
 
 def is_load(node: Node) -> bool:
