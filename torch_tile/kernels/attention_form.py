@@ -26,8 +26,7 @@ class Config:
     of at least 2, which must divide the heads of all sequences, only so many run side by side, so that their keys and
     values stay in the second-level cache; `resident` keeps the queries in registers; `shared_weights` hands the
     probabilities to other warps, as tiles of few rows need; `shares` is in how many parts the sum of a row is kept, 8
-    being what leaves each thread of an accumulator with its own; `staged` sends the result through shared memory;
-    `occupancy` is how many blocks of shares an SM is meant to hold.
+    being what leaves each thread of an accumulator with its own; `staged` sends the result through shared memory.
     """
 
     block_q: int = 64
@@ -42,7 +41,6 @@ class Config:
     shared_weights: bool = False
     shares: int = 1
     staged: bool = False
-    occupancy: int = 2
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """The launch: blocks of rows, key heads and sequences, the ones that run side by side first."""
@@ -223,10 +221,10 @@ def shape_class(form: Form, problem: Problem) -> str | None:
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
-    """How many shares to make of the keys: what SMs hold, but shares of at least four tiles and LEAST_SHARE keys."""
+    """How many shares to make of the keys: a block for each SM, but shares of at least four tiles and LEAST_SHARE keys."""
     problem = typical(problem)
     most = problem.keys // max(LEAST_SHARE, 4 * config.block_kv)
-    return max(1, min(config.occupancy * machine.units // _blocks(config, problem), most))
+    return max(1, min(machine.units // _blocks(config, problem), most))
 
 
 def _blocks(config: Config, problem: Problem) -> int:
@@ -260,7 +258,7 @@ MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the
 
 # By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
 HOPPER = tuple(
-    Config(*cut, shares=8, occupancy=1)
+    Config(*cut, shares=8)
     for cut in (
         (192, 128, 384, 2), (128, 128, 256, 2), (128, 96, 256, 2), (128, 64, 256, 3), (128, 64, 256, 2),
         (128, 64, 256, 1), (64, 128, 128, 2), (64, 64, 128, 2),

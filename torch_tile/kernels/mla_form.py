@@ -121,9 +121,11 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     problem = typical(problem)
     blocks = problem.batch * -(-problem.rows // config.block_h)
     if machine.is_gpu:  # one block fills an SM
-        return max(1, min(machine.units // blocks, problem.positions // 128))
-    return max(1, min(-(-2 * machine.units // blocks), problem.positions // 256))
+        return max(1, min(machine.units // blocks, problem.positions // LEAST_SHARE))
+    return max(1, min(-(-2 * machine.units // blocks), problem.positions // LEAST_SHARE))
 
+
+LEAST_SHARE = 256  # positions: joining shares takes as long as a block takes for so many
 
 # Cuts by falling size; the first whose tiles fit is taken.
 SHORT = (Config(16, 64, 128), Config(16, 32, 128), Config(16, 32, 128, stages=1), Config(16, 16, 128, stages=1))
