@@ -190,6 +190,23 @@ def combine(p, dtype, number):
     return sdpa(p, dtype, number, 1100 + p.size(100))
 
 
+def query_gradients(p, dtype, number):
+    """Those of keys and values, too, which are another kernel."""
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import attention, attention_backward
+
+    queries, keys, d, groups = p.size(150), p.size(150), p.pick(64, 40), (1, 2, 4)[number]
+    q, grad = (p.tensor(1, 2 * groups, queries, d, dtype=dtype) for _ in "qg")
+    k, v = (p.tensor(1, 2, keys, d, dtype=dtype) for _ in "kv")
+    options = None, number == 0, None, 30 if number == 2 else 0, max(0, keys - queries)
+    out, lse = torch.ops.tile.attention_lse(q, k, v, *options)
+    got = torch.ops.tile.attention_backward(grad, q, k, v, out, lse, *options)
+    exact = attention.reference(*wide(q, k, v), *options)[1]
+    return got, attention_backward.reference(*wide(grad, q, k, v, out), exact, *options)
+
+
 def flash_mla(p, dtype, number):
     import torch
 
@@ -232,6 +249,43 @@ def layer_norm_rows(p, dtype, number):
     return [torch.ops.tile.layer_norm(x, weight, bias)], [norm.layer_norm_reference(*wide(x, weight, bias))[0]]
 
 
+def fused_norm_rows(p, dtype, number):
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import fused_norm
+
+    n = (p.size(900), 8 * p.size(100), 40_000 + p.size(999))[number]
+    x, y = (p.tensor(2, p.size(9) if number < 2 else 1, n, dtype=dtype, layout="dense") for _ in "xy")
+    y = y[:, :1].expand_as(x)
+    aux = [y, *(p.tensor(2, 1, n, dtype=dtype) for _ in range(2)), p.tensor(n, dtype=dtype)]
+    prologue, epilogue = "v0=mul(x0,x1);v1=add(acc0,v0);ret v1", "v0=mul(acc0,x2);v1=add(v0,x3);ret v1"
+    options = "tggr", prologue, epilogue, number != 1, 1e-5, True
+    got = torch.ops.tile.fused_norm(x, aux, *options, dtype)
+    return got, fused_norm.reference(*wide(x), wide(*aux), *options, torch.float64)
+
+
+def dequant_product(p, dtype, m, n, k):
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import dequant_gemm
+
+    a, scale = p.tensor(m, k, dtype=dtype), p.tensor(n, k // 32, dtype=dtype) / 4
+    words = torch.randint(0, 256, (n, k // 2), generator=p.generator, dtype=torch.uint8).cuda()
+    scheme = 4, p.pick(True, False), 7
+    got = torch.ops.tile.dequant_gemm(a, [words], [scale], [], *scheme, [], "", "", dtype)
+    return [got], [dequant_gemm.reference(*wide(a), [words.cpu()], wide(scale), [], *scheme, [], "", "", torch.float64)]
+
+
+def dequant_matmul(p, dtype, number):
+    return dequant_product(p, dtype, (1, 70, 150)[number], p.size(200), 32 * p.size(8))
+
+
+def split_dequant_matmul(p, dtype, number):
+    return dequant_product(p, dtype, p.size(16), p.size(60), 32 * p.pick(100, 60 + p.size(60)))
+
+
 def softmax_rows(p, dtype, number):
     import torch
 
@@ -245,8 +299,8 @@ def softmax_rows(p, dtype, number):
 KERNELS: dict[str, Callable] = {
     f.__name__: f
     for f in (
-        matmul, split_matmul, row_times_matrix, flash_attention, combine, flash_mla, rms_norm_rows, layer_norm_rows,
-        softmax_rows,
+        matmul, split_matmul, row_times_matrix, dequant_matmul, split_dequant_matmul, flash_attention, combine,
+        query_gradients, flash_mla, rms_norm_rows, layer_norm_rows, fused_norm_rows, softmax_rows,
     )
 }  # fmt: skip
 

@@ -180,6 +180,11 @@ def misses(got, function, inputs, dtype, generator):
 
 
 @pytest.fixture
+def precision():
+    return PRECISION
+
+
+@pytest.fixture
 def wrong(problems):
     """`wrong(got, function, inputs, dtype)`: see `misses`."""
     return functools.partial(misses, generator=problems.generator)

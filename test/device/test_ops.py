@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import torch_tile.ops  # noqa: F401
-from torch_tile.kernels import attention, dequant_gemm, gemm, mla_decode, norm, softmax
+from torch_tile.kernels import attention, attention_backward, dequant_gemm, fused_norm, gemm, mla_decode, norm, softmax
+from torch_tile.kernels.epilogue import soft_cap
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("poisoned", "kernels_ran")]
 
@@ -125,6 +126,64 @@ def test_attention(masked, problems, check):
         check(got, exact, (q, k, v), what, dtype)
 
 
+SCORES = {  # what changes scores, and the shape of what it reads: batch, heads, queries, keys
+    "cap": (soft_cap(3.0), ""),
+    "slopes": ("v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2", "h"),
+    "padding": ("v0=where(x0,acc0,-inf);ret v0", "bk"),
+}
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_attention_scores(score, problems, check):
+    text, given = SCORES[score]
+    for _ in range(problems.count):
+        dtype, d = problems.dtype(), problems.pick(64, 64, 128, 128, 40, 256)
+        batch, kv_heads, groups = problems.pick(1, 2), problems.pick(1, 2), problems.pick(1, 2, 4)
+        q_len, kv_len = problems.size(400), problems.size(600)
+        q = problems.tensor(batch, kv_heads * groups, q_len, d, dtype=dtype)
+        k, v = (problems.tensor(batch, kv_heads, kv_len, d, dtype=dtype) for _ in "kv")
+        sizes = dict(zip("bhqk", (batch, kv_heads * groups, q_len, kv_len), strict=True))
+        shape = [sizes[axis] if axis in given else 1 for axis in "bhqk"]
+        aux = [problems.tensor(*shape, layout="dense") / kv_len] if given else []
+        aux = [x > -0.5 / kv_len for x in aux] if score == "padding" else aux
+        options = problems.pick(True, False), None, problems.pick(0, 0, 100), problems.pick(0, kv_len - q_len)
+        got = torch.ops.tile.attention_lse(q, k, v, None, *options, aux, text)
+
+        def exact(q, k, v, options=options, aux=aux, text=text):
+            return attention.reference(
+                q, k, v, None, *options, [x.to(q.dtype) if x.is_floating_point() else x for x in aux], text
+            )
+
+        check(got, exact, (q, k, v), f"{score} {dtype} {tuple(q.shape)} {tuple(k.shape)} {options}", dtype)
+
+
+@pytest.mark.parametrize("masked", [None, torch.bool, torch.float32], ids=str)
+def test_attention_backward(masked, problems, precision):
+    for _ in range(problems.count):
+        dtype, d = problems.dtype(), problems.pick(64, 64, 128, 128, 40, 192)
+        batch, kv_heads, groups = problems.pick(1, 2), problems.pick(1, 2), problems.pick(1, 2, 4)
+        q_len, kv_len, dv = problems.size(300), problems.size(400), problems.pick(d, d, 64)
+        q, grad = (problems.tensor(batch, kv_heads * groups, q_len, n, dtype=dtype) for n in (d, dv))
+        k, v = (problems.tensor(batch, kv_heads, kv_len, n, dtype=dtype) for n in (d, dv))
+        mask = None
+        if masked is not None:
+            keep = torch.rand(q_len, kv_len, device=q.device, generator=problems.generator) > 0.3
+            mask = keep if masked == torch.bool else torch.randn_like(keep, dtype=masked)
+        options = problems.pick(True, False), None, problems.pick(0, 0, 100), problems.pick(0, kv_len - q_len)
+        out, lse = torch.ops.tile.attention_lse(q, k, v, mask, *options)
+        got = torch.ops.tile.attention_backward(grad, q, k, v, out, lse, mask, *options)
+
+        wide = (x.double() for x in (grad, q, k, v, out))
+        exact = attention.reference(*(x.double() for x in (q, k, v)), mask, *options)
+        wanted = attention_backward.reference(*wide, exact[1], mask, *options)
+        what = f"{dtype} {tuple(q.shape)} {tuple(k.shape)} dv {dv} {options} {masked}"
+        problems.checked.add(what)
+        for name, x, want in zip(("dq", "dk", "dv"), got, wanted, strict=True):
+            # Probabilities and their gradients are rounded in between, and cancel where a query sees one key.
+            error, typical = (x.double() - want).abs().max().item(), want.square().mean().sqrt().item()
+            assert error <= 64 * precision[dtype] * typical + 1e-5, f"{what}: {name} is {error:.1e} off, {typical:.1e}"
+
+
 @pytest.mark.parametrize("paged", [False, True])
 def test_mla_decode(paged, problems, check):
     for _ in range(problems.count):
@@ -214,3 +273,24 @@ def test_softmax(problems, check):
         got = torch.ops.tile.softmax(x, dim, out_dtype)
         exact = functools.partial(softmax.reference, dim=dim)
         check(got, exact, (x,), f"{dtype} to {out_dtype} {shape} {dim}", dtype)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_fused_norm(keep, problems, check):
+    """The gated residual and the modulation of a diffusion block, by rows of 2 sequences or 3."""
+    prologue, epilogue = "v0=mul(x0,x1);v1=add(acc0,v0);ret v1", "v0=mul(acc0,x2);v1=add(v0,x3);v2=silu(v1);ret v2"
+    for _ in range(problems.count):
+        dtype, n = problems.dtype(), problems.pick(160, 768, 1152, 4096, problems.size(9000))
+        batch, rows = problems.pick(2, 3), problems.size(30)
+        x, y = (problems.tensor(batch, rows, n, dtype=dtype) for _ in "xy")
+        aux = [y, *(problems.tensor(batch, 1, n, dtype=dtype) for _ in range(2)), problems.tensor(n, dtype=dtype)]
+        options = "tggr", prologue, epilogue, problems.pick(True, False), 1e-5, keep
+        out_dtype = problems.pick(dtype, torch.float32)
+        got = torch.ops.tile.fused_norm(x, aux, *options, out_dtype)
+
+        def exact(x, *aux, options=options, dtype=dtype):
+            # The sum is rounded before it is normalised: as an input it changes by as much.
+            return fused_norm.reference(x, aux, *options, torch.float64)
+
+        what = f"{dtype} to {out_dtype} {tuple(x.shape)} {options[3:]}"
+        check(got if keep else got[0], exact if keep else lambda *a: exact(*a)[0], (x, *aux), what, dtype)

@@ -221,7 +221,7 @@ def shape_class(form: Form, problem: Problem) -> str | None:
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
-    """How many shares to make of the keys: a block for each SM, but shares of at least four tiles and LEAST_SHARE keys."""
+    """How many shares to make of the keys: a block for each SM, but none below four tiles or LEAST_SHARE keys."""
     problem = typical(problem)
     most = problem.keys // max(LEAST_SHARE, 4 * config.block_kv)
     return max(1, min(machine.units // _blocks(config, problem), most))
