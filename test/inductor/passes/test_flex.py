@@ -130,6 +130,15 @@ def test_competes_with_what_the_mask_shows(inside, contests, generator):
     assert kinds <= {call.target, operator.getitem}, kinds
 
 
+def test_masks_by_values_have_no_contest(contests, generator):
+    q, k, v = problem(generator)
+    limits = torch.tensor([100.0, 70.0])
+    blocks = create_block_mask(lambda b, h, i, j: j < limits[b], 2, None, S, S, device="cpu")
+    with torch.no_grad(), no_caches(), collect() as report:
+        torch.compile(lambda q, k, v: flex_attention(q, k, v, None, blocks, enable_gqa=True), backend=dry_run)(q, k, v)
+    assert not contests and "depends on values" in report.missed("attention")[0].reason, report
+
+
 def test_modifications_are_part_of_what_is_remembered(contests, generator):
     q, k, v = problem(generator)
     for score_mod in (soft_cap, distance, soft_cap):

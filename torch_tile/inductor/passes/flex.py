@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from torch_tile.inductor import compat, contest
+from torch_tile.inductor import compat
 from torch_tile.inductor.passes import lift, masks, score_text
 from torch_tile.inductor.passes.attention import call, describe
 from torch_tile.inductor.passes.graph import CAST, Miss, Rewrite, aten, dtype, is_call, is_tensor, known, shape, val
@@ -91,6 +91,11 @@ def _arguments(node: Node) -> tuple[Any, ...]:
 def _with_examples(node: Node) -> list[Node]:
     """The nodes of the lists of blocks, which are told what to hold in a contest: what the mask_mod says."""
     q, k, _, _, block_mask, *_, mask_buffers = _arguments(node)
+    if any(map(is_tensor, mask_buffers)):
+        raise NoMatch(
+            "how much the mask_mod of flex_attention shows depends on values, so no contest can tell who is faster",
+            'give options={"select": "tile"} to have it computed by tile.attention',
+        )
     lists = {name: x for name, x in zip(LISTS, block_mask[2:10], strict=True) if isinstance(x, Node)}
 
     @functools.cache
@@ -98,13 +103,13 @@ def _with_examples(node: Node) -> list[Node]:
         queries, keys = compat.size_hint(shape(q)[2]), compat.size_hint(shape(k)[2])
         if _is_one_block(block_mask, queries, keys):
             return None
-        body, buffers = body_of(block_mask[-1]), [contest.example(b) if is_tensor(b) else b for b in mask_buffers]
+        body = body_of(block_mask[-1])
         batch, heads = (compat.size_hint(n) for n in shape(lists["kv_num_blocks"])[:2])
         device = str(val(q).device)
         rows, columns = map(compat.size_hint, block_mask[-3:-1])
 
         def visible(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-            found: Any = body(b, h, i, j, *buffers)  # type: ignore[misc]
+            found: Any = body(b, h, i, j, *mask_buffers)  # type: ignore[misc]
             seen: torch.Tensor = found[0] if isinstance(found, list | tuple) else found
             return seen
 
