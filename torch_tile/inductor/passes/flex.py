@@ -118,7 +118,9 @@ def _with_examples(node: Node) -> list[Node]:
     def example(name: str, x: Node) -> torch.Tensor:
         like: torch.Tensor = compat.empty_for(val(x))
         blocks = made()
-        return like.fill_("num" in name) if blocks is None else like.copy_(getattr(blocks, name))
+        if blocks is None:  # the one is seen in part
+            return like.fill_(name in ("kv_num_blocks", "q_num_blocks"))
+        return like.copy_(getattr(blocks, name))
 
     for name, x in lists.items():
         x.meta[EXAMPLE] = functools.partial(example, name, x)
