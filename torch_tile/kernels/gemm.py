@@ -327,7 +327,7 @@ def run(
     vector = vector_of((a, *operands, out), (n, k, m) if a_turned else (n, k)) if machine.is_gpu else 1
     b_turned = tuple(turned for _, turned in matrices)
     form = Form(a.dtype, out.dtype, a_turned, b_turned, forms, epilogue, vector)
-    row = m == 1 and not a_turned and all(b_turned)
+    row = bool(m == 1) and not a_turned and all(b_turned)  # a comparison of symbols could not be remembered
     config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1), machine)
     if config.splits == 1:
         kernel = row_times_matrix if config.block_m == 1 else persistent_matmul if config.blocks else matmul
