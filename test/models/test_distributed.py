@@ -6,6 +6,7 @@ this file is one of the two processes.
 """
 
 import functools
+import os
 import sys
 
 import pytest
@@ -268,7 +269,7 @@ def main(rank, store, *names):
         check(name, block, prepare(mesh), shard_data, families)
     check_generated_code(mesh)
     dist.barrier()  # who leaves first would take the other down
-    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may abort a process that ends in the ordinary way
 
 
 @pytest.mark.slow
