@@ -28,12 +28,15 @@ def why_whole(kernel, **options) -> str:
     return "; ".join(sorted({note.why_not for note in made.notes}))
 
 
-def body(inside, threads=128):
-    """A kernel with tiles a and b and accumulators c around what `inside(k, A, B, a, b, c, bx)` does each turn."""
+def body(inside, threads=128, begin=lambda: None):
+    """A kernel with tiles a and b and accumulators c around what `inside(k, A, B, a, b, c, bx)` does each turn, after
+    what `begin()` does once.
+    """
 
     @T.prim_func
     def kernel(A: T.Tensor((512, 512), H), B: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
         with T.Kernel(4, 4, threads=threads) as (bx, by):
+            begin()
             a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
             T.clear(c)
             for ko in T.Pipelined(8, num_stages=3):
@@ -60,18 +63,12 @@ def test_products_that_do_not_go_by_wgmma() -> None:
 
 
 def test_the_next_kernel_may_begin() -> None:
-    @T.prim_func
-    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
-        with T.Kernel(4, 4, threads=128) as (bx, by):
-            T.pdl_trigger()
-            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
-            T.clear(c)
-            for ko in T.Pipelined(8, num_stages=3):
-                T.copy(A[by * 64, ko * 64], a)
-                T.copy(A[bx * 64, ko * 64], b)
-                T.gemm(a, b, c, transpose_B=True)
-            T.copy(c, C[by * 64, bx * 64])
+    def inside(k, A, B, a, b, c, bx):
+        T.copy(A[bx * 64, k * 64], a)
+        T.copy(B[bx * 64, k * 64], b)
+        T.gemm(a, b, c, transpose_B=True)
 
+    kernel = body(inside, begin=T.pdl_trigger)
     assert any(isinstance(s, Role) for s in split_warps(kernel.program, build()).kernels[0].body.stmts)
     source = torch_tile.compile(kernel, target="cuda:sm_90a").source
     assert "wgmma" in source and "grid_launch" in source

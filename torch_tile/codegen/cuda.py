@@ -155,8 +155,9 @@ class _Cuda:
         names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
         out = CudaStatements(names, SHARED, kernel)
         waits = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
-        # Loads by a restricted pointer to constants may move in front of a wait for who writes them.
-        restrict = "" if waits else " __restrict__"
+        early = waits and self.build.target.capability >= 90
+        # Loads by a restricted pointer to constants may move in front of the wait for who writes them.
+        restrict = "" if early else " __restrict__"
         args: list[int | Var | MapArg] = []
         params, prologue, kinds = [], [], ""
         for position, buffer in enumerate(self.tensors):
@@ -191,7 +192,6 @@ class _Cuda:
         out.body(kernel.body)
         out.close()
         launch = kernel.grid, threads, kernel.shared_bytes, kernel.span
-        early = waits and self.build.target.capability >= 90
         entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), kernel.cluster, early)
         return entry, out
 

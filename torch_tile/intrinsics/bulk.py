@@ -172,12 +172,8 @@ def _bulk_wait(call: Call) -> tuple[Access, ...]:
     return tuple(Access(n, "r", -1) for n in range(len(call.args)))
 
 
-def _declare(name: str, arity: int, header: str, **fields: Any) -> None:
-    declare(
-        Intrinsic(
-            name, arity, same, "", cuda=fields.pop("cuda", name), header=header, arch=fields.pop("arch", 90), **fields
-        )
-    )
+def _declare(name: str, arity: int, header: str, arch: int = 90, **fields: Any) -> None:
+    declare(Intrinsic(name, arity, same, "", cuda=fields.pop("cuda", name), header=header, arch=arch, **fields))
 
 
 _declare("mbarrier_init", 1, "mbarrier.h")

@@ -16,17 +16,23 @@ AHEAD = tuple(range(8))  # shares of a row that are read together, as what they 
 
 
 @T.macro
+def read_ahead(parts: Any, turn: Any, place: tuple[Any, ...], first: Any, width: int) -> Any:
+    """`parts[s, *place, first : first + width]` of the shares of a turn, 0 where there is no such share."""
+    values = [T.alloc_fragment((width,), parts.dtype) for _ in AHEAD]
+    for n, value in zip(AHEAD, values, strict=True):
+        share = turn * len(AHEAD) + n
+        for j in T.Parallel(width):
+            value[j] = T.if_then_else(share < parts.shape[0], parts[(share, *place, first + j)], 0.0)
+    return values
+
+
+@T.macro
 def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> Any:
     """`sum_s parts[s, *place, first : first + width]` of all that others wrote."""
     total = T.alloc_fragment((width,), parts.dtype)
     T.clear(total)
     for turn in T.serial(T.ceildiv(parts.shape[0], len(AHEAD))):
-        shares = [turn * len(AHEAD) + n for n in AHEAD]
-        values = [T.alloc_fragment((width,), parts.dtype) for _ in AHEAD]
-        for share, value in zip(shares, values, strict=True):
-            for j in T.Parallel(width):
-                value[j] = T.if_then_else(share < parts.shape[0], parts[(share, *place, first + j)], 0.0)
-        for value in values:
+        for value in read_ahead(parts, turn, place, first, width):
             for j in T.Parallel(width):
                 total[j] += value[j]
     return total
@@ -55,13 +61,11 @@ def combine(dtype: torch.dtype, latent: int) -> Any:
             total = T.alloc_var(accum, 0.0)
             T.clear(sums)
             for turn in T.serial(T.ceildiv(splits, len(AHEAD))):
-                shares = [turn * len(AHEAD) + n for n in AHEAD]
-                values = [T.alloc_fragment((latent,), accum) for _ in AHEAD]
                 logs: list[Any] = [T.alloc_var(accum, -infinity) for _ in AHEAD]
-                for share, value, log in zip(shares, values, logs, strict=True):
+                for n, log in zip(AHEAD, logs, strict=True):
+                    share = turn * len(AHEAD) + n
                     log = T.if_then_else(share < splits, part_lse[share, row], -infinity)
-                    for c in T.Parallel(latent):
-                        value[c] = T.if_then_else(share < splits, part[share, row, c], 0.0)
+                values = read_ahead(part, turn, (row,), 0, latent)
                 highest = functools.reduce(T.max, logs, peak)
                 level = T.if_then_else(highest == -infinity, 0.0, highest)
                 fade = T.exp(peak - level)

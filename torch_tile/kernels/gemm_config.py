@@ -153,8 +153,8 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
 def _few_rows_config(problem: Problem, machine: Machine) -> Config:
     """Blocks for all SMs: they share sums over a K so long that adding up parts takes no time beside it."""
     config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
-    stage = (config.block_m + config.block_n * problem.products) * config.block_k * problem.dtype.itemsize
-    config = replace(config, stages=max(1, min(config.stages, machine.target.shared_limit // stage)))
+    room = machine.target.shared_limit // _stage_bytes(config, problem)
+    config = replace(config, stages=max(1, min(config.stages, room)))
     count, steps = _count(config, problem), problem.k // config.block_k
     if (count < machine.units and steps >= 64) or (3 * count <= machine.units and steps >= 8):
         return replace(config, splits=max(1, min(2 * machine.units // count, steps // 4, 64)))
@@ -169,9 +169,8 @@ def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
     found = []
     for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES):
         c, lasts = tile.config, tile in HOPPER_TILES
-        stage = (c.block_m + c.block_n * problem.products) * c.block_k * size
         leaving = panels_bytes(c.block_m) if lasts else c.block_m * c.block_n * size
-        stages = min(c.stages, (machine.target.shared_limit - leaving - BARRIERS) // stage)
+        stages = min(c.stages, (machine.target.shared_limit - leaving - BARRIERS) // _stage_bytes(c, problem))
         sums = c.block_m * c.block_n * problem.products // c.threads
         if sums <= ACCUMULATORS[c.threads // 128] and stages >= 2:
             rate = tile.rate if sums <= COMFORTABLE else tile.rate * 0.9
@@ -196,11 +195,15 @@ def _fitting(tiles: Iterable[Tile], problem: Problem, machine: Machine) -> list[
     for tile in tiles:
         c = tile.config
         registers = c.block_m * c.block_n * problem.products * (2 if problem.dtype == torch.float64 else 1) // c.threads
-        stage = (c.block_m + c.block_n * problem.products) * c.block_k * problem.dtype.itemsize
-        stages = min(c.stages, machine.target.shared_limit // stage)
+        stages = min(c.stages, machine.target.shared_limit // _stage_bytes(c, problem))
         if registers <= 128 and stages >= 1:
             found.append(replace(tile, config=replace(c, stages=stages)))
     return found
+
+
+def _stage_bytes(config: Config, problem: Problem) -> int:
+    """Shared memory of the operands of one step over K."""
+    return (config.block_m + config.block_n * problem.products) * config.block_k * problem.dtype.itemsize
 
 
 def _count(config: Config, problem: Problem) -> int:

@@ -120,9 +120,8 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     """How many shares to make of the positions: work for the whole machine, but shares that are worth starting."""
     problem = typical(problem)
     blocks = problem.batch * -(-problem.rows // config.block_h)
-    if machine.is_gpu:  # one block fills an SM
-        return max(1, min(machine.units // blocks, problem.positions // LEAST_SHARE))
-    return max(1, min(-(-2 * machine.units // blocks), problem.positions // LEAST_SHARE))
+    room = machine.units // blocks if machine.is_gpu else -(-2 * machine.units // blocks)  # one block fills an SM
+    return max(1, min(room, problem.positions // LEAST_SHARE))
 
 
 LEAST_SHARE = 256  # positions: joining shares takes as long as a block takes for so many
