@@ -32,7 +32,7 @@ COUNT, PARTS = int(os.environ.get("TORCH_TILE_FUZZ", "80")), 4
 # More tiles than there is room for; two products into one fragment that split it in different ways.
 ACCEPTED = "shared_memory", "layout_conflict"
 REMOVALS = max(3, COUNT // 20)  # programs of which waits are left out
-SHARE = 0.6  # of the programs, at least, that have roles
+SHARE = 0.25  # of the programs, at least, that have roles: 0.75 to 0.85 do, 5 of 20 and fewer once in 10^5 runs
 
 
 def lowered(program):
@@ -90,7 +90,7 @@ def test_random_programs(seed, part, tmp_path):
             kind, text = found
             small = shrunk(source, lambda s=source, n=number, k=kind: still_fails(s, n, tmp_path, k))
             pytest.fail(f"TORCH_TILE_FUZZ_SEED={number} TORCH_TILE_FUZZ=1: {text}\n{small}", pytrace=False)
-    assert count < 10 or roles >= SHARE * count, f"only {roles} of {count} programs have roles"
+    assert count < 10 or roles > SHARE * count, f"only {roles} of {count} programs have roles"
 
 
 WAITS = "mbarrier_wait", "wgmma_wait", "bulk_wait", "fence_proxy_async"
