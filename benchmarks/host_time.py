@@ -15,9 +15,9 @@ import torch
 from launch import cost, device, without_gpu
 from timer import arguments
 
-from torch_tile.inductor import direct
 from torch_tile.inductor.backend import tile
 from torch_tile.kernels import attention, common, gemm, mla_decode, norm, softmax
+from torch_tile.ops import direct
 from torch_tile.target import Target
 
 BURST = 50  # calls that fit into the stream's queue

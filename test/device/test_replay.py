@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from torch_tile.inductor import direct
 from torch_tile.inductor.backend import tile
+from torch_tile.ops import direct
 from torch_tile.runtime import replay
 
 pytestmark = pytest.mark.cuda

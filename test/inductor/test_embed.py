@@ -13,11 +13,11 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, Mod
 
-from torch_tile.inductor import direct
 from torch_tile.inductor.embed import embedded, headers, printed
 from torch_tile.inductor.outline import Form, NotEmbedded, Symbols, record
 from torch_tile.kernels import attention, combine, gemm, mla_decode, norm, softmax
 from torch_tile.kernels.common import Machine
+from torch_tile.ops import direct
 from torch_tile.runtime.host_compiler import find_compiler
 from torch_tile.target import Target
 

@@ -6,9 +6,9 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from torch_tile.inductor import direct
 from torch_tile.inductor.outline import LARGEST, Form, NotEmbedded, Outline, Symbols, record
 from torch_tile.ir.buffer import Buffer
+from torch_tile.ops import direct
 
 CPU = torch.device("cpu")
 

@@ -1,8 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sample arguments of every op, shared by the tests of registration and of the families."""
+"""Sample arguments of every op, shared by the tests of registration and of the families; and a stand-in for a GPU."""
+
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+from torch_tile.kernels import (
+    attention,
+    attention_backward,
+    common,
+    dequant_gemm,
+    fused_norm,
+    gemm,
+    mla_decode,
+    norm,
+    softmax,
+)
+from torch_tile.target import Target
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
+
+from fake_cuda import count_as_gpu, install
 
 
 class Maker:
@@ -195,3 +215,14 @@ def samples():
 def maker():
     """`maker(seed, dtype)(*shape)`: random tensors."""
     return Maker
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Tensors of the CPU count as a Hopper GPU's; the driver keeps a diary."""
+    fake = install(monkeypatch)
+    count_as_gpu(monkeypatch)
+    machine = common.Machine(Target("cuda", 90), 132)
+    for family in (attention, attention_backward, dequant_gemm, gemm, mla_decode, norm, fused_norm, softmax):
+        monkeypatch.setattr(family, "machine_of", lambda x: machine)
+    return fake

@@ -14,10 +14,12 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torch_tile.inductor import compat, direct, report
+from torch_tile.inductor import compat, report
 from torch_tile.inductor.embed import Embedded, embedded, headers
 from torch_tile.inductor.outline import Form, NotEmbedded, Outline, Symbols, record
 from torch_tile.inductor.passes.graph import val
+from torch_tile.ops import direct
+from torch_tile.ops.reference import reference
 
 Unflatten = Callable[[list[Any], list[Any]], Any]
 
@@ -120,7 +122,7 @@ def lower_reference(op: Any, args: Any, kwargs: Any, why: str) -> Any:
     def call(*values: Any) -> Any:
         queue = iter(values)
         given, named = tree_unflatten([next(queue) if isinstance(x, Node) else x for x in leaves], spec)
-        return direct.reference(op._schema.name.removeprefix("tile::"), *given, **named)
+        return reference(op._schema.name.removeprefix("tile::"), *given, **named)
 
     inputs = [x for each, x in zip(leaves, lowered, strict=True) if isinstance(each, Node)]
     return compat.lower_inline(call, [val(each) for each in nodes], inputs)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from torch_tile.inductor import compat, direct, tile_call
+from torch_tile.inductor import compat, tile_call
+from torch_tile.ops import direct
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from torch_tile.inductor.embed import Embedded, Workspace
 from torch_tile.inductor.outline import Form, NotEmbedded
 
 PREFIX = "_torch_tile"
-IMPORT = f"import torch_tile.inductor.direct as {PREFIX}"
+IMPORT = f"import torch_tile.ops.direct as {PREFIX}"
 
 
 def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:

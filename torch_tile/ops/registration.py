@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_tile.ops.eager import Eager
 from torch_tile.ops.sharded_backward import sharded
 
 _ATTENTION_OPTIONS = "Tensor? mask=None, bool causal=False, float? scale=None, int window=0, SymInt q_offset=0"
@@ -69,8 +70,8 @@ def kernels(family: str) -> ModuleType:
 def register(
     name: str,
     *,
-    run: Callable[..., Any],
     fake: Callable[..., Any],
+    check_values: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
     in_training: Callable[..., Any] | None = None,
@@ -80,13 +81,14 @@ def register(
 ) -> None:
     """Put the pieces on op `name`.
 
-    run: what computes it on a device. fake: what checks the arguments and makes empty outputs, shapes maybe symbolic.
+    fake: what checks the arguments and makes empty outputs, shapes maybe symbolic. check_values: what refuses values of
+    tensors that hold some; what computes the op is found by its name (eager.py).
     backward, setup_context: as for `torch.library.register_autograd`. in_training: instead of these, what is called
     where a gradient is wanted. lower_precision: arguments that autocast casts to
     its dtype, on CPU and CUDA. full_precision_cuda: autocast casts all to float32, on CUDA only (torch's CPU autocast
     leaves norms and softmax alone). flops: from the shapes of the tensor arguments and `out_shape`.
     """
-    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, Eager(name, fake, check_values), "CompositeExplicitAutograd")
     torch.library.register_fake(f"tile::{name}", fake, lib=LIBRARY)
     op = getattr(torch.ops.tile, name).default
     if backward is not None and setup_context is not None:

@@ -63,27 +63,6 @@ def _check_attention(
     parse(score, 1, len(aux), INDICES)
 
 
-def _run_attention_lse(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    q_offset: int = 0,
-    aux: Sequence[torch.Tensor] | None = None,
-    score: str = "",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_attention(q, k, v, mask, window, aux or (), score)
-    out, lse = kernels("attention").attention(q, k, v, mask, causal, scale, window, q_offset, aux or (), score)
-    return out, lse
-
-
-def _run_attention(*args: Any) -> torch.Tensor:
-    return _run_attention_lse(*args)[0]
-
-
 def _fake_attention_lse(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -133,12 +112,6 @@ def _attention_gradients(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | 
     *found, ds = kernels("attention_backward").gradients(grad, q, k, v, mask, *options)
     cast = [new.to(x.dtype) for new, x in zip(found, (q, k, v), strict=True)]
     return *cast, ds.sum_to_size(mask.shape).to(mask.dtype), None, None, None, None, *unread
-
-
-def _run_backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    _check_backward(*args)
-    dq, dk, dv = kernels("attention_backward").attention_backward(*args)
-    return dq, dk, dv
 
 
 def _fake_backward(*args: Any) -> tuple[torch.Tensor, ...]:
@@ -266,7 +239,6 @@ def _backward_flops(
 _PRECISION = ("q", "k", "v", "mask", "aux")
 register(
     "attention",
-    run=_run_attention,
     fake=_fake_attention,
     in_training=_in_training,
     lower_precision=_PRECISION,
@@ -274,7 +246,6 @@ register(
 )
 register(
     "attention_lse",
-    run=_run_attention_lse,
     fake=_fake_attention_lse,
     backward=_attention_gradients,
     setup_context=_save_attention,
@@ -283,7 +254,6 @@ register(
 )
 register(
     "attention_backward",
-    run=_run_backward,
     fake=_fake_backward,
     backward=_twice,
     setup_context=_save_backward,

@@ -94,25 +94,6 @@ def supported_group(size: int) -> bool:
     return size in (16, 32) or (size > 0 and size % 64 == 0)
 
 
-def _run(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    bits: int,
-    high_first: bool,
-    offset: int,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    _check(a, bs, scales, zeros, bits, aux, kinds, epilogue, dtype)
-    run = kernels(OP).dequant_gemm
-    out: torch.Tensor = run(a, bs, scales, zeros, bits, high_first, offset, aux, kinds, epilogue, dtype)
-    return out
-
-
 def _fake(
     a: torch.Tensor,
     bs: Sequence[torch.Tensor],
@@ -180,7 +161,6 @@ def _flops(a: Sequence[int], bs: Sequence[Sequence[int]], *args: Any, out_shape:
 
 register(
     OP,
-    run=_run,
     fake=_fake,
     backward=_backward,
     setup_context=_save,

@@ -14,7 +14,7 @@ import torch
 from torch_tile.kernels import epilogue as language
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type, require_value
-from torch_tile.ops.registration import kernels, register
+from torch_tile.ops.registration import register
 
 AUX_KINDS = {"t": "as x", "g": "[*leading of x, 1, ..., N]", "r": "[N]", "c": "[..., 1]", "s": "one element"}
 
@@ -56,22 +56,6 @@ def _check_same_runs(operands: Sequence[torch.Tensor]) -> None:
     for v in operands[1:]:
         for dim, size in enumerate(operands[0].shape):
             checks.check_size("fused_norm", "an aux of kind 'g'", v, dim, size, "as the first of that kind")
-
-
-def _run(
-    x: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    prologue: str,
-    epilogue: str,
-    centred: bool,
-    eps: float,
-    keep: bool,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(x, aux, kinds, prologue, epilogue, dtype)
-    y, total = kernels("fused_norm").fused_norm(x, aux, kinds, prologue, epilogue, centred, eps, keep, dtype)
-    return y, total
 
 
 def _fake(
@@ -128,7 +112,6 @@ def _backward(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None
 
 register(
     "fused_norm",
-    run=_run,
     fake=_fake,
     backward=_backward,
     setup_context=_save,

@@ -16,7 +16,7 @@ import torch
 from torch_tile.kernels import epilogue as language
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
-from torch_tile.ops.registration import kernels, register
+from torch_tile.ops.registration import register
 
 AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element"}
 
@@ -59,19 +59,6 @@ def check_epilogue(
         for dim, size in enumerate(wanted):
             checks.check_size(op, f"aux[{i}]", x, dim, size, f"by kind {kind!r}: {AUX_KINDS[kind]}")
     language.parse(epilogue, products, len(aux), 0)
-
-
-def _run_gemm(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    _check_gemm(a, bs, aux, kinds, epilogue, dtype)
-    out: torch.Tensor = kernels("gemm").gemm(a, bs, aux, kinds, epilogue, dtype)
-    return out
 
 
 def _fake_gemm(
@@ -146,7 +133,6 @@ def _gemm_flops(a: Sequence[int], bs: Sequence[Sequence[int]], *args: Any, out_s
 
 register(
     "gemm",
-    run=_run_gemm,
     fake=_fake_gemm,
     backward=_gemm_backward,
     setup_context=_save_gemm,
@@ -200,19 +186,6 @@ def flattened(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _run_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    activation: str = "none",
-) -> torch.Tensor:
-    _check_linear(x, weight, bias, residual, activation)
-    arguments = linear_as_gemm(x, weight, bias, residual, activation)
-    out: torch.Tensor = kernels("gemm").gemm(*arguments, linear_dtype(x, residual))
-    return out.view(*x.shape[:-1], weight.shape[0])
-
-
 def _fake_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -247,7 +220,6 @@ def _linear_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_shape
 
 register(
     "linear",
-    run=_run_linear,
     fake=_fake_linear,
     backward=_linear_backward,
     setup_context=_save_linear,
@@ -271,15 +243,6 @@ def _check_swiglu(x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.T
 def swiglu_text(activation: str) -> str:
     """The epilogue that makes `swiglu` of two products."""
     return "v0=mul(acc0,acc1);ret v0" if activation == "none" else f"v0={activation}(acc0);v1=mul(v0,acc1);ret v1"
-
-
-def _run_swiglu(
-    x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, activation: str = "silu"
-) -> torch.Tensor:
-    _check_swiglu(x, gate_weight, up_weight, activation)
-    weights = [gate_weight.mT, up_weight.mT]
-    out: torch.Tensor = kernels("gemm").gemm(flattened(x), weights, [], "", swiglu_text(activation), x.dtype)
-    return out.view(*x.shape[:-1], gate_weight.shape[0])
 
 
 def _fake_swiglu(
@@ -310,7 +273,6 @@ def _swiglu_flops(x: Sequence[int], gate: Sequence[int], *args: Any, out_shape: 
 
 register(
     "swiglu",
-    run=_run_swiglu,
     fake=_fake_swiglu,
     backward=_swiglu_backward,
     setup_context=_save_swiglu,

@@ -14,7 +14,7 @@ import torch
 from torch_tile.kernels.memory_order import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
-from torch_tile.ops.registration import kernels, register
+from torch_tile.ops.registration import register
 
 
 def _check_mla_decode(
@@ -60,8 +60,18 @@ def _check_table(name: str, table: torch.Tensor, dims: int, meaning: str, q: tor
     checks.check_device("mla_decode", name, table, "q", q)
 
 
-def _check_table_values(kv: torch.Tensor, block_table: torch.Tensor | None, seq_lens: torch.Tensor | None) -> None:
+def _check_values(
+    q: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    block_table: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
+    *options: Any,
+) -> None:
     """The lengths fit the cache and the pages they reach exist. On the CPU only: elsewhere reading them would wait."""
+    if kv.device.type != "cpu":
+        return
     pages, page = kv.shape[:2]
     capacity = page if block_table is None else block_table.shape[1] * page
     if seq_lens is not None and seq_lens.numel():
@@ -79,28 +89,6 @@ def _check_table_values(kv: torch.Tensor, block_table: torch.Tensor | None, seq_
                 low >= 0 and high < pages,
                 lambda: f"tile.mla_decode: block_table has pages from {low} to {high}; expected 0 to {pages - 1}",
             )
-
-
-def _run_mla_decode_lse(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    scale: float | None = None,
-    num_splits: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_mla_decode(q, q_pe, kv, k_pe, block_table, seq_lens, num_splits)
-    if q.device.type == "cpu":
-        _check_table_values(kv, block_table, seq_lens)
-    run = kernels("mla_decode").mla_decode
-    out, lse = run(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
-    return out, lse
-
-
-def _run_mla_decode(*args: Any) -> torch.Tensor:
-    return _run_mla_decode_lse(*args)[0]
 
 
 def _fake_mla_decode_lse(
@@ -176,14 +164,14 @@ def _mla_decode_flops(
     return 2 * batch * q_len * heads * kv_len * (2 * latent + q_pe[3])
 
 
-for _name, _run, _fake in (
-    ("mla_decode", _run_mla_decode, _fake_mla_decode),
-    ("mla_decode_lse", _run_mla_decode_lse, _fake_mla_decode_lse),
+for _name, _fake in (
+    ("mla_decode", _fake_mla_decode),
+    ("mla_decode_lse", _fake_mla_decode_lse),
 ):
     register(
         _name,
-        run=_run,
         fake=_fake,
+        check_values=_check_values,
         backward=_mla_decode_backward,
         setup_context=_save_mla_decode,
         lower_precision=("q", "q_pe", "kv", "k_pe"),

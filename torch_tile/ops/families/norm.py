@@ -12,7 +12,7 @@ import torch
 
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require
-from torch_tile.ops.registration import kernels, register
+from torch_tile.ops.registration import register
 
 
 def _check_rms_norm(
@@ -33,19 +33,6 @@ def _rms_norm_dtype(x: torch.Tensor, weight: torch.Tensor | None, cast_first: bo
     return torch.promote_types(x.dtype, weight.dtype) if weight is not None and cast_first else x.dtype
 
 
-def _run_rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    activation: str = "none",
-    weight_offset: float = 0.0,
-    cast_first: bool = True,
-) -> torch.Tensor:
-    _check_rms_norm("rms_norm", x, None, weight, activation)
-    y: torch.Tensor = kernels("norm").rms_norm(x, weight, None, eps, activation, weight_offset, cast_first)[0]
-    return y
-
-
 def _fake_rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None = None,
@@ -56,20 +43,6 @@ def _fake_rms_norm(
 ) -> torch.Tensor:
     _check_rms_norm("rms_norm", x, None, weight, activation)
     return x.new_empty(x.shape, dtype=_rms_norm_dtype(x, weight, cast_first))
-
-
-def _run_add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    activation: str = "none",
-    weight_offset: float = 0.0,
-    cast_first: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_rms_norm("add_rms_norm", x, residual, weight, activation)
-    y, _, total = kernels("norm").rms_norm(x, weight, residual, eps, activation, weight_offset, cast_first)
-    return y, total
 
 
 def _fake_add_rms_norm(
@@ -140,7 +113,6 @@ def _add_rms_norm_backward(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.
 
 register(
     "rms_norm",
-    run=_run_rms_norm,
     fake=_fake_rms_norm,
     backward=_rms_norm_backward,
     setup_context=_save_rms_norm,
@@ -148,7 +120,6 @@ register(
 )
 register(
     "add_rms_norm",
-    run=_run_add_rms_norm,
     fake=_fake_add_rms_norm,
     backward=_add_rms_norm_backward,
     setup_context=_save_add_rms_norm,
@@ -161,14 +132,6 @@ def _check_layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.
     require(x.dim() >= 1, lambda: "tile.layer_norm: x has 0 dimensions; expected at least 1: [..., N]")
     checks.check_vector("layer_norm", "weight", weight, x.shape[-1], "x's last dimension")
     checks.check_vector("layer_norm", "bias", bias, x.shape[-1], "x's last dimension")
-
-
-def _run_layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
-) -> torch.Tensor:
-    _check_layer_norm(x, weight, bias)
-    y: torch.Tensor = kernels("norm").layer_norm(x, weight, bias, eps)[0]
-    return y
 
 
 def _fake_layer_norm(
@@ -204,7 +167,6 @@ def _layer_norm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 register(
     "layer_norm",
-    run=_run_layer_norm,
     fake=_fake_layer_norm,
     backward=_layer_norm_backward,
     setup_context=_save_layer_norm,

@@ -9,7 +9,7 @@ import torch
 
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type
-from torch_tile.ops.registration import kernels, register
+from torch_tile.ops.registration import register
 
 
 def _check_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> None:
@@ -21,12 +21,6 @@ def _check_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> None
         dtype is None or dtype in checks.FLOATING,
         lambda: f"tile.softmax: dtype is {dtype}; expected float16, bfloat16, float32 or float64",
     )
-
-
-def _run_softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
-    _check_softmax(x, dim, dtype)
-    y: torch.Tensor = kernels("softmax").softmax(x, dim, dtype)
-    return y
 
 
 def _fake_softmax(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -50,7 +44,6 @@ def _softmax_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 register(
     "softmax",
-    run=_run_softmax,
     fake=_fake_softmax,
     backward=_softmax_backward,
     setup_context=_save_softmax,

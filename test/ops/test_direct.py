@@ -2,8 +2,6 @@
 """Sites of every op, on a stand-in for a GPU: from the third call on the driver alone is asked, as before."""
 
 import functools
-import sys
-from pathlib import Path
 
 import pytest
 import sympy
@@ -11,40 +9,14 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from torch_tile.inductor import direct
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.embed import embedded
 from torch_tile.inductor.outline import Form, Symbols, record
-from torch_tile.kernels import (
-    attention,
-    attention_backward,
-    common,
-    dequant_gemm,
-    fused_norm,
-    gemm,
-    mla_decode,
-    norm,
-    softmax,
-)
+from torch_tile.ops import direct
 from torch_tile.runtime.replay import LongWay, recording
-from torch_tile.target import Target
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
-
-from fake_cuda import count_as_gpu, install
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    fake = install(monkeypatch)
-    count_as_gpu(monkeypatch)
-    machine = common.Machine(Target("cuda", 90), 132)
-    for family in (attention, attention_backward, dequant_gemm, gemm, mla_decode, norm, fused_norm, softmax):
-        monkeypatch.setattr(family, "machine_of", lambda x: machine)
-    return fake
 
 
 def half(*shape):

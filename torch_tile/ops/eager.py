@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An op outside of compiled graphs: its arguments are checked, its results made, and its kernels write into them.
+
+Arguments of a form that was met before, which is all but what tensors hold and where they lie, are not checked again:
+the results are made as they were then, and of what the kernels' module did only the launches are repeated (on CUDA;
+runtime/replay.py). That takes the time of a launch, not of some hundred Python statements.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+MOST_FORMS = 1024  # of arguments, that an op remembers
+TENSOR = ...  # stands for a tensor where arguments are told apart, a tuple of it for a list of tensors
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Result(NamedTuple):
+    """How a result is made."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Known(NamedTuple):
+    """What is done for arguments of a form: a call of tensors and results, made anew."""
+
+    launch: Callable[..., object]
+    results: tuple[Result, ...]
+
+
+class Eager:
+    """The call of op `name`.
+
+    make_results: of the op's arguments, checks them and returns empty results. check_values: refuses what tensors hold.
+    """
+
+    def __init__(self, name: str, make_results: Callable[..., Any], check_values: Callable[..., None] | None = None):
+        self.name, self.make_results, self.check_values = name, make_results, check_values
+        self.known: dict[Any, Known | None] = {}  # None: met once; there may be no second time
+        self.sites: dict[Any, Callable[..., object]] = {}  # by what is no tensor
+
+    def __call__(self, *args: Any) -> Any:
+        """What the op returns."""
+        tensors: list[torch.Tensor] = []
+        form = tuple([_form(x, tensors) for x in args])
+        known = self.known.get(form)
+        if known is None:
+            return self.first(form, tensors, args)
+        if self.check_values is not None:
+            self.check_values(*args)
+        results = [torch.empty_strided(r.size, r.stride, dtype=r.dtype, device=r.device) for r in known.results]
+        known.launch(*tensors, *results)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def first(self, form: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+        """As a call, for arguments that are checked, and remembered if they are met for the second time."""
+        results = self.make_results(*args)
+        if self.check_values is not None:
+            self.check_values(*args)
+        self.into(*args, out=results)
+        if all(type(x) in PLAIN and x.layout == torch.strided for x in tensors):
+            if len(self.known) >= MOST_FORMS:
+                self.known.clear()
+                self.sites.clear()
+            made = results if isinstance(results, tuple) else (results,)
+            is_second = form in self.known
+            self.known[form] = self.site(args, made) if is_second else None
+        return results
+
+    @functools.cached_property
+    def into(self) -> Callable[..., object]:
+        """The op into results that are given."""
+        from torch_tile.ops import direct  # imports kernels' modules
+
+        return getattr(direct, self.name)  # type: ignore[no-any-return]
+
+    def site(self, args: Sequence[Any], results: Sequence[torch.Tensor]) -> Known:
+        """How calls with these arguments are made from now on; what is no tensor is a constant of the call."""
+        from torch_tile.runtime.replay import replayed
+
+        constants = tuple(TENSOR if isinstance(x, torch.Tensor) else _places(x) for x in args)
+        found = self.sites.get(constants)
+        if found is None:
+            count = sum(1 if c is TENSOR else len(c) if _is_list(c) else 0 for c in constants)
+            call = functools.partial(_call, self.into, constants, len(results))
+            found = self.sites[constants] = replayed("t" * (count + len(results)), call)
+        return Known(found, tuple(Result(x.shape, x.stride(), x.dtype, x.device) for x in results))
+
+
+def _form(x: Any, tensors: list[torch.Tensor]) -> Any:
+    """All that an op may look at in an argument, which is put with `tensors` if it is one."""
+    if type(x) is list:
+        return tuple([_form(each, tensors) for each in x])
+    if isinstance(x, torch.Tensor):
+        tensors.append(x)
+        return (x.dtype, x.shape, x.stride(), x.device) if x.layout is torch.strided else x.layout
+    return x
+
+
+def _places(x: Any) -> Any:
+    return (TENSOR,) * len(x) if isinstance(x, list) else x
+
+
+def _is_list(constant: Any) -> bool:
+    return isinstance(constant, tuple)
+
+
+def _call(into: Callable[..., object], constants: Sequence[Any], results: int, *tensors: torch.Tensor) -> None:
+    """`into(*args, out=results)`, args being the constants with tensors in their places."""
+    queue: Iterator[torch.Tensor] = iter(tensors)
+    args = [next(queue) if c is TENSOR else [next(queue) for _ in c] if _is_list(c) else c for c in constants]
+    made = tuple(queue)
+    into(*args, out=made[0] if results == 1 else made)
