@@ -53,7 +53,8 @@ FAMILIES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # who asks for cuts, 
     ),
     "attention": (
         attention, attention_form,
-        ("block_q", "block_kv", "threads", "stages", "split", "packed", "heavy_first", "resident", "shares", "staged"),
+        ("block_q", "block_kv", "threads", "stages", "split", "packed", "heavy_first", "resident", "shares", "staged",
+         "ping_pong"),
     ),
     "mla": (mla_decode, mla_form, ("block_h", "block_kv", "threads", "stages", "split")),
 }  # fmt: skip

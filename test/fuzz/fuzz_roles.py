@@ -130,7 +130,8 @@ class RoleGenerator:
             table, at = self.tensor([4], "int32", True), self.fresh("x")
             lines.append(Line(f"{at} = {table}[{self.pick('bx', 'by', f'{self.tile} % 4')}]"))
             heads = [f"T.max({at}, 0) % {n + 1}"]
-        kind = "T.serial({})" if self.chance(0.08) else f"T.Pipelined({{}}, num_stages={stages})"
+        turns = ", ping_pong=True" if self.chance(0.3) else ""
+        kind = "T.serial({})" if self.chance(0.08) else f"T.Pipelined({{}}, num_stages={stages}{turns})"
         bound = self.pick(*heads)
         self.from_zero = bound.isdigit()
         return name, n, f"for {name} in {kind.format(bound)}:"

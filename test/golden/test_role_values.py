@@ -8,6 +8,8 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
+from torch_tile.interp.interpret import interpret
+from torch_tile.interp.removal import removals
 from torch_tile.interp.tiles import evaluate
 
 H, F, E, I8, I32 = "float16", "float32", "float8_e4m3fn", "int8", "int32"
@@ -111,6 +113,50 @@ def test_tile_after_tile() -> None:
                 T.copy(s, C[tile * 64, bx * 64])
 
     check(kernel, numbers(256, 256), zeros(256, 128, dtype=torch.float16))
+
+
+def in_turns(groups: int, runs: int, ping_pong: bool = True):
+    """Probabilities of `groups` warpgroups; the loop is run again and again, without a turn in the first run."""
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((64 * groups * runs, 64), H), K: T.Tensor((512, 64), H), C: T.Tensor((64 * groups * runs, 64), F)
+    ):
+        with T.Kernel(1, threads=128 * groups):
+            q, k, v = (T.alloc_shared((n, 64), H) for n in (64 * groups, 64, 64))
+            s, c = T.alloc_fragment((64 * groups, 64), F), T.alloc_fragment((64 * groups, 64), F)
+            p = T.alloc_fragment((64 * groups, 64), H)
+            for run in T.serial(runs):
+                T.copy(Q[run * 64 * groups, 0], q)
+                T.clear(c)
+                for j in T.Pipelined(2 * run, num_stages=2, ping_pong=ping_pong):
+                    T.copy(K[j * 64, 0], k)
+                    T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                    for x, y in T.Parallel(64 * groups, 64):
+                        p[x, y] = T.max(T.min(s[x, y], 8), -8)
+                    T.copy(K[j * 64 + 64, 0], v)
+                    T.gemm(p, v, c)
+                T.copy(c, C[run * 64 * groups, 0])
+
+    return kernel
+
+
+@pytest.mark.parametrize(("groups", "runs"), [(1, 2), (2, 3), (3, 2)])
+def test_warpgroups_that_take_turns(groups: int, runs: int) -> None:
+    kernel, rows = in_turns(groups, runs), 64 * groups * runs
+    check(kernel, numbers(rows, 64), numbers(512, 64), zeros(rows, 64))
+    made = torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert ("turn_take" in made.source) == ("take turns" in str(made.schedule)) == (groups > 1)
+    plain = torch_tile.compile(in_turns(groups, runs, ping_pong=False), target="cuda:sm_90a")
+    assert "turn_" not in plain.source
+
+
+@pytest.mark.parametrize("name", ["turn_open", "turn_pass"])
+def test_a_turn_that_is_not_passed_on(name: str) -> None:
+    made = torch_tile.compile(in_turns(2, 3), target="cuda:sm_90a")
+    for removal in removals(made.lowered, (name,)):
+        findings = interpret(removal.program, made.program, [numbers(384, 64), numbers(512, 64), zeros(384, 64)])
+        assert "deadlock" in findings.kinds
 
 
 def test_operands_by_way_of_shared_memory() -> None:

@@ -22,7 +22,8 @@ from .thread_order import Array
 CONCURRENT = {
     "mbarrier_init", "fence_barrier_init", "mbarrier_wait", "mbarrier_arrive", "warp_arrive", "mbarrier_expect",
     "tma_load", "tma_store", "bulk_commit", "bulk_wait", "fence_proxy_async", "named_barrier", "named_barrier_arrive",
-    "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "wgmma_results",
+    "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "wgmma_results", "turn_open", "turn_take", "turn_pass",
+    "turn_close",
 }  # fmt: skip
 BLOCKING = {"mbarrier_wait", "named_barrier", "barrier"}
 
@@ -33,7 +34,7 @@ def is_concurrent(kernel: st.Kernel) -> bool:
 
 
 def crews(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array]:
-    """The threads of a role, as masks: in parts, where whole warps wait in branches of their own.
+    """The threads of a role, as masks: in parts, where whole warps wait in branches of their own, or take turns.
 
     A warp that waits does not keep another from going on. `known` gives the value of a condition if it depends on the
     thread alone. A role with products has whole warpgroups as parts.
@@ -42,6 +43,8 @@ def crews(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array
     unit = 128 if role.count % 128 == 0 and any(isinstance(n, Call) and n.name == "wgmma" for n in inside) else 32
     parts = np.zeros(role.count // unit, np.int64)
     for node in inside:
+        if isinstance(node, Call) and node.name == "turn_take":
+            parts = np.arange(len(parts))
         if isinstance(node, st.If) and any(isinstance(n, Call) and n.name in BLOCKING for n in walk(node)):
             condition = known(node.condition)
             if isinstance(condition, np.ndarray):

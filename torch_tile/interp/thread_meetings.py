@@ -70,6 +70,23 @@ def _meets(waits: bool) -> Handler:
     return compile
 
 
+def _in_turns(p: Place) -> Run:
+    """As csrc/sync.h: the warpgroup before, and this one, meet at this one's barrier."""
+    first, start, count = (cast(int, o) for o in p.call.options)
+    what = p.call.name.removeprefix("turn_")
+
+    def run() -> None:
+        p.calls.together(p.call, p.span)
+        (group,) = set((p.threads.active() // 128).tolist())  # crews are warpgroups where there are turns
+        here, meet = group - start, p.calls.state(Meetings).meet
+        if what in ("take", "pass"):
+            meet(p, first + (here + (what == "pass")) % count, 256, what == "take")
+        elif here == (count - 1 if what == "open" else 0):
+            meet(p, first, 256, what == "close")
+
+    return run
+
+
 def _fence_async(p: Place) -> Run:
     return lambda: p.calls.order.fence(p.threads.active())
 
@@ -77,4 +94,5 @@ def _fence_async(p: Place) -> Run:
 MEETINGS: dict[str, Handler] = {
     "barrier": _meets(True), "named_barrier": _meets(True), "named_barrier_arrive": _meets(False),
     "fence_proxy_async": _fence_async,
+    **{f"turn_{what}": _in_turns for what in ("open", "take", "pass", "close")},
 }  # fmt: skip

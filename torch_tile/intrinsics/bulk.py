@@ -123,6 +123,15 @@ def named_barrier_arrive(number: int, threads: int) -> Do:
     return _do("named_barrier_arrive", options=(number, threads))
 
 
+def in_turns(what: str, barrier: int, warpgroup: int, count: int) -> Do:
+    """A step of `count` warpgroups, from number `warpgroup` on, that take turns; barriers `barrier` and on are theirs.
+
+    what: "open", before all turns; "take", to wait until it is one's turn; "pass", to let the next one go on; "close",
+    after all turns. Each takes as many turns as the others.
+    """
+    return _do(f"turn_{what}", options=(barrier, warpgroup, count))
+
+
 def set_registers(count: int, more: bool) -> Do:
     """Each thread of this warpgroup has `count` registers from here on, `more` than before or fewer."""
     return _do("set_registers", options=(count, more))
@@ -190,6 +199,8 @@ _declare("prefetch_map", 1, "tma.h")
 _declare("fence_proxy_async", 0, "tma.h")
 _declare("named_barrier", 0, "sync.h", convergent="role")
 _declare("named_barrier_arrive", 0, "sync.h", convergent="warp")
+for _name in ("turn_open", "turn_take", "turn_pass", "turn_close"):
+    _declare(_name, 0, "sync.h", convergent="warpgroup")
 _declare("set_registers", 0, "sync.h", convergent="warpgroup")
 _declare("grid_wait", 0, "sync.h", arch=80)  # nothing before Hopper, where kernels run one after the other
 _declare("grid_launch", 0, "sync.h", arch=80)
@@ -203,7 +214,7 @@ def _suffix(word: object) -> str:
 
 __all__ = [
     "POLICIES", "box_elements", "bulk_commit", "bulk_wait", "cluster_arrive", "cluster_wait", "fence_barrier_init",
-    "fence_proxy_async", "grid_launch", "grid_wait", "mbarrier_arrive", "mbarrier_expect", "mbarrier_init",
+    "fence_proxy_async", "grid_launch", "grid_wait", "in_turns", "mbarrier_arrive", "mbarrier_expect", "mbarrier_init",
     "mbarrier_wait", "named_barrier", "named_barrier_arrive", "prefetch_map", "set_registers", "tma_load", "tma_store",
     "warp_arrive",
 ]  # fmt: skip

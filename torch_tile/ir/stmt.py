@@ -55,6 +55,7 @@ class For(Stmt):
 
     Iterations run from `start` while below `stop`, by `step`. `stages`, `order` and `stage` belong to PIPELINED;
     `layout` to PARALLEL: which thread runs which points of the box, in which of its own steps (axes "t" and "r").
+    `ping_pong`: warpgroups shall take turns in starting its products.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("vars",)
@@ -68,6 +69,7 @@ class For(Stmt):
     order: tuple[int, ...] = ()
     stage: tuple[int, ...] = ()
     layout: Layout | None = None
+    ping_pong: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -203,7 +203,7 @@ def flash_attention(config: Config, form: Form) -> Any:
             first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
             unit = form.unit(scale)
             factor = unit * LOG2_E
-            for turn in T.Pipelined(end - first, num_stages=config.stages):
+            for turn in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
                 step = end - 1 - turn if form.backwards(config) else first + turn
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)

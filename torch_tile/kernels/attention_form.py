@@ -26,7 +26,8 @@ class Config:
     of at least 2, which must divide the heads of all sequences, only so many run side by side, so that their keys and
     values stay in the second-level cache; `resident` keeps the queries in registers; `shared_weights` hands the
     probabilities to other warps, as tiles of few rows need; `shares` is in how many parts the sum of a row is kept, 8
-    being what leaves each thread of an accumulator with its own; `staged` sends the result through shared memory.
+    being what leaves each thread of an accumulator with its own; `staged` sends the result through shared memory;
+    `ping_pong` lets warpgroups start their products in turns.
     """
 
     block_q: int = 64
@@ -41,6 +42,7 @@ class Config:
     shared_weights: bool = False
     shares: int = 1
     staged: bool = False
+    ping_pong: bool = False
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """The launch: blocks of rows, key heads and sequences, the ones that run side by side first."""

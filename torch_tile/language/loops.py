@@ -29,6 +29,7 @@ class Loop:
     order: tuple[int, ...] = ()
     stage: tuple[int, ...] = ()
     layout: Layout | None = None
+    ping_pong: bool = False
     asynchronous: bool = False
 
     def iterate(self, names: Any = None) -> Iterator[Any]:
@@ -44,7 +45,7 @@ class Loop:
         body = close_body(scope)
         made = For(
             self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage,
-            self.layout,
+            self.layout, self.ping_pong,
         )  # fmt: skip
         at.emit(AsyncLoop(made) if self.asynchronous else made)
 
@@ -103,14 +104,18 @@ def Parallel(*extents: Any, loop_layout: Any = None, asynchronous: bool = False,
 
 def Pipelined(
     start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
-    stage: Sequence[int] | None = None, **hints: Any,
+    stage: Sequence[int] | None = None, ping_pong: bool = False, **hints: Any,
 ) -> Loop:  # fmt: skip
-    """A loop run in order whose copies may run `num_stages` iterations ahead; results do not depend on it."""
+    """A loop run in order whose copies may run `num_stages` iterations ahead; results do not depend on it.
+
+    With `ping_pong`, of a loop of products, arithmetic and products again, warpgroups take turns in starting products
+    (Hopper): while the products of one run, the others do their arithmetic.
+    """
     if not isinstance(num_stages, int) or num_stages < 0:
         fix = "give a non-negative integer"
         raise error("bad_argument", None, op="T.Pipelined", name="num_stages", why=f"is {num_stages!r}", fix=fix)
     given = {"order": tuple(order or ()), "stage": tuple(stage or ())}
-    return _range(LoopKind.PIPELINED, start, stop, stages=num_stages, **given)
+    return _range(LoopKind.PIPELINED, start, stop, stages=num_stages, ping_pong=bool(ping_pong), **given)
 
 
 def grid(*extents: Any) -> Any:

@@ -5,16 +5,19 @@ A loop that only multiplies waits for the products of its last turn, not for tho
 read are let go a turn later. A loop of products, arithmetic on their results, and products again (attention) is turned
 by half a turn: the first products of the next turn and the second ones of this run beside its arithmetic. What
 arithmetic touches of the second products' operands comes after these (FlashAttention-3, arXiv:2407.08608, section 3.2).
-Of such a loop, few first turns that take a branch which no later turn takes run before it, one by one.
+In a loop with `ping_pong`, warpgroups take turns in starting both (section 3.1), so that the arithmetic of one runs
+beside the products of the others. Of such a loop, few first turns that take a branch which no later turn takes run
+before it, one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 from ..build import Build
+from ..intrinsics.bulk import in_turns
 from ..intrinsics.wgmma import wgmma_wait
 from ..ir import stmt as st
 from ..ir.bounds import Ranges
@@ -34,6 +37,8 @@ from .pipeline_plan import uses
 
 ZERO = const(0, int32)
 MOST_LEADING = 4  # turns that a loop is not turned for
+WARPGROUP = 128  # threads
+LAST_BARRIER = 15  # with a number, of a block
 MOST_PENDING = 7  # groups that a wait can leave under way
 
 
@@ -46,6 +51,7 @@ class _Async(Rewriter):
     def __init__(self, build: Build):
         self.build = build
         self.products: set[int] = set()
+        self.role: Role
         self.sums: set[int] = set()  # integer accumulators
         self.thread = Var("thread", int32, "thread")
         self.known = Ranges()
@@ -61,7 +67,7 @@ class _Async(Rewriter):
             return role
         survey = Survey(self.build, self.thread, role.count)
         survey(role.body)
-        self.products = {id(op) for op in survey.products}
+        self.products, self.role = {id(op) for op in survey.products}, role
         self.sums = {id(op.C.buffer) for op in survey.products if op.C.buffer.dtype == int32}
         return self.children(role)
 
@@ -160,9 +166,12 @@ class _Async(Rewriter):
             return Instance({id(k): turn}, {}, fresh=True)
 
         following, same = at(ahead), Instance({}, {}, fresh=False)
+        take, give, around = self._turns(loop)
         body = [
+            *take,
             *_all(following, _started(parts.first)),
             *_all(same, _started(parts.second)),
+            *give,
             wgmma_wait(sum(isinstance(s, Gemm) for s in parts.second)),
             *_results(parts.first),
             *_all(following, parts.release),
@@ -175,10 +184,22 @@ class _Async(Rewriter):
         end = at(simplify(stop - 1))
         epilogue = [*_all(end, _sync(parts.second)), *_all(end, parts.last)]
         turns = replace(loop, starts=(simplify(count - 1),), stops=(simplify(stop - 1),), body=Block(tuple(body)))
-        whole = _if_any((*lead, turns, *epilogue), stop)
+        whole = _if_any((*lead, *around(turns), *epilogue), stop)
         self._note(next(s for s in parts.first if isinstance(s, Gemm)), "beside the arithmetic of the turn before")
         self._note(next(s for s in parts.second if isinstance(s, Gemm)), "beside the arithmetic of the turn after")
         return Block((*parts.allocs, whole))
+
+    def _turns(self, loop: st.For) -> tuple[list[Stmt], list[Stmt], Callable[[Stmt], list[Stmt]]]:
+        """What stands before and after products that warpgroups start in turns, and the loop with what it needs."""
+        count = self.role.count // WARPGROUP
+        if not loop.ping_pong or count < 2:
+            return [], [], lambda turns: [turns]
+        open_, take, give, close = (
+            in_turns(what, LAST_BARRIER + 1 - count, self.role.first // WARPGROUP, count)
+            for what in ("open", "take", "pass", "close")
+        )
+        self.build.note(loop.span, "T.Pipelined", "warpgroups take turns in starting products")
+        return [take], [give], lambda turns: [open_, turns, close]
 
     def _parts(self, loop: st.For) -> _Parts | None:
         """The loop's body in its parts; None if it has others."""

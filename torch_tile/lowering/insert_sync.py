@@ -188,8 +188,10 @@ class Walk:
 
     def _number(self, role: Role) -> int:
         """Of the barrier of a role: one that its author does not use."""
-        calls = [n for n in walk(self.kernel) if isinstance(n, Call) and n.name.startswith("named_barrier")]
-        taken = {option(call) for call in calls}
+        calls = [n for n in walk(self.kernel) if isinstance(n, Call)]
+        taken = {option(call) for call in calls if call.name.startswith("named_barrier")}
+        turns = (call for call in calls if call.name == "turn_take")
+        taken |= {number for call in turns for number in range(option(call), option(call) + option(call, 2))}
         free = [n for n in range(1, 16) if n not in taken]
         self.crews.setdefault((role.first, role.count), len(self.crews))
         if len(free) < len(self.crews):

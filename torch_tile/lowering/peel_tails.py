@@ -67,7 +67,7 @@ class _Rename(Rewriter):
         starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
         return For(
             loop.kind, fresh, starts, stops, self(loop.body), loop.step, loop.stages, loop.order, loop.stage,
-            span=loop.span,
+            ping_pong=loop.ping_pong, span=loop.span,
         )  # fmt: skip
 
     def Let(self, let: Let) -> Let:
