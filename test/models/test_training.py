@@ -12,7 +12,7 @@ import torch_tile
 from torch_tile.inductor.compat import graph_breaks
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report import collect
-from torch_tile.ops.registration import kernels
+from torch_tile.kernels import kernels
 
 tile = torch.ops.tile
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_tile.ops.families import gemm as layers
-from torch_tile.ops.registration import kernels
+from torch_tile.kernels import kernels
+from torch_tile.ops import layers
 from torch_tile.runtime.replay import replayed
 
 

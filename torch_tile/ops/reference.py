@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_tile.ops.families import gemm as layers
-from torch_tile.ops.registration import kernels
+from torch_tile.kernels import kernels
+from torch_tile.ops import layers
 
 
 def reference(name: str, *args: Any, **kwargs: Any) -> Any:

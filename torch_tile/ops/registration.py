@@ -7,10 +7,7 @@ about a millisecond an op, importing kernels and their compiler is more.
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -59,12 +56,6 @@ LIBRARY = torch.library.Library("tile", "DEF")
 # flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager would have.
 for _name, _schema in SCHEMAS.items():
     LIBRARY.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-
-
-@functools.cache
-def kernels(family: str) -> ModuleType:
-    """The module `torch_tile.kernels.<family>`, imported when first asked for."""
-    return importlib.import_module(f"torch_tile.kernels.{family}")
 
 
 def register(

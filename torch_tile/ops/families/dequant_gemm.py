@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from torch_tile.kernels import kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
-from torch_tile.ops.registration import kernels, register
+from torch_tile.ops.registration import register
 
 OP = "dequant_gemm"
 WHOLE = (torch.int8, torch.uint8)

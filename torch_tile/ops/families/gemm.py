@@ -16,6 +16,7 @@ import torch
 from torch_tile.kernels import epilogue as language
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
+from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
 from torch_tile.ops.registration import register
 
 AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element"}
@@ -161,31 +162,6 @@ def _check_linear(
     checks.check_activation("linear", activation)
 
 
-def linear_dtype(x: torch.Tensor, residual: torch.Tensor | None) -> torch.dtype:
-    """The dtype of `linear`'s result."""
-    return x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-
-
-def linear_as_gemm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str,
-) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], str, str]:
-    """The arguments of `gemm`, up to the dtype, that make a linear layer."""
-    rows = None if residual is None else flattened(residual)
-    aux = [t for t in (bias, rows) if t is not None]
-    kinds = ("" if bias is None else "r") + ("" if residual is None else "t")
-    text = language.of_layer(activation, bias is not None, residual is not None)
-    return flattened(x), [weight.mT], aux, kinds, text
-
-
-def flattened(x: torch.Tensor) -> torch.Tensor:
-    """`[..., K]` as `[M, K]`, also where K is 0 and -1 would be ambiguous."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-
-
 def _fake_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -238,11 +214,6 @@ def _check_swiglu(x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.T
         checks.check_size("swiglu", name, tensors[name], 1, x.shape[-1], "x's last dimension")
     checks.check_size("swiglu", "up_weight", up_weight, 0, gate_weight.shape[0], "as gate_weight")
     checks.check_activation("swiglu", activation)
-
-
-def swiglu_text(activation: str) -> str:
-    """The epilogue that makes `swiglu` of two products."""
-    return "v0=mul(acc0,acc1);ret v0" if activation == "none" else f"v0={activation}(acc0);v1=mul(v0,acc1);ret v1"
 
 
 def _fake_swiglu(
