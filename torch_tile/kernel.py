@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 _thread = threading.local()
 
 
+def prepares_only() -> bool:
+    """Whether this thread is inside `only_preparing`."""
+    return bool(getattr(_thread, "only_prepares", False))
+
+
 @contextlib.contextmanager
 def only_preparing() -> Iterator[None]:
     """In this thread, calls of kernels compile them, and launch those only that have been called before."""
-    before = getattr(_thread, "only_prepares", False)
+    before = prepares_only()
     _thread.only_prepares = True
     try:
         yield
@@ -60,7 +65,7 @@ class JITKernel:
 
     def _first_call(self, *args: Any) -> Any:
         """The first call finds the shortest way for those that follow."""
-        if getattr(_thread, "only_prepares", False):
+        if prepares_only():
             return None
         result = self.launcher.begin(*args)
         self.__call__ = self.launcher.begin

@@ -18,6 +18,7 @@ from torch_tile.kernels import (
     norm,
     softmax,
 )
+from torch_tile.ops import eager
 from torch_tile.target import Target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
@@ -225,4 +226,6 @@ def gpu(monkeypatch):
     machine = common.Machine(Target("cuda", 90), 132)
     for family in (attention, attention_backward, dequant_gemm, gemm, mla_decode, norm, fused_norm, softmax):
         monkeypatch.setattr(family, "machine_of", lambda x: machine)
-    return fake
+    eager.forget()
+    yield fake
+    eager.forget()

@@ -45,6 +45,7 @@ class Eager:
         self.name, self.make_results, self.check_values = name, make_results, check_values
         self.known: dict[Any, Known | None] = {}  # None: met once; there may be no second time
         self.sites: dict[Any, Callable[..., object]] = {}  # by what is no tensor
+        _ops.append(self)
 
     def __call__(self, *args: Any) -> Any:
         """What the op returns."""
@@ -61,11 +62,13 @@ class Eager:
 
     def first(self, form: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
         """As a call, for arguments that are checked, and remembered if they are met for the second time."""
+        from torch_tile.kernel import prepares_only
+
         results = self.make_results(*args)
         if self.check_values is not None:
             self.check_values(*args)
         self.into(*args, out=results)
-        if all(type(x) in PLAIN and x.layout == torch.strided for x in tensors):
+        if not prepares_only() and all(type(x) in PLAIN and x.layout == torch.strided for x in tensors):
             if len(self.known) >= MOST_FORMS:
                 self.known.clear()
                 self.sites.clear()
@@ -92,6 +95,16 @@ class Eager:
             call = functools.partial(_call, self.into, constants, len(results))
             found = self.sites[constants] = replayed("t" * (count + len(results)), call)
         return Known(found, tuple(Result(x.shape, x.stride(), x.dtype, x.device) for x in results))
+
+
+_ops: list[Eager] = []
+
+
+def forget() -> None:
+    """Remember no form of any op, as kernels may be chosen otherwise from here on."""
+    for op in _ops:
+        op.known.clear()
+        op.sites.clear()
 
 
 def _form(x: Any, tensors: list[torch.Tensor]) -> Any:
