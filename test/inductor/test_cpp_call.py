@@ -178,3 +178,22 @@ def test_norms_with_what_stands_around_them(dynamic, tmp_path, seed):
     for found, given in zip(run_elsewhere(package, inputs, tmp_path), inputs, strict=True):
         for got, wanted in zip(found, wide(*(t.double() for t in given)), strict=True):
             torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+class Decode(nn.Module):
+    """The last queries over a cache of any length: where they stand is known at run time only."""
+
+    def forward(self, q, k, v):
+        return torch_tile.ops.attention(q, k, v, causal=True, q_offset=k.shape[2] - q.shape[2])
+
+
+def test_decoding_over_a_cache_of_any_length(tmp_path, seed):
+    torch.manual_seed(seed)
+    make = lambda queries, keys: (torch.randn(2, 4, queries, 16), *torch.randn(2, 2, 2, keys, 16))  # noqa: E731
+    keys = torch.export.Dim("keys", min=4, max=4096)
+    shapes = {"q": None, "k": {2: keys}, "v": {2: keys}}
+    path, report = packaged(Decode(), make(3, 50), tmp_path, shapes)
+    assert len(report.replaced()) == 1, str(report)
+    inputs = [make(3, n) for n in (50, 4, 333)]
+    for args, got in zip(inputs, run_elsewhere(path, inputs, tmp_path), strict=True):
+        torch.testing.assert_close(got, Decode()(*args), rtol=1e-4, atol=1e-5)

@@ -203,6 +203,24 @@ def test_what_is_launched_is_known_for_all_sizes(name, gpu):
     assert "numbers[0]" in body and all("<= 2147418112ll" in line for line in checks)  # only that 32 bits hold a size
 
 
+@pytest.mark.parametrize("place", ["size - 1", "place"])
+def test_places_of_queries_may_be_known_at_run_time_only(place, gpu):
+    """As in a step of decoding over a cache whose length is a symbol: the query is at its end, or anywhere."""
+    q, k, *_ = CALLS["decode"][2]()
+    env = ShapeEnv()
+    symbol = lambda name, hint: env.create_symbol(  # noqa: E731
+        hint, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
+    )
+    size = symbol("size", 900)
+    known, symbols = {"size": size, "place": symbol("place", 77)}, Symbols(env)
+    offset = symbols.number(env.create_symintnode(eval(place, known), hint=77))
+    cache = Form(k.dtype, k.device, [1, 2, size, 64], [128 * size, 64 * size, 64, 1])
+    queries = Form(q.dtype, q.device, q.shape, q.stride())
+    calls = lambda given: decode_call(*given, offset)  # noqa: E731
+    body = embedded(record(calls, [queries, cache, cache, queries], symbols)).body
+    assert ("(-1ll + numbers[0])" if place == "size - 1" else "numbers[1]") in body
+
+
 def moved(x):
     """The same values elsewhere, in the same strides and from a multiple of as many bytes on."""
     whole = torch.empty(x.untyped_storage().nbytes() // x.element_size() + 64, dtype=x.dtype)

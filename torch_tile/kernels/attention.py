@@ -15,7 +15,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels import score as score_text
-from torch_tile.kernels.attention_form import Config, Form, Problem, config_for, splits_for
+from torch_tile.kernels.attention_form import Config, Form, Problem, config_for, is_shifted, splits_for
 from torch_tile.kernels.combine import combine_parts
 from torch_tile.kernels.common import (
     LOG2_E,
@@ -309,7 +309,7 @@ def run(
         None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1,
         mask is None and (scale > 0 or bool(score)),
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=window > 0 or (causal and q_offset != 0), score=score, aux=tuple(form for form, _ in extra),
+        shifted=is_shifted(causal, window, q_offset), score=score, aux=tuple(form for form, _ in extra),
     )  # fmt: skip
     adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
@@ -320,7 +320,7 @@ def run(
         return
     lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
     shape = (*k.shape[:2], *lanes)
-    options = (float(scale), q.shape[2], int(q_offset), int(window))
+    options = (float(scale), q.shape[2], q_offset, window)
     kernel = machine.kernel(flash_attention)(config, form)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
     if not config.split:

@@ -24,7 +24,7 @@ from torch_tile.kernels.attention_backward_form import (
     query_blocks,
     seen_by,
 )
-from torch_tile.kernels.attention_form import Config, Form, Problem
+from torch_tile.kernels.attention_form import Config, Form, Problem, is_shifted
 from torch_tile.kernels.common import (
     LOG2_E,
     compute_dtype,
@@ -321,7 +321,7 @@ def attention_backward(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
         None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1, mask is None,
         vector_of((*dense, *results), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=window > 0 or (causal and q_offset != 0),
+        shifted=is_shifted(causal, window, q_offset),
     )  # fmt: skip
     cuts = cuts or cuts_for(form, Problem(batch * kv_heads, groups * q_len, kv_len, groups), machine)
     if cuts is None:
@@ -334,7 +334,7 @@ def attention_backward(
 
     statistics = [lse.new_empty(*shape[:3], round_up(q_len, PADDING)) for _ in range(2)]
     number = float(default_scale(head_dim) if scale is None else scale)
-    options = (number, int(q_offset), int(window))
+    options = (number, q_offset, window)
     queries, keys, values, grads, outs = dense
     inputs = (grouped(queries), keys, values, *raw_masks, grouped(grads))
     dq, dk, dv = results

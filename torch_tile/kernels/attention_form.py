@@ -181,6 +181,11 @@ class Form:
         return T.if_then_else(seen, product, -T.infinity(product.dtype))
 
 
+def is_shifted(causal: bool, window: int, q_offset: int | torch.SymInt) -> bool:
+    """Whether kernels are compiled for queries that may stand anywhere; an offset known at run time only may be any."""
+    return window > 0 or (causal and not (isinstance(q_offset, int) and q_offset == 0))
+
+
 @dataclass(frozen=True)
 class Problem:
     """Sizes that decide the cut: sequences times key heads, rows of each (queries times heads of a group), keys, and
