@@ -67,14 +67,17 @@ class Eager:
         results = self.make_results(*args)
         if self.check_values is not None:
             self.check_values(*args)
+        if form in self.known:  # for the second time
+            made = results if isinstance(results, tuple) else (results,)
+            known = self.known[form] = self.site(args, made)
+            known.launch(*tensors, *made)
+            return results
         self.into(*args, out=results)
         if not prepares_only() and all(type(x) in PLAIN and x.layout == torch.strided for x in tensors):
             if len(self.known) >= MOST_FORMS:
                 self.known.clear()
                 self.sites.clear()
-            made = results if isinstance(results, tuple) else (results,)
-            is_second = form in self.known
-            self.known[form] = self.site(args, made) if is_second else None
+            self.known[form] = None
         return results
 
     @functools.cached_property
@@ -93,7 +96,7 @@ class Eager:
         if found is None:
             count = sum(1 if c is TENSOR else len(c) if _is_list(c) else 0 for c in constants)
             call = functools.partial(_call, self.into, constants, len(results))
-            found = self.sites[constants] = replayed("t" * (count + len(results)), call)
+            found = self.sites[constants] = replayed("t" * (count + len(results)), call, at_once=True)
         return Known(found, tuple(Result(x.shape, x.stride(), x.dtype, x.device) for x in results))
 
 

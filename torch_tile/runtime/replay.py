@@ -37,17 +37,18 @@ OF_FORMS = frozenset(f"aten::{name}" for name in ("can_cast", "promote_types", "
 _log = logging.getLogger("torch_tile")
 
 
-def replayed(kinds: str, function: Callable[..., object]) -> Callable[..., object]:
+def replayed(kinds: str, function: Callable[..., object], at_once: bool = False) -> Callable[..., object]:
     """`function`, or where launches can be replayed, one that does what it does to its arguments and returns nothing.
 
     kinds: for each argument, in order, "t" for a tensor, "q" for an int, "d" for a float. What it computes must go into
     arguments, may depend on them and on constants only, and must look at the values of tensors in kernels only.
+    at_once: the first call with arguments of a form is watched, not the second: there were such calls elsewhere.
     """
     import torch
 
     if CudaLauncher.kind == "cuda" and not torch.cuda.is_available():
         return function
-    long_way = LongWay(function)
+    long_way = LongWay(function, at_once)
     try:
         machine = driver()
     except LaunchError:
@@ -63,8 +64,9 @@ def replayed(kinds: str, function: Callable[..., object]) -> Callable[..., objec
 class LongWay:
     """Calls the function, watches it where that may lead to a plan, and hands the plan on."""
 
-    def __init__(self, function: Callable[..., object]):
+    def __init__(self, function: Callable[..., object], at_once: bool = False):
         self.function = function
+        self.unknown = "" if at_once else None  # instead of a reason
         self.remember: Callable[[tuple[Any, ...], bytes], bool] = lambda args, plan: False
         self.met: dict[Any, str] = {}  # forms that were met, and why they cannot be replayed, "" if they may
 
@@ -74,7 +76,9 @@ class LongWay:
             self.function(*args)
             return
         form = tuple((form_of(a), a.data_ptr() % GRANULE) if hasattr(a, "data_ptr") else a for a in args)
-        if self.met.get(form) != "":  # new: watching takes as long as many calls, and there may be no other
+        if (
+            self.met.get(form, self.unknown) != ""
+        ):  # new: watching takes as long as many calls, and there may be no other
             self.function(*args)
             if len(self.met) >= MOST_FORMS:
                 self.met.clear()
