@@ -76,9 +76,9 @@ def counting(monkeypatch):
     for family, name in (("attention", "attention"), ("norm", "rms_norm"), ("gemm", "gemm")):
         module, original = kernels(family), getattr(kernels(family), name)
 
-        def run(*args, name=name, original=original):
+        def run(*args, name=name, original=original, **given):
             calls[name] = calls.get(name, 0) + 1
-            return original(*args)
+            return original(*args, **given)
 
         monkeypatch.setattr(module, name, run)
     return calls

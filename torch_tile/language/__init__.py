@@ -72,6 +72,7 @@ from .math import (
     shift_right,
     truncdiv,
 )  # fmt: skip
+from .persistent import Persistent
 from .products import wait_wgmma, wgmma_gemm
 from .program import PrimFunc, Ref, macro, prim_func
 from .roles import role, ws
@@ -141,7 +142,8 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Buffer", "Cast", "DType", "Fragment", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Pipelined", "PrimFunc",
+    "Buffer", "Cast", "DType", "Fragment", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Persistent", "Pipelined",
+    "PrimFunc",
     "Ref", "Select", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier",
     "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "assume",
     "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",

@@ -53,7 +53,8 @@ class Loop:
         return self.iterate()
 
 
-def _bound(value: Any, what: str) -> Expr:
+def index_bound(value: Any, what: str) -> Expr:
+    """An integer, or an expression of integers, as a bound of the loop `what`."""
     if isinstance(value, Expr) and value.dtype.is_integer:
         return value
     if is_number(value) and isinstance(to_number(value), int):
@@ -67,7 +68,7 @@ def _range(kind: LoopKind, start: Any, stop: Any, step: Any = 1, **fields: Any) 
         start, stop = 0, start
     if not is_number(step) or not isinstance(to_number(step), int) or step <= 0:
         raise error("bad_argument", None, op=what, name="step", why=f"is {step!r}", fix="give a positive integer")
-    return Loop(kind, (_bound(start, what),), (_bound(stop, what),), int(step), **fields)
+    return Loop(kind, (index_bound(start, what),), (index_bound(stop, what),), int(step), **fields)
 
 
 def serial(start: Any, stop: Any = None, step: Any = 1, **hints: Any) -> Loop:
@@ -95,7 +96,7 @@ def Parallel(*extents: Any, loop_layout: Any = None, asynchronous: bool = False,
         raise error(
             "bad_argument", None, op="T.Parallel", name="extents", why="is empty", fix="give at least one extent"
         )
-    stops = tuple(_bound(e, "T.Parallel") for e in extents)
+    stops = tuple(index_bound(e, "T.Parallel") for e in extents)
     layout = requested(loop_layout, extents, tracer("T.Parallel").threads)
     return Loop(
         LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops, layout=layout, asynchronous=asynchronous
