@@ -66,6 +66,25 @@ def test_two_outputs():
         assert len(names) == 2 and all(any(line.startswith(f"{n} = empty") for line in lines[:call]) for n in names)
 
 
+def test_arguments_by_name():
+    ops = torch.ops.tile
+
+    def f(x, w, r, q, k):
+        return (
+            ops.rms_norm(x, w, eps=1e-5, activation="silu"), ops.add_rms_norm(x, r, weight=w, weight_offset=1.0),
+            ops.layer_norm(x, bias=w, eps=1e-3), ops.softmax(x, dtype=torch.float64, dim=0),
+            ops.attention(q, k, k, causal=True, scale=0.3, q_offset=2), ops.attention_lse(q, k, k, window=3),
+            ops.linear(x, w[None], activation="gelu"), ops.swiglu(x, w[None], up_weight=w[None]),
+            ops.mla_decode(q, q, k[:, 0], k[:, 0], num_splits=1, scale=0.1),
+            ops.gemm(x, [x.mT], [], kinds="", epilogue="", dtype=torch.float32),
+        )  # fmt: skip
+
+    args = *(torch.randn(n) for n in ((5, 16), (16,), (5, 16))), torch.randn(2, 3, 4, 8), torch.randn(2, 3, 7, 8)
+    got, sites, _ = compiled(f, *args)
+    torch.testing.assert_close(got, f(*args), rtol=1e-4, atol=1e-5)
+    assert len(sites) == 10
+
+
 def test_one_of_two_outputs():
     x, r = torch.randn(4, 16), torch.randn(4, 16)
     for n in (0, 1):

@@ -249,7 +249,7 @@ def attention(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
-    aux: Sequence[torch.Tensor] = (),
+    aux: Sequence[torch.Tensor] | None = None,
     score: str = "",
     config: Config | None = None,
     splits: int = 0,
@@ -260,6 +260,7 @@ def attention(
 
     `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous.
     """
+    aux = aux or ()
     if not has_kernels(q):
         result, sums = reference(q, k, v, mask, causal, scale, window, q_offset, aux, score)
         return into(out, result), into(lse, sums)
