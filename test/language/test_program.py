@@ -156,6 +156,25 @@ def test_macros_are_inlined_with_device_control_flow():
     assert x.tolist() == [3, 2.5, 5, 1]
 
 
+def test_macros_may_say_where_their_buffers_are():
+    @T.macro
+    def twice(x: T.SharedBuffer((8,), "float32"), y: T.FragmentBuffer((8,), "float32")):
+        for i in T.Parallel(8):
+            y[i] = x[i] * 2
+
+    @T.prim_func
+    def kernel(a: T.Tensor((8,), "float32"), b: T.Tensor((8,), "float32")):
+        with T.Kernel(1) as _:
+            s, f = T.alloc_shared((8,), "float32"), T.alloc_fragment((8,), "float32")
+            T.copy(a, s)
+            twice(s, f)
+            T.copy(f, b)
+
+    a, b = torch.randn(8), torch.zeros(8)
+    evaluate(kernel, a, b)
+    assert torch.equal(b, a * 2)
+
+
 def test_macros_return_values():
     @T.macro
     def dot(a, b, n):

@@ -108,6 +108,8 @@ from .trace import with_author as _with_author
 from .values import StridedTensor, Tensor, TensorType
 
 Buffer = Tensor  # TileLang's older spelling of the annotation
+SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of what macros are given; a macro takes any buffer
+ClusterKernel = Kernel  # with cluster_dims
 Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
 get_warp_idx_sync = get_warp_idx
@@ -142,9 +144,9 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Buffer", "Cast", "DType", "Fragment", "GemmWarpPolicy", "Kernel", "Layout", "Parallel", "Persistent", "Pipelined",
-    "PrimFunc",
-    "Ref", "Select", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier",
+    "Buffer", "Cast", "ClusterKernel", "DType", "Fragment", "FragmentBuffer", "GemmWarpPolicy", "Kernel", "Layout",
+    "LocalBuffer", "Parallel", "Persistent", "Pipelined", "PrimFunc", "Ref", "Select", "SharedBuffer",
+    "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier",
     "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "assume",
     "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
     "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync",
