@@ -146,9 +146,32 @@ def test_warpgroups_that_take_turns(groups: int, runs: int) -> None:
     kernel, rows = in_turns(groups, runs), 64 * groups * runs
     check(kernel, numbers(rows, 64), numbers(512, 64), zeros(rows, 64))
     made = torch_tile.compile(kernel, target="cuda:sm_90a")
-    assert ("turn_take" in made.source) == ("take turns" in str(made.schedule)) == (groups > 1)
+    assert ("turn_take" in made.source) == ("turns of warpgroups" in str(made.schedule)) == (groups > 1)
     plain = torch_tile.compile(in_turns(groups, runs, ping_pong=False), target="cuda:sm_90a")
     assert "turn_" not in plain.source
+
+
+def test_warpgroups_that_meet_take_no_turns() -> None:
+    """Probabilities that threads write to shared memory, just before the product that reads them."""
+
+    @T.prim_func
+    def kernel(Q: T.Tensor((128, 64), H), K: T.Tensor((256, 64), H), C: T.Tensor((128, 64), F)):
+        with T.Kernel(1, threads=256):
+            q, k, v, p = (T.alloc_shared((n, 64), H) for n in (128, 64, 64, 128))
+            s, c = T.alloc_fragment((128, 64), F), T.alloc_fragment((128, 64), F)
+            T.copy(Q, q)
+            T.clear(c)
+            for j in T.Pipelined(3, num_stages=2, ping_pong=True):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(s, p)
+                T.copy(K[j * 64 + 64, 0], v)
+                T.gemm(p, v, c)
+            T.copy(c, C)
+
+    check(kernel, numbers(128, 64), numbers(256, 64), zeros(128, 64))
+    made = torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert "turn_" not in made.source and "no turns of warpgroups" in str(made.schedule)
 
 
 @pytest.mark.parametrize("name", ["turn_open", "turn_pass"])

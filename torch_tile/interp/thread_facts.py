@@ -43,7 +43,7 @@ def crews(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array
     unit = 128 if role.count % 128 == 0 and any(isinstance(n, Call) and n.name == "wgmma" for n in inside) else 32
     parts = np.zeros(role.count // unit, np.int64)
     for node in inside:
-        if isinstance(node, Call) and node.name == "turn_take":
+        if isinstance(node, Call) and node.name.startswith("turn_"):
             parts = np.arange(len(parts))
         if isinstance(node, st.If) and any(isinstance(n, Call) and n.name in BLOCKING for n in walk(node)):
             condition = known(node.condition)

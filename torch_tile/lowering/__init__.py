@@ -29,6 +29,7 @@ from .peel_tails import peel_tails
 from .pipeline_loops import pipeline_loops
 from .place_shared import place_shared
 from .recompute_indices import recompute_indices
+from .settle_turns import settle_turns
 from .simplify_program import simplify_program
 from .split_parallel import split_parallel
 from .split_warps import split_warps
@@ -75,6 +76,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
         (bound(place_shared), Stage.THREAD),  # shared buffers have offsets
         (init_barriers, Stage.THREAD),  # mbarriers are made by one thread before all others meet at them
         (bound(insert_sync), Stage.THREAD),  # every hazard is ordered by a barrier
+        (bound(settle_turns), Stage.THREAD),  # warpgroups take turns where they do not meet within one
         (flatten, Stage.FLAT),  # one linear index per access
         (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses from one iteration to the next
     )

@@ -195,10 +195,9 @@ class _Async(Rewriter):
         if not loop.ping_pong or count < 2:
             return [], [], lambda turns: [turns]
         open_, take, give, close = (
-            in_turns(what, LAST_BARRIER + 1 - count, self.role.first // WARPGROUP, count)
+            replace(in_turns(what, LAST_BARRIER + 1 - count, self.role.first // WARPGROUP, count), span=loop.span)
             for what in ("open", "take", "pass", "close")
         )
-        self.build.note(loop.span, "T.Pipelined", "warpgroups take turns in starting products")
         return [take], [give], lambda turns: [open_, turns, close]
 
     def _parts(self, loop: st.For) -> _Parts | None:
