@@ -3,7 +3,7 @@
 
 One that waits at a barrier for the others, while they wait for their turn, would wait for ever. Where a barrier has
 come to lie between `turn_take` and `turn_pass`, for what threads write to a tile that a product reads, the turns go:
-they order time only, never values.
+they order time only, never values. A loop that asks for turns and has none is reported with the reason.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ from typing import cast
 from ..build import Build
 from ..ir.expr import Call
 from ..ir.node import Rewriter, walk
-from ..ir.stmt import Block, Do, Program, Stmt
+from ..ir.stmt import Block, Do, For, Program, Stmt
 
 MEETINGS = "barrier", "named_barrier"
+OTHERWISE = "only several warpgroups take them, by wgmma, in a loop of products, arithmetic, and products again"
 
 
 def settle_turns(program: Program, build: Build) -> Program:
     """Drop the turns of warpgroups that meet within one, and report what became of all."""
+    asked = {n.span: OTHERWISE for n in walk(program) if isinstance(n, For) and n.ping_pong}
+    if not asked:
+        return program
     dropped: set[int] = set()
     for calls, meets in _turns(program):
         why = "threads meet at a barrier between the products" if meets else "" if len(calls) > 2 else "no turn is left"
-        became = f"{'no ' if why else ''}turns of warpgroups in starting products"
-        build.note(calls[0].span, "T.Pipelined", became, why)
+        asked[calls[0].span] = why
         dropped |= set(map(id, calls)) if why else set()
+    for span, why in asked.items():
+        build.note(span, "T.Pipelined", f"{'no ' if why else ''}turns of warpgroups in starting products", why)
     return _Drop(dropped)(program) if dropped else program
 
 

@@ -76,9 +76,8 @@ class LongWay:
             self.function(*args)
             return
         form = tuple((form_of(a), a.data_ptr() % GRANULE) if hasattr(a, "data_ptr") else a for a in args)
-        if (
-            self.met.get(form, self.unknown) != ""
-        ):  # new: watching takes as long as many calls, and there may be no other
+        # To watch a new form takes as long as many calls, and this may be the only one.
+        if self.met.get(form, self.unknown) != "":
             self.function(*args)
             if len(self.met) >= MOST_FORMS:
                 self.met.clear()
