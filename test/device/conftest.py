@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from torch_tile.jit import JITFunction
+from torch_tile.runtime import replay
 
 # What one rounding may change a number by. A result is held to what as large a change of each input makes of it: no
 # algorithm in this dtype can do better, and those that round a value in between (probabilities before the second
@@ -200,3 +201,12 @@ def check(problems, wrong):
         assert not found, f"{what}: {'; '.join(found)}"
 
     return compare
+
+
+@pytest.fixture
+def long_ways(monkeypatch):
+    """How often a site went the long way."""
+    calls = []
+    original = replay.LongWay.__call__
+    monkeypatch.setattr(replay.LongWay, "__call__", lambda self, *args: calls.append(1) or original(self, *args))
+    return calls

@@ -9,7 +9,6 @@ from torch._dynamo.utils import counters
 
 from torch_tile.inductor.backend import tile
 from torch_tile.ops import direct
-from torch_tile.runtime import replay
 
 pytestmark = pytest.mark.cuda
 
@@ -40,15 +39,6 @@ def model():
     torch.manual_seed(0)
     torch._dynamo.reset()
     return torch.nn.Sequential(Block(), Block()).eval().to("cuda", torch.bfloat16)
-
-
-@pytest.fixture
-def long_ways(monkeypatch):
-    """How often a site went the long way."""
-    calls = []
-    original = replay.LongWay.__call__
-    monkeypatch.setattr(replay.LongWay, "__call__", lambda self, *args: calls.append(1) or original(self, *args))
-    return calls
 
 
 def check(run, model, x):

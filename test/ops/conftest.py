@@ -7,17 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_tile.kernels import (
-    attention,
-    attention_backward,
-    common,
-    dequant_gemm,
-    fused_norm,
-    gemm,
-    mla_decode,
-    norm,
-    softmax,
-)
+from torch_tile.kernels import common, kernels
 from torch_tile.ops import eager
 from torch_tile.target import Target
 
@@ -224,8 +214,10 @@ def gpu(monkeypatch):
     fake = install(monkeypatch)
     count_as_gpu(monkeypatch)
     machine = common.Machine(Target("cuda", 90), 132)
-    for family in (attention, attention_backward, dequant_gemm, gemm, mla_decode, norm, fused_norm, softmax):
-        monkeypatch.setattr(family, "machine_of", lambda x: machine)
+    for family in (
+        "attention", "attention_backward", "dequant_gemm", "fused_norm", "gemm", "mla_decode", "norm", "softmax",
+    ):  # fmt: skip
+        monkeypatch.setattr(kernels(family), "machine_of", lambda x: machine)
     eager.forget()
     yield fake
     eager.forget()

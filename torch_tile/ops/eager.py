@@ -61,7 +61,7 @@ class Eager:
         return results[0] if len(results) == 1 else tuple(results)
 
     def first(self, form: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
-        """As a call, for arguments that are checked, and remembered if they are met for the second time."""
+        """As a call, for arguments that are checked; their form is known once it is met for the second time."""
         from torch_tile.kernel import prepares_only
 
         results = self.make_results(*args)
@@ -69,8 +69,9 @@ class Eager:
             self.check_values(*args)
         if form in self.known:  # for the second time
             made = results if isinstance(results, tuple) else (results,)
-            known = self.known[form] = self.site(args, made)
-            known.launch(*tensors, *made)
+            site = self.site(args, len(tensors) + len(made), len(made))
+            self.known[form] = Known(site, tuple(map(_like, made)))
+            site(*tensors, *made)
             return results
         self.into(*args, out=results)
         if not prepares_only() and all(type(x) in PLAIN and x.layout == torch.strided for x in tensors):
@@ -87,17 +88,19 @@ class Eager:
 
         return getattr(direct, self.name)  # type: ignore[no-any-return]
 
-    def site(self, args: Sequence[Any], results: Sequence[torch.Tensor]) -> Known:
-        """How calls with these arguments are made from now on; what is no tensor is a constant of the call."""
+    def site(self, args: Sequence[Any], count: int, results: int) -> Callable[..., object]:
+        """What calls with these arguments are from now on: a function of `count` tensors, the last being results.
+
+        What is no tensor is a constant of it.
+        """
         from torch_tile.runtime.replay import replayed
 
-        constants = tuple(TENSOR if isinstance(x, torch.Tensor) else _places(x) for x in args)
+        constants = tuple(map(_constant, args))
         found = self.sites.get(constants)
         if found is None:
-            count = sum(1 if c is TENSOR else len(c) if _is_list(c) else 0 for c in constants)
-            call = functools.partial(_call, self.into, constants, len(results))
-            found = self.sites[constants] = replayed("t" * (count + len(results)), call, at_once=True)
-        return Known(found, tuple(Result(x.shape, x.stride(), x.dtype, x.device) for x in results))
+            call = functools.partial(_call, self.into, constants, results)
+            found = self.sites[constants] = replayed("t" * count, call, at_once=True)
+        return found
 
 
 _ops: list[Eager] = []
@@ -120,17 +123,19 @@ def _form(x: Any, tensors: list[torch.Tensor]) -> Any:
     return x
 
 
-def _places(x: Any) -> Any:
-    return (TENSOR,) * len(x) if isinstance(x, list) else x
+def _constant(x: Any) -> Any:
+    if isinstance(x, list):
+        return (TENSOR,) * len(x)
+    return TENSOR if isinstance(x, torch.Tensor) else x
 
 
-def _is_list(constant: Any) -> bool:
-    return isinstance(constant, tuple)
+def _like(x: torch.Tensor) -> Result:
+    return Result(x.shape, x.stride(), x.dtype, x.device)
 
 
 def _call(into: Callable[..., object], constants: Sequence[Any], results: int, *tensors: torch.Tensor) -> None:
     """`into(*args, out=results)`, args being the constants with tensors in their places."""
     queue: Iterator[torch.Tensor] = iter(tensors)
-    args = [next(queue) if c is TENSOR else [next(queue) for _ in c] if _is_list(c) else c for c in constants]
+    args = [next(queue) if c is TENSOR else [next(queue) for _ in c] if isinstance(c, tuple) else c for c in constants]
     made = tuple(queue)
     into(*args, out=made[0] if results == 1 else made)
