@@ -2,12 +2,15 @@
 """Random problems on the GPU, in every layout of memory, amid NaN; fresh tensors are poisoned.
 
 Everything here but test_measure.py is skipped where there is no GPU. TORCH_TILE_DEVICE_PROBLEMS says how many problems
-each test draws; the summary says how many different ones it checked.
+each test draws; the summary says how many different ones it checked. Tests that compile a kernel for nearly every
+problem are cut into parts, which pytest-xdist's workers share.
 """
 
 import functools
 import os
 import random
+import re
+from collections import defaultdict
 
 import pytest
 import torch
@@ -28,13 +31,14 @@ FLOOR = (2**-21, 2**-49)
 OPERANDS = (torch.float16, torch.bfloat16, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+COUNT = int(os.environ.get("TORCH_TILE_DEVICE_PROBLEMS", "120"))
+
+
 class Problems:
-    """Draws sizes and tensors from a seed: `count` problems for each test."""
+    """Draws sizes and tensors from a seed: `count` problems."""
 
-    count = int(os.environ.get("TORCH_TILE_DEVICE_PROBLEMS", "120"))
-
-    def __init__(self, seed, device):
-        self.random, self.device = random.Random(seed), device
+    def __init__(self, seed, device, count):
+        self.random, self.device, self.count = random.Random(seed), device, count
         self.generator = torch.Generator(device).manual_seed(seed)
         self.checked = set()
 
@@ -83,10 +87,16 @@ def device():
 
 
 @pytest.fixture
-def problems(seed, device, request):
-    made = Problems(seed, device)
+def parts():
+    """Into how many a test is cut; a module that is cut says so by parametrizing `part` and this."""
+    return 1
+
+
+@pytest.fixture
+def problems(seed, device, request, parts):
+    made = Problems(seed, device, -(-COUNT // parts))
     yield made
-    request.node.user_properties.append(("problems", len(made.checked)))
+    request.node.user_properties.append(("problems", sorted(made.checked)))
 
 
 @pytest.fixture
@@ -101,20 +111,22 @@ def kernels_ran(monkeypatch, request):
     monkeypatch.setattr(JITFunction, "compile", noted)
     yield ran
     assert ran
-    request.node.user_properties.append(("kernels", len(ran)))
+    request.node.user_properties.append(("kernels", ran))
 
 
 def pytest_terminal_summary(terminalreporter):
     """How many different problems each test checked, and how many kernels ran for them."""
-    reports = [r for rs in terminalreporter.stats.values() for r in rs if getattr(r, "when", None) == "teardown"]
-    counts = {r.nodeid.split("/")[-1]: dict(r.user_properties) for r in reports}
-    counts = {name: found for name, found in counts.items() if found.get("problems")}
-    for name, found in sorted(counts.items()):
-        kernels = f", {found['kernels']} kernels" if "kernels" in found else ""
-        terminalreporter.write_line(f"{name}: {found['problems']} different problems{kernels}")
-    if counts:
-        total = sum(found["problems"] for found in counts.values())
-        terminalreporter.write_line(f"{total} different problems in all")
+    found = defaultdict(list)
+    for report in (r for reports in terminalreporter.stats.values() for r in reports):
+        if getattr(report, "when", None) == "teardown":
+            test = re.sub(r"-?part\d+", "", report.nodeid.split("/")[-1]).removesuffix("[]")
+            for name, values in report.user_properties:
+                found[name, test] += values
+    checked = {test: len(set(values)) for (name, test), values in sorted(found.items()) if name == "problems" and values}
+    for test, count in checked.items():
+        terminalreporter.write_line(f"{test}: {count} different problems, {len(found['kernels', test])} kernels")
+    if checked:
+        terminalreporter.write_line(f"{sum(checked.values())} different problems in all")
 
 
 @pytest.fixture

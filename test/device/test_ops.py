@@ -11,7 +11,12 @@ import torch_tile.ops  # noqa: F401
 from torch_tile.kernels import attention, attention_backward, dequant_gemm, fused_norm, gemm, mla_decode, norm, softmax
 from torch_tile.kernels.epilogue import soft_cap
 
-pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("poisoned", "kernels_ran")]
+PARTS = 8  # of each test
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.usefixtures("poisoned", "kernels_ran"),
+    pytest.mark.parametrize("parts", [pytest.param(PARTS, id=f"part{n}") for n in range(PARTS)]),
+]
 
 
 EPILOGUES = {  # kinds, text, number of bs
