@@ -122,7 +122,7 @@ def pytest_terminal_summary(terminalreporter):
             test = re.sub(r"-?part\d+", "", report.nodeid.split("/")[-1]).removesuffix("[]")
             for name, values in report.user_properties:
                 found[name, test] += values
-    checked = {test: len(set(values)) for (name, test), values in sorted(found.items()) if name == "problems" and values}
+    checked = {test: len(set(texts)) for (name, test), texts in sorted(found.items()) if name == "problems" and texts}
     for test, count in checked.items():
         terminalreporter.write_line(f"{test}: {count} different problems, {len(found['kernels', test])} kernels")
     if checked:
