@@ -70,7 +70,13 @@ def test_a_load_is_waited_for(build, wait, line):
 
 
 def test_a_load_over_what_is_being_read(build):
-    for sync, kinds in (([], {"race"}), ([tm.barrier()], set())):
+    """What ordinary loads have read, or may still read, copies overwrite only after a fence of the readers."""
+    for sync, kinds in (
+        ([], {"race", "missing_fence"}),
+        ([tm.barrier()], {"missing_fence"}),
+        ([tm.barrier(), bulk.fence_proxy_async()], {"missing_fence"}),
+        ([bulk.fence_proxy_async(), tm.barrier()], set()),
+    ):
         b = build(64)
         s, stmts = loaded(b, (8, 16), (0, 0))
         y, other = b.tensor("y", torch.zeros(64).half()), b.store(s, b.thread, 1.0)

@@ -8,6 +8,7 @@ import torch_tile.language as T
 from torch_tile.build import Build
 from torch_tile.diagnostics import TileError
 from torch_tile.interp.interpret import interpret
+from torch_tile.interp.removal import removals
 from torch_tile.ir.expr import Call
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Do, Role
@@ -135,6 +136,86 @@ def test_engines_are_shown_what_is_handed_over(name):
     findings = interpret(lowered(kernel), kernel.program, (x, y))
     assert not findings.found, findings.report()
     torch.testing.assert_close(y, x.float() @ x.float(), rtol=1e-3, atol=1e-3)
+
+
+def refilled(let_go, turns=4):
+    """A warpgroup reads by ordinary loads what another one's bulk copies bring, and lets each tile go."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((turns * 64, 64), "float16"), C: T.Tensor((turns * 64, 64), "float16")):
+        with T.Kernel(1, threads=256) as _:
+            tile = T.alloc_shared((64, 64), "float16")
+            full, empty = T.alloc_barrier(1), T.alloc_barrier([4 if let_go is by_warps else 128])
+            with T.ws(1):
+                for turn in T.serial(turns):
+                    if let_go is by_number:
+                        T.sync_threads(7, 256)
+                    else:
+                        T.mbarrier_wait_parity(empty, (turn + 1) % 2)
+                    T.tma_copy(A[turn * 64, 0], tile, barrier=full[0])
+                    if T.shuffle_elect(128):
+                        T.mbarrier_arrive(full)
+                if let_go is by_number:
+                    T.sync_threads(7, 256)
+            with T.ws(0):
+                if let_go is by_number:
+                    T.sync_threads(7, 256)
+                for turn in T.serial(turns):
+                    T.mbarrier_wait_parity(full, turn % 2)
+                    T.copy(tile, C[turn * 64, 0])
+                    let_go(empty)
+
+    return kernel
+
+
+def by_threads(empty):
+    T.mbarrier_arrive(empty)
+
+
+@T.macro
+def by_warps(empty):
+    T.sync_warp()
+    if T.get_lane_idx() == 0:
+        T.mbarrier_arrive(empty)
+
+
+def by_author(empty):
+    T.fence_proxy_async()
+    T.mbarrier_arrive(empty)
+
+
+def by_number(empty):
+    T.sync_threads(7, 256)
+
+
+@pytest.mark.parametrize("let_go", [by_threads, by_warps, by_author, by_number])
+def test_what_threads_have_read_is_shown_to_copies_that_overwrite_it(let_go):
+    kernel = refilled(let_go)
+    flat = lowered(kernel)
+    fences = [n for n in walk(flat) if isinstance(n, Call) and n.name == "fence_proxy_async"]
+    assert len(fences) == 1
+    x, y = torch.randn(256, 64).half(), torch.full((256, 64), torch.nan).half()
+    findings = interpret(flat, kernel.program, (x, y))
+    assert not findings.found, findings.report()
+    assert torch.equal(x, y)
+    (missing,) = (r.program for r in removals(flat) if r.name == "fence_proxy_async")
+    assert {f.kind for f in interpret(missing, kernel.program, (x, y)).found.values()} == {"missing_fence"}
+
+
+def test_no_fence_for_what_is_copied_once():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128) as _:
+            tile = T.alloc_shared((64, 64), "float16")
+            full = T.alloc_barrier(1)
+            T.tma_copy(A[0, 0], tile, barrier=full[0])
+            if T.get_thread_binding() == 0:
+                T.mbarrier_arrive(full)
+            T.mbarrier_wait_parity(full, 0)
+            T.copy(tile, C[0, 0])
+            T.sync_threads()
+
+    assert not [n for n in walk(lowered(kernel)) if isinstance(n, Call) and n.name == "fence_proxy_async"]
 
 
 def test_no_fence_for_what_threads_read():

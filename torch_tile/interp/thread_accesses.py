@@ -7,6 +7,8 @@ or reads counts from the start of its work on; only those who waited for it know
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..diagnostics import Span
@@ -67,19 +69,20 @@ class OrderedTrace(Trace):
         """Note a read that the threads `ids` start together and that is over once all of `agents` come to `time`."""
         view, written = self.order.common_view(ids, len(places)), self.writes[places]
         self._check_writes(view, written, ids, f"`{name}` is read", span)
-        when, column = written // COLUMNS, written % COLUMNS
-        ordinary = (when >= self.order.first) & (column < 2 * self.order.lanes)
-        if ordinary.any():
-            column = np.where(ordinary, column, 0)
-            late = ordinary & (view.seen(column) >= when) & (view.seen(column, fenced=True) < when)
-            if late.any():
-                writer = self._name(int(column[late][0]))
-                text = f"`{name}` is read asynchronously with no fence_proxy_async before; written by {writer}"
-                self.findings.add("missing_fence", span, text, int(late.any(axis=1).sum()))
+        self._check_fence(view, written // COLUMNS, written % COLUMNS, f"`{name}` is read", "written", span)
         if agents not in self.by_agents:
             self.by_agents[agents] = np.zeros(self.count, np.int64)
         self.by_agents[agents][places] = time
         return written - 1
+
+    def before_engine(self, places: Array, thread: int, name: str, span: Span | None) -> None:
+        """Check a write of a copy engine against all before it: ordinary reads and writes must be fenced besides."""
+        ids = np.full(len(places), thread)
+        written, what = self.before_write(places, ids, name, span) + 1, f"`{name}` is overwritten"
+        view = self.order.view(ids)
+        self._check_fence(view, written // COLUMNS, written % COLUMNS, what, "written", span)
+        for when, column in self._reads_of_warps(places):
+            self._check_fence(view, when, column, what, "read", span)
 
     def written_by_agent(self, places: Array, agent: int, time: int, atomic: bool = False) -> None:
         """Note a write that is over once `agent` comes to `time`."""
@@ -87,6 +90,26 @@ class OrderedTrace(Trace):
         self.atomic[places] = atomic
 
     # Checks.
+
+    def _check_fence(self, view: View, when: Array, column: Array, what: str, verb: str, span: Span | None) -> None:
+        """Report ordinary accesses that an engine's access comes after, but for which no fence stands between."""
+        ordinary = (when >= self.order.first) & (column < 2 * self.order.lanes)
+        if not ordinary.any():
+            return
+        column = np.where(ordinary, column, 0)
+        late = ordinary & (view.seen(column) >= when) & (view.seen(column, fenced=True) < when)
+        if late.any():
+            who = self._name(int(column[late][0]))
+            text = f"{what} asynchronously with no fence_proxy_async before; {verb} by {who}"
+            self.findings.add("missing_fence", span, text, int(late.any(axis=1).sum()))
+
+    def _reads_of_warps(self, places: Array) -> Iterator[tuple[Array, Array]]:
+        """When, and by which column of the clock, each place was last read, warp by warp; 0 for never."""
+        for warp, reads in enumerate(() if self.by_warps is None else self.by_warps):
+            codes = reads[places]
+            if codes.any():
+                lane = codes % LANES
+                yield codes // LANES, 32 * warp + np.where(lane == ALL, self.order.lanes, lane)
 
     def _check_writes(self, view: View, stamps: Array, who: Array, what: str, span: Span | None) -> None:
         """Report places whose last write the accessors do not know of."""
@@ -109,18 +132,12 @@ class OrderedTrace(Trace):
     def _check_reads(self, view: View, places: Array, who: Array, name: str, span: Span | None) -> None:
         """Report places that somebody may still be reading."""
         what, first = f"`{name}` is overwritten; read", self.order.first
-        if self.by_warps is not None:
-            for warp, reads in enumerate(self.by_warps):
-                codes = reads[places]
-                if not codes.any():
-                    continue
-                when, lane = codes // LANES, codes % LANES
-                self._of_others((codes > 0) & (when < first), what, span)
-                column = 32 * warp + np.where(lane == ALL, self.order.lanes, lane)
-                bad = (when >= first) & (view.seen(column) < when)
-                if bad.any():
-                    row, place = np.argwhere(bad)[0]
-                    self._race(what, self._name(int(column[row, place])), who, row, span, bad)
+        for when, column in self._reads_of_warps(places):
+            self._of_others((when > 0) & (when < first), what, span)
+            bad = (when >= first) & (view.seen(column) < when)
+            if bad.any():
+                row, place = np.argwhere(bad)[0]
+                self._race(what, self._name(int(column[row, place])), who, row, span, bad)
         for agents, times in self.by_agents.items():
             when = times[places]
             self._of_others((when > 0) & (when < first), what, span)

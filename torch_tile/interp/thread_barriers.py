@@ -214,8 +214,9 @@ def _warp_arrive(p: Place) -> Run:
     memory.arrivals.append(p.span)
 
     def run() -> None:
-        p.calls.order.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
         ids = p.threads.active()
+        p.calls.order.fence(ids)
+        p.calls.order.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
         for index, who in by_value(p.operands[0](), ids[ids % 32 == 0]):
             memory.arrive(memory.at(index, who, p.span), who, len(who), p.span)
 

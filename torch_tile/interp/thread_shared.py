@@ -105,7 +105,7 @@ class Shared:
         """Write rows of bytes; they are there for those who know that `agent` came to `time`."""
         places = self._places(first, data.shape[1])
         self._check_flying(places, f"`{owner.name}` is written", span)
-        self.trace.before_write(places, np.full(len(first), thread), owner.name, span)
+        self._ordered.before_engine(places, thread, owner.name, span)
         self._store(first, data)
         self.owners[places] = owner.number
         self._ordered.written_by_agent(places, agent, time)

@@ -54,7 +54,9 @@ def mbarrier_arrive(barrier: Address) -> Do:
 
 
 def warp_arrive(barrier: Address) -> Do:
-    """The threads of a warp wait for each other, then the warp arrives once."""
+    """The threads of a warp wait for each other, then the warp arrives once; what they did to shared memory is in order
+    for bulk copies, as after `fence_proxy_async`.
+    """
     return _do("warp_arrive", barrier)
 
 
@@ -105,7 +107,7 @@ def prefetch_map(source: TensorMap) -> Do:
 
 def fence_proxy_async() -> Do:
     """What this thread wrote to shared memory by ordinary stores is seen by wgmma and bulk copies after the next
-    barrier.
+    barrier, and what it read by ordinary loads they may overwrite.
     """
     return _do("fence_proxy_async")
 

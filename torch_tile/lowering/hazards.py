@@ -172,7 +172,7 @@ class Hazards:
         if not (a.writes or b.writes) or (a.atomic and b.atomic):
             return False
         if a.buffer is not b.buffer:
-            return _overlap(a.buffer, b.buffer)
+            return overlap(a.buffer, b.buffer)
         key = a.key, b.key
         if key not in self.known:
             self.known[key] = self._meet(a, b)
@@ -219,7 +219,7 @@ class Hazards:
         return bool(m.value == n.value and apart.value % m.value)
 
 
-def _overlap(a: Buffer, b: Buffer) -> bool:
+def overlap(a: Buffer, b: Buffer) -> bool:
     """Whether two different buffers share bytes."""
     if a.scope != "shared" or b.scope != "shared" or a.offset is None or b.offset is None:
         return False

@@ -25,7 +25,7 @@ from ..ir.node import equal, symbols, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from .hazards import Access, Hazards, Swap, trips
-from .sync_facts import ORDERED, Facts, handed_over
+from .sync_facts import ORDERED, Facts, handed_over, refilled
 from .sync_places import Insert, Place, is_barrier
 from .sync_state import State
 
@@ -34,7 +34,7 @@ PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at 
 ITERATIONS = 6  # after so many, an access may be of any earlier iteration
 STARTS = 16  # points of a loop body from which placing is tried
 
-ARRIVALS = "mbarrier_arrive", "warp_arrive", "named_barrier", "named_barrier_arrive"
+ARRIVALS = "mbarrier_arrive", "warp_arrive", "warp_barrier", "named_barrier", "named_barrier_arrive"
 
 
 def insert_sync(program: Program, build: Build) -> Program:
@@ -49,6 +49,8 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     for extent in kernel.threads:
         threads *= extent
     walker = Walk(kernel, threads)
+    if not any(isinstance(n, Role) and not n.by_hand for n in walk(kernel)):
+        walker.by_hand(refilled(kernel))
     places = walker.block(kernel.body, State(_most_pending(kernel.body)))
     if not places and not walker.fences and not walker.shown and not walker.own:
         return kernel
@@ -87,6 +89,7 @@ class Walk:
         self.depth = 0  # of loops
         self.branches = 0
         self.divergent = False
+        self.showing = False  # within a branch before which all threads have shown what they did
         self.conditions: tuple[Expr, ...] = ()  # of the branches around
         self.exits: list[list[State]] = []  # of the loops around, at their breaks
         self.turns: list[list[State]] = []  # and where they continue
@@ -95,6 +98,11 @@ class Walk:
         self.leaves: dict[int, bool] = {}
         self.failing: dict[tuple[int, int], tuple[Expr, bool]] = {}
         self.shifted: dict[tuple[int, bool], dict[int, tuple[Access, Access]]] = {}
+
+    def by_hand(self, refilled: frozenset[int]) -> None:
+        """Authors order the threads: what they arrive at, or meet at, hands over what engines read or fill again."""
+        if refilled:
+            self.facts.refilled, self.arrivals, self.facts.ordered = refilled, ARRIVALS, (*ORDERED, *ARRIVALS)
 
     def block(self, block: Block, state: State) -> dict[Place, float]:
         """Places with their cost, more in loops, less in branches; `state` becomes what holds after the block."""
@@ -115,15 +123,17 @@ class Walk:
         self._clear(place, state)
 
     def _clear(self, place: Place, state: State) -> None:
-        """At a barrier, all is ordered; engines need a fence besides to see what threads wrote."""
+        """At a barrier, all is ordered; for engines what threads did needs a fence besides."""
         if self._is_hidden(state):
             self.fences.add(place)
         state.since.clear()
+        state.used = False
 
     def _is_hidden(self, state: State) -> bool:
-        """Whether engines read what threads wrote, and are not shown it."""
+        """Whether engines read what threads wrote, or fill again what they used, and no fence is between."""
         engines = self.facts.read_by_engines
-        return not self.fenced and any(a.writes and id(a.buffer) in engines for a in state.since.values())
+        wrote = any(a.writes and id(a.buffer) in engines for a in state.since.values())
+        return state.used or (wrote and not self.fenced)
 
     def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
@@ -132,8 +142,9 @@ class Walk:
         elif call is not None and (call.name == "barrier" or _is_for_all(call, self.threads)):
             self._clear(place, state)
         elif call is not None and call.name in self.arrivals:
-            if self._is_hidden(state):
-                self.shown.add(place)
+            self._show(place, state)
+        elif call is not None and call.name == "fence_proxy_async":
+            state.used = False
         elif call is not None and call.name in COMMITS:
             state.commit(call.name == COMMITS[0])
         elif call is not None and call.name in WAITS:
@@ -146,7 +157,7 @@ class Walk:
             (self.exits if isinstance(one, Break) else self.turns)[-1].append(state.copy())
             state.become(State(state.most))  # nobody goes on here
         elif not self._accesses(one) and not self.facts.orders(one):
-            return
+            state.used |= self.facts.uses_refilled(one)
         elif isinstance(one, If):
             self._if(one, place, state, places)
         elif isinstance(one, For | While) and not self._is_leaf(one):
@@ -155,6 +166,13 @@ class Walk:
             self._meet(self._accesses(one), one, place, state, places)
             for access in self._accesses(one):
                 state.add(access)
+            state.used |= self.facts.uses_refilled(one)
+
+    def _show(self, place: Place, state: State) -> None:
+        """Before an arrival, to those who wait for it."""
+        if self._is_hidden(state) and not self.showing:
+            self.shown.add(place)
+            state.used = False
 
     def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """A barrier before `one` if what it does meets what was done."""
@@ -175,6 +193,7 @@ class Walk:
         inner.facts.read_by_engines |= self.facts.read_by_engines  # in another role
         if role.by_hand:
             inner.arrivals, inner.facts.ordered = ARRIVALS, (*ORDERED, *ARRIVALS)
+            inner.facts.refilled = self.facts.refilled
         found = inner.block(role.body, State(_most_pending(role.body)))
         meets = any(map(is_barrier, walk(role.body)))
         if found or meets:
@@ -224,8 +243,11 @@ class Walk:
         self._meet(self._accesses(one), one, place, state, places)
         for access in self.facts.collector.of(one.condition):
             state.add(access)
-        outer = self.divergent, self.conditions
+        outer = self.divergent, self.conditions, self.showing
         self.divergent = self.divergent or self.facts.is_divergent(one.condition)
+        if self.divergent and any(isinstance(n, Call) and n.name in self.arrivals for n in walk(one)):
+            self._show(place, state)  # by all threads, some of which arrive
+            self.showing = True
         condition = self.facts.collector.expand(one.condition)
         other = state.copy()
         self.branches += 1
@@ -233,7 +255,7 @@ class Walk:
             self.conditions = (*outer[1], known)
             places |= self.block(branch, way)
         self.branches -= 1
-        self.divergent, self.conditions = outer
+        self.divergent, self.conditions, self.showing = outer
         state.become(state.join(other))
 
     # Loops.
@@ -257,6 +279,7 @@ class Walk:
             entry = state.copy()
             if front:
                 entry.since.clear()
+                entry.used = False
             first = self._entered(loop, entry)
             for start in self._starts(loop):
                 found, leaves = self._steady(loop, first, start)

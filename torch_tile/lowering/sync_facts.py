@@ -10,8 +10,9 @@ from ..ir import stmt as st
 from ..ir.expr import Address, Call, Expr, Load, Var
 from ..ir.node import Node, children, symbols, walk
 from ..ir.stmt import Block, Break, Continue, Do, For, If, Let, Stmt, Store, While
-from .hazards import Collector, Swap
+from .hazards import Collector, Swap, overlap
 
+ENGINES = "wgmma", "tma_load", "tma_store", "bulk_wait"
 ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait", "wgmma_commit", "wgmma_wait")
 
 
@@ -29,6 +30,22 @@ def handed_over(kernel: st.Kernel) -> frozenset[int]:
     return frozenset(filled - written)
 
 
+def refilled(kernel: st.Kernel) -> frozenset[int]:
+    """Shared buffers (by identity) that bulk copies of the kernel may fill when threads have used them already."""
+    often, filled = set[int](), set[int]()
+    loops = [n for n in walk(kernel) if isinstance(n, For | While)]
+    inside = {id(n) for loop in loops for n in walk(loop)}
+    for call in (n for n in walk(kernel) if isinstance(n, Call) and n.name == "tma_load"):
+        tile = call.args[0]
+        assert isinstance(tile, Address)
+        (often if id(call) in inside or id(tile.buffer) in filled else filled).add(id(tile.buffer))
+    buffers = {id(n.buffer): n.buffer for n in walk(kernel) if isinstance(n, Load | Store | Address)}
+    for number, buffer in buffers.items():  # what lay there before is used earlier
+        if any(overlap(buffer, buffers[other]) for other in filled | often if other != number):
+            often.add(number)
+    return frozenset(often)
+
+
 class Facts:
     """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
 
@@ -42,6 +59,7 @@ class Facts:
         addresses = [a for call in calls for a in call.args if isinstance(a, Address)]
         # What wgmma and bulk copies read, past the proxy through which threads write.
         self.read_by_engines = {id(a.buffer) for a in addresses if a.buffer.scope == "shared"}
+        self.refilled = frozenset[int]()  # memory that bulk copies fill again, if it is fences that hand it over
         self.lets = [n for n in nodes if isinstance(n, Let)]
         names: dict[int, Expr] = {}
         for let in self.lets:
@@ -99,6 +117,14 @@ class Facts:
             below = (child for child in children(one) if isinstance(child, Stmt))
             self.memory[id(one)] = one, ordered or any(map(self.orders, below))
         return self.memory[id(one)][1]
+
+    def uses_refilled(self, one: Stmt) -> bool:
+        """Whether threads read or write, past the proxy of engines, memory that bulk copies fill again."""
+        if self.refilled.isdisjoint(symbols(one)):
+            return False
+        engines = {id(a) for n in walk(one) if isinstance(n, Call) and n.name in ENGINES for a in n.args}
+        touched = (n for n in walk(one) if isinstance(n, Load | Store | Address) and id(n) not in engines)
+        return any(id(n.buffer) in self.refilled for n in touched)
 
     def forgotten(self, loop: For | While) -> Mapping[int, Expr]:
         """Stand-ins for the variables of a loop, of which nothing is known."""
