@@ -24,10 +24,10 @@ class Config:
     `split`: blocks take shares of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
     of them. For GPUs: `heavy_first` starts with the last queries, which see most keys under a causal mask; with `side`
     of at least 2 only so many heads run side by side, so that their keys and values stay in the second-level cache
-    (where it does not divide the heads of all sequences, some blocks have none); `resident` keeps the queries in registers; `shared_weights` hands the
-    probabilities to other warps, as tiles of few rows need; `shares` is in how many parts the sum of a row is kept, 8
-    being what leaves each thread of an accumulator with its own; `staged` sends the result through shared memory;
-    `ping_pong` lets warpgroups start their products in turns.
+    (where it does not divide the heads of all sequences, some blocks have none); `resident` keeps the queries in
+    registers; `shared_weights` hands the probabilities to other warps, as tiles of few rows need; `shares` is in how
+    many parts the sum of a row is kept, 8 being what leaves each thread of an accumulator with its own; `staged` sends
+    the result through shared memory; `ping_pong` lets warpgroups start their products in turns.
     """
 
     block_q: int = 64

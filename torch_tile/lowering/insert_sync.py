@@ -25,11 +25,10 @@ from ..ir.node import equal, symbols, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from .hazards import Access, Hazards, Swap, trips
-from .sync_facts import ORDERED, Facts, handed_over, refilled
+from .sync_facts import ORDERED, Crews, Facts, handed_over, refilled
 from .sync_places import Insert, Place, is_barrier
-from .sync_state import State
+from .sync_state import COMMITS, WAITS, State, most_pending
 
-COMMITS, WAITS = ("cp_async_commit", "wgmma_commit"), ("cp_async_wait", "wgmma_wait")  # of copies, of products
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
 ITERATIONS = 6  # after so many, an access may be of any earlier iteration
 STARTS = 16  # points of a loop body from which placing is tried
@@ -51,16 +50,10 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     walker = Walk(kernel, threads)
     if not any(isinstance(n, Role) and not n.by_hand for n in walk(kernel)):
         walker.by_hand(refilled(kernel))
-    places = walker.block(kernel.body, State(_most_pending(kernel.body)))
+    places = walker.block(kernel.body, State(most_pending(kernel.body)))
     if not places and not walker.fences and not walker.shown and not walker.own:
         return kernel
     return Insert(set(places), walker)(kernel)  # type: ignore[no-any-return]
-
-
-def _most_pending(body: Block) -> int:
-    """Of the groups of copies, or of products, that waits leave under way."""
-    waits = (n.options[0] for n in walk(body) if isinstance(n, Call) and n.name in WAITS)
-    return max((int(str(n)) for n in waits), default=0)
 
 
 class Walk:
@@ -82,7 +75,7 @@ class Walk:
         self.shown: set[Place] = set()
         self.arrivals: tuple[str, ...] = ()
         self.fenced = False  # the statement before shows engines what threads wrote
-        self.crews: dict[tuple[int, int], int] = {}  # sets of warps that have barriers of their own, by their number
+        self.crews = Crews(kernel)
         self.after_roles = False
         self.collected: dict[int, list[Access]] = {}
         self.forced: set[Place] = set()
@@ -194,29 +187,16 @@ class Walk:
         if role.by_hand:
             inner.arrivals, inner.facts.ordered = ARRIVALS, (*ORDERED, *ARRIVALS)
             inner.facts.refilled = self.facts.refilled
-        found = inner.block(role.body, State(_most_pending(role.body)))
+        found = inner.block(role.body, State(most_pending(role.body)))
         meets = any(map(is_barrier, walk(role.body)))
         if found or meets:
-            wait = warp_barrier() if role.count == 32 else named_barrier(self._number(role), role.count)
+            wait = warp_barrier() if role.count == 32 else named_barrier(self.crews.number(role), role.count)
             self.others |= dict.fromkeys(found, wait)
             self.own |= {id(role): wait} if meets else {}
         self.fences |= inner.fences
         self.shown |= inner.shown
         places |= found
         self.after_roles = True
-
-    def _number(self, role: Role) -> int:
-        """Of the barrier of a role: one that its author does not use."""
-        calls = [n for n in walk(self.kernel) if isinstance(n, Call)]
-        taken = {option(call) for call in calls if call.name.startswith("named_barrier")}
-        turns = (call for call in calls if call.name == "turn_take")
-        taken |= {number for call in turns for number in range(option(call), option(call) + option(call, 2))}
-        free = [n for n in range(1, 16) if n not in taken]
-        self.crews.setdefault((role.first, role.count), len(self.crews))
-        if len(free) < len(self.crews):
-            why, fix = "leaves no number for what this role's threads wait for among themselves", "use fewer numbers"
-            raise error("bad_argument", role.span, op="T.sync_threads", name="barrier_id", why=why, fix=fix)
-        return free[self.crews[role.first, role.count]]
 
     def _clash(self, new: list[Access], state: State) -> Access | None:
         found = (a for a in new if any(self.hazards.between(old, a) for old in state.since.values()))

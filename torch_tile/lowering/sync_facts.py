@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..diagnostics import error
 from ..intrinsics.base import lookup
+from ..intrinsics.memory import option
 from ..ir import stmt as st
 from ..ir.expr import Address, Call, Expr, Load, Var
 from ..ir.node import Node, children, symbols, walk
-from ..ir.stmt import Block, Break, Continue, Do, For, If, Let, Stmt, Store, While
+from ..ir.stmt import Block, Break, Continue, Do, For, If, Let, Role, Stmt, Store, While
 from .hazards import Collector, Swap, overlap
 
 ENGINES = "wgmma", "tma_load", "tma_store", "bulk_wait"
@@ -44,6 +46,26 @@ def refilled(kernel: st.Kernel) -> frozenset[int]:
         if any(overlap(buffer, buffers[other]) for other in filled | often if other != number):
             often.add(number)
     return frozenset(often)
+
+
+class Crews:
+    """The numbers of the barriers at which a kernel's roles wait for themselves: a set of warps has one."""
+
+    def __init__(self, kernel: st.Kernel):
+        calls = [n for n in walk(kernel) if isinstance(n, Call)]
+        taken = {option(call) for call in calls if call.name.startswith("named_barrier")}
+        turns = (call for call in calls if call.name == "turn_take")
+        taken |= {number for call in turns for number in range(option(call), option(call) + option(call, 2))}
+        self.free = [n for n in range(1, 16) if n not in taken]
+        self.found: dict[tuple[int, int], int] = {}
+
+    def number(self, role: Role) -> int:
+        """One that the author does not use. Raises TileError if there is none left."""
+        at = self.found.setdefault((role.first, role.count), len(self.found))
+        if at >= len(self.free):
+            why, fix = "leaves no number for what this role's threads wait for among themselves", "use fewer numbers"
+            raise error("bad_argument", role.span, op="T.sync_threads", name="barrier_id", why=why, fix=fix)
+        return self.free[at]
 
 
 class Facts:

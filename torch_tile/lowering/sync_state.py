@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..ir.expr import Binary, Const, Expr, Var, binary
+from ..ir.expr import Binary, Call, Const, Expr, Var, binary
 from ..ir.node import equal, walk
 from ..ir.simplify import simplify
+from ..ir.stmt import Block
 from .hazards import Access
+
+COMMITS, WAITS = ("cp_async_commit", "wgmma_commit"), ("cp_async_wait", "wgmma_wait")  # of copies, of products
 
 # A write of a copy or read of a product, and how many groups of its kind may have been committed after its own.
 Flight = tuple[Access, frozenset[int]]
@@ -106,6 +109,12 @@ class State:
                 del self.flying[key]
             if left:
                 self.flying[key] = access, left
+
+
+def most_pending(body: Block) -> int:
+    """Of the groups of copies, or of products, that waits leave under way."""
+    waits = (n.options[0] for n in walk(body) if isinstance(n, Call) and n.name in WAITS)
+    return max((int(str(n)) for n in waits), default=0)
 
 
 def _later(a: Access, b: Access) -> Access:
