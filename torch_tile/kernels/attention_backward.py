@@ -101,8 +101,8 @@ FAST = {"tl.enable_fast_math": True}
 def query_gradients(config: Config, form: Form) -> Any:
     """dq of a block of queries, and two numbers of each query for `key_gradients`, in rows of whole blocks.
 
-    `base` is the log-sum-exp in powers of two, infinite for a query that sees no key; `delta` is the sum of grad * out,
-    which is what all probabilities' gradients of a query have in common.
+    The first is the log-sum-exp in powers of two, infinite for a query that sees no key; the second is the sum of
+    grad * out, which is what all probabilities' gradients of a query have in common.
     """
     rows, keys = config.block_q, config.block_kv
     accum = compute_dtype(form.dtype)
@@ -124,8 +124,7 @@ def query_gradients(config: Config, form: Form) -> Any:
         out: strided("out", (*q_shape, dv), form.dtype, multiple=form.vector),
         lse: T.Tensor(q_shape, accum),
         dq: strided("dq", (*q_shape, d), form.dtype, multiple=form.vector),
-        base: T.Tensor((*q_shape[:3], padded), accum),
-        delta: T.Tensor((*q_shape[:3], padded), accum),
+        statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
         scale: accum,
         q_offset: T.int32,
         window: T.int32,
@@ -151,9 +150,9 @@ def query_gradients(config: Config, form: Form) -> Any:
             for i in T.Parallel(rows):
                 log_sum = lse[(*here, block * rows + i)]
                 peak[i] = T.if_then_else(log_sum == -infinity, infinity, log_sum * LOG2_E)
-                weight[i] = scale
-                base[(*here, block * rows + i)] = peak[i]
-                delta[(*here, block * rows + i)] = common[i]
+            T.fill(weight, scale)
+            T.copy(peak, statistics[(*here, 0, block * rows)])
+            T.copy(common, statistics[(*here, 1, block * rows)])
 
             T.copy(q[(*here, block * rows, 0)], q_tile)
             p = T.alloc_fragment((rows, keys), accum)
@@ -214,8 +213,7 @@ def key_gradients(config: Config, form: Form) -> Any:
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
         *mask: form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
         grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
-        base: T.Tensor((*q_shape[:3], padded), accum),
-        delta: T.Tensor((*q_shape[:3], padded), accum),
+        statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
         dk: strided("dk", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
         scale: accum,
@@ -231,8 +229,7 @@ def key_gradients(config: Config, form: Form) -> Any:
             v_tile = T.alloc_shared((rows, form.tile_dv), form.dtype)
             q_tile = T.alloc_shared((queries, form.tile_d), form.dtype)
             grad_tile = T.alloc_shared((queries, form.tile_dv), form.dtype)
-            base_tile = T.alloc_shared((queries,), accum)
-            delta_tile = T.alloc_shared((queries,), accum)
+            numbers = T.alloc_shared((2, queries), accum)
             p = T.alloc_fragment((rows, queries), accum)
             dp = T.alloc_fragment((rows, queries), accum)
             p_rounded = alloc_weights((rows, queries), form.dtype)
@@ -254,11 +251,10 @@ def key_gradients(config: Config, form: Form) -> Any:
                     T.gemm(k_tile, q_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                     T.copy(grad[(*here, step * queries, 0)], grad_tile)
                     T.gemm(v_tile, grad_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                    T.copy(base[(*here, step * queries)], base_tile)
-                    T.copy(delta[(*here, step * queries)], delta_tile)
+                    T.copy(statistics[(*here, 0, step * queries)], numbers)
                     if form.mask is None:
                         for i, j in T.Parallel(rows, queries):
-                            p[i, j] = T.exp2(p[i, j] * factor - base_tile[j])
+                            p[i, j] = T.exp2(p[i, j] * factor - numbers[0, j])
                         if cuts_queries(form, config, step, first_key, q_offset, window):
                             for i, j in T.Parallel(rows, queries):
                                 seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
@@ -269,10 +265,10 @@ def key_gradients(config: Config, form: Form) -> Any:
                             bias = [x[(*here, T.min(step * queries + j, q_len - 1), key)] for x in mask]
                             seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
                             score = form.masked(p[i, j] * scale, True if seen is None else seen, *bias)
-                            p[i, j] = T.exp2(score * LOG2_E - base_tile[j])
+                            p[i, j] = T.exp2(score * LOG2_E - numbers[0, j])
                     T.copy(p, p_rounded)
                     for i, j in T.Parallel(rows, queries):
-                        ds[i, j] = T.cast(p[i, j] * (dp[i, j] - delta_tile[j]), form.dtype)
+                        ds[i, j] = T.cast(p[i, j] * (dp[i, j] - numbers[1, j]), form.dtype)
                     T.gemm(p_rounded, grad_tile, dv_sums, policy=T.GemmWarpPolicy.FullRow)
                     T.gemm(ds, q_tile, dk_sums, policy=T.GemmWarpPolicy.FullRow)
 
@@ -332,16 +328,16 @@ def attention_backward(
         made: torch.Tensor = x.unflatten(1, shape[1:3])
         return made
 
-    statistics = [lse.new_empty(*shape[:3], round_up(q_len, PADDING)) for _ in range(2)]
+    statistics = lse.new_empty(*shape[:3], 2, round_up(q_len, PADDING))
     number = float(default_scale(head_dim) if scale is None else scale)
     options = (number, q_offset, window)
     queries, keys, values, grads, outs = dense
     inputs = (grouped(queries), keys, values, *raw_masks, grouped(grads))
     dq, dk, dv = results
     machine.kernel(query_gradients)(cuts.dq, form)(
-        *inputs, grouped(outs), lse.reshape(shape), grouped(dq), *statistics, *options
+        *inputs, grouped(outs), lse.reshape(shape), grouped(dq), statistics, *options
     )
-    machine.kernel(key_gradients)(cuts.dkv, form)(*inputs, *statistics, dk, dv, *options)
+    machine.kernel(key_gradients)(cuts.dkv, form)(*inputs, statistics, dk, dv, *options)
     return results
 
 
