@@ -30,7 +30,7 @@ TILE_DEVICE void mbarrier_arrive(uint64_t* barrier) {
 // One arrival for the warp, after all of its threads have come here. What they read until then, copies may overwrite:
 // without the fence the arrival overtakes reads that are under way, and bulk copies do not queue behind these.
 TILE_DEVICE void warp_arrive(uint64_t* barrier) {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fence_proxy_async();
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }

@@ -98,4 +98,8 @@ TILE_STMATRIX(, "")
 TILE_STMATRIX(_trans, ".trans")
 #undef TILE_STMATRIX
 
+// What this thread did to shared memory by ordinary loads and stores comes, after the next barrier, before what wgmma and
+// bulk copies do: these do not queue behind it (sm_90 and later).
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 }  // namespace tile

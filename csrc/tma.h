@@ -76,7 +76,4 @@ TILE_DEVICE void prefetch_map(const TensorMap* source) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(source) : "memory");
 }
 
-// Ordinary stores of this thread to shared memory are seen by wgmma and bulk copies after the next barrier.
-TILE_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 }  // namespace tile

@@ -88,7 +88,7 @@ def device():
 
 @pytest.fixture
 def parts():
-    """Into how many a test is cut; a module that is cut says so by parametrizing `part` and this."""
+    """Into how many a test is cut; a module that is cut parametrizes this, once for each part."""
     return 1
 
 
@@ -190,11 +190,6 @@ def misses(got, function, inputs, dtype, generator):
             None if most <= 1 else f"{most:.2f} times the error allowed, in {int((excess > 1).sum())} elements"
         )
     return found
-
-
-@pytest.fixture
-def precision():
-    return PRECISION
 
 
 @pytest.fixture

@@ -77,8 +77,8 @@ class OrderedTrace(Trace):
 
     def before_engine(self, places: Array, thread: int, name: str, span: Span | None) -> None:
         """Check a write of a copy engine against all before it: ordinary reads and writes must be fenced besides."""
-        ids = np.full(len(places), thread)
-        written, what = self.before_write(places, ids, name, span) + 1, f"`{name}` is overwritten"
+        ids, written, what = np.full(len(places), thread), self.writes[places], f"`{name}` is overwritten"
+        self.before_write(places, ids, name, span)
         view = self.order.view(ids)
         self._check_fence(view, written // COLUMNS, written % COLUMNS, what, "written", span)
         for when, column in self._reads_of_warps(places):

@@ -48,8 +48,8 @@ def _synchronised(kernel: st.Kernel) -> st.Kernel:
     for extent in kernel.threads:
         threads *= extent
     walker = Walk(kernel, threads)
-    if not any(isinstance(n, Role) and not n.by_hand for n in walk(kernel)):
-        walker.by_hand(refilled(kernel))
+    if again := refilled(kernel):
+        walker.by_hand(again)
     places = walker.block(kernel.body, State(most_pending(kernel.body)))
     if not places and not walker.fences and not walker.shown and not walker.own:
         return kernel
@@ -94,8 +94,7 @@ class Walk:
 
     def by_hand(self, refilled: frozenset[int]) -> None:
         """Authors order the threads: what they arrive at, or meet at, hands over what engines read or fill again."""
-        if refilled:
-            self.facts.refilled, self.arrivals, self.facts.ordered = refilled, ARRIVALS, (*ORDERED, *ARRIVALS)
+        self.facts.refilled, self.arrivals, self.facts.ordered = refilled, ARRIVALS, (*ORDERED, *ARRIVALS)
 
     def block(self, block: Block, state: State) -> dict[Place, float]:
         """Places with their cost, more in loops, less in branches; `state` becomes what holds after the block."""
@@ -185,8 +184,7 @@ class Walk:
         inner = Walk(replace(self.kernel, body=role.body), role.count, role.first, self.filled)
         inner.facts.read_by_engines |= self.facts.read_by_engines  # in another role
         if role.by_hand:
-            inner.arrivals, inner.facts.ordered = ARRIVALS, (*ORDERED, *ARRIVALS)
-            inner.facts.refilled = self.facts.refilled
+            inner.by_hand(self.facts.refilled)
         found = inner.block(role.body, State(most_pending(role.body)))
         meets = any(map(is_barrier, walk(role.body)))
         if found or meets:

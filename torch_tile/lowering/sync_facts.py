@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from ..diagnostics import error
 from ..intrinsics.base import lookup
@@ -33,11 +34,17 @@ def handed_over(kernel: st.Kernel) -> frozenset[int]:
 
 
 def refilled(kernel: st.Kernel) -> frozenset[int]:
-    """Shared buffers (by identity) that bulk copies of the kernel may fill when threads have used them already."""
+    """Shared buffers (by identity) that bulk copies of the kernel may fill when threads have used them already.
+
+    None where the compiler has made the roles, whose arrivals are fences, too.
+    """
+    loads = [n for n in walk(kernel) if isinstance(n, Call) and n.name == "tma_load"]
+    if not loads or any(isinstance(n, Role) and not n.by_hand for n in walk(kernel)):
+        return frozenset()
     often, filled = set[int](), set[int]()
     loops = [n for n in walk(kernel) if isinstance(n, For | While)]
     inside = {id(n) for loop in loops for n in walk(loop)}
-    for call in (n for n in walk(kernel) if isinstance(n, Call) and n.name == "tma_load"):
+    for call in loads:
         tile = call.args[0]
         assert isinstance(tile, Address)
         (often if id(call) in inside or id(tile.buffer) in filled else filled).add(id(tile.buffer))
@@ -52,15 +59,20 @@ class Crews:
     """The numbers of the barriers at which a kernel's roles wait for themselves: a set of warps has one."""
 
     def __init__(self, kernel: st.Kernel):
-        calls = [n for n in walk(kernel) if isinstance(n, Call)]
+        self.kernel = kernel
+        self.found: dict[tuple[int, int], int] = {}
+
+    @cached_property
+    def free(self) -> list[int]:
+        """Numbers that the author does not use."""
+        calls = [n for n in walk(self.kernel) if isinstance(n, Call)]
         taken = {option(call) for call in calls if call.name.startswith("named_barrier")}
         turns = (call for call in calls if call.name == "turn_take")
         taken |= {number for call in turns for number in range(option(call), option(call) + option(call, 2))}
-        self.free = [n for n in range(1, 16) if n not in taken]
-        self.found: dict[tuple[int, int], int] = {}
+        return [n for n in range(1, 16) if n not in taken]
 
     def number(self, role: Role) -> int:
-        """One that the author does not use. Raises TileError if there is none left."""
+        """One of the free ones. Raises TileError if there is none left."""
         at = self.found.setdefault((role.first, role.count), len(self.found))
         if at >= len(self.free):
             why, fix = "leaves no number for what this role's threads wait for among themselves", "use fewer numbers"
