@@ -9,6 +9,7 @@ from flat_kernels import SERIAL, at, body, compiles, emitted, kernel, load, loop
 
 from torch_tile.diagnostics import Span
 from torch_tile.intrinsics import matrix, memory
+from torch_tile.intrinsics.base import call
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, binary, cast, select
 from torch_tile.ir.layout import shared_tile
@@ -201,6 +202,50 @@ demo_kernel(const float* __restrict__ x, tile::e4m3* __restrict__ y) {
   y[t * 8 + 1] = tile::narrow<tile::e4m3>(tile::widen(h, 3));
 }
 """)  # fmt: skip
+    compiles(source)
+
+
+def test_neighbouring_fields_are_widened_together():
+    x, y = tensor("x", (128, 4), "int32"), tensor("y", (128, 8), "float16")
+    words, factor, out = (
+        tensor(name, (count,), kind, "local")
+        for name, count, kind in (("words", 4, "int32"), ("factor", 2, "float16"), ("out", 8, "float16"))
+    )
+
+    def field(i, upper=None, less=8.0):
+        return call("nibble", load(words, 0), t % 4, i % 2 if upper is None else upper) - less
+
+    def narrowed(value):
+        return cast(value, "float16")
+
+    scale, zero = (cast(load(factor, n), "float32") for n in range(2))
+    rounded = [
+        lambda i: field(i),
+        lambda i: field(i, 1 - i % 2, 56.0) * scale,
+        lambda i: cast(narrowed(field(i, less=0.0) - zero), "float32") * scale,
+        lambda i: (field(i) - zero) * scale,  # is rounded once only
+        lambda i: field(i, 0),  # the same one twice
+        lambda i: field(i, less=65.0),  # leaves no room for the field
+    ]
+    source = program([x, y], kernel(
+        Alloc(words), Alloc(factor), Alloc(out),
+        memory.vector_copy(at(words, 0), at(x, t, 0), 16),
+        put(factor, 0, cast(0.5, "float16")), put(factor, 1, cast(3.0, "float16")),
+        *(loop(2, lambda i, value=value: put(out, i, narrowed(value(i)))) for value in rounded),
+        memory.vector_copy(at(y, t, 0), at(out, 0), 16),
+    ))  # fmt: skip
+    lines = [line.split(", ", 1)[1].split(";")[0] for line in body(source).splitlines() if "_pair" in line]
+    assert_expected_inline(
+        "\n".join(line.replace("tile::", "")[:110] for line in lines) + "\n",
+        """\
+nibble_pair<f16, 8, false>(words[0], t % 4))
+pair_times<f16>(nibble_pair<f16, 56, true>(words[0], t % 4), factor[0]))
+pair_times<f16>(pair_less<f16>(nibble_pair<f16, 0, false>(words[0], t % 4), factor[1]), factor[0]))
+(nibble(words[0], t % 4, i % 2) - 8.0f - widen(factor[1])) * widen(factor[0]), (nibble(words[0], t % 4, (i + 1
+nibble(words[0], t % 4, 0) - 8.0f, nibble(words[0], t % 4, 0) - 8.0f)
+nibble(words[0], t % 4, i % 2) - 65.0f, nibble(words[0], t % 4, (i + 1) % 2) - 65.0f)
+""",
+    )
     compiles(source)
 
 

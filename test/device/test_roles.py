@@ -34,7 +34,7 @@ def test_random_programs(seed, request):
         made = list(pool.map(prepare, seeds, chunksize=4))
     wrong = {n: f"compiling: {text}" for n, _, text, _ in made if text}
     wrong |= {n: text for n, text in verdicts([n for n in seeds if n not in wrong]) if text}
-    request.node.user_properties.append(("problems", COUNT))
+    request.node.user_properties.append(("problems", [f"program {n}" for n in seeds]))
     for number in list(wrong)[:REPORTED]:
         print(f"{wrong[number]}\n{RoleGenerator(number, f'p{number}').generate().text()}")
     assert not wrong, f"{len(wrong)} of {COUNT}: " + "\n".join(f"seed {n}: {text[:300]}" for n, text in wrong.items())

@@ -111,7 +111,7 @@ LIBRARY = {
     "gemm fp32": lambda: of_gemm(40, 40, 72, torch.float32),
     "gemm one row": lambda: of_gemm(1, 64, 700, torch.float16),
     "dequant_gemm": lambda: of_dequant_gemm(20, 72, 2048),
-    "dequant_gemm of many rows": lambda: of_dequant_gemm(70, 72, 384),
+    "dequant_gemm of many rows": lambda: of_dequant_gemm(70, 72, 768),
     "attention": lambda: of_attention(False, 70, 2),
     "attention causal": lambda: of_attention(True, 500, dtype=torch.bfloat16),
     "mla_decode": of_mla,

@@ -102,12 +102,15 @@ def test_random_problems(scheme, rounds, problems, check):
         check(got, want, f"{number}: {m}x{n}x{k}, {products} products, turned {turned}, {config}", scheme.a)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "uint4 with zeros", "e4m3"])
+@pytest.mark.parametrize(
+    "scheme", ["int8", "uint4", "uint4 with zeros", "uint4 of large groups", "int4 by rows", "e4m3"]
+)
 def test_aligned_rows(scheme, rounds, problems, check):
     """Bulk copies and wgmma on Hopper, which the ragged sizes of others refuse."""
     scheme = SCHEMES[scheme]
     for number in rounds(3):
-        config = problems.pick(None, Config(16, 64, 128, 128, 3), Config(32, 128, 64, 256, 2, splits=2))
+        cuts = Config(16, 64, 128, 128, 3), Config(32, 128, 64, 256, 2, splits=2), Config(128, 64, 64, 128, 2)
+        config = problems.pick(None, *cuts)
         m, n, k = problems.size(70), problems.size(150), 128 * problems.pick(1, 3, 4, 8)
         args = arguments(problems, scheme, m, n, k)
         args = (args[0].contiguous(), *args[1:])

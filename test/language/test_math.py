@@ -18,6 +18,7 @@ PYTHON = {
     "quick_tanh": torch.tanh,
     "fma": lambda a, b, c: a * b + c,
     "float_from_bits": lambda a, b, c: torch.zeros_like(a),  # of what is less than 1, whose int32 is 0
+    "nibble": lambda a, b, c: torch.zeros_like(a),
     "round": torch.round,
 }
 
@@ -56,6 +57,23 @@ def test_every_function_of_one_to_three_operands(dtype):
                 equal_nan=True,
                 msg=lambda m, n=name: f"{n}: {m}",
             )
+
+
+def test_nibble():
+    """Each field of 4 bits of an int32, of its sign bit too, on the CPU and in the interpreter."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((16,), "int32"), out: T.Tensor((16, 8), "float32")):
+        with T.Kernel(1) as _:
+            for i, j in T.Parallel(16, 8):
+                out[i, j] = T.nibble(x[i], j // 2, j % 2)
+
+    x = torch.randint(-(2**31), 2**31, (16,), dtype=torch.int32)
+    want = torch.stack([x.long() % 2**32 >> 4 * j & 15 for j in range(8)], 1).float()
+    for run in (lambda *args: evaluate(kernel, *args), tilelang.compile(kernel)):
+        out = torch.empty(16, 8)
+        run(x, out)
+        assert torch.equal(out, want)
 
 
 def test_float_from_bits():

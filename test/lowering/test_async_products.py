@@ -189,6 +189,39 @@ def test_products_in_a_row_are_under_way_together() -> None:
     assert sums == ["left -1", "right -1", "wait 1", "left_empty", "wait 0", "right_empty"]
 
 
+@pytest.mark.parametrize("touches", [None, "result", "operand"])
+def test_products_are_under_way_beside_what_does_not_touch_them(touches) -> None:
+    """Operands in registers are made for the next product, unless that needs the result or changes the operand."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 512), T.float16), B: T.Tensor((512, 512), T.float16)):
+        with T.Kernel(8, threads=128) as bx:
+            a, b = T.alloc_shared((64, 64), T.float16), T.alloc_shared((64, 64), T.float16)
+            c = T.alloc_fragment((64, 64), T.float32)
+            halves = [T.alloc_fragment((64, 32), T.float16) for _ in range(2)]
+            T.clear(c)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[bx * 64, k * 64], b)
+                for n, half in enumerate(halves):
+                    for i, j in T.Parallel(64, 32):
+                        half[i, j] = a[i, n * 32 + j] * 2
+                    if n and touches == "result":
+                        for i, j in T.Parallel(64, 64):
+                            c[i, j] = c[i, j] * 0.5
+                    if n and touches == "operand":
+                        T.clear(halves[0])
+                    T.gemm(half, b[:, n * 32 : n * 32 + 32], c, transpose_B=True)
+
+    build = Build(Target.of("cuda:sm_90a"))
+    program = async_products(split_warps(kernel.program, build), build)
+    assert waits(program) == ([-1, -1] if touches is None else [0, 0])
+    if touches is None:
+        (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
+        kinds = [type(s).__name__ for s in loop.body.stmts if isinstance(s, Gemm | WgmmaResults)]
+        assert kinds == ["Gemm", "Gemm", "WgmmaResults"]
+
+
 def test_a_branch_with_nothing_under_way_is_not_worth_another_loop() -> None:
     (loop,) = in_a_row(lambda step, limit: step * 64 > limit)
     assert any(isinstance(s, If) and any(isinstance(n, Fill) for n in walk(s)) for s in loop.body.stmts)

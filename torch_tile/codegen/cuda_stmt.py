@@ -31,6 +31,7 @@ from ..ir.stmt import (
     While,
 )  # fmt: skip
 from .c_text import PREFIX, Names, held, is_small, storage, string
+from .cuda_fields import field_pair
 from .cuda_roles import condition, registers_call
 from .cuda_text import INT, CudaText, int_type
 from .lines import Lines, place
@@ -124,8 +125,17 @@ class CudaStatements(Lines):
         self.names.release(var)
 
     def pair(self, store: Store, second: Expr, loop: For) -> None:
-        """Two neighbours narrowed by one instruction."""
-        where = self.text.element(store.buffer, store.indices)
+        """Two neighbours narrowed by one instruction, or already widened together."""
+        where, var = self.text.element(store.buffer, store.indices), loop.vars[0]
+
+        def order(a: Expr, b: Expr) -> bool | None:
+            a, b = (Binary("%", x, const(2, x.dtype)) for x in (a, b))
+            return next((bool(x) for x in (0, 1) if _is(a, x, var) and _is(b, 1 - x, var)), None)
+
+        fields = field_pair(store.value, second, store.buffer.dtype, order, self.text)
+        if fields is not None:
+            self.line(f"tile::store_pair(&{where}, {fields});", store.span)
+            return
         first, other = (self.text.unrounded(value, store.buffer.dtype) for value in (store.value, second))
         self.line(f"tile::narrow_pair(&{where}, {first}, {other});", store.span)
 

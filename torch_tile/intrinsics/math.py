@@ -29,6 +29,10 @@ def _float_from_bits(bits: Any, mask: Any, flip: Any) -> Any:
     return ((bits & mask) ^ flip).to(torch.int32).view(torch.float32)
 
 
+def _nibble(word: Any, byte: Any, upper: Any) -> Any:
+    return (word >> (8 * byte + 4 * upper) & 15).float()
+
+
 def _unary(name: str, torch_name: str | None = None, rule: Rule = floating, cpu: str | None = None) -> None:
     _declare(name, 1, rule, _torch(torch_name or name), cpu)
 
@@ -66,4 +70,8 @@ declare(
         _float_from_bits, cuda="float_from_bits", header="cuda_types.h",
     )
 )  # fmt: skip
+# The 4 bits of byte number `byte` of an int32, its upper ones where `upper` is 1, as an unsigned number.
+declare(
+    Intrinsic("nibble", 3, lambda args: (dt.int32, dt.float32), "nibble", _nibble, cuda="nibble", header="fields.h")
+)
 _declare("fma", 3, floating, lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype))

@@ -12,8 +12,11 @@ from torch_tile.kernels.gemm_config import BARRIERS, Config as Config
 from torch_tile.kernels.tuned import rows_class, tuned
 
 FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying
-ROW_BYTES = 128  # of a row of weights that one step takes, where reading them counts
-STAGES = 6  # of steps for few rows, where shared memory has room for them
+ROW_BYTES = {8: 256, 16: 128}  # of a row of weights that one step takes, by rows of a; for more rows MANY_COLUMNS
+MOST_COLUMNS, MANY_COLUMNS = 512, 128  # of a step: for few rows of a, and for more than 16
+MOST_GROUPS = 4  # of columns with a scale each in a step: each has sums of its own
+LEAST_COLUMNS = 64  # of a step, whatever groups are
+LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a multiprocessor's memory
 
 
 @dataclass(frozen=True)
@@ -60,27 +63,40 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
     if machine.target.capability != 90 or not problem.aligned:
         return Config(64 // problem.products, 128, 64, 128, 3)
     wide = 256 // problem.products
-    return min(
-        (Config(wide, 128, 64, 256, 4), Config(wide // 2, 128, 64, 256, 5)), key=lambda c: _waves(c, problem, machine)
-    )
+    columns = _columns(MANY_COLUMNS // problem.products, problem)  # weights under way stay in registers
+    cuts = [Config(rows, 128, columns, 256) for rows in (wide, wide // 2)]
+    best = min(cuts, key=lambda c: _waves(c, problem, machine))
+    return replace(best, stages=min(4, _stages(best, problem, machine)))
 
 
 def _few_rows(problem: Problem, machine: Machine) -> Config:
-    """Long rows of weights in each step; where there are few tiles, blocks share the sum.
-
-    Every block reads all of a: with more than 8 rows this is much beside the weights, so blocks take more of those.
-    """
+    """Long rows of weights in each step; where there are few tiles, they are smaller and blocks share the sum."""
     block_m = max(8, power_of_two(problem.m))
-    block_n, resident = (64, 2) if block_m == 8 else (128, 1)
-    block_k = min(ROW_BYTES * 8 // problem.bits, 256 if block_m == 8 else 128)
-    while problem.group and block_k % problem.group and problem.group % block_k:
-        block_k //= 2
-    stage = (block_m * problem.dtype.itemsize * 8 + block_n * problem.products * problem.bits) * block_k // 8
-    stages = min(STAGES, (machine.target.shared_limit // resident - BARRIERS) // stage)
-    config = Config(block_m, block_n, block_k, 2 * block_n, stages)
+    fills = -(-problem.n // 128) * 4 >= machine.units * 3
+    block_n, resident = (128, 1) if fills or block_m > 8 else (64, 2)
+    columns = ROW_BYTES.get(block_m, 128) * 8 // problem.bits
+    columns = min(columns, MANY_COLUMNS if block_m > 16 else MOST_COLUMNS if fills and problem.group else 256)
+    config = Config(block_m, block_n, _columns(columns, problem), 2 * block_n)
+    most = _stages(config, problem, machine)
+    config = replace(config, stages=most if most < 2 * LEAST_STAGES else most // 2)
     count = -(-problem.n // block_n)
-    splits = min(resident * machine.units // count, problem.k // (4 * block_k), 64)
+    splits = min(resident * machine.units // count, problem.k // (4 * config.block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config
+
+
+def _columns(most: int, problem: Problem) -> int:
+    """Columns of a step: whole groups that share a scale, not too many, or a part of one."""
+    group = problem.group
+    block_k = min(most, max(LEAST_COLUMNS, MOST_GROUPS * power_of_two(group))) if group else most
+    while group and block_k % group and group % block_k:
+        block_k //= 2
+    return block_k
+
+
+def _stages(config: Config, problem: Problem, machine: Machine) -> int:
+    """Of how many steps a block's shared memory has room for the operands."""
+    bits = config.block_m * problem.dtype.itemsize * 8 + config.block_n * problem.products * problem.bits
+    return (machine.target.shared_limit - BARRIERS) // (bits * config.block_k // 8)
 
 
 def _waves(config: Config, problem: Problem, machine: Machine) -> float:

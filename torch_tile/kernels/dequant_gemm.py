@@ -8,9 +8,8 @@ registers, and few rows of a are few columns. Assumes that `ops` checked shapes 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,15 +21,14 @@ from torch_tile.kernels.combine import sum_of_parts
 from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
-    dynamic,
     has_kernels,
     into,
     is_unit,
     machine_of,
-    strided,
     vector_of,
 )
 from torch_tile.kernels.dequant_config import Config, Problem, config_for
+from torch_tile.kernels.dequant_form import LARGEST_OFFSET, Factor, Form, Piece, Storage, weight
 
 
 def dequantize(
@@ -86,115 +84,6 @@ def reference(
     return gemm.reference(a, weights, aux, kinds, epilogue, dtype)
 
 
-@dataclass(frozen=True)
-class Factor:
-    """How scales or zeros `[N, G]` lie in memory; `turned`: as `[G, N]`."""
-
-    dtype: torch.dtype
-    turned: bool
-
-    @staticmethod
-    def of(factors: Sequence[torch.Tensor]) -> tuple[Factor | None, list[torch.Tensor]]:
-        """What all of them are, in the widest of their dtypes, and they in memory's order."""
-        if not factors:
-            return None, []
-        turned = all(is_unit(x.mT) and not is_unit(x) for x in factors)
-        dtype = functools.reduce(torch.promote_types, (x.dtype for x in factors))
-        return Factor(dtype, turned), [(x.mT if turned else dense_last(x)).to(dtype) for x in factors]
-
-    def place(self, n: Any, group: Any) -> tuple[Any, Any]:
-        """Where the one of a row and a group lies."""
-        return (group, n) if self.turned else (n, group)
-
-    def type(self, name: str, n: Any, groups: Any) -> Any:
-        """The parameter's type."""
-        return strided(name, self.place(n, groups), self.dtype)
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How weights `[N, K]` lie in memory, as `[N, words]`: see `dequantize`.
-
-    `turned` says for each b that it is stored `[words, N]`. `group` columns share a scale and a zero; 0: all of a row.
-    `aligned`: rows in memory start at multiples of 16 bytes, and are whole runs of so many.
-    """
-
-    words: torch.dtype
-    bits: int
-    high_first: bool
-    offset: int
-    turned: tuple[bool, ...]
-    group: int
-    scale: Factor | None
-    zero: Factor | None
-    aligned: bool
-
-    @property
-    def fields(self) -> int:
-        """How many of a row's columns a word holds."""
-        return 8 * self.words.itemsize // self.bits
-
-    def groups(self, block_k: int) -> int:
-        """Over how many groups a step of `block_k` columns goes."""
-        return max(1, block_k // self.group) if self.group else 1
-
-    def types(self, n: Any, k: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        """The types of the bs, the scales and the zeros."""
-        multiple, align = (16 // self.words.itemsize, 16) if self.aligned else (1, None)
-        words, groups = dynamic("words", 1 if all(self.turned) else multiple), T.dynamic("groups")
-        bs = [
-            strided(f"b{i}", (words, n) if turned else (n, words), self.words, multiple=multiple, align=align)
-            for i, turned in enumerate(self.turned)
-        ]
-        count = len(bs)
-        scales = [self.scale.type(f"s{i}", n, groups) for i in range(count)] if self.scale else []
-        zeros = [self.zero.type(f"z{i}", n, groups) for i in range(count)] if self.zero else []
-        return bs, scales, zeros
-
-    def number(self, word: Any, column: Any) -> tuple[Any, Any]:
-        """The field of a column of a row, from its word, as a float32 and what is too much in it, both exact.
-
-        Fields of less than a byte are put into the mantissa of 2^(8 - place), which converts them by a mask alone.
-        """
-        if self.fields == 1:
-            return T.cast(word, "float32"), self.offset
-        place = self.bits * (column % self.fields)
-        place = 8 - self.bits - place if self.high_first else place
-        sign = 1 << (self.bits - 1) if self.words.is_signed else 0  # turned over, it counts from 0 on
-        mask, exponent = ((1 << self.bits) - 1) << (15 + place), (127 + 8 - place) << 23
-        value = T.float_from_bits(T.cast(word, "int32") << 15, mask, exponent + (sign << (15 + place)))
-        return value, T.cast(256 >> place, "float32") + float(sign + self.offset)
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a kernel is compiled for, besides its `Config`: the product's form, its right operands' storage, and the
-    dtype that both operands are multiplied in.
-    """
-
-    product: gemm.Form
-    storage: Storage
-    operand: torch.dtype
-
-    def types(self) -> tuple[Any, Any, Any, Any, list[Any]]:
-        """m, n and k of a problem, the type of a, and those of all other operands."""
-        storage = self.storage
-        wide = 16 // storage.words.itemsize if storage.aligned and any(storage.turned) else 1
-        m, n, k = T.dynamic("m"), dynamic("n", wide), dynamic("k", self.product.vector)
-        a = strided("a", (m, k), self.product.dtype, multiple=self.product.vector)
-        bs, scales, zeros = storage.types(n, k)
-        return m, n, k, a, [*bs, *scales, *zeros, *self.product.operand_types(1, m, n, k)[2]]
-
-    def sort(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """The operands besides a, by what they are: bs, scales, zeros (empty if there are none), aux."""
-        count, rest = len(self.storage.turned), list(operands)
-        found = []
-        for there in (True, self.storage.scale, self.storage.zero):
-            found.append(rest[:count] if there else [])
-            rest = rest[count:] if there else rest
-        return found[0], found[1], found[2], rest
-
-
 @T.macro
 def multiply(
     config: Config, form: Form, a: Any, operands: Sequence[Any], row: Any, col: Any, first: Any, last: Any
@@ -202,52 +91,100 @@ def multiply(
     """The products `w @ a^T` of one tile, summed over the steps `first <= step < last` of K."""
     bm, bn, bk, storage = config.block_m, config.block_n, config.block_k, form.storage
     bs, scales, zeros, _ = form.sort(operands)
-    wk, groups, accum = bk // storage.fields, storage.groups(bk), compute_dtype(form.product.dtype)
+    wk, late, pieces = bk // storage.fields, form.scales_late(config), form.pieces(config)
     a_tile = T.alloc_shared((bm, bk), form.operand)
-    b_tiles, products = [], []
-    for turned in storage.turned:
-        product = T.alloc_fragment((bn, bm), accum)
+    b_tiles, products, factors = [], [], []
+    for number, turned in enumerate(storage.turned):
+        product = T.alloc_fragment((bn, bm), compute_dtype(form.product.dtype))
         T.clear(product)
-        b_tiles.append(T.alloc_shared((wk, bn) if turned else (bn, wk), storage.words))
         products.append(product)
+        b_tiles.append(T.alloc_shared((wk, bn) if turned else (bn, wk), storage.words))
+        given = scales[number : number + 1], zeros[number : number + 1]
+        columns = pieces[0].columns
+        factors.append([Factors(storage, *given, (col, bn), (at, bk, columns)) for at in range(0, bk, columns)])
+        for run in factors[-1]:
+            run.fetch(first)
     for step in T.Pipelined(first, last, num_stages=config.stages):
         T.copy(a[row, step * bk], a_tile)
-        for number, (b_tile, turned) in enumerate(zip(b_tiles, storage.turned, strict=True)):
-            T.copy(bs[number][step * wk, col] if turned else bs[number][col, step * wk], b_tile)
-            start = step * groups if groups > 1 else step // (storage.group // bk) if storage.group else 0
-            factors = []
-            for kind, parts in ((storage.scale, scales if storage.group else []), (storage.zero, zeros)):
-                factor = None
-                if kind and parts:
-                    factor = T.alloc_fragment(kind.place(bn, groups), kind.dtype)
-                    T.copy(parts[number][kind.place(col, start)], factor)
-                factors.append(factor)
-            # Read first, widened then: the tile may be filled again before the product begins.
-            words = T.alloc_fragment((wk, bn) if turned else (bn, wk), storage.words)
-            T.copy(b_tile, words)
-            # Exact products of float32 have no tensor core and take their operands from shared memory.
-            alloc = T.alloc_shared if form.operand == torch.float32 else T.alloc_fragment
-            weights = alloc((bn, bk), form.operand)
-            for j, c in T.Parallel(bn, bk):
-                place = (c // storage.fields, j) if turned else (j, c // storage.fields)
-                weights[j, c] = T.cast(weight(form, words[place], factors, j, c, bk), form.operand)
-            T.gemm(weights, a_tile, products[number], transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+        for b, b_tile, product, runs, turned in zip(bs, b_tiles, products, factors, storage.turned, strict=True):
+            T.copy(b[step * wk, col] if turned else b[col, step * wk], b_tile)
+            # All read first, widened then: the tile may be filled again before the products begin.
+            words = [read(b_tile, turned, piece.of(wk, bk), bn) for piece in pieces]
+            taken = [run.take(step + 1) for run in runs]
+            sums = [T.alloc_fragment((bn, bm), product.dtype) for _ in taken] if late else [product] * len(taken)
+            ready = []
+            for piece, word in zip(pieces, words, strict=True):
+                ready.append((piece, widened(form, word, turned, taken[piece.run], (bn, piece), late)))
+                if form.takes_turns(config):
+                    add_products(ready, a_tile, sums, bk, late)
+                    ready = []
+            add_products(ready, a_tile, sums, bk, late)
+            if late and storage.scale:
+                for partial, (scale, _) in zip(sums, taken, strict=True):
+                    for j, i in T.Parallel(bn, bm):
+                        product[j, i] += partial[j, i] * T.cast(scale[storage.scale.place(j, 0)], partial.dtype)
     return products
 
 
-def weight(form: Form, word: Any, factors: Sequence[Any], row: Any, column: Any, block_k: int) -> Any:
-    """One widened weight, from its word and the tile's scales and zeros (None if there are none)."""
-    scale, zero = factors
-    storage, accum = form.storage, compute_dtype(form.product.dtype)
-    group = column // storage.group if storage.groups(block_k) > 1 else 0
-    number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
-    if zero is not None and storage.zero:
-        surplus = T.cast(zero[storage.zero.place(row, group)], accum) + surplus
-    if scale is None or not storage.scale:
-        return number - surplus
-    factor = T.cast(scale[storage.scale.place(row, group)], accum)
-    # One multiply-add is off by 2^-15 of a scale at most, which is less than rounding to 16 bits is.
-    return T.fma(number, factor, -(surplus * factor)) if form.operand.itemsize <= 2 else (number - surplus) * factor
+def read(tile: Any, turned: bool, words: slice, rows: int) -> Any:
+    """Some words of each row of a tile, in registers."""
+    count = words.stop - words.start
+    found = T.alloc_fragment((count, rows) if turned else (rows, count), tile.dtype)
+    T.copy(tile[words.start, 0] if turned else tile[0, words.start], found)
+    return found
+
+
+@T.macro
+def widened(form: Form, words: Any, turned: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool) -> Any:
+    """The weights of a piece, but for their scales if these come late."""
+    (rows, piece), (scale, zero), fields = shape, factors, form.storage.fields
+    # Exact products of float32 have no tensor core and take their operands from shared memory.
+    alloc = T.alloc_shared if form.operand == torch.float32 else T.alloc_fragment
+    weights = alloc((rows, piece.width), form.operand)
+    for j, c in T.Parallel(rows, piece.width):
+        place = (c // fields, j) if turned else (j, c // fields)
+        weights[j, c] = T.cast(weight(form, words[place], c, j, piece, None if late else scale, zero), form.operand)
+    return weights
+
+
+def add_products(
+    pieces: Sequence[tuple[Piece, Any]], a_tile: Any, sums: Sequence[Any], block_k: int, late: bool
+) -> None:
+    """Multiply widened pieces, one right after the other so that all are under way together."""
+    for piece, weights in pieces:
+        columns = a_tile[0 : a_tile.shape[0], piece.of(block_k, block_k)]
+        T.gemm(weights, columns, sums[piece.run], transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=late)
+
+
+class Factors:
+    """The scales and zeros of a run of a step's columns, fetched a step before they are taken."""
+
+    def __init__(
+        self, storage: Storage, scales: Sequence[Any], zeros: Sequence[Any], rows: tuple[Any, int],
+        columns: tuple[int, int, int],
+    ):  # fmt: skip
+        """Of `rows` = (first, count), and `columns` = (first in the step, step, count)."""
+        self.storage, (self.row, count), (self.start, self.step, width) = storage, rows, columns
+        self.found: list[Any] = []
+        for kind, given in ((storage.scale, scales if storage.group else []), (storage.zero, zeros)):
+            if kind and given:
+                ahead, now = (T.alloc_fragment(kind.place(count, storage.groups(width)), kind.dtype) for _ in range(2))
+                self.found.append((kind, given[0], ahead, now))
+            else:
+                self.found.append(None)
+
+    def fetch(self, step: Any) -> None:
+        """Begin to load those of a step."""
+        group = self.storage.first_group(step, self.step, self.start)
+        for kind, given, ahead, _ in filter(None, self.found):
+            T.copy(given[kind.place(self.row, group)], ahead)
+
+    def take(self, next_step: Any) -> list[Any]:
+        """Scales and zeros as they were fetched, None for what there is none of; the next step's are fetched."""
+        for _, _, ahead, now in filter(None, self.found):
+            T.copy(ahead, now)
+        self.fetch(next_step)
+        return [found and found[-1] for found in self.found]
 
 
 @T.macro
@@ -358,8 +295,15 @@ def run(
     group = k // groups if groups > 1 else 0
     vector = vector_of((a,), (k,)) if machine.is_gpu else 1
     aligned = machine.is_gpu and vector_of(operands, [b.shape[1] for b in operands]) > 1
-    storage = Storage(bs[0].dtype, *fields, turned, group, scale, zero, aligned)
     operand = a.dtype if machine.is_gpu else compute_dtype(a.dtype)
+    words, signed = bs[0].dtype, bs[0].dtype.is_signed and not bs[0].dtype.is_floating_point
+    if aligned and not any(turned) and operand.itemsize == 2 and fields[0] == 4 and 0 <= fields[2] <= LARGEST_OFFSET:
+        words = torch.int32
+    elif aligned and words == torch.int8:
+        words = torch.uint8
+    if words != bs[0].dtype:
+        operands = [b.view(words) for b in operands]
+    storage = Storage(words, signed, *fields, turned, group, scale, zero, aligned)
     form = Form(gemm.Form(a.dtype, out.dtype, False, turned, forms, epilogue, vector), storage, operand)
     config = config or config_for(
         Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned), machine

@@ -27,6 +27,7 @@ from ..ir.expr import Address, Const, Expr, Var, binary, const
 from ..ir.node import Rewriter, walk
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Alloc, Block, If, Let, LoopKind, Program, Role, Stmt, calls
+from ..tileop.base import RegisteredOp
 from ..tileop.fill import Fill
 from ..tileop.gemm import Gemm
 from ..tileop.results import WgmmaResults
@@ -120,11 +121,14 @@ class _Async(Rewriter):
     # Products behind each other.
 
     def _queued(self, loop: st.For) -> Stmt | None:
-        """Products with no arithmetic between them are under way together; None if there are no such."""
+        """Products are under way together, and beside what stands between them and does not touch what they use; None
+        if there are no such.
+        """
         body: list[Stmt] = []
         row: list[Stmt] = []
         for one in loop.body.stmts:
-            if id(one) in self.products or (row and (calls(one, "mbarrier_wait") or _lets_go(one))):
+            goes_on = calls(one, "mbarrier_wait") or _lets_go(one) or self._is_apart(one, row)
+            if id(one) in self.products or (row and goes_on):
                 row.append(one)
             else:
                 body += [*self._row(row), one]
@@ -132,12 +136,23 @@ class _Async(Rewriter):
         body += self._row(row)
         return replace(loop, body=Block(tuple(body))) if len(body) != len(loop.body.stmts) else None
 
+    def _is_apart(self, one: Stmt, row: Sequence[Stmt]) -> bool:
+        """Whether a statement neither touches what the products among `row` leave nor changes what they read."""
+        if not isinstance(one, Alloc | Let | st.For | RegisteredOp) or any(isinstance(n, st.Do) for n in walk(one)):
+            return False
+        reads, writes = uses(one)
+        products = [s for s in row if isinstance(s, Gemm) and id(s) in self.products]
+        left = {id(op.C.buffer) for op in products}
+        read = {id(r.buffer) for op in products for r in (op.A, op.B)}
+        return not left & {id(r.buffer) for r in reads} and not (left | read) & {id(b) for b in writes}
+
     def _row(self, row: Sequence[Stmt]) -> Sequence[Stmt]:
         """Products one behind the other: each tile is let go when those that read it are done."""
         left = sum(id(one) in self.products for one in row)
-        if not 1 < left <= MOST_PENDING:
-            return row
         started, arrivals = _apart(row)
+        after = [sum(id(s) in self.products for s in row[n:]) for n, one in enumerate(row) if one in arrivals]
+        if left < 2 or max(after, default=0) > MOST_PENDING:
+            return row
         ends: list[Stmt] = []
         pending = left
         for one in row:
@@ -147,7 +162,7 @@ class _Async(Rewriter):
                 pending = left
         if pending:
             ends.append(wgmma_wait(0))
-        self._note(next(s for s in row if id(s) in self.products), "beside the products that follow")
+        self._note(next(s for s in row if id(s) in self.products), "beside what follows")
         return [*_started(started), *ends, *_results(row)]
 
     # Products, arithmetic, products.

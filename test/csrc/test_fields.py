@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of 4-bit numbers compile for every chip; what they are is shown on a GPU, by products with such weights."""
+
+import pytest
+from cuda_shim import compile_everywhere
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_pairs_compile(kind):
+    compile_everywhere(f"""
+#include "fields.h"
+extern "C" __global__ void pairs(const unsigned* in, const tile::{kind}* factor, tile::{kind}* out, float* one) {{
+  alignas(16) tile::{kind} local[8];
+  const unsigned word = in[threadIdx.x];
+  const int byte = threadIdx.x % 4;
+  tile::store_pair(&local[0], tile::nibble_pair<tile::{kind}, 8, false>(word, byte));
+  tile::store_pair(&local[2], tile::nibble_pair<tile::{kind}, 64, true>(word, byte));
+  const unsigned other = tile::nibble_pair<tile::{kind}, 0, true>(word, 1);
+  tile::store_pair(&local[4], tile::pair_less<tile::{kind}>(other, factor[0]));
+  tile::store_pair(&local[6], tile::pair_times<tile::{kind}>(other, factor[1]));
+  for (int i = 0; i < 8; ++i) out[threadIdx.x * 8 + i] = local[i];
+  one[threadIdx.x] = tile::nibble(word, byte, 1);
+}}
+""")
