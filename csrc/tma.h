@@ -39,6 +39,27 @@ TILE_TMA_LOADS(3, "%3, %4, %5", "%6")
 TILE_TMA_LOADS(4, "%3, %4, %5, %6", "%7")
 TILE_TMA_LOADS(5, "%3, %4, %5, %6, %7", "%8")
 
+// The same for the blocks of the cluster whose bits are set in `blocks`: to `dst` of each, its bytes for that one's `barrier`.
+#define TILE_TMA_MULTICAST(suffix, rank, form, ...)                                                                  \
+  TILE_DEVICE void tma_load_multicast##suffix(void* dst, const TensorMap* source, uint64_t* barrier,                 \
+                                              TILE_INDEX_##rank, int blocks) {                                       \
+    asm volatile("cp.async.bulk.tensor." #rank "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"          \
+                 ".multicast::cluster" form                                                                          \
+                 ::"r"(shared_address(dst)), "l"(source), "r"(shared_address(barrier)), TILE_INNER_##rank,           \
+                 "h"(static_cast<unsigned short>(blocks)) __VA_ARGS__ : "memory");                                   \
+  }
+#define TILE_TMA_MULTICASTS(rank, place, mask, policy)                                                               \
+  TILE_TMA_MULTICAST(, rank, " [%0], [%1, {" place "}], [%2], " mask ";")                                            \
+  TILE_TMA_MULTICAST(_evict_first, rank, ".L2::cache_hint [%0], [%1, {" place "}], [%2], " mask ", " policy ";",     \
+                     , "l"(0x12F0000000000000ull))                                                                   \
+  TILE_TMA_MULTICAST(_evict_last, rank, ".L2::cache_hint [%0], [%1, {" place "}], [%2], " mask ", " policy ";",      \
+                     , "l"(0x14F0000000000000ull))
+TILE_TMA_MULTICASTS(1, "%3", "%4", "%5")
+TILE_TMA_MULTICASTS(2, "%3, %4", "%5", "%6")
+TILE_TMA_MULTICASTS(3, "%3, %4, %5", "%6", "%7")
+TILE_TMA_MULTICASTS(4, "%3, %4, %5, %6", "%7", "%8")
+TILE_TMA_MULTICASTS(5, "%3, %4, %5, %6, %7", "%8", "%9")
+
 // From shared to global memory, where it replaces what is there or is combined with it.
 #define TILE_TMA_STORE(suffix, instruction, operation, rank, place)                                                  \
   TILE_DEVICE void tma_store##suffix(const TensorMap* target, const void* src, TILE_INDEX_##rank) {                  \
@@ -57,6 +78,8 @@ TILE_TMA_STORES(4, "%2, %3, %4, %5")
 TILE_TMA_STORES(5, "%2, %3, %4, %5, %6")
 #undef TILE_TMA_LOAD
 #undef TILE_TMA_LOADS
+#undef TILE_TMA_MULTICAST
+#undef TILE_TMA_MULTICASTS
 #undef TILE_TMA_STORE
 #undef TILE_TMA_STORES
 

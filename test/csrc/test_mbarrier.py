@@ -26,6 +26,8 @@ extern "C" __global__ void k(int* out, int bytes) {
       mbarrier_arrive(barriers);
     }
     warp_arrive(barriers + 1);
+    warp_arrive(barriers + 1, 5);
+    mbarrier_arrive(barriers, i % 4);
   }
   out[threadIdx.x] = bytes;
 }

@@ -30,6 +30,11 @@ def test_loads_of_every_rank(policy):
     compiled(f"tma_load{policy}(shared_memory, &map, barrier, {place});" for place in INDICES)
 
 
+@pytest.mark.parametrize("policy", ["", "_evict_first", "_evict_last"])
+def test_loads_to_several_blocks(policy):
+    compiled(f"tma_load_multicast{policy}(shared_memory, &map, barrier, {place}, 3 << n);" for place in INDICES)
+
+
 @pytest.mark.parametrize("combine", ["", "_add", "_min", "_max"])
 def test_stores_of_every_rank(combine):
     compiled(f"tma_store{combine}(&map, shared_memory, {place});" for place in INDICES)

@@ -32,7 +32,11 @@ def test_boxes():
     [
         (bulk.tma_load(tile, boxes, (zero, zero), ready), "tma_load"),
         (bulk.tma_load(tile, boxes, (zero, zero), ready, "evict_first"), "tma_load_evict_first"),
+        (bulk.tma_load(tile, boxes, (zero, zero), ready, "", zero), "tma_load_multicast"),
+        (bulk.tma_load(tile, boxes, (zero, zero), ready, "evict_last", zero), "tma_load_multicast_evict_last"),
         (bulk.tma_store(boxes, tile, (zero, zero), "add"), "tma_store_add"),
+        (bulk.mbarrier_arrive(ready), "mbarrier_arrive"),
+        (bulk.mbarrier_arrive(ready, zero), "mbarrier_arrive"),
         (bulk.mbarrier_init(ready, 8), "mbarrier_init<8>"),
         (bulk.mbarrier_wait(ready, 1), "mbarrier_wait"),
         (bulk.bulk_wait(1), "bulk_wait<1, true>"),
@@ -43,6 +47,19 @@ def test_boxes():
 )
 def test_spelling(statement, spelling):
     assert lookup(statement.call.name).spelling(statement.call) == spelling
+
+
+def test_what_reaches_other_blocks():
+    place = (zero, zero)
+    own = bulk.tma_load(tile, boxes, place, ready), bulk.mbarrier_arrive(ready), bulk.warp_arrive(ready)
+    others = (
+        bulk.tma_load(tile, boxes, place, ready, "", zero), bulk.mbarrier_arrive(ready, zero),
+        bulk.warp_arrive(ready, zero),
+    )  # fmt: skip
+    assert not any(bulk.reaches_others(s.call) for s in (*own, bulk.mbarrier_wait(ready, 1)))
+    assert all(bulk.reaches_others(s.call) for s in others)
+    load = others[0].call
+    assert effects(load) == [(0, "w", 1024, True)] and load.args[3:] == (zero, zero, zero)
 
 
 def test_who_calls_together():

@@ -20,6 +20,7 @@ from .base import Access, Intrinsic, declare, same
 
 # Evict hints of L2, as options of `tma_load`.
 POLICIES = ("", "evict_first", "evict_last")
+MULTICAST = "multicast"  # an option of `tma_load`, whose last operand then says to which blocks
 
 
 def _do(name: str, *args: Expr, options: tuple[object, ...] = ()) -> Do:
@@ -48,16 +49,16 @@ def mbarrier_wait(barrier: Address, parity: Any) -> Do:
     return _do("mbarrier_wait", barrier, _int(parity))
 
 
-def mbarrier_arrive(barrier: Address) -> Do:
-    """This thread arrives."""
-    return _do("mbarrier_arrive", barrier)
+def mbarrier_arrive(barrier: Address, block: Expr | None = None) -> Do:
+    """This thread arrives; with `block`, at the same barrier of the block of the cluster that has this rank."""
+    return _do("mbarrier_arrive", barrier, *(() if block is None else (_int(block),)))
 
 
-def warp_arrive(barrier: Address) -> Do:
+def warp_arrive(barrier: Address, blocks: Expr | None = None) -> Do:
     """The threads of a warp wait for each other, then the warp arrives once; what they did to shared memory is in order
-    for bulk copies, as after `fence_proxy_async`.
+    for bulk copies, as after `fence_proxy_async`. With `blocks`, once at each block of the cluster whose bit is set.
     """
-    return _do("warp_arrive", barrier)
+    return _do("warp_arrive", barrier, *(() if blocks is None else (_int(blocks),)))
 
 
 def mbarrier_expect(barrier: Address, size: Any) -> Do:
@@ -68,13 +69,20 @@ def mbarrier_expect(barrier: Address, size: Any) -> Do:
 # Bulk copies, each by the one thread that calls it.
 
 
-def tma_load(dst: Address, source: TensorMap, place: Sequence[Expr], barrier: Address, policy: str = "") -> Do:
+def tma_load(
+    dst: Address, source: TensorMap, place: Sequence[Expr], barrier: Address, policy: str = "",
+    blocks: Expr | None = None,
+) -> Do:  # fmt: skip
     """Start copying a box to shared memory; its bytes count for `barrier`, those outside the tensor as 0.
 
     `place` is the index of the box's first element, outermost dimension first; `dst` lies at a multiple of 128 bytes
-    (of 8 times the swizzle's span where there is one).
+    (of 8 times the swizzle's span where there is one). With `blocks`, the box comes to each block of the cluster whose
+    bit is set, at the same place, and its bytes count for that block's `barrier`.
     """
-    return _do("tma_load", dst, source, barrier, *map(_int, place), options=(policy,))
+    operands = dst, source, barrier, *map(_int, place)
+    if blocks is None:
+        return _do("tma_load", *operands, options=(policy,))
+    return _do("tma_load", *operands, _int(blocks), options=(policy, MULTICAST))
 
 
 def tma_store(target: TensorMap, src: Address, place: Sequence[Expr], combine: str = "") -> Do:
@@ -165,6 +173,13 @@ def cluster_wait() -> Do:
 # Effects.
 
 
+def reaches_others(call: Call) -> bool:
+    """Whether a call does something to other blocks of the cluster."""
+    if call.name in ("mbarrier_arrive", "warp_arrive"):
+        return len(call.args) > 1
+    return call.name == "tma_load" and MULTICAST in call.options
+
+
 def box_elements(call: Call) -> int:
     """Elements of the box that a bulk copy moves."""
     (found,) = (a for a in call.args if isinstance(a, TensorMap))
@@ -190,10 +205,10 @@ def _declare(name: str, arity: int, header: str, arch: int = 90, **fields: Any) 
 _declare("mbarrier_init", 1, "mbarrier.h")
 _declare("fence_barrier_init", 0, "mbarrier.h")
 _declare("mbarrier_wait", 2, "mbarrier.h")
-_declare("mbarrier_arrive", 1, "mbarrier.h")
-_declare("warp_arrive", 1, "mbarrier.h", convergent="warp")
+_declare("mbarrier_arrive", -1, "mbarrier.h")
+_declare("warp_arrive", -1, "mbarrier.h", convergent="warp")
 _declare("mbarrier_expect", 2, "mbarrier.h")
-_declare("tma_load", -1, "tma.h", effects=_tma_load, cuda=lambda call: f"tma_load{_suffix(call.options[0])}")
+_declare("tma_load", -1, "tma.h", effects=_tma_load, cuda=lambda call: _tma_load_name(call))
 _declare("tma_store", -1, "tma.h", effects=_tma_store, cuda=lambda call: f"tma_store{_suffix(call.options[0])}")
 _declare("bulk_commit", 0, "tma.h")
 _declare("bulk_wait", -1, "tma.h", effects=_bulk_wait)
@@ -210,13 +225,18 @@ _declare("cluster_arrive", 0, "sync.h", convergent="warp")
 _declare("cluster_wait", 0, "sync.h", convergent="warp")
 
 
+def _tma_load_name(call: Call) -> str:
+    policy, *multicast = call.options
+    return f"tma_load{''.join(map(_suffix, multicast))}{_suffix(policy)}"
+
+
 def _suffix(word: object) -> str:
     return f"_{word}" if word else ""
 
 
 __all__ = [
-    "POLICIES", "box_elements", "bulk_commit", "bulk_wait", "cluster_arrive", "cluster_wait", "fence_barrier_init",
-    "fence_proxy_async", "grid_launch", "grid_wait", "in_turns", "mbarrier_arrive", "mbarrier_expect", "mbarrier_init",
-    "mbarrier_wait", "named_barrier", "named_barrier_arrive", "prefetch_map", "set_registers", "tma_load", "tma_store",
-    "warp_arrive",
+    "MULTICAST", "POLICIES", "box_elements", "bulk_commit", "bulk_wait", "cluster_arrive", "cluster_wait",
+    "fence_barrier_init", "fence_proxy_async", "grid_launch", "grid_wait", "in_turns", "mbarrier_arrive",
+    "mbarrier_expect", "mbarrier_init", "mbarrier_wait", "named_barrier", "named_barrier_arrive", "prefetch_map",
+    "reaches_others", "set_registers", "tma_load", "tma_store", "warp_arrive",
 ]  # fmt: skip
