@@ -27,7 +27,8 @@ from torch_tile.target import Target
 class Builder:
     """Statements of one kernel; lines are numbered in the order of `at`."""
 
-    def __init__(self, threads=64, grid=(1,)):
+    def __init__(self, threads=64, grid=(1,), cluster=(1, 1, 1)):
+        self.cluster = cluster
         self.thread = Var("t", dt.int32, "thread")
         self.blocks = tuple(Var(n, dt.int32, "block") for n in ("bx", "by", "bz")[: len(grid)])
         self.grid, self.threads = grid, threads
@@ -84,7 +85,7 @@ class Builder:
     def program(self, *stmts):
         kernel = Kernel(
             tuple(const(n, dt.int32) for n in self.grid), self.blocks, (self.threads,),
-            Block((*self.allocs, *stmts)), None, self.thread, self.offset,
+            Block((*self.allocs, *stmts)), None, self.thread, self.offset, self.cluster,
         )  # fmt: skip
         made = Program("made", tuple(self.params), (kernel,), (), ())
         verify(made, Stage.FLAT)

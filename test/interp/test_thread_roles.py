@@ -66,6 +66,27 @@ def test_what_a_task_raises(place):
     place.tasks.run([place.role("a", 1)])  # and again
 
 
+def test_tasks_of_tasks(place):
+    """They take turns with all others, and who runs them goes on when they are done."""
+
+    def outer(name, start):
+        def body():
+            place.tasks.run([place.role(f"{name}1", 2, start), place.role(f"{name}2", 2, start + 1)])
+            place.said.append(f"{name} goes on")
+
+        return Task(body)
+
+    place.tasks.run([outer("a", 0), outer("b", 4)])
+    assert place.said == ["a1", "a2", "a1", "a2", "a goes on", "b1", "b2", "b1", "b2", "b goes on"]
+
+
+def test_tasks_of_tasks_that_wait_for_ever(place):
+    with pytest.raises(Stuck):
+        place.tasks.run([Task(lambda: place.tasks.run([place.role("a", 1), place.role("b", 1, start=9)]))])
+    assert place.said == ["a", "no 9"]
+    place.tasks.run([place.role("c", 1)])
+
+
 def test_a_task_is_unwound_with_what_it_holds(place):
     def holds():
         try:

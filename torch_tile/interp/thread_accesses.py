@@ -13,8 +13,8 @@ import numpy as np
 
 from ..diagnostics import Span
 from .findings import Findings
-from .thread_clocks import WARP, VectorClock, View
-from .thread_order import Array, Trace
+from .thread_clocks import VectorClock, View
+from .thread_order import WARP, Array, Trace
 
 COLUMNS = 1 << 16  # a stamp is a time and a column of VectorClock: time * COLUMNS + column; 0 is never
 LANES = 64  # a read of a warp is a time and a lane: time * LANES + lane; 0 is never
@@ -158,10 +158,7 @@ class OrderedTrace(Trace):
         self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
 
     def _name(self, column: int) -> str:
-        lanes = self.order.lanes
-        if column >= 2 * lanes:
-            return self.order.names[column]
-        return f"thread {column}" if column < lanes else f"warp {(column - lanes) // 32}"
+        return self.order.name(column)
 
     def _note(self, view: View, places: Array, who: Array) -> None:
         """Note reads; of several lanes of a warp that do not know of each other, that they are several."""

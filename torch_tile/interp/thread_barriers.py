@@ -17,6 +17,7 @@ from ..diagnostics import Span
 from ..ir.buffer import Buffer
 from .thread_calls import Calls, Handler, Place, Run
 from .thread_clocks import NOTHING, joined
+from .thread_cluster import Cluster, bits
 from .thread_memory import Memory
 from .thread_order import Array
 from .thread_values import Value
@@ -47,24 +48,27 @@ class Barriers(Memory):
 
     def __init__(self, buffer: Buffer, size: int, calls: Calls):
         super().__init__(buffer, size, calls.threads)
-        self.calls, self.items = calls, dict[int, Phases]()
+        self.calls, self.items = calls, dict[tuple[int, int], Phases]()  # by block of the cluster, and place
         self.arrivals: list[Span | None] = []  # where the kernel arrives at them
         self.add = calls.threads.findings.add
 
     def reset(self) -> None:
-        """No barrier is made yet."""
-        self.items = {}
+        """No barrier of the running block is made yet."""
+        self.items = {place: found for place, found in self.items.items() if place[0] != self.threads.block}
 
-    def at(self, index: int, ids: Array, span: Span | None, fresh: bool = False) -> Phases:
-        """A barrier that the threads `ids` use, which must know that it was made."""
+    def at(
+        self, index: int, ids: Array, span: Span | None, fresh: bool = False, block: int | None = None
+    ) -> Phases:  # fmt: skip
+        """A barrier, of the running block or another one, that the threads `ids` use: they must know it was made."""
         if not 0 <= index < self.size:
             self.inside(np.array([index]), 1, span)
             index = 0
         order = self.calls.order
-        found = self.items.get(index)
+        place = self.threads.block if block is None else block, index
+        found = self.items.get(place)
         if found is None:
-            agent = order.agent(f"copies for `{self.name}[{index}]`", id(self), index)
-            found = self.items[index] = Phases(f"`{self.name}[{index}]`", self.buffer.arrivals, agent)
+            agent = order.agent(f"copies for `{self.name}[{index}]`", id(self), *place)
+            found = self.items[place] = Phases(f"`{self.name}[{index}]`", self.buffer.arrivals, agent)
             found.pending = found.arrivals
             self.calls.state(Made).barriers.append(found)
             if not fresh:
@@ -72,7 +76,7 @@ class Barriers(Memory):
         if found.born is not None and not fresh:
             maker, when = found.born
             if (order.known[ids, maker] < when).any():
-                self.add("race", span, f"{found.name} is used; made before by thread {maker}")
+                self.add("race", span, f"{found.name} is used; made before by {order.name(maker)}")
             if not found.fenced:
                 self.add("missing_fence", span, f"{found.name} is used with no fence_barrier_init after it was made")
         return found
@@ -204,9 +208,21 @@ def _arrive(p: Place) -> Run:
 
     def run() -> None:
         for index, who in by_value(p.operands[0](), p.threads.active()):
-            memory.arrive(memory.at(index, who, p.span), who, len(who), p.span)
+            if len(p.operands) == 1:
+                memory.arrive(memory.at(index, who, p.span), who, len(who), p.span)
+                continue
+            for block, some in by_value(p.operands[1](), who):
+                for there in bits(1 << block, p):
+                    _arrive_at(memory, index, there, some, p)
 
     return run
+
+
+def _arrive_at(memory: Barriers, index: int, block: int, ids: Array, p: Place) -> None:
+    """The threads arrive at a barrier of some block of the cluster."""
+    memory.arrive(memory.at(index, ids, p.span, block=block), ids, len(ids), p.span)
+    if block != p.threads.block:
+        p.calls.state(Cluster).send(block, ids, p.span)
 
 
 def _warp_arrive(p: Place) -> Run:
@@ -217,8 +233,14 @@ def _warp_arrive(p: Place) -> Run:
         ids = p.threads.active()
         p.calls.order.fence(ids)
         p.calls.order.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
-        for index, who in by_value(p.operands[0](), ids[ids % 32 == 0]):
-            memory.arrive(memory.at(index, who, p.span), who, len(who), p.span)
+        if len(p.operands) == 1:
+            for index, who in by_value(p.operands[0](), ids[ids % 32 == 0]):
+                memory.arrive(memory.at(index, who, p.span), who, len(who), p.span)
+            return
+        for index, some in by_value(p.operands[0](), ids):
+            for blocks, who in by_value(p.operands[1](), some):
+                for block in bits(blocks, p):
+                    _arrive_at(memory, index, block, who[who % 32 == block], p)
 
     return run
 

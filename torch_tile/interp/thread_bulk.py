@@ -14,10 +14,12 @@ from typing import cast
 import numpy as np
 
 from ..diagnostics import InternalError, Span
+from ..intrinsics.bulk import reaches_others
 from ..ir.tensor_map import TensorMap
 from .thread_accesses import OrderedTrace
 from .thread_barriers import barriers_of
 from .thread_calls import Calls, Handler, Place, Run
+from .thread_cluster import Cluster, bits
 from .thread_memory import Global, Tile
 from .thread_order import Array
 from .thread_values import Value, decode, encode
@@ -38,7 +40,7 @@ class Box:
         map_ = cast(TensorMap, p.call.args[map_at])
         self.p, self.map, self.size = p, map_, map_.buffer.dtype.itemsize
         self.tensor, self.tile = cast(Global, p.behind(map_at)), cast(Tile, p.behind(dst))
-        self.start, self.place = p.operands[dst], p.operands[place:]
+        self.start, self.place = p.operands[dst], p.operands[place : place + len(map_.box)]
         self.sizes, self.strides = ([p.compile(e) for e in es] for es in (map_.sizes, map_.strides))
         self.bytes = math.prod(map_.box) * self.size
         self.points = np.indices(map_.box).reshape(len(map_.box), -1)
@@ -115,19 +117,34 @@ def _load(p: Place) -> Run:
 
     def run() -> None:
         for thread in p.threads.active().tolist():
-            who = np.array([thread])
-            barrier = barriers.at(of_thread(p.operands[2](), thread), who, p.span)
-            inside, index = box.elements(thread)
-            raw = np.zeros(len(inside), box.tensor.raw_type)
-            time, chunks = p.calls.order.time(barrier.phase + 1), box.chunks(thread)
-            raw[inside] = _got(box.tensor, index, thread, (barrier.agent, time), p.span)
-            barrier.copies[barrier.phase] = p.span
-            if chunks is not None:
-                data = raw.view(np.uint8).reshape(-1, CHUNK)
-                p.calls.shared.bring(chunks, data, thread, barrier.agent, time, box.tile.owner, p.span)
-            barriers.expect(barrier, -box.bytes, p.span)
+            chunks = box.chunks(thread)
+            for block in _destinations(p, thread):
+                barrier = barriers.at(of_thread(p.operands[2](), thread), np.array([thread]), p.span, block=block)
+                inside, index = box.elements(thread)
+                raw = np.zeros(len(inside), box.tensor.raw_type)
+                time = p.calls.order.time(barrier.phase + 1)
+                raw[inside] = _got(box.tensor, index, thread, (barrier.agent, time), p.span)
+                barrier.copies[barrier.phase] = p.span
+                if chunks is not None:
+                    data = raw.view(np.uint8).reshape(-1, CHUNK)
+                    there = chunks + (block - p.threads.block) * p.calls.shared.of_block
+                    p.calls.shared.bring(there, data, thread, barrier.agent, time, box.tile.owner, p.span)
+                barriers.expect(barrier, -box.bytes, p.span)
 
     return run
+
+
+def _destinations(p: Place, thread: int) -> list[int]:
+    """The blocks of the cluster that a load comes to."""
+    if not reaches_others(p.call):
+        return [p.threads.block]
+    found = list(bits(of_thread(p.operands[-1](), thread), p))
+    cluster = p.calls.state(Cluster)
+    for block in found:
+        if block in cluster.ended:  # that it waited for the bytes of all others, `Made.finish` makes sure
+            text = f"block {block} of the cluster has ended when a copy comes to it"
+            p.threads.findings.add("missing_wait", p.span, text)
+    return found
 
 
 def _store(p: Place) -> Run:

@@ -18,7 +18,7 @@ from ..ir.tensor_map import TensorMap
 from . import thread_values as va
 from .thread_clocks import VectorClock
 from .thread_memory import Memory, Threads, Tile
-from .thread_order import Array, Clock
+from .thread_order import WARP, Array, Clock
 from .thread_registers import Local
 from .thread_roles import Tasks
 from .thread_shared import Owner, Shared
@@ -242,7 +242,7 @@ def _ldmatrix(p: Place) -> Run:
         if not len(ids):
             return
         to, source = p.behind(0), cast(Tile, p.behind(1))
-        raw = source.rows(p.addresses(1, ids), p.counts[1], ids, p.span, who=1024 + ids // 32)
+        raw = source.rows(p.addresses(1, ids), p.counts[1], ids, p.span, who=WARP + ids // 32)
         found = p.meaning(raw.reshape(-1, lanes, raw.shape[1]))
         who = p.threads.ids.reshape(-1, 32)[warps].ravel()
         flat = np.ascontiguousarray(found).reshape(len(who), -1)
@@ -264,7 +264,7 @@ def _stmatrix(p: Place) -> Run:
         found = np.ascontiguousarray(p.meaning(raw.reshape(-1, 32, raw.shape[1])))
         ids = p.threads.ids.reshape(-1, 32)[warps, :lanes].ravel()
         flat = found.reshape(len(ids), -1).view(tile.raw_type)
-        tile.put_rows(p.addresses(0, ids), flat, ids, p.span, who=1024 + ids // 32)
+        tile.put_rows(p.addresses(0, ids), flat, ids, p.span, who=WARP + ids // 32)
 
     return run
 
@@ -330,7 +330,7 @@ def _turns(index: Array) -> list[Array]:
     return [order[rank == r] for r in range(int(rank.max(initial=-1)) + 1)]
 
 
-CLUSTER = "cluster_arrive", "cluster_wait"  # blocks see nothing of each other's memory, and run one by one
+CLUSTER = "cluster_arrive", "cluster_wait"  # of kernels without clusters; others: thread_cluster
 CALLS: dict[str, Handler] = {
     "barrier": _barrier, "warp_barrier": _warp_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
     "cp_async_commit": _commit, "cp_async_wait": _wait, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma,

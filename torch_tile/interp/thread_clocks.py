@@ -13,9 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .thread_order import Array, Clock
+from .thread_order import WARP, Array, Clock
 
-WARP = 1024  # + w: warp w as a whole, among accessors
 NOTHING = np.zeros(0, np.int64)  # is what is known before anything is
 
 
@@ -59,11 +58,12 @@ class View:
 class VectorClock(Clock):
     """`known[t]` is what thread t knows: of every thread's accesses, of its fenced writes, and of the agents.
 
-    Time goes on with every release, for a warp at once, and from block to block.
+    Time goes on with every release, for a warp at once, and from block to block. Where the blocks of a cluster run at
+    the same time, `lanes` are the threads of all, `of_block` those of one.
     """
 
-    def __init__(self, lanes: int):
-        self.lanes, self.latest = lanes, 0
+    def __init__(self, lanes: int, of_block: int = 0):
+        self.lanes, self.latest, self.of_block = lanes, 0, of_block or lanes
         super().__init__()
 
     def start_block(self) -> None:
@@ -130,6 +130,14 @@ class VectorClock(Clock):
     def learn(self, ids: Array, column: int, time: int) -> None:
         """These threads know that an agent has come so far."""
         self.known[ids, column] = np.maximum(self.known[ids, column], time)
+
+    def name(self, column: int) -> str:
+        """Of a thread (column below `lanes`), a warp as a whole (below twice that) or an agent."""
+        if column >= 2 * self.lanes:
+            return self.names[column]
+        block, thread = divmod(column % self.lanes, self.of_block)
+        found = f"thread {thread}" if column < self.lanes else f"warp {thread // 32}"
+        return found if self.of_block == self.lanes else f"{found} of block {block} of the cluster"
 
     def view(self, who: Array) -> View:
         """What each accessor knows; a warp as a whole what all of its threads do."""

@@ -79,7 +79,7 @@ class Expressions:
 
     def _var(self, node: ex.Var) -> Run:
         if node is self.thread:
-            return Fixed(self.threads.ids.astype(va.carrier(node.dtype)))
+            return Fixed((self.threads.ids % self.threads.of_block).astype(va.carrier(node.dtype)))
         if id(node) in self.lets:
             return self.lets[id(node)]
         values, key = self.values, id(node)

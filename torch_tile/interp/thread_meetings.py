@@ -26,10 +26,10 @@ class Meeting:
 
 
 class Meetings:
-    """The named barriers of a block; 0 is that of all threads."""
+    """The named barriers of each block; 0 is that of all threads."""
 
     def __init__(self, calls: Calls):
-        self.calls, self.found = calls, dict[int, Meeting]()
+        self.calls, self.found = calls, dict[tuple[int, int], Meeting]()
 
     def finish(self) -> None:
         """Who has not met needs not."""
@@ -37,7 +37,7 @@ class Meetings:
     def meet(self, p: Place, number: int, threads: int, waits: bool) -> None:
         """The running threads arrive, and wait for the others if they have to."""
         ids, add = p.threads.active(), p.threads.findings.add
-        meeting = self.found.setdefault(number, Meeting())
+        meeting = self.found.setdefault((p.threads.block, number), Meeting())
         if meeting.here and meeting.threads != threads:
             add("barrier", p.span, f"barrier {number} is for {threads} threads here, for {meeting.threads} elsewhere")
         meeting.threads, turn = threads, len(meeting.released)
@@ -77,7 +77,9 @@ def _in_turns(p: Place) -> Run:
 
     def run() -> None:
         p.calls.together(p.call, p.span)
-        (group,) = set((p.threads.active() // 128).tolist())  # crews are warpgroups where there are turns
+        (group,) = set(
+            (p.threads.active() % p.threads.of_block // 128).tolist()
+        )  # crews are warpgroups where there are turns
         here, meet = group - start, p.calls.state(Meetings).meet
         if what in ("take", "pass"):
             meet(p, first + (here + (what == "pass")) % count, 256, what == "take")

@@ -22,14 +22,24 @@ ACCESSES = 100  # of one line that are looked at for bank conflicts
 
 
 class Threads:
-    """The threads of a block. `mask` tells which of them run at the moment; None: all that there are."""
+    """The threads of a block. `mask` tells which of them run at the moment; None: all that there are.
 
-    def __init__(self, count: int, findings: Findings):
-        self.count, self.lanes = count, -(-count // 32) * 32
+    Where `blocks` of a cluster run at the same time, each has `of_block` of the numbers, whole warpgroups, of which
+    `count` are threads; `block` is the one that runs at the moment.
+    """
+
+    def __init__(self, count: int, findings: Findings, blocks: int = 1):
+        unit = 32 if blocks == 1 else 128
+        self.count, self.of_block, self.blocks, self.block = count, -(-count // unit) * unit, blocks, 0
+        self.lanes = blocks * self.of_block
         self.findings = findings
         self.ids = np.arange(self.lanes)
-        self.everyone: Array | None = None if count == self.lanes else self.ids < count
+        self.everyone: Array | None = None if count == self.lanes else self.ids % self.of_block < count
         self.mask: Array | None = self.everyone
+
+    def in_block(self, block: int) -> Array:
+        """Which numbers are threads of a block of the cluster."""
+        return (self.ids // self.of_block == block) & (self.ids % self.of_block < self.count)
 
     def active(self) -> Array:
         """Numbers of the running threads."""
@@ -236,7 +246,12 @@ class Tile(Memory):
 
     def address(self, index: Array) -> Array:
         """Bytes from the start of shared memory."""
-        return index.astype(np.int64) * self.dtype.itemsize + self.offset
+        return index.astype(np.int64) * self.dtype.itemsize + self.start
+
+    @property
+    def start(self) -> int:
+        """The address of the first element, of the running block."""
+        return self.offset + self.threads.block * self.shared.of_block
 
     def note(self, first: Array, size: int, ids: Array, how: str, span: Span | None) -> None:
         """Add an access to the statistic of banks."""

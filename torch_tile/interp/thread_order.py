@@ -3,7 +3,7 @@
 
 Each place remembers in which epoch (between two barriers) and by whom it was last written and read. An access is a race
 if another thread touched the place in the same epoch, one of the two writes, and no barrier of their warp lies between.
-Threads are told by number; 1024 + w is warp w as a whole (ldmatrix: any lane may receive any byte), ANYONE stands for
+Threads are told by number; WARP + w is warp w as a whole (ldmatrix: any lane may receive any byte), ANYONE stands for
 several warps. Global memory also remembers what other blocks, which no barrier orders, have touched.
 """
 
@@ -16,7 +16,8 @@ import numpy as np
 from ..diagnostics import Span
 from .findings import Findings
 
-WHO = 2048  # accessor codes per epoch: threads, warps from 1024 on
+WARP = 8192  # more than the threads of a cluster
+WHO = 2 * WARP  # accessor codes per epoch: threads, warps from WARP on
 ANYONE = WHO - 1
 Array = Any
 
@@ -111,7 +112,7 @@ class Trace:
         """Note accessors of places that others may have accessed in this epoch, too."""
         base, me = self.clock.base, self.clock.base + who[:, None]
         before = stamps[places]
-        known = (before == me) | (before == base + ANYONE) | (before == base + 1024 + who[:, None] // 32)
+        known = (before == me) | (before == base + ANYONE) | (before == base + WARP + who[:, None] // 32)
         if known.all():
             return
         stamps[places] = me
@@ -128,16 +129,16 @@ class Trace:
         base = self.clock.base
         a, b = _warp(np.broadcast_to(mine, where.shape)[where] - base), _warp(others[where] - base)
         apart = (a != b) | (a == 32)
-        stamps[here] = base + 1024 + a
+        stamps[here] = base + WARP + a
         stamps[here[apart]] = base + ANYONE
 
 
 def _warp(who: Array) -> Array:
     """The warp of an accessor; 32 for ANYONE."""
-    return np.where(who < 1024, who // 32, np.minimum(who - 1024, 32)).astype(np.int64)
+    return np.where(who < WARP, who // 32, np.minimum(who - WARP, 32)).astype(np.int64)
 
 
 def _name(who: int) -> str:
     if who == ANYONE:
         return "threads of several warps"
-    return f"thread {who}" if who < 1024 else f"warp {who - 1024}"
+    return f"thread {who}" if who < WARP else f"warp {who - WARP}"

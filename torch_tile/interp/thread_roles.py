@@ -37,25 +37,34 @@ class Task:
 
 
 class Tasks:
-    """Runs tasks, handing a baton from one to the next. `save` and `restore` change what is the running task's own."""
+    """Runs tasks, handing a baton from one to the next. `save` and `restore` change what is the running task's own.
+
+    A task may run others: it waits for them, while all take turns.
+    """
 
     def __init__(self, save: Callable[[], Any], restore: Callable[[Any], None]):
         self.save, self.restore = save, restore
         self.current: Task | None = None
         self.stopping = False
+        self.pool: list[Task] = []
         self.back = threading.Semaphore(0)  # the baton on its way back to `run`
 
     def run(self, tasks: list[Task]) -> None:
         """Run all to their end, the first that can go on before the others. Raises what a task raises, or Stuck."""
-        self.stopping = False
         for task in tasks:
             task.thread = threading.Thread(target=self._work, args=(task,), daemon=True)
             task.thread.start()
+        if self.current is not None:
+            self.pool += tasks
+            self.until(lambda: all(t.done for t in tasks), lambda: None)
+            return
+        self.stopping, self.pool = False, list(tasks)
         try:
-            while waiting := [t for t in tasks if not t.done]:
+            while waiting := [t for t in self.pool if not t.done]:
                 able = next((t for t in waiting if t.ready()), None)
                 if able is None:
                     for t in waiting:
+                        self.restore(t.state)
                         t.report()
                     raise Stuck
                 self._hand(able)
@@ -63,7 +72,7 @@ class Tasks:
                     raise able.error
         finally:
             self.stopping = True
-            for task in tasks:
+            for task in self.pool:
                 if not task.done:
                     self._hand(task)
                 if task.thread is not None:

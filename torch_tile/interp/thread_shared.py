@@ -17,6 +17,8 @@ from .findings import Banks, Findings
 from .thread_accesses import OrderedTrace
 from .thread_order import Array, Trace
 
+WHOLE = 1024  # bytes, after which all swizzles repeat
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -27,10 +29,14 @@ class Owner:
 
 
 class Shared:
-    """Shared memory of one block. Addresses are in bytes; `who` names the accessor of each row of an access."""
+    """Shared memory of one block, or of `blocks` of a cluster, one after another from multiples of `of_block` on.
 
-    def __init__(self, size: int, place: int, findings: Findings, trace: Callable[[int], Trace]):
-        self.size, self.place, self.findings, self.new_trace = size, place, findings, trace
+    Addresses are in bytes; `who` names the accessor of each row of an access.
+    """
+
+    def __init__(self, size: int, place: int, findings: Findings, trace: Callable[[int], Trace], blocks: int = 1):
+        self.of_block = size if blocks == 1 else -(-size // WHOLE) * WHOLE
+        self.size, self.place, self.findings, self.new_trace = blocks * self.of_block, place, findings, trace
         self.buffers = 0
         self.reset()
 

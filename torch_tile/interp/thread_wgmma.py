@@ -117,7 +117,7 @@ class _Product:
             text = f"a product reads `{tile.name}` from byte {start}; not the first row of a pattern"
             p.threads.findings.add("misaligned", p.span, text)
         chunks = walked(walk, start, rows, self.k * dtype.itemsize)
-        places = (chunks.ravel() - tile.offset) // dtype.itemsize
+        places = (chunks.ravel() - tile.start) // dtype.itemsize
         ok = tile.inside(places, CHUNK // dtype.itemsize, p.span)
         if ok is not None:
             return np.zeros((rows, self.k))

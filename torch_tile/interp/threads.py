@@ -2,7 +2,9 @@
 """What a GPU kernel does, thread by thread, and whether its order is right; needs no GPU.
 
 Runs the flat thread-level IR: all threads of a block at once on NumPy arrays under a mask, blocks one after another,
-x fastest; the threads of a role (thread_roles) at once, roles by turns. Each node is compiled once into a function.
+x fastest; the threads of a role (thread_roles) at once, roles by turns. Blocks of a cluster that have to do with each
+other are tasks like roles, with numbers of threads and places of shared memory one behind the other. Each node is
+compiled once into a function.
 What goes wrong becomes a finding, and the run goes on, with the next block if threads wait for ever.
 """
 
@@ -29,6 +31,7 @@ from .thread_barriers import BARRIERS, Barriers
 from .thread_bulk import BULK
 from .thread_calls import CALLS, Calls
 from .thread_clocks import VectorClock
+from .thread_cluster import CLUSTER, Cluster, crowds, is_linked
 from .thread_expr import Expressions, Fixed
 from .thread_facts import crews, is_concurrent, leaves, product_registers, shared_size, writes
 from .thread_meetings import MEETINGS
@@ -42,6 +45,7 @@ from .thread_values import Value
 from .thread_wgmma import WGMMA
 
 Step = Callable[[], None]
+CONCURRENT = MEETINGS | BARRIERS | BULK | WGMMA
 MOST_TURNS = 1_000_000  # of a `while`
 
 
@@ -57,11 +61,9 @@ def run_threads(
     findings = Findings()
     with np.errstate(all="ignore"):
         for kernel in program.kernels:
-            sizes = [int(evaluate(n, values)) for n in kernel.grid]
-            points = blocks if blocks is not None else (p[::-1] for p in itertools.product(*map(range, sizes[::-1])))
             machine = _Machine(program, kernel, tensors, values, findings)
-            for point in points:
-                machine.run(point)
+            for together in crowds(kernel, [int(evaluate(n, values)) for n in kernel.grid], blocks):
+                machine.run(together)
     return findings
 
 
@@ -73,12 +75,14 @@ class _Machine:
         findings: Findings,
     ):  # fmt: skip
         self.kernel, self.findings = kernel, findings
-        self.threads = Threads(math.prod(kernel.threads), findings)
-        concurrent = is_concurrent(kernel)
-        self.clock = VectorClock(self.threads.lanes) if concurrent else Clock()
-        self.shared = Shared(*shared_size(kernel), findings, self.trace)
+        self.linked = is_linked(kernel)
+        blocks = math.prod(kernel.cluster) if self.linked else 1
+        self.threads = Threads(math.prod(kernel.threads), findings, blocks)
+        concurrent = self.linked or is_concurrent(kernel)
+        self.clock = VectorClock(self.threads.lanes, self.threads.of_block) if concurrent else Clock()
+        self.shared = Shared(*shared_size(kernel), findings, self.trace, blocks)
         self.tasks = Tasks(self.saved, self.restore)
-        table = CALLS | MEETINGS | BARRIERS | BULK | WGMMA if concurrent else CALLS
+        table = CALLS | (CONCURRENT if concurrent else {}) | (CLUSTER if self.linked else {})
         self.calls = Calls(self.threads, self.shared, self.clock, self.tasks, table)
         self.products = set(product_registers(kernel))
         self.values: dict[int, Value] = {id(v): x for v, x in values.items()}
@@ -89,12 +93,14 @@ class _Machine:
         self.expressions = Expressions(self.threads, self.calls, self.values, self.memory)
         self.expressions.thread = kernel.thread
         # Threads that have left the current iteration, and of these the ones that have left the loop.
-        self.gone: Any = None
-        self.broken: Any = None
+        self.gone, self.broken = cast(Any, None), cast(Any, None)
         self.everyone = self.threads.everyone
         self.variables: list[Variable] = []  # that roles have their own values of
         self.turn = 0  # blocks that have run
+        self.points: list[tuple[int, ...]] = []  # of the blocks that run
         self.body = self.block(kernel.body)
+        if self.linked:
+            self.variables = [m for m in self.memory.values() if isinstance(m, Variable)]
 
     def tensor(self, buffer: Buffer, data: torch.Tensor) -> Global:
         """A parameter; what the kernel writes leaves a trace."""
@@ -109,29 +115,40 @@ class _Machine:
             return OrderedTrace(count, self.clock, self.findings)
         return Trace(count, self.clock, self.findings)
 
-    def run(self, point: tuple[int, ...]) -> None:
-        """One block."""
-        self.findings.block = point
-        self.threads.mask, self.gone, self.broken = self.threads.everyone, None, None
+    def run(self, points: list[tuple[int, ...]]) -> None:
+        """One block, or those of a cluster together."""
+        self.points = points
         self.clock.start_block()
         self.shared.reset()
         self.calls.reset()
-        self.values.update((id(v), n) for v, n in zip(self.kernel.blocks, point, strict=True))
+        blocks = [functools.partial(self.one, n) for n in range(len(points))]
         try:
-            self.body()
+            self.tasks.run(list(map(Task, blocks))) if self.linked else blocks[0]()
             self.calls.finish()
         except Stuck:
             self.threads.everyone = self.everyone
         self.turn += 1
 
+    def one(self, block: int) -> None:
+        """One of the blocks that run at the same time."""
+        threads, point = self.threads, self.points[block]
+        everyone = threads.in_block(block) if self.linked else threads.everyone
+        place = {id(v): n for v, n in zip(self.kernel.blocks, point, strict=True)}
+        self.restore((everyone, everyone, None, None, block, place, [v.value for v in self.variables]))
+        self.body()
+        if self.linked:
+            self.calls.state(Cluster).leave(block)
+
     def saved(self) -> Any:
         """What is the running task's own."""
-        variables = [v.value for v in self.variables]
-        return self.threads.mask, self.threads.everyone, self.gone, self.broken, dict(self.values), variables
+        variables, threads = [v.value for v in self.variables], self.threads
+        return threads.mask, threads.everyone, self.gone, self.broken, threads.block, dict(self.values), variables
 
     def restore(self, state: Any) -> None:
         """The task of this state runs on."""
-        self.threads.mask, self.threads.everyone, self.gone, self.broken, values, variables = state
+        threads = self.threads
+        threads.mask, threads.everyone, self.gone, self.broken, threads.block, values, variables = state
+        self.findings.block = self.points[threads.block]
         self.values.update(values)
         for variable, value in zip(self.variables, variables, strict=True):
             variable.value = value
@@ -301,22 +318,22 @@ class _Machine:
         parts = [
             (mask, body)
             for role, body in zip(roles, bodies, strict=True)
-            for mask in crews(role, self.threads.lanes, self.expressions.fixed)
+            for mask in crews(role, self.threads.of_block, self.expressions.fixed)
         ]
 
         def run() -> None:
-            self.variables = variables
-            before = self.saved()
+            self.variables = self.variables if self.linked else variables
+            before, threads = self.saved(), self.threads
             after: list[tuple[Any, list[Value]]] = []
 
             def one(mask: Any, body: Step) -> None:
-                mask = mask if self.everyone is None else mask & self.everyone
+                mask = mask if before[1] is None else np.tile(mask, threads.blocks) & before[1]
                 self.restore((mask, mask, None, None, *before[4:]))
                 body()
                 after.append((mask, self.saved()[-1]))
 
             tasks = [Task(functools.partial(one, *part)) for part in parts]
-            self.tasks.run(tasks if self.turn % 2 else tasks[::-1])
+            self.tasks.run(tasks if (self.turn + threads.block) % 2 else tasks[::-1])
             self.restore(before)
             for mask, values in after:
                 for variable, first, last in zip(outer, before[-1], values, strict=False):
