@@ -46,6 +46,29 @@ def test_made_before_anybody_meets_at_them(becomes):
     becomes(init_barriers, before, after)
 
 
+def test_a_cluster_whose_blocks_reach_each_other_meets(becomes):
+    @T.prim_func
+    def before():
+        with T.Kernel(2, threads=64, cluster_dims=2) as _:
+            thread = T.thread_index()
+            full = T.alloc_barrier(128)
+            T.evaluate(T.call("mbarrier_arrive", T.address_of(full[0]), thread % 2))
+
+    @T.prim_func
+    def after():
+        with T.Kernel(2, threads=64, cluster_dims=2) as _:
+            thread = T.thread_index()
+            full = T.alloc_barrier(128)
+            if thread == 0:
+                T.evaluate(T.call("mbarrier_init", T.address_of(full[0]), options=(128,)))
+                T.evaluate(T.call("fence_barrier_init"))
+            T.evaluate(T.call("cluster_arrive"))
+            T.evaluate(T.call("cluster_wait"))
+            T.evaluate(T.call("mbarrier_arrive", T.address_of(full[0]), thread % 2))
+
+    becomes(init_barriers, before, after)
+
+
 def test_nothing_to_make(keeps):
     @T.prim_func
     def kernel(x: T.Tensor((64,), "float32")):

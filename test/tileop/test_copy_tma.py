@@ -127,7 +127,8 @@ def moved(case: Case, op: TmaCopy, ctx, name: str) -> tuple[dict[int, tuple[int,
         if called != name:
             continue
         (tile, first), box = args[:2] if name == "tma_load" else args[1::-1]
-        place = args[-len(box.box) :]
+        coordinates = args[3:] if name == "tma_load" else args[2:]
+        place = coordinates[: len(box.box)]
         for byte, offset in box_places(tile, first, box):
             assert byte not in found
             found[byte] = tuple(p + o for p, o in zip(place, offset, strict=True))

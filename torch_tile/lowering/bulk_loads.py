@@ -232,24 +232,31 @@ def _touched(stmt: Stmt) -> Iterator[Buffer]:
 
 def _needed(copy: Copy, body: Body) -> Iterator[Node]:
     """Everything that decides whether, how often and from where a copy reads."""
+    for expr, _ in decisive(copy, body):
+        yield from walk(expr)
+
+
+def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
+    """The expressions that decide on a copy, and what: "where it reads", "whether it is made", "how often it is made";
+    "" for values of names in them.
+    """
     wanted = {id(n) for n in walk(copy.src) if isinstance(n, Var)}
-    yield from walk(copy.src)
-    yield from walk(copy.dst)
+    for region in (copy.src, copy.dst):
+        yield from ((e, "where it reads") for e in (*region.starts, *region.extents))
     above: Body | None = body
     while above is not None:
         for one in _own(above.block):
             if isinstance(one, If) and any(n is copy for n in walk(one)):
-                yield from walk(one.condition)
+                yield one.condition, "whether it is made"
                 wanted |= {id(n) for n in walk(one.condition) if isinstance(n, Var)}
         if above.loop is not None:
-            bounds = (*above.loop.starts, *above.loop.stops)
-            for bound in bounds:
-                yield from walk(bound)
+            for bound in (*above.loop.starts, *above.loop.stops):
+                yield bound, "how often it is made"
                 wanted |= {id(n) for n in walk(bound) if isinstance(n, Var)}
         lets = [s for s in _own(above.block) if isinstance(s, Let)]
         for let in reversed(lets):
             if id(let.var) in wanted:
-                yield from walk(let.value)
+                yield let.value, ""
                 wanted |= {id(n) for n in walk(let.value) if isinstance(n, Var)}
         above = above.outer
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One thread makes the mbarriers of a kernel before anybody meets at them, and asks for its tensor maps.
 
-Runs once their places are known; the block's barrier after it orders it before all that follows. Maps come from memory
-while the mbarriers are made, so that the first bulk copies need not wait for them.
+Runs once their places are known; the block's barrier after it orders it before all that follows, or that of the cluster
+where its blocks reach each other's mbarriers. Maps come from memory while the mbarriers are made, so that the first
+bulk copies need not wait for them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def _initialised(kernel: Kernel) -> Kernel:
     inits = Block((*_prefetches(kernel), *(each for b in buffers for each in _of(b)), bulk.fence_barrier_init()))
     first = If(Binary("==", kernel.thread, const(0, dt.int32)), inits, Block(()))
     after = max(made) + 1
-    return replace(kernel, body=Block((*stmts[:after], first, memory.barrier(), *stmts[after:])))
+    reached = any(isinstance(n, Call) and bulk.reaches_others(n) for n in walk(kernel.body))
+    met = (bulk.cluster_arrive(), bulk.cluster_wait()) if reached else (memory.barrier(),)
+    return replace(kernel, body=Block((*stmts[:after], first, *met, *stmts[after:])))
 
 
 def _prefetches(kernel: Kernel) -> Iterator[Stmt]:

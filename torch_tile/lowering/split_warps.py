@@ -4,18 +4,20 @@
 The kernel gets warps more, and two roles. Turn after turn a copier waits until a stage of a group of tiles is empty and
 starts the copies that fill it; the others wait until it is full, read it and let it go. Groups have warps of their own,
 so that none waits for the stages of another. Turns are
-counted in closed form, from the loop's variable; a loop that is run again goes on counting. Afterwards no pipelined
-loop of such a kernel is left; other kernels stay as they are.
+counted in closed form, from the loop's variable; a loop that is run again goes on counting. Where blocks of a cluster
+share loads (share_loads), a stage is empty when the readers of all of them let it go, and no block ends before the
+others. Afterwards no pipelined loop of such a kernel is left; other kernels stay as they are.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from ..build import Build
-from ..intrinsics.bulk import mbarrier_arrive, mbarrier_wait, warp_arrive
+from ..intrinsics.bulk import cluster_arrive, cluster_wait, mbarrier_arrive, mbarrier_wait, warp_arrive
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
@@ -30,16 +32,20 @@ from .bulk_loads import Body, Group, Loads, Survey, bulk_loads, is_leaf, is_load
 from .instance import Instance, versions_of
 from .pipeline_plan import reads_of
 from .pipeline_schedule import without
+from .share_loads import Sharers, share_loads
 
 WARP, WARPGROUP = 32, 128
 ALL_REGISTERS, FEWEST_REGISTERS = 65536, 24  # of a block; of a thread
 MOST_COPIERS = 4  # warps
+NO_CLUSTER = (1, 1, 1)
 ZERO = const(0, int32)
 
 
 def split_warps(program: Program, build: Build) -> Program:
     """Give kernels whose products go by wgmma a warp that copies; values do not change."""
     if build.target.capability != 90:
+        for kernel in program.kernels:
+            _each_its_own(kernel, f"{build.target} has no roles of warps", build)
         return program
     kernels = tuple(_split(kernel, build) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
@@ -50,6 +56,7 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
     count = math.prod(kernel.threads)
     pipelined = [n for n in walk(kernel.body) if isinstance(n, For) and n.kind is LoopKind.PIPELINED and n.stages]
     if not pipelined or count % WARPGROUP:
+        _each_its_own(kernel, f"no pipelined loop of blocks of whole groups of {WARPGROUP} threads", build)
         return kernel
     thread = Var("thread", int32, "thread") if kernel.thread is None else kernel.thread
     normal: Kernel = _FromZero()(kernel)
@@ -60,8 +67,15 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
         if not isinstance(loads, str):
             for copy, why in loads.why_not:
                 build.note(copy.span, "T.copy", "no bulk copy, so that all threads copy and multiply in turn", why)
+        _each_its_own(kernel, loads if isinstance(loads, str) else "not every pipelined copy is a bulk copy", build)
         return kernel
     return _Roles(normal, loads, survey, thread, build).kernel()
+
+
+def _each_its_own(kernel: Kernel, why: str, build: Build) -> None:
+    """Say why blocks of a cluster share no loads."""
+    if kernel.cluster != NO_CLUSTER:
+        build.note(kernel.span, "T.Kernel", f"each block of a cluster loads its own tiles: {why}")
 
 
 def _shares(count: int, warps: int) -> tuple[int, tuple[int, int]]:
@@ -112,7 +126,9 @@ class _Roles:
         self.group_of = {id(t): g for g in self.groups for t in g.tiles}
         self.full = {id(g): _barriers(f"{g.name}_full", g.stages, 1) for g in self.groups}
         free = [g for g in self.groups if g.body.repeats]
-        self.empty = {id(g): _barriers(f"{g.name}_empty", g.stages, self.count // WARP) for g in free}
+        self.shared = share_loads(kernel, loads, survey, build)
+        self.sharers = {id(g): found for g in self.groups if (found := self._sharers(g)) is not None}
+        self.empty = {id(g): _barriers(f"{g.name}_empty", g.stages, self._arrivals(g)) for g in free}
         self.bases = {id(b): Buffer("turns", (), int32, "var") for b in self._counted()}
 
     def kernel(self) -> Kernel:
@@ -128,8 +144,23 @@ class _Roles:
         theirs, few = self.registers
         roles = Role(0, self.count, rest, theirs), Role(self.count, self.copiers, copying, few)
         self._report()
-        body = Block((*allocs, *shared, *roles))
+        # While others may send to a block or let go of its tiles, it must not end.
+        end = (cluster_arrive(), cluster_wait()) if self.sharers else ()
+        body = Block((*allocs, *shared, *roles, *end))
         return replace(self.source, threads=(self.count + self.copiers,), thread=self.thread, body=body)
+
+    # Clusters.
+
+    def _sharers(self, group: Group) -> Sharers | None:
+        """The blocks that a group's copier sends to, whose own ones send to this one."""
+        tiles = {id(t) for t in group.tiles}
+        mine = [self.shared[id(c)] for c in group.body.loads if id(c) in self.shared and id(c.dst.buffer) in tiles]
+        return functools.reduce(Sharers.joined, mine) if mine else None
+
+    def _arrivals(self, group: Group) -> int:
+        """One of each warp that reads the group's tiles, of all blocks that they come to."""
+        sharers = self.sharers.get(id(group))
+        return self.count // WARP * (1 if sharers is None else sharers.count)
 
     # Turns.
 
@@ -195,10 +226,14 @@ class _Roles:
         tiles = {id(t) for t in group.tiles}
         products = {id(op) for op in self.survey.products}
         readers = [n for n in walk(body.block) if isinstance(n, Stmt) and is_leaf(n) and tiles & reads_of(n)]
-        if not all(id(n) in products or id(n) in self.copies for n in readers):
-            return warp_arrive(where)
+        only_products = all(id(n) in products or id(n) in self.copies for n in readers)
+        sharers = self.sharers.get(id(group))
+        if not only_products:
+            return warp_arrive(where, None if sharers is None else sharers.blocks)
         lane = binary("%", self.thread, const(WARP, int32))
-        return If(binary("==", lane, ZERO), Block((mbarrier_arrive(where),)), Block(()))
+        if sharers is None:
+            return If(binary("==", lane, ZERO), Block((mbarrier_arrive(where),)), Block(()))
+        return If(sharers.include(lane), Block((mbarrier_arrive(where, lane),)), Block(()))
 
     def _reader(self, one: Stmt, body: Body) -> Iterator[Stmt]:
         if id(one) in self.copies:
@@ -289,10 +324,14 @@ class _Copier:
         elif isinstance(one, Copy) and id(one) in self.copies:
             group = self.roles.group_of[id(one.dst.buffer)]
             where = self.roles.barrier(self.roles.full, group)
-            policy = one.eviction_policy
-            yield TmaCopy(
-                one.src, one.dst, None, False, policy, None, Load(where.buffer, where.indices), self.by, span=one.span
+            signal = Load(where.buffer, where.indices)
+            made = TmaCopy(
+                one.src, one.dst, eviction_policy=one.eviction_policy, barrier=signal, by=self.by, span=one.span
             )
+            among = self.roles.shared.get(id(one))
+            if among is not None:
+                made = replace(made, blocks=among.blocks, share=among.number, shares=among.count)
+            yield made
         elif not any(id(n) in self.copies for n in walk(one)):
             return
         elif isinstance(one, If):

@@ -9,7 +9,6 @@ the tensor is read as 0 and not written, as T.copy has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..ir import dtype as dt
 from ..ir.bounds import interval
 from ..ir.buffer import Region
 from ..ir.divisor import divides
-from ..ir.expr import Address, Const, Expr, Load, binary, const
+from ..ir.expr import Address, Const, Expr, Load, binary, const, to_expr
 from ..ir.layout import row_major, shared_tile
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, If, Stmt
@@ -30,9 +29,10 @@ from .copy import Copy
 from .gemm_wgmma import panel_span
 from .nest import Inline
 from .threads import Demand, Layouts, ThreadContext
+from .tma_boxes import LARGEST_BOX, Sides, box_of, corners, number_of, part_of, refuses_shares
 
 ZERO = const(0, dt.int32)
-MOST_DIMENSIONS, LARGEST_BOX = 5, 256
+MOST_DIMENSIONS = 5
 TYPES = {
     "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
     "uint64", "float8_e4m3fn", "float8_e5m2",
@@ -44,13 +44,22 @@ TYPES = {
 class TmaCopy(Copy):
     """As T.copy, by one thread of those that run it. A load has a `barrier`, for which its bytes are expected; whoever
     waits for the barrier sees the tile, once somebody arrives. A store has none. `by` is that thread's number.
+
+    With `blocks`, all blocks of the cluster whose bits are set run this copy of the same source: of `shares` equal
+    parts of the tile each starts its own, number `share`, which comes to all of them.
     """
 
     barrier: Load | None = None
+    blocks: Expr | None = None
+    share: Expr | None = None
+    shares: int = 1
     by: int = 0
 
     @classmethod
-    def build(cls, src: Any, dst: Any, barrier: Any = None, by: int = 0, **hints: Any) -> TmaCopy:
+    def build(
+        cls, src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, shares: int = 1,
+        by: int = 0, **hints: Any,
+    ) -> TmaCopy:  # fmt: skip
         """Regions as for T.copy; `barrier` is one element of a T.alloc_barrier."""
         where = None if barrier is None else region_of(barrier)
         if barrier is not None and not (where and where.buffer.scope == "barrier" and all(map(is_one, where.extents))):
@@ -58,7 +67,11 @@ class TmaCopy(Copy):
             raise error("bad_argument", None, op="T.tma_copy", name="barrier", why=f"is {barrier!r}"[:80], fix=fix)
         signal = None if where is None else Load(where.buffer, where.starts)
         made = Copy.build(src, dst, **{k: v for k, v in hints.items() if k == "eviction_policy"})
-        return cls(made.src, made.dst, eviction_policy=made.eviction_policy, barrier=signal, by=by)
+        to, number = (None if e is None else to_expr(e) for e in (blocks, share))
+        return cls(
+            made.src, made.dst, eviction_policy=made.eviction_policy, barrier=signal, blocks=to, share=number,
+            shares=shares, by=by,
+        )  # fmt: skip
 
     def check(self) -> list[Diagnostic]:
         """Extents agree, and the copy goes between global and shared memory."""
@@ -94,19 +107,6 @@ class TmaCopy(Copy):
         return super().lower_cuda(ctx)
 
 
-@dataclass(frozen=True)
-class Sides:
-    """The tile and the part of the tensor that it is copied from or to."""
-
-    tile: Region
-    tensor: Region
-
-    @staticmethod
-    def of(op: Copy) -> Sides:
-        """Of a copy between shared and global memory."""
-        return Sides(op.dst, op.src) if op.src.buffer.scope == "global" else Sides(op.src, op.dst)
-
-
 def refuses(op: Copy, ctx: ThreadContext) -> str | None:
     """Why bulk copies cannot do it; None if they can."""
     if ctx.target.capability < 90:
@@ -120,7 +120,7 @@ def refuses(op: Copy, ctx: ThreadContext) -> str | None:
         return why
     if op.dst is sides.tensor and (why := _refuses_store(sides.tensor, ctx)):
         return why
-    return None if _box_of(sides) else f"`{sides.tile.buffer.name}` does not consist of equal boxes of at most 256 rows"
+    return None if box_of(sides) else f"`{sides.tile.buffer.name}` does not consist of equal boxes of at most 256 rows"
 
 
 def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
@@ -170,7 +170,7 @@ def _refuses_tile(sides: Sides, ctx: ThreadContext) -> str | None:
     if not same_extents(squeezed(region), squeezed(sides.tensor)):
         return "the dimensions of both sides do not correspond"
     span = panel_span(tile)
-    width = _number(region.extents[-1])
+    width = number_of(region.extents[-1])
     if span is None:
         return _refuses_rows(region, ctx)
     panel = span // size
@@ -188,7 +188,7 @@ def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
     tile, shape, size = region.buffer, region.buffer.static_shape or (), region.buffer.dtype.itemsize
     if tile.layout is not None and tile.layout != row_major(shape):
         return f"`{tile.name}` lies neither in panels nor row by row"
-    copied = [(n, _number(e)) for n, e in zip(shape, region.extents, strict=True) if not is_one(e)]
+    copied = [(n, number_of(e)) for n, e in zip(shape, region.extents, strict=True) if not is_one(e)]
     if any(n != e for n, e in copied[1:]):
         return f"the slice of `{tile.name}` is not dense"
     if copied[-1][1] * size % 16 or copied[-1][1] > LARGEST_BOX:
@@ -201,74 +201,41 @@ def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
     return None
 
 
-def _box_of(sides: Sides) -> tuple[int, ...] | None:
-    """The box that a copy is made of; None if there is none."""
-    tile, span = sides.tile.buffer, panel_span(sides.tile.buffer) or 0
-    extents, size = [_number(e) for e in sides.tensor.extents], tile.dtype.itemsize
-    return _box(extents, span // size if span else extents[-1], size, 8 * span or 128)
-
-
 def lower(op: Copy, ctx: ThreadContext) -> Stmt:
-    """One thread starts one copy for each box."""
+    """One thread starts one copy for each box, or for each of its share."""
     sides = Sides.of(op)
     tile, tensor = sides.tile.buffer, sides.tensor.buffer
     span, size = panel_span(tile) or 0, tile.dtype.itemsize
-    barrier, by = (op.barrier, op.by) if isinstance(op, TmaCopy) else (None, 0)
-    extents = [_number(e) for e in sides.tensor.extents]
-    box = _box_of(sides)
+    load = op if isinstance(op, TmaCopy) and op.barrier is not None else None
+    bytes_ = math.prod(number_of(e) for e in sides.tensor.extents) * size
+    if load is not None and load.share is not None:
+        part = part_of(sides, load.shares, load.share)
+        if part is None:
+            raise error("bulk_copy", op.span, why=refuses_shares(op, load.shares))
+        sides = part
+    extents = [number_of(e) for e in sides.tensor.extents]
+    box = box_of(sides)
     assert box is not None
     map_ = TensorMap(tensor, tensor.shape, strides_of(tensor), box, span)
     moves: list[Stmt] = []
-    for point in _corners(extents, box):
+    for point in corners(extents, box):
         place = [simplify(s + const(p, dt.int32)) for s, p in zip(sides.tensor.starts, point, strict=True)]
         inside = [const(p, dt.int32) for p, e in zip(point, extents, strict=True) if e != 1]
         there = Address(tile, spread(sides.tile, tuple(inside)))
-        if barrier is not None:
-            signal = Address(barrier.buffer, barrier.indices)
-            moves.append(bulk.tma_load(there, map_, place, signal, op.eviction_policy or ""))
-        else:
+        if load is None:
             moves.append(bulk.tma_store(map_, there, place))
-    if barrier is not None:
-        expected = bulk.mbarrier_expect(Address(barrier.buffer, barrier.indices), math.prod(extents) * size)
-        moves = [expected, *moves]
+        else:
+            assert load.barrier is not None
+            signal = Address(load.barrier.buffer, load.barrier.indices)
+            moves.append(bulk.tma_load(there, map_, place, signal, op.eviction_policy or "", load.blocks))
+    if load is not None:
+        assert load.barrier is not None
+        moves = [bulk.mbarrier_expect(Address(load.barrier.buffer, load.barrier.indices), bytes_), *moves]
     else:
         moves += [bulk.bulk_commit(), bulk.bulk_wait(0)]
-    _note(op, box, span, len(list(_corners(extents, box))), ctx)
+    _note(op, box, span, len(list(corners(extents, box))), ctx)
+    by = op.by if isinstance(op, TmaCopy) else 0
     return If(binary("==", ctx.thread, const(by, dt.int32)), Block(tuple(moves)), Block(()))
-
-
-def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...] | None:
-    """The largest box of rows, at most 256 of them and dense in the tile, of which whole ones make it.
-
-    It has one dimension beside its rows. Boxes begin at multiples of `unit` bytes of the tile, elements having `size`;
-    None if there is no such box.
-    """
-    box, whole = [width], True
-    for extent in reversed(extents[:-1]):
-        row = math.prod(box) * size
-        sides = [n for n in range(min(extent, LARGEST_BOX), 0, -1) if extent % n == 0] if whole else [1]
-        side = next((n for n in sides if n == extent or n * row % unit == 0), None)
-        if side is None:
-            return None
-        whole = side == extent == 1
-        box.insert(0, side)
-    return tuple(box)
-
-
-def _corners(extents: list[int], box: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The first point of each box."""
-    counts = [e // b for e, b in zip(extents, box, strict=True)]
-    for number in range(math.prod(counts)):
-        point = []
-        for count, size in zip(reversed(counts), reversed(box), strict=True):
-            number, turn = divmod(number, count)
-            point.append(turn * size)
-        yield tuple(reversed(point))
-
-
-def _number(extent: Expr) -> int:
-    assert isinstance(extent, Const)
-    return int(extent.value)
 
 
 def _note(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadContext) -> None:
