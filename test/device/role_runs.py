@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the processes of test_roles.py do: compile random programs with roles, and run them on a GPU.
 
-A module of its own, on the path: processes that are spawned have to find it by its name.
+A module of its own, on the path: processes that are spawned have to find it by its name. `verdicts` also runs other
+problems that are known by a seed and may never end.
 """
 
 import multiprocessing
@@ -73,7 +74,7 @@ def difference(seed):
     return disagreement(replace(source, family=FAMILY), got, wanted, ("GPU", "tiles"))
 
 
-def run(seeds, pipe):
+def run(seeds, difference, pipe):
     """The process that launches."""
     begin()
     for seed in seeds:
@@ -86,12 +87,12 @@ def run(seeds, pipe):
     pipe.send((None, ""))
 
 
-def verdicts(seeds):
-    """`(seed, what is wrong or "")` of each, from processes that are replaced when one is lost."""
+def verdicts(seeds, difference=difference):
+    """`(seed, difference(seed))`: what is wrong or "", from processes that are replaced when one is lost."""
     context = multiprocessing.get_context("spawn")
     while seeds:
         mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=run, args=(seeds, theirs))
+        process = context.Process(target=run, args=(seeds, difference, theirs))
         process.start()
         theirs.close()
         limit = SECONDS * 3  # it has to begin

@@ -3,6 +3,8 @@
 
 import linecache
 import random
+import sys
+from pathlib import Path
 
 import in_clusters
 import pytest
@@ -21,6 +23,9 @@ from torch_tile.ir.verify import verify
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.simplify_program import simplify_program
 from torch_tile.target import Target
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
+import cluster_runs
 
 HOPPER = Target.of("cuda:sm_90a")
 CLUSTERS = [(2, 1, 1), (1, 2, 1), (2, 2, 1)]
@@ -102,6 +107,16 @@ def test_values(name):
     kernel, inputs, want = SEVERAL[name]()
     findings = run(flat_of(kernel), kernel, inputs, want)
     assert not findings, findings.report()
+
+
+def test_random_problems(seed):
+    """A few of those that test/device/test_cluster.py runs on a GPU."""
+    for number in range(seed, seed + 6):
+        problem = cluster_runs.problem(number, 150)
+        compiled = problem.compile()
+        findings = compiled.interpret(*problem.inputs, problem.out)
+        assert not findings, f"seed {number}, {problem.text}\n{findings.report()}"
+        assert not (wrong := problem.wrong(problem.out)), f"seed {number}, {wrong}"
 
 
 def test_guards_that_all_blocks_share():
