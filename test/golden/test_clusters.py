@@ -145,6 +145,28 @@ def test_guards_that_all_blocks_share():
     assert not findings, findings.report()
 
 
+def test_a_tile_that_all_blocks_keep():
+    """It comes once, so that nobody lets it go; others come each turn, for each block alone. Sizes are dynamic."""
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m, 256), "float16"), W: T.Tensor((64, 64), "float16"), C: T.Tensor((m, 64), "float16")):
+        with T.Kernel(T.ceildiv(T.ceildiv(m, 64), 2) * 2, threads=128, cluster_dims=(2, 1, 1)) as bx:
+            a, w = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(W, w)
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[bx * 64, k * 64], a)
+                T.gemm(a, w, c)
+            T.copy(c, C[bx * 64, 0])
+
+    a, w = randn(random.randint(1, 300), 256), randn(64, 64)
+    want = a.view(len(a), 4, 64).double().sum(1) @ w.double()
+    findings = run(flat_of(kernel), kernel, (a, w), want)
+    assert not findings, findings.report()
+
+
 def test_other_targets_and_the_tiles_know_nothing_of_it():
     kernel, inputs, want = of_gemm(100, 90, 80, (2, 2, 1))
     for compute in (lambda *args: evaluate(kernel, *args), torch_tile.compile(kernel, target="cpu")):
