@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs for Hopper's roles: pipelined loops of products, alone or in chains, with all that may stand between.
+"""Random programs for Hopper's roles: pipelined loops of products, alone or in chains, with all that may stand between,
+also in clusters.
 
 Inputs are small whole numbers and functions of them exact, so that every engine has the same sums.
 """
@@ -23,6 +24,7 @@ class RoleGenerator:
         self.total = "int32" if self.dtype == "int8" else "float32"
         self.short = "float16" if self.dtype == "float32" else self.dtype  # of probabilities
         self.grid = [self.pick(1, 2, 2), self.pick(1, 1, 2)]
+        self.cluster = [self.pick(1, n) for n in self.grid]  # of which blocks load for each other
         self.tensors, self.params, self.dims = [], [], {}
         self.rows = 64 * self.pick(self.groups, self.groups, self.groups, 1, 2)
         self.tile = "bx"  # which rows
@@ -42,7 +44,9 @@ class RoleGenerator:
         body = self.persistent() if self.chance(0.3) else self.work()
         header = [f'{d} = T.dynamic("{d}", multiple_of={m})' for d, m in self.dims.items()] + ["@T.prim_func"]
         header += [f"def {self.name}({', '.join(self.params)}, limit: T.int32):"]
-        header += [f"    with T.Kernel({self.grid[0]}, {self.grid[1]}, threads={128 * self.groups}) as (bx, by):"]
+        cluster = f", cluster_dims={(*self.cluster, 1)}" if self.cluster != [1, 1] else ""
+        sizes = f"{self.grid[0]}, {self.grid[1]}, threads={128 * self.groups}{cluster}"
+        header += [f"    with T.Kernel({sizes}) as (bx, by):"]
         return Source(self.name, WHOLE, header, body, self.tensors)
 
     def persistent(self):
