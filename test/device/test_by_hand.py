@@ -72,11 +72,14 @@ def test_clusters_and_early_starts():
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_in_clusters(turned):
-    """Every block of a cluster reads its own operands, of several panels: addresses of shared memory bear its rank."""
+    """Every block of a cluster reads its own operands, of several panels: addresses of shared memory bear its rank.
+
+    Blocks take turns with two halves of B, so that none loads for another one.
+    """
     m, n, k = 512, 256, 192
 
     @T.prim_func
-    def kernel(A: T.Tensor((m, k), "float16"), B: T.Tensor((n, k) if turned else (k, n), "float16"),
+    def kernel(A: T.Tensor((m, k), "float16"), B: T.Tensor((2 * n, k) if turned else (k, 2 * n), "float16"),
                C: T.Tensor((m, n), "float16")):  # fmt: skip
         with T.Kernel(m // 64, threads=128, cluster_dims=4) as bx:
             a = T.alloc_shared((64, 64), "float16")
@@ -85,9 +88,11 @@ def test_products_in_clusters(turned):
             T.clear(c)
             for step in T.Pipelined(k // 64, num_stages=2):
                 T.copy(A[bx * 64, step * 64], a)
-                T.copy(B[0, step * 64] if turned else B[step * 64, 0], b)
+                T.copy(B[bx % 2 * n, step * 64] if turned else B[step * 64, bx % 2 * n], b)
                 T.gemm(a, b, c, transpose_B=turned)
             T.copy(c, C[bx * 64, 0])
 
-    a, b = (torch.randn(shape, device="cuda").half() for shape in ((m, k), (n, k) if turned else (k, n)))
-    again(kernel, (a, b), a.double() @ (b.T if turned else b).double())
+    a, b = (torch.randn(shape, device="cuda").half() for shape in ((m, k), (2 * n, k) if turned else (k, 2 * n)))
+    both = a.double() @ (b.T if turned else b).double()
+    odd = (torch.arange(m, device="cuda") // 64 % 2).bool()[:, None]
+    again(kernel, (a, b), torch.where(odd, both[:, n:], both[:, :n]))
