@@ -51,6 +51,8 @@ template <int count, bool more> TILE_DEVICE void set_registers() {
 
 // All threads of all blocks of a cluster; each arrives, then waits for the others.
 TILE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+// The same, which hands over nothing but barriers made before a fence_barrier_init: no fence of the GPU's memory.
+TILE_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 TILE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 // For the kernels before this one; and the next one may start. Before Hopper none starts early.

@@ -13,6 +13,11 @@ def test_early_starts_compile():
     compile_everywhere(KERNEL.replace("CALLS", "tile::grid_launch(); tile::grid_wait();"), ("sm_90a", "sm_120a"))
 
 
+def test_clusters_meet():
+    calls = "tile::cluster_arrive_relaxed(); tile::cluster_wait(); tile::cluster_arrive(); tile::cluster_wait();"
+    compile_everywhere(KERNEL.replace("CALLS", calls), ("sm_90a", "sm_120a"))
+
+
 def test_registers_move():
     calls = "if (threadIdx.x < 128) tile::set_registers<240, true>(); else tile::set_registers<24, false>();"
     compile_everywhere(KERNEL.replace("CALLS", calls), ("sm_90a",))

@@ -57,7 +57,7 @@ def sums(b, arrivals=None, to=None, at=None, bytes_=None):
     )  # fmt: skip
     block = bx + by * b.grid[0] if len(b.blocks) > 1 else bx
     return (
-        b.ready(full, empty)[0], b.at(7, bulk.cluster_arrive()), b.at(8, bulk.cluster_wait()),
+        b.ready(full, empty)[0], b.at(7, bulk.cluster_arrive_relaxed()), b.at(8, bulk.cluster_wait()),
         b.role(0, 32, reads, b.store(y, block * 32 + b.thread, b.load(total))), b.role(32, 32, loads),
         b.at(9, bulk.cluster_arrive()), b.at(10, bulk.cluster_wait()),
     )  # fmt: skip
@@ -100,8 +100,8 @@ def test_each_removal_is_reported(build):
     assert found.pop(("mbarrier_wait", 1)) & {"race", "unwritten", "missing_wait"}
     assert found.pop(("mbarrier_wait", 4)) & {"race", "missing_wait"}
     assert found == {
-        ("fence_barrier_init", None): {"missing_fence"}, ("warp_arrive", 3): {"deadlock"},
-        ("mbarrier_arrive", 6): {"deadlock"}, ("cluster_arrive", 7): {"race", "barrier"},
+        ("fence_barrier_init", None): {"missing_fence", "race"}, ("warp_arrive", 3): {"deadlock"},
+        ("mbarrier_arrive", 6): {"deadlock"}, ("cluster_arrive_relaxed", 7): {"race", "barrier"},
         ("cluster_wait", 8): {"race", "barrier"}, ("cluster_arrive", 9): {"missing_wait", "barrier"},
         ("cluster_wait", 10): {"missing_wait"},
     }  # fmt: skip
@@ -162,6 +162,12 @@ def test_blocks_that_meet_see_what_each_wrote(build):
     findings = meeting(b, *(f() for f in MET))
     assert not findings, findings.report()
     assert b.tensors[1].eq(7).all()
+
+
+def test_a_relaxed_arrival_shows_nothing_that_was_written(build):
+    b = build(32, (2,), (2, 1, 1))
+    findings = meeting(b, bulk.cluster_arrive_relaxed(), bulk.cluster_wait())
+    assert b.lines(findings) == [("race", 2)]
 
 
 def test_blocks_that_arrive_late_race(build):

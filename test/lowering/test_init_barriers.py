@@ -62,7 +62,7 @@ def test_a_cluster_whose_blocks_reach_each_other_meets(becomes):
             if thread == 0:
                 T.evaluate(T.call("mbarrier_init", T.address_of(full[0]), options=(128,)))
                 T.evaluate(T.call("fence_barrier_init"))
-            T.evaluate(T.call("cluster_arrive"))
+            T.evaluate(T.call("cluster_arrive_relaxed"))
             T.evaluate(T.call("cluster_wait"))
             T.evaluate(T.call("mbarrier_arrive", T.address_of(full[0]), thread % 2))
 

@@ -17,7 +17,7 @@ from ..ir.stmt import Block, Do, Program, Stmt
 ORDERING = (
     "barrier", "warp_barrier", "cp_async_wait", "mbarrier_wait", "mbarrier_arrive", "warp_arrive", "fence_barrier_init",
     "fence_proxy_async", "named_barrier", "named_barrier_arrive", "wgmma_fence", "wgmma_wait", "bulk_wait",
-    "cluster_arrive", "cluster_wait",
+    "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait",
 )  # fmt: skip
 COUNTING = (
     "cp_async_wait",

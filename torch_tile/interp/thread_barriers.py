@@ -151,6 +151,15 @@ class Made:
         for barrier in self.barriers:
             barrier.fenced |= barrier.born is not None and barrier.born[0] in ids
 
+    def known_by(self, ids: Array) -> Array:
+        """What all may know who hear that these threads made barriers, and fenced them."""
+        found = np.zeros(self.calls.order.lanes, np.int64)
+        for barrier in self.barriers:
+            if barrier.fenced and barrier.born is not None and barrier.born[0] in ids:
+                maker, when = barrier.born
+                found[maker] = max(found[maker], when)
+        return found
+
     def finish(self) -> None:
         """Copies come to memory of the block, and must be waited for."""
         for barrier in self.barriers:
@@ -256,7 +265,17 @@ def _expect(p: Place) -> Run:
     return run
 
 
+def _arrive_relaxed(p: Place) -> Run:
+    def run() -> None:
+        p.calls.together(p.call, p.span)
+        ids = p.threads.active()
+        p.calls.state(Cluster).arrive(ids, p.calls.state(Made).known_by(ids), p.span)
+
+    return run
+
+
 BARRIERS: dict[str, Handler] = {
     "mbarrier_init": _init, "fence_barrier_init": _fence_init, "mbarrier_wait": _wait, "mbarrier_arrive": _arrive,
     "warp_arrive": _warp_arrive, "mbarrier_expect": _expect,
+    "cluster_arrive_relaxed": _arrive_relaxed,
 }  # fmt: skip

@@ -72,12 +72,12 @@ class Cluster:
         self.ended: set[int] = set()
         self.sent: dict[tuple[int, int, Span | None], int] = {}  # to a block by a thread, and when last
 
-    def arrive(self, ids: Array, span: Span | None) -> None:
-        """These threads count for those that wait."""
+    def arrive(self, ids: Array, known: Array, span: Span | None) -> None:
+        """These threads count for those that wait, who hear what is `known`."""
         if (self.arrived[ids] > self.waited[ids]).any():
             self.add("barrier", span, "threads arrive at the cluster's barrier again before they have waited")
         self.arrived[ids] += 1
-        self.heard = joined(self.heard, self.calls.order.release(ids))
+        self.heard = joined(self.heard, known)
         self._complete()
 
     def wait(self, ids: Array, span: Span | None) -> None:
@@ -133,7 +133,8 @@ def bits(blocks: int, p: Place) -> Iterator[int]:
 def _arrive(p: Place) -> Run:
     def run() -> None:
         p.calls.together(p.call, p.span)
-        p.calls.state(Cluster).arrive(p.threads.active(), p.span)
+        ids = p.threads.active()
+        p.calls.state(Cluster).arrive(ids, p.calls.order.release(ids), p.span)
 
     return run
 

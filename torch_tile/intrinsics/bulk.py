@@ -165,6 +165,11 @@ def cluster_arrive() -> Do:
     return _do("cluster_arrive")
 
 
+def cluster_arrive_relaxed() -> Do:
+    """The same, but those that wait see only the mbarriers that this thread made before a `fence_barrier_init`."""
+    return _do("cluster_arrive_relaxed")
+
+
 def cluster_wait() -> Do:
     """Wait until all threads of the cluster have arrived."""
     return _do("cluster_wait")
@@ -222,6 +227,7 @@ _declare("set_registers", 0, "sync.h", convergent="warpgroup")
 _declare("grid_wait", 0, "sync.h", arch=80)  # nothing before Hopper, where kernels run one after the other
 _declare("grid_launch", 0, "sync.h", arch=80)
 _declare("cluster_arrive", 0, "sync.h", convergent="warp")
+_declare("cluster_arrive_relaxed", 0, "sync.h", convergent="warp")
 _declare("cluster_wait", 0, "sync.h", convergent="warp")
 
 
@@ -235,8 +241,8 @@ def _suffix(word: object) -> str:
 
 
 __all__ = [
-    "MULTICAST", "POLICIES", "box_elements", "bulk_commit", "bulk_wait", "cluster_arrive", "cluster_wait",
-    "fence_barrier_init", "fence_proxy_async", "grid_launch", "grid_wait", "in_turns", "mbarrier_arrive",
-    "mbarrier_expect", "mbarrier_init", "mbarrier_wait", "named_barrier", "named_barrier_arrive", "prefetch_map",
-    "reaches_others", "set_registers", "tma_load", "tma_store", "warp_arrive",
+    "MULTICAST", "POLICIES", "box_elements", "bulk_commit", "bulk_wait", "cluster_arrive", "cluster_arrive_relaxed",
+    "cluster_wait", "fence_barrier_init", "fence_proxy_async", "grid_launch", "grid_wait", "in_turns",
+    "mbarrier_arrive", "mbarrier_expect", "mbarrier_init", "mbarrier_wait", "named_barrier", "named_barrier_arrive",
+    "prefetch_map", "reaches_others", "set_registers", "tma_load", "tma_store", "warp_arrive",
 ]  # fmt: skip

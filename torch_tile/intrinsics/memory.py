@@ -19,7 +19,7 @@ COMBINERS = ("add", "max", "min", "and", "or", "xor", "exchange")
 # Order the threads of a block, copies, products, or blocks; nothing to do where a block runs as one.
 ORDERING = (
     "barrier", "warp_barrier", "cp_async_commit", "cp_async_wait", "fence_proxy_async", "wgmma_wait", "grid_wait",
-    "grid_launch", "cluster_arrive", "cluster_wait",
+    "grid_launch", "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait",
 )  # fmt: skip
 
 

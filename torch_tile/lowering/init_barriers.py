@@ -39,7 +39,7 @@ def _initialised(kernel: Kernel) -> Kernel:
     first = If(Binary("==", kernel.thread, const(0, dt.int32)), inits, Block(()))
     after = max(made) + 1
     reached = any(isinstance(n, Call) and bulk.reaches_others(n) for n in walk(kernel.body))
-    met = (bulk.cluster_arrive(), bulk.cluster_wait()) if reached else (memory.barrier(),)
+    met = (bulk.cluster_arrive_relaxed(), bulk.cluster_wait()) if reached else (memory.barrier(),)
     return replace(kernel, body=Block((*stmts[:after], first, *met, *stmts[after:])))
 
 

@@ -144,7 +144,8 @@ class _Roles:
         theirs, few = self.registers
         roles = Role(0, self.count, rest, theirs), Role(self.count, self.copiers, copying, few)
         self._report()
-        # While others may send to a block or let go of its tiles, it must not end.
+        # While others may send to a block or let go of its tiles, it must not end. What is under way comes before this
+        # arrival, as it is not a relaxed one.
         end = (cluster_arrive(), cluster_wait()) if self.sharers else ()
         body = Block((*allocs, *shared, *roles, *end))
         return replace(self.source, threads=(self.count + self.copiers,), thread=self.thread, body=body)
