@@ -170,6 +170,11 @@ class Form:
             width = max(LEAST_PIECE, block_k // 4) if self.takes_turns(config) else block_k
         return [Piece(at, width, max(span, width)) for at in range(0, block_k, width)]
 
+    def taken(self, factor: Factor) -> torch.dtype:
+        """What scales or zeros are converted to before weights are widened: bytes, which halves hold exactly."""
+        exact = factor.dtype in (torch.int8, torch.uint8) and self.operand.itemsize == 2
+        return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
+
     def takes_turns(self, config: Config) -> bool:
         """Whether widening and products take turns."""
         return self.storage.aligned and self.operand.itemsize == 2 and config.block_m >= LONG_PRODUCTS

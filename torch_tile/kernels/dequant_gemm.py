@@ -101,7 +101,7 @@ def multiply(
         b_tiles.append(T.alloc_shared((wk, bn) if turned else (bn, wk), storage.words))
         given = scales[number : number + 1], zeros[number : number + 1]
         columns = pieces[0].columns
-        factors.append([Factors(storage, *given, (col, bn), (at, bk, columns)) for at in range(0, bk, columns)])
+        factors.append([Factors(form, *given, (col, bn), (at, bk, columns)) for at in range(0, bk, columns)])
         for run in factors[-1]:
             run.fetch(first)
     for step in T.Pipelined(first, last, num_stages=config.stages):
@@ -160,15 +160,16 @@ class Factors:
     """The scales and zeros of a run of a step's columns, fetched a step before they are taken."""
 
     def __init__(
-        self, storage: Storage, scales: Sequence[Any], zeros: Sequence[Any], rows: tuple[Any, int],
+        self, form: Form, scales: Sequence[Any], zeros: Sequence[Any], rows: tuple[Any, int],
         columns: tuple[int, int, int],
     ):  # fmt: skip
         """Of `rows` = (first, count), and `columns` = (first in the step, step, count)."""
-        self.storage, (self.row, count), (self.start, self.step, width) = storage, rows, columns
-        self.found: list[Any] = []
+        storage, (self.row, count), (self.start, self.step, width) = form.storage, rows, columns
+        self.storage, self.found = storage, list[Any]()
         for kind, given in ((storage.scale, scales if storage.group else []), (storage.zero, zeros)):
             if kind and given:
-                ahead, now = (T.alloc_fragment(kind.place(count, storage.groups(width)), kind.dtype) for _ in range(2))
+                shape = kind.place(count, storage.groups(width))
+                ahead, now = (T.alloc_fragment(shape, dtype) for dtype in (kind.dtype, form.taken(kind)))
                 self.found.append((kind, given[0], ahead, now))
             else:
                 self.found.append(None)
