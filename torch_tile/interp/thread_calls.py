@@ -330,11 +330,8 @@ def _turns(index: Array) -> list[Array]:
     return [order[rank == r] for r in range(int(rank.max(initial=-1)) + 1)]
 
 
-CLUSTER = (
-    "cluster_arrive",
-    "cluster_arrive_relaxed",
-    "cluster_wait",
-)  # of kernels without clusters; others: thread_cluster
+# Where blocks have nothing to do with each other; else see thread_cluster.
+CLUSTER = "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait"
 CALLS: dict[str, Handler] = {
     "barrier": _barrier, "warp_barrier": _warp_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
     "cp_async_commit": _commit, "cp_async_wait": _wait, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma,
