@@ -17,7 +17,7 @@ from ..intrinsics.base import lookup
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
-from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Unary, Var, const
+from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, Var, const
 from ..ir.node import NONE, Node, Rewriter, children, symbols, walk
 from ..ir.polynomial import structure
 from ..ir.simplify import Simplifier, simplify
@@ -118,6 +118,14 @@ class Collector:
             condition = self.expand(node.condition)
             yield from self.of(node.then, loops, (*conditions, condition))
             yield from self.of(node.otherwise, loops, (*conditions, Unary("not", condition)))
+        elif isinstance(node, Select):
+            yield from self.of(node.condition, loops, conditions)
+            condition = self.expand(node.condition)
+            for value, holds in ((node.a, condition), (node.b, Unary("not", condition))):
+                for access in self.of(value, loops, (*conditions, holds)):
+                    # Loads of global memory may be made before it is known which value is taken (vectorize).
+                    everywhere = access.buffer.scope == "global"
+                    yield replace(access, conditions=conditions) if everywhere else access
         else:
             for child in children(node):
                 yield from self.of(child, loops, conditions)
