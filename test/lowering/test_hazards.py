@@ -2,14 +2,15 @@
 """Which accesses meet: computed for all threads where indices are known, argued symbolically elsewhere."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Var, const
+from torch_tile.ir.expr import Load, Var, binary, const, select
 from torch_tile.ir.stmt import Block, For, LoopKind
-from torch_tile.lowering.hazards import Access, Hazards, Numbers
+from torch_tile.lowering.hazards import Access, Collector, Hazards, Numbers
 
 TX, K, B = Var("tx", role="thread"), Var("k", role="loop"), Var("b", role="block")
 TILE = Buffer("tile", tuple(const(n, dt.int32) for n in (4, 64, 64)), dt.float16, "shared")
@@ -57,6 +58,16 @@ def test_atomics_and_reads_do_not_meet_each_other():
     assert not meet(access("rw", 0, 0, 0, atomic=True), access("rw", 0, 0, 0, atomic=True))
     assert meet(access("rw", 0, 0, 0, atomic=True), access("r", 0, 0, 0))
     assert not meet(access("r", 0, 0, 0), access("r", 0, 0, 0))
+
+
+def test_a_value_that_is_not_taken_is_not_read():
+    """But loads of global memory may be made before it is known."""
+    seen = Buffer("seen", (const(64, dt.int32),), dt.float16, "global")
+    value = select(binary("==", TX, const(10, dt.int32)), Load(TILE, (const(0, dt.int32), TX, TX)), Load(seen, (TX,)))
+    taken, other = Collector({}, {id(TILE), id(seen)}).of(value)
+    assert taken.buffer is TILE and len(taken.conditions) == 1 and other.conditions == ()
+    write = access("w", 0, 10, 10, conditions=(binary("==", TX, const(10, dt.int32)),))
+    assert not meet(write, taken) and meet(write, replace(taken, conditions=(), indices=write.indices))
 
 
 def test_conditions_name_the_thread():

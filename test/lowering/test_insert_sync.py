@@ -14,7 +14,7 @@ from torch_tile.intrinsics.memory import barrier, cp_async, cp_async_commit, cp_
 from torch_tile.intrinsics.wgmma import Descriptor, wgmma, wgmma_commit, wgmma_wait
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Binary, Load, Var, binary, const, select
+from torch_tile.ir.expr import Address, Binary, Load, Var, const
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, Let, LoopKind, Program, Store
 from torch_tile.lowering.insert_sync import insert_sync
@@ -226,19 +226,6 @@ def test_no_barrier_where_threads_part():
     assert barriers(synchronised(fine)) == 1
     fine = program(when(TX < 2, [put(s, TX), get(s, TX)]))
     assert barriers(synchronised(fine)) == 0
-
-
-def test_a_value_that_is_not_taken_is_not_read():
-    s = shared("s", THREADS)
-
-    def one_reads(place):
-        value = select(binary("==", TX, number(2)), Load(s, (number(place),)), ZERO)
-        return program(when(TX < 3, [put(s, TX), Store(s, (TX,), value)]))
-
-    made = one_reads(2)
-    assert insert_sync(made, Build(Target.of("cuda:sm_80"))) is made
-    with pytest.raises(TileError, match="divergent_hazard"):
-        synchronised(one_reads(1))
 
 
 # Iterations left early.
