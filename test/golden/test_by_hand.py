@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels whose authors order warps by hand: what they become, that they are right, and need all that orders them."""
 
-import linecache
-
 import hand_written
 import pytest
 import torch
+from traced_stages import stages, traces_back
 
 import torch_tile
 import torch_tile.language as T
@@ -14,11 +13,9 @@ from torch_tile.codegen.cuda import emit_cuda
 from torch_tile.interp.interpret import interpret
 from torch_tile.interp.removal import removals
 from torch_tile.ir.expr import Call
-from torch_tile.ir.node import alike, walk
+from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Role
-from torch_tile.ir.verify import verify
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.lowering.simplify_program import simplify_program
 from torch_tile.runtime.nvrtc import compile_cubin
 from torch_tile.target import Target
 
@@ -74,25 +71,11 @@ def test_each_wait_and_arrival_is_needed(name):
     assert {r.name for r in missed} <= {"wgmma_fence"}, [f"{r.name} at {r.span}" for r in missed]
 
 
-def trace(text):
-    """The program that printed text says."""
-    name = f"<by hand {len(linecache.cache)}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    scope = {"T": T}
-    exec(compile(text, name, "exec"), scope)
-    return next(f.program for f in scope.values() if isinstance(f, T.PrimFunc))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_stage_traces_back(name):
     program = kernel_of(name)[0].program
-    for step, stage in cuda_passes(Build(HOPPER)):
-        new = step(program)
-        verify(new, stage)
-        if new is not program:
-            back = trace(repr(new))
-            assert alike(simplify_program(back), simplify_program(new)), f"after {step.__name__}:\n{new}\n{back}"
-        program = new
+    for step, made in stages(program, Build(HOPPER)):
+        traces_back(step, made)
 
 
 def test_what_a_role_says_stays_as_it_is():

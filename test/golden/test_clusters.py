@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels whose blocks load for each other: right on any sizes, and in need of all that orders them."""
 
-import linecache
 import random
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import in_clusters
 import pytest
 import torch
+from traced_stages import stages, traces_back
 
 import torch_tile
 import torch_tile.language as T
@@ -18,10 +18,8 @@ from torch_tile.interp.removal import ordering, removals
 from torch_tile.interp.tiles import evaluate
 from torch_tile.intrinsics.bulk import reaches_others
 from torch_tile.ir.expr import Call
-from torch_tile.ir.node import alike, walk
-from torch_tile.ir.verify import verify
+from torch_tile.ir.node import walk
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.lowering.simplify_program import simplify_program
 from torch_tile.target import Target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
@@ -196,25 +194,11 @@ def test_each_wait_and_arrival_is_needed(name):
     assert all(counts[n] <= NEEDLESS.get(n, 0) for n in counts), [f"{r.name} {r.number}, {r.span}" for r in missed]
 
 
-def trace(text):
-    """The program that printed text says."""
-    name = f"<clusters {len(linecache.cache)}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    scope = {"T": T}
-    exec(compile(text, name, "exec"), scope)
-    return next(f.program for f in scope.values() if isinstance(f, T.PrimFunc))
-
-
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_every_stage_traces_back(cluster):
     program = in_clusters.gemm(256, 256, 256, cluster).program
-    for step, stage in cuda_passes(Build(HOPPER)):
-        new = step(program)
-        verify(new, stage)
-        if new is not program:
-            back = trace(repr(new))
-            assert alike(simplify_program(back), simplify_program(new)), f"after {step.__name__}:\n{new}\n{back}"
-        program = new
+    for step, made in stages(program, Build(HOPPER)):
+        traces_back(step, made)
 
 
 BIG, SMALL, FP8 = (128, 256, 64), (128, 128, 64), "float8_e4m3fn"

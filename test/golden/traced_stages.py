@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU's passes make of a program, one by one, and that the printed text of each says the same program."""
+
+import linecache
+
+import torch_tile.language as T
+from torch_tile.ir.node import alike
+from torch_tile.ir.verify import verify
+from torch_tile.lowering import cuda_passes
+from torch_tile.lowering.simplify_program import simplify_program
+
+
+def stages(program, build):
+    """Each pass that changed the program, by name, and what it made, which is well formed."""
+    for step, stage in cuda_passes(build):
+        new = step(program)
+        verify(new, stage)
+        if new is not program:
+            yield step.__name__, new
+        program = new
+
+
+def trace(text):
+    """The program that printed text says."""
+    name = f"<traced back {len(linecache.cache)}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    scope = {"T": T}
+    exec(compile(text, name, "exec"), scope)
+    return next(f.program for f in scope.values() if isinstance(f, T.PrimFunc))
+
+
+def traces_back(step, program):
+    """Assert that the text of what a pass made is traced to the same program."""
+    text = repr(program)
+    back = trace(text)  # tracing computes with literals at once
+    assert alike(simplify_program(back), simplify_program(program)), f"after {step}:\n{text}\n{back}"
