@@ -8,8 +8,7 @@ namespace tile {
 
 TILE_DEVICE float nibble(uint32_t word, int byte, int upper) { return float(word >> (8 * byte + 4 * upper) & 15); }
 
-TILE_DEVICE uint32_t pair_of(f16 x) { return x.bits * 0x10001u; }
-TILE_DEVICE uint32_t pair_of(bf16 x) { return x.bits * 0x10001u; }
+template <class T> TILE_DEVICE uint32_t pair_of(T x) { return x.bits * 0x10001u; }
 
 template <class T> TILE_DEVICE uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t y;

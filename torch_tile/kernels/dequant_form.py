@@ -23,7 +23,7 @@ MOST_SUMS = 96  # of a thread
 LEAST_PIECE = 16  # columns, of one product of tensor cores
 LONG_PRODUCTS = 128  # columns of a product from which on it takes as long as widening its weights
 BYTES = 0x4B000000  # 2^23, whose last bit is 1
-LARGEST_OFFSET = 56  # of fields of 4 bits, which two are widened with at once
+LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen/cuda_fields.py) less 8 for their sign
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,11 @@ class Storage:
         Fields are put into the mantissa of a power of two, which converts them by a mask alone (GPUs have few units
         that convert integers); two in neighbouring columns of an int32 together, where they are widened to 16 bits.
         """
+        sign = 1 << (self.bits - 1) if self.signed else 0  # turned over, it counts from 0 on
         if self.fields == 1 and (not self.aligned or self.words.is_floating_point):
             return T.cast(word, "float32"), self.offset
         if self.fields == 1:
-            value = T.float_from_bits(T.cast(word, "int32"), 255, BYTES + (128 if self.signed else 0))
-            return value - float(2**23 + (128 if self.signed else 0)), self.offset
-        sign = 1 << (self.bits - 1) if self.signed else 0  # turned over, it counts from 0 on
+            return T.float_from_bits(T.cast(word, "int32"), 255, BYTES + sign) - float(2**23 + sign), self.offset
         if self.words == torch.int32:
             upper = 1 - column % 2 if self.high_first else column % 2
             return T.nibble(word ^ SIGNS if self.signed else word, column % 8 // 2, upper), float(sign + self.offset)
