@@ -146,7 +146,20 @@ def attention(rng, largest):
     return Problem(text, kernel, inputs, filled((queries, width), "float16"), reference)
 
 
-KINDS = [gemm, gemm, gemm, changed, persistent, attention]
+def joined(rng, largest):
+    """Blocks that add up what the others of their cluster left in shared memory."""
+    dtype, count, groups = rng.choice(["float16", "bfloat16"]), rng.randint(2, 8), rng.choice([0, 1, 2])
+    block = groups * 64 or 16, rng.choice([16, 32, 64]) if groups else 64, rng.choice([32, 64])
+    m, n, k = (rng.randint(1, most) for most in (largest // 2, largest // 2, 2 * largest))
+    k = -(-k // 8) * 8 if rng.random() < 0.8 else k
+    options = {"stages": rng.randint(1, 4), "threads": 128 * max(groups, 1), "rows": rng.random() < 0.5}
+    kernel = in_clusters.joined(m, n, k, count, block, dtype=dtype, **options)
+    a, b = operand(rng, (m, k), dtype), operand(rng, (n, k), dtype)
+    text = f"joined {m} x {n} x {k} {dtype}, blocks {block}, {options}, clusters of {count}"
+    return Problem(text, kernel, [a, b], filled((m, n), "float32"), product(dtype, "float32", lambda a, b: (a, b.T)))
+
+
+KINDS = [gemm, gemm, gemm, changed, persistent, attention, joined]
 
 
 def problem(seed, largest=LARGEST):
@@ -156,14 +169,14 @@ def problem(seed, largest=LARGEST):
 
 
 def prepare(seed):
-    """Compile into the cache: `(seed, whether blocks share a load, what was wrong)`."""
+    """Compile into the cache: `(seed, whether blocks reach each other, what was wrong)`."""
     try:
         made = problem(seed).compile()
     except TileError as error:
         return seed, False, "" if error.code == "shared_memory" else str(error)
     except Exception as error:
         return seed, False, f"{type(error).__name__}: {error}"
-    return seed, "multicast" in made.source, "; ".join(made.cubin.warnings)
+    return seed, "multicast" in made.source or "at_rank" in made.source, "; ".join(made.cubin.warnings)
 
 
 def difference(seed):

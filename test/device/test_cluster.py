@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels whose blocks load for each other, on a Hopper GPU against float64: random sizes, types, cuts and clusters.
+"""Kernels whose blocks load for each other, or read each other's tiles, on a Hopper GPU against float64: random sizes,
+types, cuts and clusters.
 
 TORCH_TILE_DEVICE_PROGRAMS says how many, TORCH_TILE_FUZZ_SEED=n starts from a given seed. Processes compile them side
 by side into the cache; another runs them and is killed where one does not end, so that it is known by its seed and the
@@ -21,7 +22,7 @@ from role_runs import begin, verdicts
 
 pytestmark = pytest.mark.cuda
 COUNT = int(os.environ.get("TORCH_TILE_DEVICE_PROGRAMS", "300"))
-LEAST = 0.6  # of the kernels share a load; others have tiles too small for their clusters
+LEAST = 0.6  # of the kernels have blocks that reach others; the rest has tiles too small for their clusters
 
 
 @pytest.mark.skipif(
@@ -38,4 +39,4 @@ def test_random_kernels(seed, request):
     request.node.user_properties.append(("problems", [problem(n).text for n in seeds]))
     assert not wrong, f"{len(wrong)} of {COUNT}: " + "\n".join(f"seed {n}: {text[:500]}" for n, text in wrong.items())
     shared = sum(has for _, has, _ in made)
-    assert shared >= LEAST * COUNT, f"the blocks of only {shared} of {COUNT} kernels share a load"
+    assert shared >= LEAST * COUNT, f"the blocks of only {shared} of {COUNT} kernels reach others"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels in clusters whose blocks load for each other, used by tests here, in test/lowering and test/device.
+"""Kernels in clusters whose blocks load for each other or read each other's tiles, used by tests here, in test/lowering
+and test/device.
 
 Grids are rounded up to whole clusters; blocks beyond the tensors compute nothing that is stored.
 """
@@ -88,6 +89,38 @@ def persistent(m, n, k, cluster, clusters, stages=3):
                     T.copy(B[(tile % columns * wide + bx % wide) * 64, ko * 64], b)
                     T.gemm(a, b, c, transpose_B=True)
                 T.copy(c, C[tile // columns * 64, (tile % columns * wide + bx % wide) * 64])
+
+    return kernel
+
+
+def joined(m, n, k, count, block=(16, 64, 64), stages=3, dtype="float16", threads=128, rows=True):
+    """C = A B^T: each block of a cluster has a share of the sum, and adds up a part of the rows, or columns, of all."""
+    bm, bn, bk = block
+    part = (math.ceil(bm / count), bn) if rows else (bm, math.ceil(bn / count))
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m, k), dtype), B: T.Tensor((n, k), dtype), C: T.Tensor((m, n), "float32")):
+        grid = count * math.ceil(n / bn), math.ceil(m / bm)
+        with T.Kernel(*grid, threads=threads, cluster_dims=count) as (bx, by):
+            a, b = T.alloc_shared((bm, bk), dtype), T.alloc_shared((bn, bk), dtype)
+            c, s = T.alloc_fragment((bm, bn), "float32"), T.alloc_shared((bm, bn), "float32")
+            T.clear(c)
+            share = math.ceil(math.ceil(k / bk) / count)
+            for step in T.Pipelined(share, num_stages=stages):
+                T.copy(A[by * bm, (bx % count * share + step) * bk], a)
+                T.copy(B[bx // count * bn, (bx % count * share + step) * bk], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, s)
+            T.cluster_sync()
+            for i, j in T.Parallel(*part):
+                row = i + (bx % count * part[0] if rows else 0)
+                column = j + (0 if rows else bx % count * part[1])
+                total = T.alloc_var("float32", 0.0)
+                for rank in range(count):
+                    total += T.at_rank(s[T.min(row, bm - 1), T.min(column, bn - 1)], rank)
+                if row < bm and column < bn:
+                    C[by * bm + row, bx // count * bn + column] = total
+            T.cluster_sync()
 
     return kernel
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels whose blocks load for each other: right on any sizes, and in need of all that orders them."""
+"""Kernels whose blocks load for each other, or read each other's tiles: right on any sizes, and in need of all that
+orders them.
+"""
 
 import random
 import sys
@@ -19,6 +21,7 @@ from torch_tile.interp.tiles import evaluate
 from torch_tile.intrinsics.bulk import reaches_others
 from torch_tile.ir.expr import Call
 from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Role
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.target import Target
 
@@ -105,6 +108,56 @@ def test_values(name):
     kernel, inputs, want = SEVERAL[name]()
     findings = run(flat_of(kernel), kernel, inputs, want)
     assert not findings, findings.report()
+
+
+JOINED = {
+    "by mma": {"count": 4},
+    "of 3 blocks": {"count": 3, "rows": False},
+    "by wgmma": {"count": 2, "block": (64, 64, 64)},
+    "of two warpgroups": {"count": 8, "block": (128, 32, 64), "threads": 256, "stages": 2, "dtype": "bfloat16"},
+}
+
+
+def of_joined(name, m=100, n=72, k=712):
+    """A kernel, its arguments, the tensor that it fills, and what it shall give."""
+    options = JOINED[name]
+    dtype = getattr(torch, options.get("dtype", "float16"))
+    a, b = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+    out = torch.full((m, n), float("nan"))
+    return in_clusters.joined(m, n, k, **options), (a, b, out), a.double() @ b.double().T
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_blocks_read_each_others_tiles(name):
+    kernel, args, want = of_joined(name)
+    flat = lower(kernel.program, cuda_passes(Build(HOPPER)))
+    assert any(isinstance(n, Role) for n in walk(flat)) == ("block" in JOINED[name])  # copied ahead, for wgmma
+    findings = interpret(flat, kernel.program, args)
+    assert not findings, findings.report()
+    torch.testing.assert_close(args[-1].double(), want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_blocks_read_each_others_tiles_by_tiles(name):
+    kernel, args, want = of_joined(name)
+    evaluate(kernel, *args)
+    torch.testing.assert_close(args[-1].double(), want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["by mma", "by wgmma"])
+def test_each_meeting_is_needed(name):
+    """Nothing that orders blocks which read each other's tiles can go."""
+    kernel, args, _ = of_joined(name, 64, 64, 512)
+    flat = lower(kernel.program, cuda_passes(Build(HOPPER)))
+    meetings = [r for r in removals(flat) if r.name in ("cluster_arrive", "cluster_wait")]
+    if name == "by wgmma":  # the last wait of readers, or of copiers: the block does not end before the others
+        *_, readers, _, _, _, copiers = meetings
+        assert readers.name == copiers.name == "cluster_wait"
+        meetings = [r for r in meetings if r not in (readers, copiers)]
+    assert len(meetings) == (6 if name == "by wgmma" else 4)
+    for removal in meetings:
+        kinds = interpret(removal.program, kernel.program, args).kinds
+        assert kinds & {"race", "missing_wait", "barrier", "deadlock", "unwritten"}, (removal.name, kinds)
 
 
 def test_random_problems(seed):

@@ -36,8 +36,16 @@ def test_every_problem_has_a_cut_that_fits(machine, dtype, bits, products):
 def test_few_rows_fill_the_machine():
     few = config_for(LARGE, H200)
     assert few.block_m == 16 and few.splits == 1
-    short = config_for(replace(LARGE, n=1024), H200)
-    assert short.splits * -(-1024 // short.block_n) > 0.9 * H200.units
+    for n, k, splits, cluster in (
+        (1024, 8192, 8, True),
+        (4096, 4096, 2, True),
+        (8192, 8192, 2, True),
+        (4096, 14336, 4, False),
+    ):
+        short = config_for(replace(LARGE, n=n, k=k), H200)
+        assert (short.splits, short.cluster) == (splits, cluster), (n, k, short)
+        assert short.splits * -(-n // short.block_n) > 0.9 * H200.units
+        assert not config_for(replace(LARGE, n=n, k=k), GPUS[0]).cluster
     assert config_for(replace(LARGE, m=1), H200).block_m == 8
     assert config_for(replace(LARGE, m=FEW_ROWS), H200).block_m == FEW_ROWS
 

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from torch_tile.kernels import gemm
+from torch_tile.kernels import gemm_form
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.dequant_config import Problem, config_for
 from torch_tile.kernels.dequant_form import Factor, Form, Storage
@@ -19,7 +19,7 @@ GROUPS = 0, 16, 32, 64, 128, 192, 1024
 def form_of(bits, group, products=1, words=torch.int32, dtype=torch.float16):
     scale = Factor(dtype, False)
     storage = Storage(words, False, bits, False, 8, (False,) * products, group, scale, None, True)
-    return Form(gemm.Form(dtype, dtype, False, (False,) * products, (), "", 8), storage, dtype)
+    return Form(gemm_form.Form(dtype, dtype, False, (False,) * products, (), "", 8), storage, dtype)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: str(m.target))

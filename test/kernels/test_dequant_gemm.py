@@ -120,6 +120,22 @@ def test_aligned_rows(scheme, rounds, problems, check):
         check(got, want, f"{number}: {m}x{n}x{k}, {config}")
 
 
+@pytest.mark.parametrize("engine", ["interpreter", "threads"], indirect=True)
+@pytest.mark.parametrize("scheme", ["int8", "uint4 with zeros", "uint4 of large groups"])
+def test_sums_of_clusters(scheme, engine, problems, check):
+    """Blocks that share a sum over K add up the parts themselves; the weights come by bulk copies."""
+    scheme = SCHEMES[scheme]
+    for count in (2, 3, 8):
+        config = Config(problems.pick(8, 16), 64, 128, 128, 2, splits=count, cluster=True)
+        m, n, k = problems.size(20), problems.size(150), 128 * problems.pick(1, 4, 9)
+        args = arguments(problems, scheme, m, n, k)
+        args = (args[0].contiguous(), *args[1:])
+        row = problems.tensor(n, dtype=torch.float32)
+        got = dequant_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", BF16, config)
+        want = exact(*args, [row.double()], "r", "v=add(acc0,x0);ret v")
+        check(got, want, f"{m}x{n}x{k}, {config}")
+
+
 @pytest.mark.parametrize("engine", ["threads"], indirect=True)
 @pytest.mark.parametrize("scheme", ["int8", "uint4", "e5m2"])
 def test_by_mma(scheme, engine, problems, check, monkeypatch):

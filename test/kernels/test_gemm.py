@@ -8,8 +8,9 @@ import torch.nn.functional as F
 import torch_tile
 import torch_tile.language as T
 from torch_tile.kernels import epilogue as epilogue_language
-from torch_tile.kernels.gemm import Aux, Form, gemm, persistent_matmul, reference, tile_of
+from torch_tile.kernels.gemm import gemm, persistent_matmul, reference, tile_of
 from torch_tile.kernels.gemm_config import Config
+from torch_tile.kernels.gemm_form import Aux, Form
 from torch_tile.target import Target
 
 
@@ -99,6 +100,21 @@ def test_random_problems(form, rounds, problems, check):
         want = reference(a.double(), *wide, kinds, epilogue, torch.float64)
         assert got.dtype == out_dtype
         check(got, want, f"{form} {batch}x{m}x{n}x{k} {layout} {config}", small(dtype))
+
+
+@pytest.mark.parametrize("engine", ["interpreter", "threads"], indirect=True)
+@pytest.mark.parametrize("form", ["float16", "bfloat16", "swiglu"])
+def test_sums_of_clusters(form, engine, problems, check):
+    """Blocks that share a sum over K add up the parts themselves."""
+    dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
+    for count in (2, 3, 8):
+        config = Config(16, 64, 32, 128, 2, splits=count, cluster=True)
+        m, n, k, batch = problems.size(40), problems.size(150), problems.size(500), problems.pick(None, 2)
+        a, bs, aux = random_operands(problems, form, batch, True, m, n, k, problems.pick("dense", "turned"))
+        got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config)
+        wide = [[x.double() for x in xs] for xs in (bs, aux)]
+        want = reference(a.double(), *wide, kinds, epilogue, torch.float64)
+        check(got, want, f"{form} {batch}x{m}x{n}x{k} {count}", small(dtype))
 
 
 @pytest.mark.parametrize("name", sorted(epilogue_language.ARITY))

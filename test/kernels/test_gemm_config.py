@@ -36,13 +36,24 @@ def test_the_shape_decides():
 
 
 def test_few_rows_fill_the_machine():
-    h200 = GPUS[2]
-    for m, n, k, rows, splits in [
-        (16, 4096, 14336, 16, 4), (32, 4096, 14336, 32, 4), (8, 4096, 4096, 16, 1), (17, 9216, 9216, 32, 1),
-        (1, 512, 4096, 16, 8), (16, 512, 512, 16, 1),
+    a100, _, h200, _ = GPUS
+    for m, n, k, rows, splits, cluster in [
+        (16, 4096, 14336, 16, 4, True), (32, 4096, 14336, 32, 4, True), (8, 4096, 4096, 16, 4, True),
+        (17, 9216, 9216, 32, 1, False), (16, 6144, 4096, 16, 2, True), (1, 512, 4096, 16, 8, False),
+        (16, 512, 512, 16, 1, False), (64, 1024, 1024, 64, 4, True), (16, 64, 65536, 16, 64, False),
     ]:  # fmt: skip
-        config = config_for(Problem(torch.bfloat16, 1, m, n, k, aligned=True), h200)
-        assert (config.block_m, config.splits) == (rows, splits), (m, n, k, config)
+        problem = Problem(torch.bfloat16, 1, m, n, k, aligned=True)
+        config = config_for(problem, h200)
+        assert (config.block_m, config.splits, config.cluster) == (rows, splits, cluster), (m, n, k, config)
+        assert not config_for(problem, a100).cluster
+
+
+def test_a_row_goes_by_tensor_cores_where_that_was_measured():
+    for machine, block_m in zip(GPUS, (1, 1, 16, 1), strict=True):
+        assert config_for(Problem(torch.float16, 1, 1, 9216, 9216, row=True, aligned=True), machine).block_m == block_m
+    for others in ({"products": 2}, {"dtype": torch.float32}, {"aligned": False}):
+        given = {"dtype": torch.float16, "products": 1, "aligned": True} | others
+        assert config_for(Problem(batch=1, m=1, n=9216, k=9216, row=True, **given), GPUS[2]).block_m == 1
 
 
 def test_choices_are_remembered():

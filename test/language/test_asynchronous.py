@@ -127,7 +127,7 @@ def test_registers_that_a_thread_cannot_have(n):
 NAMES = (
     T.fence_proxy_async, T.pdl_sync, T.pdl_trigger, T.cluster_sync, T.block_rank_in_cluster, T.get_cluster_id,
     T.get_warp_idx, T.no_set_max_nreg, T.wait_wgmma, lambda: T.mbarrier_arrive(0), lambda: T.set_max_nreg(24, 0),
-    lambda: T.sync_threads(1, 32), lambda: T.ws(0), lambda: T.wgmma_gemm(0, 0, 0),
+    lambda: T.sync_threads(1, 32), lambda: T.at_rank(0, 0), lambda: T.ws(0), lambda: T.wgmma_gemm(0, 0, 0),
 )  # fmt: skip
 
 
@@ -197,6 +197,47 @@ def test_early_starts_are_nothing_on_older_gpus():
         # Loads by restricted pointers could move in front of the wait.
         assert ("float* A" in compiled.source, "float* __restrict__ A" in compiled.source) == (early, not early)
         assert compiled.cubin
+
+
+def neighbour(cluster=2, element=lambda tile, i: tile[i]):
+    """Each block of a cluster stores what the other one's tile holds."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), C: T.Tensor((128,), "float32")):
+        with T.Kernel(4, threads=32, cluster_dims=cluster) as bx:
+            tile = T.alloc_shared((32,), "float32")
+            T.copy(A[bx * 32], tile)
+            T.cluster_sync()
+            for i in T.Parallel(32):
+                C[bx * 32 + i] = T.at_rank(element(tile, i), 1 - T.block_rank_in_cluster())
+            T.cluster_sync()
+
+    return kernel
+
+
+def test_tiles_of_other_blocks():
+    a, c = torch.randn(128), torch.zeros(128)
+    evaluate(neighbour(), a, c)
+    assert torch.equal(c, a.view(2, 2, 32).flip(1).flatten())
+    for target in ("cpu", "cuda:sm_80"):
+        with pytest.raises(TileError) as caught:
+            torch_tile.compile(neighbour(), target=target)
+        assert caught.value.code == "unsupported_on_target" and target in str(caught.value)
+
+
+WRONG_ELEMENTS = {
+    "no cluster": {"cluster": None},
+    "a row": {"element": lambda tile, i: tile[0:4]},
+    "a number": {"element": lambda tile, i: 3},
+    "registers": {"element": lambda tile, i: T.alloc_local((32,), "float32")[i]},
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ELEMENTS)
+def test_what_is_no_element_of_a_tile(name):
+    with pytest.raises(TileError) as caught:
+        neighbour(**WRONG_ELEMENTS[name])
+    assert caught.value.code == "bad_argument" and "argument `element`" in str(caught.value)
 
 
 def test_clusters_on_older_gpus():

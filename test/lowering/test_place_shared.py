@@ -48,6 +48,30 @@ def test_memory_is_used_again():
     assert size == 4224 + 64
 
 
+def test_what_other_blocks_read_is_alive_until_they_have_met():
+    def kernel_of(meets):
+        @T.prim_func
+        def kernel(x: T.Tensor((64,), "float32")):
+            with T.Kernel(2, threads=32, cluster_dims=2) as bx:
+                lent = T.alloc_shared((512,), "float32")
+                lent[0] = x[bx]
+                T.cluster_sync()
+                x[bx] = T.at_rank(lent[0], 1 - bx)
+                before = T.alloc_shared((512,), "float32")
+                before[0] = x[bx]
+                x[bx + 2] = before[0]
+                if meets:
+                    T.cluster_sync()
+                after = T.alloc_shared((512,), "float32")
+                after[0] = x[bx]
+                x[bx + 4] = after[0]
+
+        return kernel.program
+
+    assert place(kernel_of(True)) == ({"lent": 0, "before": 2048, "after": 0}, 4096)
+    assert place(kernel_of(False)) == ({"lent": 0, "before": 2048, "after": 2048}, 4096)
+
+
 def test_what_outlives_an_iteration_lives_through_the_loop():
     @T.prim_func
     def kernel(x: T.Tensor((64,), "float32")):

@@ -258,7 +258,7 @@ class CudaText(Text):
         return super()._select(node, wide)
 
     def _call(self, node: Call, wide: bool) -> tuple[str, int]:
-        if node.name == "atomic":
+        if node.name in ("atomic", "at_rank"):  # the element as it is stored
             text = self.call(node)
             return (f"tile::widen({text})" if is_small(node.dtype) else text), 99
         return self._fit(node, self.call(node), 99)

@@ -97,7 +97,10 @@ class Expressions:
             self.mask = outer
 
     def _value_Load(self, node: ex.Load) -> Value:
-        storage = self.memory[id(node.buffer)]
+        return self.loaded(self.memory[id(node.buffer)], node)
+
+    def loaded(self, storage: Storage, node: ex.Load) -> Value:
+        """The element that a load reads, if this is its buffer."""
         index, found = self._place(storage, node)
         active = both(self.mask, found)
         for watch in self.watches:

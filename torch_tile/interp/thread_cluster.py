@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import numpy as np
 
@@ -17,9 +18,12 @@ from ..intrinsics.bulk import reaches_others
 from ..ir import stmt as st
 from ..ir.expr import Call
 from ..ir.node import walk
+from . import thread_values as va
 from .thread_calls import Calls, Handler, Place, Run
 from .thread_clocks import NOTHING, joined
+from .thread_memory import Tile
 from .thread_order import Array
+from .thread_values import Value
 
 
 def is_linked(kernel: st.Kernel) -> bool:
@@ -99,10 +103,14 @@ class Cluster:
 
     def send(self, block: int, ids: Array, span: Span | None) -> None:
         """These threads do something to another block, after which their time has gone on."""
+        self.reach(block, ids, span, 1)
+
+    def reach(self, block: int, ids: Array, span: Span | None, ago: int = 0) -> None:
+        """These threads do something to another block, or did it so many steps `ago`."""
         if block in self.ended:
             self.add("missing_wait", span, f"block {block} of the cluster has ended when another one reaches it")
         for thread in ids.tolist():
-            self.sent[block, thread, span] = int(self.calls.order.epoch[thread // 32]) - 1
+            self.sent[block, thread, span] = int(self.calls.order.epoch[thread // 32]) - ago
 
     def leave(self, block: int) -> None:
         """A block ends."""
@@ -147,4 +155,26 @@ def _wait(p: Place) -> Run:
     return run
 
 
-CLUSTER: dict[str, Handler] = {"cluster_arrive": _arrive, "cluster_wait": _wait}
+def _at_rank(p: Place) -> Run:
+    width = va.carrier(p.call.type)
+
+    def run() -> Value:
+        ids, tile = p.threads.active(), cast(Tile, p.behind(0))
+        index, ranks = p.addresses(0, ids), p.threads.each(p.operands[1](), ids)
+        known = (ranks >= 0) & (ranks < p.threads.blocks)
+        if not known.all():
+            text = f"block {int(ranks[~known][0])} of a cluster of {p.threads.blocks}"
+            p.threads.findings.add("out_of_bounds", p.span, text, int((~known).sum()))
+        inside = tile.inside(index, 1, p.span)
+        ok = known if inside is None else known & inside
+        index, ranks, ids = index[ok], ranks[ok], ids[ok]
+        first = tile.address(index) + (ranks - p.threads.block) * p.calls.shared.of_block
+        raw = p.calls.shared.read(first, tile.dtype.itemsize, ids, tile.owner, p.span).view(tile.raw_type)[:, 0]
+        for rank in np.unique(ranks[ranks != p.threads.block]).tolist():
+            p.calls.state(Cluster).reach(rank, ids[ranks == rank], p.span)
+        return p.threads.spread(va.decode(raw, tile.dtype).astype(width, copy=False), ids)
+
+    return run
+
+
+CLUSTER: dict[str, Handler] = {"cluster_arrive": _arrive, "cluster_wait": _wait, "at_rank": _at_rank}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a kernel computes, run in Python on torch tensors: the oracle for every target.
 
-Blocks run one after another, x fastest, statements in order, tile ops through their `evaluate`. A T.Parallel nest is
-computed side by side, each loop variable an index tensor, if its iterations are independent, else in order (nests.py);
-inside it, conditions become masks. Reads of global memory outside its bounds give 0 and writes are dropped; on chip
-that is the error `out_of_bounds`. Each operation on scalars gives a value of its own dtype (values.py), a store rounds
-to the buffer's.
+Blocks run one after another, x fastest (those of a cluster together, if they have to do with each other), statements in
+order, tile ops through their `evaluate`. A T.Parallel nest is computed side by side, each loop variable an index
+tensor, if its iterations are independent, else in order (nests.py); inside it, conditions become masks. Reads of global
+memory outside its bounds give 0 and writes are dropped; on chip that is the error `out_of_bounds`. Each operation on
+scalars gives a value of its own dtype (values.py), a store rounds to the buffer's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from .binding import bind
 from .expressions import Expressions
 from .memory import Index, Storage, lane_ids, poisoned
 from .nests import Plan, Watch, is_nest, plan, written
+from .thread_cluster import crowds
+from .tile_cluster import Crowd, at_rank
 from .values import Value, both, some
 
 
@@ -76,6 +78,7 @@ class Tiles(Expressions):
         self.loop_mask: torch.Tensor | None = None
         self.plans: dict[int, Plan] = {}
         self.undo: list[tuple[Storage, Index, torch.Tensor]] = []
+        self.crowd: Crowd | None = None  # the cluster's blocks, where they run together
 
     def run(self, program: st.Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Check the tile ops, bind the arguments, run every kernel, return the outputs."""
@@ -90,11 +93,23 @@ class Tiles(Expressions):
             if isinstance(param, Buffer):
                 self.memory[id(param)] = Storage(param, tensors[id(param)])
         for kernel in program.kernels:
-            grid = [range(self.size(n)) for n in reversed(kernel.grid)]
-            for point in itertools.product(*grid):
-                self.values |= {id(v): n for v, n in zip(reversed(kernel.blocks), point, strict=True)}
-                self.block(kernel.body)
+            for points in crowds(kernel, [self.size(n) for n in kernel.grid], None):
+                blocks = [self._at(kernel, point) for point in points]
+                if len(blocks) == 1:
+                    blocks[0].block(kernel.body)
+                else:
+                    crowd = Crowd(blocks)
+                    for block in blocks:
+                        block.crowd = crowd
+                    crowd.run(kernel.body)
         return tuple(tensors[id(buffer)] for buffer in program.outputs)
+
+    def _at(self, kernel: st.Kernel, point: Sequence[int]) -> Tiles:
+        """A block of the kernel, before it runs."""
+        block = Tiles()
+        block.memory, block.plans, block.constants = dict(self.memory), self.plans, self.constants
+        block.values = self.values | {id(v): n for v, n in zip(kernel.blocks, point, strict=True)}
+        return block
 
     # Env: what tile ops ask.
 
@@ -196,6 +211,13 @@ class Tiles(Expressions):
     def _run_Do(self, node: st.Do) -> None:
         if not (isinstance(node.call, Call) and node.call.name in ORDERING):
             self.expr(node.call)
+        elif node.call.name == "cluster_wait" and self.crowd is not None:
+            self.crowd.wait()
+
+    def _value_Call(self, node: Call) -> Value:
+        if node.name == "at_rank" and self.crowd is not None:
+            return at_rank(node, self.crowd, self)
+        return super()._value_Call(node)
 
     def _run_Assert(self, node: st.Assert) -> None:
         holds = self.expr(node.condition)

@@ -126,6 +126,11 @@ def atomic(address: Address, value: Expr, op: str) -> Expr:
     return Call("atomic", (address, value), address.buffer.dtype, (op,))
 
 
+def at_rank(address: Address, rank: Any) -> Expr:
+    """What lies at an address of shared memory in the block of the cluster that has this rank."""
+    return Call("at_rank", (address, cast(to_expr(rank), dt.int32)), address.buffer.dtype)
+
+
 def dp4a(a: Expr, b: Expr, c: Expr) -> Expr:
     """`c` plus the sum of the products of four signed bytes of `a` with those of `b` (all int32)."""
     return Call("dp4a", (a, b, c), dt.int32)
@@ -220,5 +225,6 @@ _gpu(
     "atomic", 2, "cuda_atomic.h", cuda=lambda call: f"atomic_{call.options[0]}", meaning=_combine,
     effects=lambda call: (Access(0, "rw", 1),),
 )  # fmt: skip
+_gpu("at_rank", 2, "memory.h", arch=90, effects=lambda call: (Access(0, "r", 1),))
 _gpu("dp4a", 3, "mma.h", meaning=_dp4a)
 _gpu("here", 1, "memory.h", meaning=lambda value, options: value)

@@ -38,6 +38,15 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
     return total
 
 
+@T.macro
+def sum_in_cluster(tile: Any, place: tuple[Any, ...], count: int) -> Any:
+    """The sum of an element of a shared tile over the `count` blocks of the cluster, which have all written it."""
+    total: Any = T.alloc_var(tile.dtype, 0.0)
+    for rank in range(count):
+        total += T.at_rank(tile[place], rank)
+    return total
+
+
 @jit
 def combine(dtype: torch.dtype, latent: int) -> Any:
     """`out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`; rows that saw nothing: 0 and -inf.

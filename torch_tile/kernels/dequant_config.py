@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_tile.kernels.common import Machine, power_of_two, typical
-from torch_tile.kernels.gemm_config import BARRIERS, Config as Config
+from torch_tile.kernels.gemm_config import BARRIERS, MOST_JOINED, Config as Config
 from torch_tile.kernels.tuned import rows_class, tuned
 
 FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying
@@ -16,6 +16,7 @@ ROW_BYTES = {8: 256, 16: 128}  # of a row of weights that one step takes, by row
 MOST_COLUMNS, MANY_COLUMNS = 512, 128  # of a step: for few rows of a, and for more than 16
 MOST_GROUPS = 4  # of columns with a scale each in a step: each has sums of its own
 LEAST_COLUMNS = 64  # of a step, whatever groups are
+LEAST_SHARE, LONGEST_SHARE = 512, 4096  # columns that a block of a cluster sums up
 LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a multiprocessor's memory
 
 
@@ -76,12 +77,33 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
     block_n, resident = (128, 1) if fills or block_m > 8 else (64, 2)
     columns = ROW_BYTES.get(block_m, 128) * 8 // problem.bits
     columns = min(columns, MANY_COLUMNS if block_m > 16 else MOST_COLUMNS if fills and problem.group else 256)
+    if fills:
+        columns = min(columns, max(256, problem.k // 16))
+    elif (splits := _joined(block_m, problem, machine)) and problem.k // splits <= LONGEST_SHARE:
+        alone = -(-problem.n // 64) * splits <= machine.units  # on its multiprocessor
+        columns = 512 if alone and problem.group and problem.k // splits >= 2048 else 256
+        columns = min(512, columns * 4 // problem.bits)
+        config = Config(block_m, 64, _columns(columns, problem), 128, splits=splits, cluster=splits > 1)
+        return replace(config, stages=min(4, _stages(config, problem, machine)))
     config = Config(block_m, block_n, _columns(columns, problem), 2 * block_n)
     most = _stages(config, problem, machine)
     config = replace(config, stages=most if most < 2 * LEAST_STAGES else most // 2)
     count = -(-problem.n // block_n)
     splits = min(resident * machine.units // count, problem.k // (4 * config.block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config
+
+
+def _joined(block_m: int, problem: Problem, machine: Machine) -> int:
+    """How many blocks of a cluster share a sum over K that 64 rows of the weights take part in; 0 without clusters."""
+    if machine.target.capability < 90 or block_m > 16 or problem.products > 1 or not problem.aligned:
+        return 0
+    count, splits = -(-problem.n // 64), 1
+    while splits < MOST_JOINED and problem.k // (2 * splits) >= LEAST_SHARE:
+        room = machine.units if problem.k // (2 * splits) < LONGEST_SHARE else 2 * machine.units
+        if 2 * splits * count > room:
+            break
+        splits *= 2
+    return splits
 
 
 def _columns(most: int, problem: Problem) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels import gemm
+from torch_tile.kernels import gemm_form
 from torch_tile.kernels.common import compute_dtype, dense_last, dynamic, is_unit, strided
 from torch_tile.kernels.dequant_config import Config
 
@@ -149,7 +149,7 @@ class Form:
     dtype that both operands are multiplied in.
     """
 
-    product: gemm.Form
+    product: gemm_form.Form
     storage: Storage
     operand: torch.dtype
 

@@ -16,8 +16,8 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels import gemm
-from torch_tile.kernels.combine import sum_of_parts
+from torch_tile.kernels import gemm, gemm_form
+from torch_tile.kernels.combine import sum_in_cluster, sum_of_parts
 from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
@@ -195,7 +195,7 @@ def finish(form: Form, values: Sequence[Any], operands: Sequence[Any], row: Any,
     scale = form.storage.scale
     if scale and not form.storage.group:
         values = [v * T.cast(s[scale.place(col, 0)], v.dtype) for v, s in zip(values, scales, strict=True)]
-    return gemm.finish(form.product, values, aux, 0, row, col)
+    return gemm_form.finish(form.product, values, aux, 0, row, col)
 
 
 @jit
@@ -245,6 +245,37 @@ def split_dequant_matmul(config: Config, form: Form) -> Any:
     return split_dequant_gemm
 
 
+@jit
+def cluster_dequant_matmul(config: Config, form: Form) -> Any:
+    """The same for few tiles and a long K: the blocks of a cluster share a tile's sum, and add up some of it each."""
+    bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
+    m, n, k, a_type, types = form.types()
+    own = -(-bn // count)  # rows of the weights
+
+    @T.prim_func
+    def cluster_dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), form.product.out_dtype)):
+        rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, bk)
+        with T.Kernel(rows * columns * count, threads=config.threads, cluster_dims=count) as block:
+            split, by, bx = block % count, block // count % rows, block // count // rows
+            share = T.ceildiv(steps, count)
+            last = T.min(split * share + share, steps)
+            products = multiply(config, form, a, operands, by * bm, bx * bn, split * share, last)
+            parts = []
+            for product in products:
+                part = T.alloc_shared((bn, bm), product.dtype)
+                T.copy(product, part)
+                parts.append(part)
+            T.cluster_sync()
+            for i, j in T.Parallel(bm, own):
+                row, col = by * bm + i, bx * bn + split * own + j
+                sums = [sum_in_cluster(part, (T.min(split * own + j, bn - 1), i), count) for part in parts]
+                if split * own + j < bn:
+                    out[row, col] = finish(form, sums, operands, row, col)
+            T.cluster_sync()  # until then others read this block's part
+
+    return cluster_dequant_gemm
+
+
 def dequant_gemm(
     a: torch.Tensor,
     bs: Sequence[torch.Tensor],
@@ -289,7 +320,7 @@ def run(
     matrices = [gemm.matrix(b) for b in bs]
     operands, turned = [b for b, _ in matrices], tuple(t for _, t in matrices)
     _, _, views, _ = gemm.as_batches(a, [], aux, kinds, out)
-    forms = tuple(gemm.Aux(kind, x.dtype, is_unit(x)) for x, kind in zip(views, kinds, strict=True))
+    forms = tuple(gemm_form.Aux(kind, x.dtype, is_unit(x)) for x, kind in zip(views, kinds, strict=True))
     groups = next((x.shape[1] for x in (*scales, *zeros)), 1)
     scale, scales = Factor.of(scales)
     zero, zeros = Factor.of(zeros)
@@ -305,12 +336,15 @@ def run(
     if words != bs[0].dtype:
         operands = [b.view(words) for b in operands]
     storage = Storage(words, signed, *fields, turned, group, scale, zero, aligned)
-    form = Form(gemm.Form(a.dtype, out.dtype, False, turned, forms, epilogue, vector), storage, operand)
+    form = Form(gemm_form.Form(a.dtype, out.dtype, False, turned, forms, epilogue, vector), storage, operand)
     config = config or config_for(
         Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned), machine
     )
     if config.splits == 1:
         machine.kernel(dequant_matmul)(config, form)(a, *operands, *scales, *zeros, *views, out)
+        return
+    if config.cluster:
+        machine.kernel(cluster_dequant_matmul)(config, form)(a, *operands, *scales, *zeros, *views, out)
         return
     parts = out.new_empty((config.splits, len(bs), m, n), dtype=compute_dtype(a.dtype))
     # How many blocks share a sum is known at run time only, so that one kernel serves all numbers.

@@ -8,27 +8,25 @@ kernel serves every shape: what is compiled in is a `Form` (dtypes, orders in me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels import epilogue_tile
-from torch_tile.kernels.combine import sum_of_parts
+from torch_tile.kernels.combine import sum_in_cluster, sum_of_parts
 from torch_tile.kernels.common import (
     compute_dtype as compute_dtype,
-    dynamic,
     has_kernels,
     into,
     is_unit,
     machine_of,
-    strided,
     vector_of,
 )
-from torch_tile.kernels.epilogue import evaluate, parse
+from torch_tile.kernels.epilogue import evaluate
 from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panel_width
+from torch_tile.kernels.gemm_form import Aux, Form, finish
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
@@ -53,70 +51,6 @@ def reference(
     products = [torch.matmul(a.to(compute), b.to(compute)) for b in bs]
     out = evaluate(epilogue, products, [x.to(compute) for x in aux_views(aux, kinds)])
     return out.to(dtype).clone(memory_format=torch.contiguous_format)
-
-
-@dataclass(frozen=True)
-class Aux:
-    """An auxiliary operand: its kind, dtype, whether its last dimension is dense, and whether its rows start at
-    multiples of 16 bytes.
-    """
-
-    kind: str
-    dtype: torch.dtype
-    unit: bool = True
-    aligned: bool = False
-
-    def type(self, name: str, shape: Sequence[Any]) -> Any:
-        """The parameter's type."""
-        size = self.dtype.itemsize
-        multiple, align = (16 // size, 16) if self.aligned else (1, size)
-        return strided(name, shape, self.dtype, self.unit, multiple, align)
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a kernel is compiled for, besides its `Config`.
-
-    `a_turned` says that a is stored `[batch, K, M]`, `b_turned` for each b that it is stored `[batch, N, K]`. Rows of
-    a, of the bs and of the result start at multiples of `vector` elements, and so many divide N, K and (if a is
-    turned) M.
-    """
-
-    dtype: torch.dtype
-    out_dtype: torch.dtype
-    a_turned: bool
-    b_turned: tuple[bool, ...]
-    aux: tuple[Aux, ...]
-    epilogue: str
-    vector: int = 1
-
-    def sizes(self) -> tuple[Any, Any, Any, Any]:
-        """batch, M, N and K of a problem."""
-        n, k = (dynamic(name, self.vector) for name in "nk")
-        return T.dynamic("batch"), dynamic("m", self.vector if self.a_turned else 1), n, k
-
-    def operand_types(self, batch: Any, m: Any, n: Any, k: Any) -> tuple[Any, list[Any], list[Any]]:
-        """The types of a, of the bs and of the auxiliary operands."""
-        a = strided("a", (batch, k, m) if self.a_turned else (batch, m, k), self.dtype, multiple=self.vector)
-        bs = [
-            strided(f"b{i}", (batch, n, k) if turned else (batch, k, n), self.dtype, multiple=self.vector)
-            for i, turned in enumerate(self.b_turned)
-        ]
-        shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,)}
-        aux = [x.type(f"x{i}", shapes[x.kind]) for i, x in enumerate(self.aux)]
-        return a, bs, aux
-
-
-@T.macro
-def finish(form: Form, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: Any, col: Any) -> Any:
-    """One element of the result from the elements of the products."""
-    dtype = compute_dtype(form.dtype)
-    inputs = {f"acc{i}": value for i, value in enumerate(values)}
-    for i, (x, kind) in enumerate(zip(aux, form.aux, strict=True)):
-        place = {"t": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,)}[kind.kind]
-        inputs[f"x{i}"] = T.cast(x[place if len(place) > 1 else place[0]], dtype)
-    result = epilogue_tile.apply(parse(form.epilogue), inputs, dtype, form.out_dtype.itemsize <= 2)
-    return T.cast(result, form.out_dtype)
 
 
 @T.macro
@@ -249,6 +183,41 @@ def split_matmul(config: Config, form: Form) -> Any:
 
 
 @jit
+def cluster_matmul(config: Config, form: Form) -> Any:
+    """The same for few tiles and a long K: the blocks of a cluster share a tile's sum, and each adds up some rows."""
+    bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
+    batch, m, n, k = form.sizes()
+    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
+    own = -(-bm // count)  # rows
+
+    @T.prim_func
+    def cluster_gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
+        bs, aux = operands[: len(b_types)], operands[len(b_types) :]
+        rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, bk)
+        with T.Kernel(batch * rows * columns * count, threads=config.threads, cluster_dims=count) as block:
+            split, tile = block % count, block // count
+            by, bx, bz = tile // columns % rows, tile % columns, tile // columns // rows
+            share = T.ceildiv(steps, count)
+            last = T.min(split * share + share, steps)
+            products = multiply(config, form, a, bs, bz, by * bm, bx * bn, split * share, last)
+            parts = []
+            for product in products:
+                part = T.alloc_shared((bm, bn), product.dtype)
+                T.copy(product, part)
+                parts.append(part)
+            T.cluster_sync()
+            for i, j in T.Parallel(own, bn):
+                row = by * bm + split * own + i
+                col = bx * bn + j
+                sums = [sum_in_cluster(part, (T.min(split * own + i, bm - 1), j), count) for part in parts]
+                if split * own + i < bm:
+                    out[bz, row, col] = finish(form, sums, aux, bz, row, col)
+            T.cluster_sync()  # until then others read this block's part
+
+    return cluster_gemm
+
+
+@jit
 def row_times_matrix(config: Config, form: Form) -> Any:
     """The same for one row and bs stored `[batch, N, K]`: every b is read once, along K, and nothing of it is kept."""
     bn, bk = config.block_n, config.block_k
@@ -332,6 +301,9 @@ def run(
     if config.splits == 1:
         kernel = row_times_matrix if config.block_m == 1 else persistent_matmul if config.blocks else matmul
         machine.kernel(kernel)(config, form)(a, *operands, *aux, out)
+        return
+    if config.cluster:
+        machine.kernel(cluster_matmul)(config, form)(a, *operands, *aux, out)
         return
     parts = out.new_empty((config.splits, len(bs), batch, m, n), dtype=compute_dtype(a.dtype))
     # How many blocks share a sum is known at run time only, so that one kernel serves all numbers.

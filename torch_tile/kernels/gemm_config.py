@@ -22,9 +22,10 @@ BARRIERS = 1024  # bytes for mbarriers, at most
 class Config:
     """How a product is cut: one block makes `block_m x block_n` of the result, in steps of `block_k`.
 
-    With `splits > 1` so many blocks share the sum over K; their parts are added by a second kernel. `panel` is the
-    width, in tiles, of the panels in which GPUs walk the result; `staged` sends it through shared memory, so that rows
-    leave in 16-byte pieces. With `blocks` so many blocks take one tile after the other, else there is one for each.
+    With `splits > 1` so many blocks share the sum over K; a second kernel adds up their parts, or they do it themselves
+    as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result; `staged` sends it
+    through shared memory, so that rows leave in 16-byte pieces. With `blocks` so many blocks take one tile after the
+    other, else there is one for each.
     """
 
     block_m: int = 128
@@ -33,6 +34,7 @@ class Config:
     threads: int = 128
     stages: int = 3
     splits: int = 1
+    cluster: bool = False
     panel: int = 0
     staged: bool = False
     blocks: int = 0
@@ -106,6 +108,7 @@ HALF_TILES = (
 # For few rows, where all time is that of reading bs: the least that hold the rows.
 FEW_ROWS_CONFIGS = (Config(16, 64, 128, 128, 4), Config(32, 64, 128, 128, 4))
 FEW_ROWS = FEW_ROWS_CONFIGS[-1].block_m
+MOST_JOINED, LARGEST_PART = 8, 65536  # blocks of a cluster; bytes that one of them leaves for the others
 # The same by wgmma, of tiles that bulk copies bring: one block on each SM takes tile after tile. Between large tiles it
 # matters most how well they fill the last turn.
 HOPPER_TILES = (
@@ -134,11 +137,12 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
 
     Few tiles and a long K: blocks share the sum, so that every SM has work.
     """
-    if problem.row:
+    exact = problem.dtype in WIDE_TILES
+    if problem.row and (exact or problem.products > 1 or not problem.aligned or machine.target.capability != 90):
         return Config(1, 8, 512)
     if (persistent := _hopper_config(problem, machine)) is not None:
         return persistent
-    if problem.m <= FEW_ROWS and problem.dtype not in WIDE_TILES:
+    if problem.m <= FEW_ROWS and not exact:
         return _few_rows_config(problem, machine)
     tiles = WIDE_TILES.get(problem.dtype, HALF_TILES)
     tile = min(_fitting(tiles, problem, machine), key=lambda t: _duration(t, problem, machine.units))
@@ -146,6 +150,9 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
     count = _count(config, problem)
     if 3 * count <= machine.units and problem.k >= 8 * config.block_k:
         splits = min(slots // count, problem.k // (4 * config.block_k), 64)
+        part = config.block_m * config.block_n * problem.products * 4
+        if splits <= MOST_JOINED and part <= LARGEST_PART and machine.target.capability >= 90:
+            return replace(config, splits=power_of_two(splits + 1) // 2, cluster=True, panel=0)
         return replace(config, splits=splits, panel=0)
     return config
 
@@ -153,12 +160,34 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
 def _few_rows_config(problem: Problem, machine: Machine) -> Config:
     """Blocks for all SMs: they share sums over a K so long that adding up parts takes no time beside it."""
     config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
+    if (joined := _joined_config(config, problem, machine)) is not None:
+        config = joined
     room = machine.target.shared_limit // _stage_bytes(config, problem)
     config = replace(config, stages=max(1, min(config.stages, room)))
+    if joined is not None:
+        return config
     count, steps = _count(config, problem), problem.k // config.block_k
     if (count < machine.units and steps >= 64) or (3 * count <= machine.units and steps >= 8):
         return replace(config, splits=max(1, min(2 * machine.units // count, steps // 4, 64)))
     return config
+
+
+def _joined_config(config: Config, problem: Problem, machine: Machine) -> Config | None:
+    """Few rows on GPUs with clusters: blocks of one share a sum where tiles alone would leave a quarter of SMs idle.
+
+    None where even that leaves half of them idle, or there are no clusters. Measured on an H200.
+    """
+    if machine.target.capability < 90:
+        return None
+    count = _count(config, problem)
+    if 4 * count >= 3 * machine.units:
+        return config
+    splits = min(power_of_two(-(-5 * machine.units // (4 * count))), MOST_JOINED)
+    joined = replace(config, block_k=64, stages=6, cluster=True)
+    splits = min(splits, power_of_two(problem.k // (4 * joined.block_k) + 1) // 2)
+    if splits < 2:
+        return config
+    return replace(joined, splits=splits) if 2 * count * splits >= machine.units else None
 
 
 def _hopper_config(problem: Problem, machine: Machine) -> Config | None:

@@ -12,14 +12,8 @@ from . import math as _math
 from .asynchronous import (
     barrier_arrive,
     barrier_wait,
-    block_rank_in_cluster,
-    cluster_arrive,
-    cluster_sync,
-    cluster_wait,
     dec_max_nreg,
     fence_proxy_async,
-    get_cluster_dims,
-    get_cluster_id,
     get_lane_idx,
     get_warp_group_idx,
     get_warp_idx,
@@ -34,6 +28,15 @@ from .asynchronous import (
     pdl_trigger,
     set_max_nreg,
     shuffle_elect,
+)  # fmt: skip
+from .cluster import (
+    at_rank,
+    block_rank_in_cluster,
+    cluster_arrive,
+    cluster_sync,
+    cluster_wait,
+    get_cluster_dims,
+    get_cluster_id,
 )  # fmt: skip
 from .effects import address_of, assume, call, device_assert, evaluate, print, tensor_map
 from .layout import (
@@ -148,7 +151,7 @@ __all__ = [
     "LocalBuffer", "Parallel", "Persistent", "Pipelined", "PrimFunc", "Ref", "Select", "SharedBuffer",
     "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier",
     "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "assume",
-    "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
+    "at_rank", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
     "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync",
     "cluster_wait", "const", "dec_max_nreg", "device_assert", "dtype", "dynamic", "empty", "evaluate",
     "fence_proxy_async", "floordiv", "floormod", "get_block_binding", "get_block_bindings", "get_block_extent",

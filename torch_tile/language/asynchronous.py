@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hopper's order by hand: mbarriers, named barriers, fences, registers of roles, clusters, early starts of kernels.
+"""Hopper's order by hand: mbarriers, named barriers, fences, registers of roles, early starts of kernels.
 
 The compiler places all of this in kernels that do not; those that do are for GPUs from sm_90 on.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..diagnostics import error
@@ -20,7 +19,6 @@ from .threads import numbered, thread_index
 from .trace import Tracer, tracer
 
 WARP, WARPGROUP = 32, 128
-AXES = 3  # of a grid
 
 # mbarriers. A phase is over when its arrivals and the bytes expected have come; a fresh barrier is in phase 0.
 
@@ -68,7 +66,7 @@ def barrier_arrive(barrier: Any) -> None:
 
 
 def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
-    at, region = _tracer(what), region_of(barrier)
+    at, region = in_kernel(what), region_of(barrier)
     if region is None or region.buffer.scope != "barrier" or not all(is_one(e) for e in region.extents):
         why, fix = f"is {barrier!r}"[:80], "give one mbarrier of a T.alloc_barrier, as in ready[stage]"
         raise error("bad_argument", None, op=what, name="barrier", why=why, fix=fix)
@@ -91,13 +89,13 @@ def fence_proxy_async() -> None:
 
     The compiler places these fences itself, in front of barriers and arrivals.
     """
-    _tracer("T.fence_proxy_async").emit(bulk.fence_proxy_async())
+    in_kernel("T.fence_proxy_async").emit(bulk.fence_proxy_async())
 
 
 def named_barrier_arrive(barrier_id: int, arrive_count: int | None = None) -> None:
     """Count for the others that T.sync_threads(barrier_id, arrive_count), without waiting for them."""
     what = "T.named_barrier_arrive"
-    at = _tracer(what)
+    at = in_kernel(what)
     at.emit(bulk.named_barrier_arrive(*numbered(at, what, barrier_id, arrive_count)))
 
 
@@ -133,7 +131,7 @@ def set_max_nreg(n: int, is_inc: Any = None) -> None:
 
     A multiple of 8 from 24 to 256. Whether that is more (`is_inc`) or fewer the compiler knows.
     """
-    at = _tracer("T.set_max_nreg")
+    at = in_kernel("T.set_max_nreg")
     if not at.crew:
         why, fix = "is said outside T.ws", "say it in the body of a T.ws: it holds for all of it"
         raise error("bad_argument", None, op="T.set_max_nreg", name="n", why=why, fix=fix)
@@ -153,7 +151,7 @@ def dec_max_nreg(n: int) -> None:
 
 def no_set_max_nreg() -> None:
     """All threads have an equal share of registers, which they have anyway in roles by T.ws that say nothing else."""
-    _tracer("T.no_set_max_nreg")
+    in_kernel("T.no_set_max_nreg")
 
 
 # Kernels that begin before the one ahead of them in the stream has ended.
@@ -161,84 +159,16 @@ def no_set_max_nreg() -> None:
 
 def pdl_sync() -> None:
     """Wait for the kernels before this one: what comes before may run beside them, and touches nothing of theirs."""
-    _tracer("T.pdl_sync").emit(bulk.grid_wait())
+    in_kernel("T.pdl_sync").emit(bulk.grid_wait())
 
 
 def pdl_trigger() -> None:
     """As far as this block is concerned, the next kernel may begin what it does before its T.pdl_sync."""
-    _tracer("T.pdl_trigger").emit(bulk.grid_launch())
+    in_kernel("T.pdl_trigger").emit(bulk.grid_launch())
 
 
-# Clusters: T.Kernel(..., cluster_dims=(2, 1, 1)).
-
-
-def cluster_arrive() -> None:
-    """This block counts for the T.cluster_wait of the others of its cluster."""
-    _of_block("T.cluster_arrive").emit(bulk.cluster_arrive())
-
-
-def cluster_wait() -> None:
-    """Wait until all threads of the cluster have called T.cluster_arrive."""
-    _of_block("T.cluster_wait").emit(bulk.cluster_wait())
-
-
-def cluster_sync() -> None:
-    """All threads of the cluster wait for each other."""
-    cluster_arrive()
-    cluster_wait()
-
-
-def get_cluster_id(dim: int = 0) -> Expr:
-    """The cluster's index along dimension `dim` of the grid of clusters."""
-    block, size = _along("T.get_cluster_id", dim)
-    return block // size
-
-
-def get_cluster_dims() -> tuple[int, int, int]:
-    """Blocks of a cluster along each dimension."""
-    cluster: tuple[int, int, int] = _tracer("T.get_cluster_dims").launch.cluster
-    return cluster
-
-
-def block_rank_in_cluster() -> Expr:
-    """The block's number in its cluster, x fastest."""
-    launch = _tracer("T.block_rank_in_cluster").launch
-    sizes = launch.cluster[: len(launch.blocks)]
-    own = [block % size for block, size in zip(launch.blocks, sizes, strict=True)]
-    rank: Expr = own.pop()
-    while own:
-        rank = rank * sizes[len(own) - 1] + own.pop()
-    return rank
-
-
-def _of_block(what: str) -> Tracer:
-    """The tracer, outside roles: all threads of the cluster are counted."""
-    at = _tracer(what)
-    if at.crew:
-        raise error("not_outermost", None, what=what, region="role")
-    return at
-
-
-def _along(what: str, dim: int) -> tuple[Expr, int]:
-    launch = _tracer(what).launch
-    if not isinstance(dim, int) or not 0 <= dim < len(launch.blocks):
-        fix = f"give a dimension below {len(launch.blocks)}"
-        raise error("bad_argument", None, op=what, name="dim", why=f"is {dim!r}", fix=fix)
-    return launch.blocks[dim], launch.cluster[dim]
-
-
-def clusters(given: Any, rank: int) -> tuple[int, int, int]:
-    """`cluster_dims` of T.Kernel: up to three sizes, for a grid of `rank` dimensions."""
-    sizes = (1,) if given is None else tuple(given) if isinstance(given, tuple | list) else (given,)
-    good = 0 < len(sizes) <= AXES and all(isinstance(n, int) and n > 0 for n in sizes) and math.prod(sizes) <= 8
-    if not good or any(n != 1 for n in sizes[rank:]):
-        fix = "give a size for each dimension of the grid, at most 8 blocks together"
-        raise error("bad_argument", None, op="T.Kernel", name="cluster_dims", why=f"is {given!r}", fix=fix)
-    x, y, z = (*sizes, 1, 1)[:AXES]
-    return x, y, z
-
-
-def _tracer(what: str) -> Tracer:
+def in_kernel(what: str) -> Tracer:
+    """The tracer, inside a T.Kernel."""
     at = tracer(what)
     if at.launch is None or not at.scopes:
         raise error("not_in_kernel", None, what=what)

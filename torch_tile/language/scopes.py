@@ -11,7 +11,7 @@ from ..ir import dtype as dt
 from ..ir.buffer import SPELLINGS, Buffer
 from ..ir.expr import Expr, Load, Var, cast, is_number, to_expr
 from ..ir.stmt import Alloc, Kernel as KernelNode
-from .asynchronous import clusters
+from .cluster import clusters
 from .layout import request
 from .products import pin_results
 from .roles import gather_roles, outermost

@@ -16,7 +16,7 @@ from ..build import Build
 from ..ir.buffer import Buffer
 from ..ir.expr import Call, Const, Expr, Load, Var
 from ..ir.node import Node, walk
-from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Role, Stmt, While
+from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Role, Stmt, While, calls
 from ..tileop import copy_tma, gemm_wgmma
 from ..tileop.copy import Copy
 from ..tileop.gemm import Gemm
@@ -116,7 +116,9 @@ def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     """The loads of a kernel, or why it keeps all its threads together."""
     if not survey.products:
         return "no product goes by wgmma"
-    if any(isinstance(n, Role | Break | Continue | copy_tma.TmaCopy) or _is_barrier(n) for n in walk(kernel.body)):
+    last = {id(n) for one in meetings(kernel) for n in walk(one)}
+    leaving = (n for n in walk(kernel.body) if isinstance(n, Role | Break | Continue | copy_tma.TmaCopy))
+    if any(leaving) or any(_is_barrier(n) and id(n) not in last for n in walk(kernel.body)):
         return "its author orders threads by hand, or leaves loops early"
     bodies = list(_bodies(Body(None, kernel.body, None), survey))
     written = {id(b) for n in walk(kernel.body) for b in (uses(n)[1] if isinstance(n, Stmt) and is_leaf(n) else [])}
@@ -138,6 +140,13 @@ def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
         return "no pipelined loop loads a tile that bulk copies can bring"
     _fit(groups, kernel, survey.build.target.shared_limit)
     return Loads(groups, why_not)
+
+
+def meetings(kernel: Kernel) -> list[Stmt]:
+    """Where the blocks of a cluster meet once all is loaded: statements of the kernel itself."""
+    body = kernel.body.stmts
+    loading = [n for n, one in enumerate(body) if any(map(is_load, walk(one)))]
+    return [one for one in body[max(loading, default=0) :] if calls(one, "cluster_arrive", "cluster_wait")]
 
 
 def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:

@@ -75,6 +75,7 @@ class Walk:
         self.shown: set[Place] = set()
         self.arrivals: tuple[str, ...] = ()
         self.fenced = False  # the statement before shows engines what threads wrote
+        self.arriving = False  # the statement before arrives at the cluster's barrier
         self.crews = Crews(kernel)
         self.after_roles = False
         self.collected: dict[int, list[Access]] = {}
@@ -99,13 +100,13 @@ class Walk:
     def block(self, block: Block, state: State) -> dict[Place, float]:
         """Places with their cost, more in loops, less in branches; `state` becomes what holds after the block."""
         places: dict[Place, float] = {}
-        self.fenced = False
+        self.fenced = self.arriving = False
         for n, one in enumerate(block.stmts):
             place = id(block), n
             if place in self.forced:
                 self._barrier(place, state, places)
             self._statement(one, place, state, places)
-            self.fenced = isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "fence_proxy_async"
+            self.fenced, self.arriving = st.calls(one, "fence_proxy_async"), st.calls(one, "cluster_arrive")
         if (end := (id(block), len(block.stmts))) in self.forced:
             self._barrier(end, state, places)
         return places
@@ -133,6 +134,8 @@ class Walk:
             self._role(one, place, state, places)
         elif call is not None and (call.name == "barrier" or _is_for_all(call, self.threads)):
             self._clear(place, state)
+        elif call is not None and call.name == "cluster_wait" and self.arriving and not self._is_hidden(state):
+            self._clear(place, state)  # a barrier of all blocks
         elif call is not None and call.name in self.arrivals:
             self._show(place, state)
         elif call is not None and call.name == "fence_proxy_async":

@@ -36,6 +36,13 @@ class _Lower(Rewriter):
             "unsupported_on_target", role.span, what="T.ws" if role.by_hand else "T.role", target="cpu", fix=fix
         )
 
+    def Call(self, call: Call) -> Expr:
+        """Blocks run one after another."""
+        if call.name == "at_rank":
+            fix = "choose a CUDA target from sm_90 on"
+            raise error("unsupported_on_target", call.span, what="T.at_rank", target="cpu", fix=fix)
+        return self.children(call)
+
     def Do(self, node: Do) -> Stmt:
         """Barriers and waits: what comes before them is done already."""
         if not isinstance(node.call, Call):

@@ -5,7 +5,7 @@ A buffer is alive from its first access to its last; where it outlives an iterat
 Each buffer takes the tightest gap that it fits, larger ones first. Memory used again may cost a barrier (insert_sync
 decides), so small buffers keep bytes of their own. So do mbarriers, tiles that bulk copies fill or read, and tiles that
 copies fill for nobody: no barrier of threads says when those are done. What different roles use they use at the same
-time.
+time. What other blocks of a cluster read is alive until the cluster has met.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def lives_of(kernel: Kernel) -> list[Life]:
     inside: list[tuple[Life, tuple[int, ...]]] = []
     filled: set[int] = set()  # addresses that asynchronous copies fill
     used: set[int] = set()  # buffers that something else touches
+    lent: dict[int, Life] = {}  # tiles that other blocks of the cluster may be reading, as this one reads theirs
     clock = group = 0
     role: tuple[int, int] | None = None
 
@@ -127,6 +128,13 @@ def lives_of(kernel: Kernel) -> list[Life]:
             life.last = clock
             life.roles |= {role} if role else frozenset()
             inside.append((life, loops))
+        if isinstance(node, Call) and node.name == "at_rank":
+            lent.update((id(a.buffer), found[id(a.buffer)]) for a in node.args if isinstance(a, Address))
+        if isinstance(node, Call) and node.name == "cluster_wait":  # by now others have read it
+            for life in lent.values():
+                life.last = clock
+                inside.append((life, loops))
+            lent.clear()
         for child in children(node):
             visit(child, loops)
         if isinstance(node, For | While):
@@ -137,6 +145,8 @@ def lives_of(kernel: Kernel) -> list[Life]:
     for stmt in kernel.body.stmts:
         group += not isinstance(stmt, Role)  # those that follow each other run at the same time
         visit(stmt, ())
+    for life in lent.values():
+        life.alone = True
     for life, loops in inside:
         for loop in loops[len(life.loops) :]:
             life.first, life.last = min(life.first, starts[loop]), max(life.last, ends[loop])

@@ -28,7 +28,7 @@ from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Rol
 from ..tileop import copy_tma
 from ..tileop.copy import Copy
 from ..tileop.copy_tma import TmaCopy
-from .bulk_loads import Body, Group, Loads, Survey, bulk_loads, is_leaf, is_load, is_zero
+from .bulk_loads import Body, Group, Loads, Survey, bulk_loads, is_leaf, is_load, is_zero, meetings
 from .instance import Instance, versions_of
 from .pipeline_plan import reads_of
 from .pipeline_schedule import without
@@ -138,7 +138,7 @@ class _Roles:
         versions = {id(t): (self.tiles[id(t)], self.stage(self.group_of[id(t)])) for g in self.groups for t in g.tiles}
         place = Instance({}, versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
-        copying = Block(tuple(self._copiers(place)))
+        copying = Block((*self._copiers(place), *meetings(self.source)))  # at which all threads of a cluster count
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters, T.Kernel(..., cluster_dims=(2, 1, 1)): blocks that run at the same time, meet, and read each other's tiles.
+
+For GPUs from sm_90 on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..diagnostics import error
+from ..intrinsics import bulk, memory
+from ..ir.expr import Address, Expr
+from ..tileop.base import region_of
+from .asynchronous import in_kernel
+from .trace import Tracer
+
+AXES = 3  # of a grid
+MOST_BLOCKS = 8  # of a cluster, for which every GPU from sm_90 on has room
+
+
+def cluster_arrive() -> None:
+    """This block counts for the T.cluster_wait of the others of its cluster."""
+    _of_block("T.cluster_arrive").emit(bulk.cluster_arrive())
+
+
+def cluster_wait() -> None:
+    """Wait until all threads of the cluster have called T.cluster_arrive."""
+    _of_block("T.cluster_wait").emit(bulk.cluster_wait())
+
+
+def cluster_sync() -> None:
+    """All threads of the cluster wait for each other."""
+    cluster_arrive()
+    cluster_wait()
+
+
+def get_cluster_id(dim: int = 0) -> Expr:
+    """The cluster's index along dimension `dim` of the grid of clusters."""
+    block, size = _along("T.get_cluster_id", dim)
+    return block // size
+
+
+def get_cluster_dims() -> tuple[int, int, int]:
+    """Blocks of a cluster along each dimension."""
+    cluster: tuple[int, int, int] = in_kernel("T.get_cluster_dims").launch.cluster
+    return cluster
+
+
+def block_rank_in_cluster() -> Expr:
+    """The block's number in its cluster, x fastest."""
+    launch = in_kernel("T.block_rank_in_cluster").launch
+    sizes = launch.cluster[: len(launch.blocks)]
+    own = [block % size for block, size in zip(launch.blocks, sizes, strict=True)]
+    rank: Expr = own.pop()
+    while own:
+        rank = rank * sizes[len(own) - 1] + own.pop()
+    return rank
+
+
+def at_rank(element: Any, rank: Any) -> Expr:
+    """The element `tile[i, j]` of shared memory, of the tile that the block of the cluster with this rank has.
+
+    Authors order the blocks: T.cluster_sync between what a block writes and what others read of it, and again before
+    that is overwritten or its block ends.
+    """
+    launch, region = in_kernel("T.at_rank").launch, region_of(element)
+    why = ""
+    if region is None or any(r.keep for r in region.ranges) or region.buffer.scope != "shared":
+        why, fix = "is no element of shared memory", "give an element tile[i, j] of a T.alloc_shared tile"
+    elif launch.cluster == (1, 1, 1):
+        why, fix = "is read where blocks have no cluster", "give T.Kernel cluster_dims"
+    if why:
+        raise error("bad_argument", None, op="T.at_rank", name="element", why=why, fix=fix)
+    assert region is not None
+    return memory.at_rank(Address(region.buffer, region.starts), rank)
+
+
+def _of_block(what: str) -> Tracer:
+    """The tracer, outside roles: all threads of the cluster are counted."""
+    at = in_kernel(what)
+    if at.crew:
+        raise error("not_outermost", None, what=what, region="role")
+    return at
+
+
+def _along(what: str, dim: int) -> tuple[Expr, int]:
+    launch = in_kernel(what).launch
+    if not isinstance(dim, int) or not 0 <= dim < len(launch.blocks):
+        fix = f"give a dimension below {len(launch.blocks)}"
+        raise error("bad_argument", None, op=what, name="dim", why=f"is {dim!r}", fix=fix)
+    return launch.blocks[dim], launch.cluster[dim]
+
+
+def clusters(given: Any, rank: int) -> tuple[int, int, int]:
+    """`cluster_dims` of T.Kernel: up to three sizes, for a grid of `rank` dimensions."""
+    sizes = (1,) if given is None else tuple(given) if isinstance(given, tuple | list) else (given,)
+    good = (
+        0 < len(sizes) <= AXES and all(isinstance(n, int) and n > 0 for n in sizes) and math.prod(sizes) <= MOST_BLOCKS
+    )
+    if not good or any(n != 1 for n in sizes[rank:]):
+        fix = f"give a size for each dimension of the grid, at most {MOST_BLOCKS} blocks together"
+        raise error("bad_argument", None, op="T.Kernel", name="cluster_dims", why=f"is {given!r}", fix=fix)
+    x, y, z = (*sizes, 1, 1)[:AXES]
+    return x, y, z
