@@ -17,6 +17,7 @@ MOST_COLUMNS, MANY_COLUMNS = 512, 128  # of a step: for few rows of a, and for m
 MOST_GROUPS = 4  # of columns with a scale each in a step: each has sums of its own
 LEAST_COLUMNS = 64  # of a step, whatever groups are
 LEAST_SHARE, LONGEST_SHARE = 512, 4096  # columns that a block of a cluster sums up
+LONG_K = 8192  # columns, from which long steps pay where no sums are shared
 LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a multiprocessor's memory
 
 
@@ -72,38 +73,41 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
 
 def _few_rows(problem: Problem, machine: Machine) -> Config:
     """Long rows of weights in each step; where there are few tiles, they are smaller and blocks share the sum."""
-    block_m = max(8, power_of_two(problem.m))
-    fills = -(-problem.n // 128) * 4 >= machine.units * 3
-    block_n, resident = (128, 1) if fills or block_m > 8 else (64, 2)
+    block_m, clusters = max(8, power_of_two(problem.m)), machine.target.capability >= 90
+    fills = -(-problem.n // 128) * 5 >= machine.units * 3
+    if clusters and not fills and (found := _in_clusters(block_m, problem, machine)) is not None:
+        return found
+    block_n, resident = (128, 1) if fills or clusters or block_m > 8 else (64, 2)
     columns = ROW_BYTES.get(block_m, 128) * 8 // problem.bits
-    columns = min(columns, MANY_COLUMNS if block_m > 16 else MOST_COLUMNS if fills and problem.group else 256)
-    if fills:
-        columns = min(columns, max(256, problem.k // 16))
-    elif (splits := _joined(block_m, problem, machine)) and problem.k // splits <= LONGEST_SHARE:
-        alone = -(-problem.n // 64) * splits <= machine.units  # on its multiprocessor
-        columns = 512 if alone and problem.group and problem.k // splits >= 2048 else 256
-        columns = min(512, columns * 4 // problem.bits)
-        config = Config(block_m, 64, _columns(columns, problem), 128, splits=splits, cluster=splits > 1)
-        return replace(config, stages=min(4, _stages(config, problem, machine)))
+    long = block_m == 8 and fills and problem.group > 0 and problem.bits >= 4 and problem.k >= LONG_K
+    columns = MOST_COLUMNS if long else min(columns, MANY_COLUMNS if block_m > 16 else 256)
     config = Config(block_m, block_n, _columns(columns, problem), 2 * block_n)
     most = _stages(config, problem, machine)
-    config = replace(config, stages=most if most < 2 * LEAST_STAGES else most // 2)
+    config = replace(config, stages=min(most, 2) if long else most if most < 2 * LEAST_STAGES else most // 2)
     count = -(-problem.n // block_n)
     splits = min(resident * machine.units // count, problem.k // (4 * config.block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config
 
 
-def _joined(block_m: int, problem: Problem, machine: Machine) -> int:
-    """How many blocks of a cluster share a sum over K that 64 rows of the weights take part in; 0 without clusters."""
-    if machine.target.capability < 90 or block_m > 16 or problem.products > 1 or not problem.aligned:
-        return 0
+def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | None:
+    """Blocks of a cluster share the sums over K of 64 rows of the weights; None where their shares would be too long.
+
+    Two blocks on each SM where shares stay long enough, else one. Measured on an H200.
+    """
+    if block_m > 16 or problem.products > 1 or not problem.aligned:
+        return None
     count, splits = -(-problem.n // 64), 1
     while splits < MOST_JOINED and problem.k // (2 * splits) >= LEAST_SHARE:
-        room = machine.units if problem.k // (2 * splits) < LONGEST_SHARE else 2 * machine.units
-        if 2 * splits * count > room:
+        if 2 * splits * count > machine.units * (1 if problem.k // (2 * splits) < LONGEST_SHARE else 2):
             break
         splits *= 2
-    return splits
+    share, alone = problem.k // splits, splits * count <= machine.units
+    if share > LONGEST_SHARE:
+        return None
+    long = alone and problem.group > 0 and share >= LONG_K // 4
+    columns = MOST_COLUMNS * 4 // problem.bits if long and problem.bits >= 4 else 256
+    config = Config(block_m, 64, _columns(columns, problem), 128, splits=splits, cluster=splits > 1)
+    return replace(config, stages=min(4 if alone else 2, _stages(config, problem, machine)))
 
 
 def _columns(most: int, problem: Problem) -> int:

@@ -108,7 +108,7 @@ HALF_TILES = (
 # For few rows, where all time is that of reading bs: the least that hold the rows.
 FEW_ROWS_CONFIGS = (Config(16, 64, 128, 128, 4), Config(32, 64, 128, 128, 4))
 FEW_ROWS = FEW_ROWS_CONFIGS[-1].block_m
-MOST_JOINED, LARGEST_PART = 8, 65536  # blocks of a cluster; bytes that one of them leaves for the others
+MOST_JOINED, SHORT_K = 8, 2048  # blocks of a cluster; below, small tiles need no shared sums
 # The same by wgmma, of tiles that bulk copies bring: one block on each SM takes tile after tile. Between large tiles it
 # matters most how well they fill the last turn.
 HOPPER_TILES = (
@@ -138,7 +138,7 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
     Few tiles and a long K: blocks share the sum, so that every SM has work.
     """
     exact = problem.dtype in WIDE_TILES
-    if problem.row and (exact or problem.products > 1 or not problem.aligned or machine.target.capability != 90):
+    if problem.row and (exact or not _row_by_tensor_cores(problem, machine)):
         return Config(1, 8, 512)
     if (persistent := _hopper_config(problem, machine)) is not None:
         return persistent
@@ -149,45 +149,69 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
     config, slots = tile.config, tile.resident * machine.units
     count = _count(config, problem)
     if 3 * count <= machine.units and problem.k >= 8 * config.block_k:
+        short = problem.k < SHORT_K
+        small = Config(32, 32, 128, 128, 4) if short else Config(64, 32, 64, 128, 4)
+        joined = None if exact else _joined(small, problem, machine, 1 if short else MOST_JOINED)
         splits = min(slots // count, problem.k // (4 * config.block_k), 64)
-        part = config.block_m * config.block_n * problem.products * 4
-        if splits <= MOST_JOINED and part <= LARGEST_PART and machine.target.capability >= 90:
-            return replace(config, splits=power_of_two(splits + 1) // 2, cluster=True, panel=0)
-        return replace(config, splits=splits, panel=0)
+        return replace(config, splits=splits, panel=0) if joined is None else joined
     return config
+
+
+def _row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
+    """Whether a row times a matrix stored `[N, K]` goes by the kernels for few rows: where that was faster on an H200.
+
+    For short rows of the matrix, and for such a distance of them that memory is slow to give several at a time.
+    """
+    if machine.target.capability != 90 or problem.products > 1 or not problem.aligned:
+        return False
+    return problem.k <= 8192 or problem.k * problem.dtype.itemsize % 32768 == 0
 
 
 def _few_rows_config(problem: Problem, machine: Machine) -> Config:
     """Blocks for all SMs: they share sums over a K so long that adding up parts takes no time beside it."""
     config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
-    if (joined := _joined_config(config, problem, machine)) is not None:
-        config = joined
-    room = machine.target.shared_limit // _stage_bytes(config, problem)
-    config = replace(config, stages=max(1, min(config.stages, room)))
-    if joined is not None:
-        return config
+    if machine.target.capability >= 90 and (found := _few_rows_in_clusters(config, problem, machine)) is not None:
+        return found
+    config = _with_room(config, problem, machine)
     count, steps = _count(config, problem), problem.k // config.block_k
     if (count < machine.units and steps >= 64) or (3 * count <= machine.units and steps >= 8):
         return replace(config, splits=max(1, min(2 * machine.units // count, steps // 4, 64)))
     return config
 
 
-def _joined_config(config: Config, problem: Problem, machine: Machine) -> Config | None:
-    """Few rows on GPUs with clusters: blocks of one share a sum where tiles alone would leave a quarter of SMs idle.
+def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) -> Config | None:
+    """The same on GPUs with clusters, whose blocks share sums where there are few tiles. Measured on an H200.
 
-    None where even that leaves half of them idle, or there are no clusters. Measured on an H200.
+    None where clusters would leave most SMs without work.
     """
-    if machine.target.capability < 90:
-        return None
+    count, units = _count(config, problem), machine.units
+    wide = replace(config, block_n=128, block_k=128 if count <= 2 * units else 32)
+    if problem.m == 1 and not problem.row and problem.products == 1 and 5 * count >= 8 * units:
+        return _with_room(wide, problem, machine)  # long pieces of the matrix's rows, and all tiles at a time
+    if 4 * count >= 3 * units:
+        return _with_room(config, problem, machine)
+    narrow = replace(config, block_n=32, stages=6)
+    if config.block_m == 32 and 2 * _count(narrow, problem) >= units:
+        return _with_room(narrow, problem, machine)
+    few = replace(config if config.block_m == 16 else narrow, block_k=64, stages=6 if config.block_m == 16 else 4)
+    return _joined(few, problem, machine, MOST_JOINED)
+
+
+def _joined(config: Config, problem: Problem, machine: Machine, most: int) -> Config | None:
+    """As many blocks of a cluster, up to `most`, as it takes to give all SMs work; None if that leaves most without."""
     count = _count(config, problem)
-    if 4 * count >= 3 * machine.units:
-        return config
-    splits = min(power_of_two(-(-5 * machine.units // (4 * count))), MOST_JOINED)
-    joined = replace(config, block_k=64, stages=6, cluster=True)
-    splits = min(splits, power_of_two(problem.k // (4 * joined.block_k) + 1) // 2)
-    if splits < 2:
-        return config
-    return replace(joined, splits=splits) if 2 * count * splits >= machine.units else None
+    wanted = power_of_two(-(-5 * machine.units // (4 * count)))
+    longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps
+    splits = max(1, min(wanted, most, longest))
+    if machine.target.capability < 90 or 5 * count * splits < 2 * machine.units:
+        return None
+    return replace(_with_room(config, problem, machine), splits=splits, cluster=splits > 1)
+
+
+def _with_room(config: Config, problem: Problem, machine: Machine) -> Config:
+    """As many stages as fit in shared memory."""
+    room = machine.target.shared_limit // _stage_bytes(config, problem)
+    return replace(config, stages=max(1, min(config.stages, room)))
 
 
 def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
