@@ -42,7 +42,7 @@ def test_few_rows_fill_the_machine():
         (1, 512, 4096, 16, 64, 8, True), (16, 512, 512, 16, 64, 1, False), (17, 9216, 9216, 32, 64, 1, False),
         (32, 4096, 14336, 32, 32, 1, False), (32, 1024, 4096, 32, 32, 8, True), (64, 1024, 1024, 32, 32, 1, False),
         (64, 1024, 4096, 64, 32, 8, True), (16, 64, 65536, 16, 64, 64, False), (1, 16384, 16384, 16, 128, 1, False),
-        (2, 16384, 16384, 16, 64, 1, False),
+        (2, 16384, 16384, 16, 64, 1, False), (1, 9216, 36864, 16, 128, 1, False), (1, 9216, 9216, 16, 64, 1, False),
     ]:  # fmt: skip
         problem = Problem(torch.bfloat16, 1, m, n, k, aligned=True)
         config = config_for(problem, h200)

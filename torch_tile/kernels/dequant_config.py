@@ -83,7 +83,8 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
     columns = MOST_COLUMNS if long else min(columns, MANY_COLUMNS if block_m > 16 else 256)
     config = Config(block_m, block_n, _columns(columns, problem), 2 * block_n)
     most = _stages(config, problem, machine)
-    config = replace(config, stages=min(most, 2) if long else most if most < 2 * LEAST_STAGES else most // 2)
+    stages = most if most < 2 * LEAST_STAGES else most // 2
+    config = replace(config, stages=min(stages, 2 if long else 4) if block_m == 8 else stages)
     count = -(-problem.n // block_n)
     splits = min(resident * machine.units // count, problem.k // (4 * config.block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config
@@ -107,7 +108,8 @@ def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | N
     long = alone and problem.group > 0 and share >= LONG_K // 4
     columns = MOST_COLUMNS * 4 // problem.bits if long and problem.bits >= 4 else 256
     config = Config(block_m, 64, _columns(columns, problem), 128, splits=splits, cluster=splits > 1)
-    return replace(config, stages=min(4 if alone else 2, _stages(config, problem, machine)))
+    stages = 4 if alone or block_m * problem.bits > 64 else 2
+    return replace(config, stages=min(stages, _stages(config, problem, machine)))
 
 
 def _columns(most: int, problem: Problem) -> int:

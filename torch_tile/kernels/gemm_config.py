@@ -185,9 +185,12 @@ def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) ->
     None where clusters would leave most SMs without work.
     """
     count, units = _count(config, problem), machine.units
-    wide = replace(config, block_n=128, block_k=128 if count <= 2 * units else 32)
-    if problem.m == 1 and not problem.row and problem.products == 1 and 5 * count >= 8 * units:
-        return _with_room(wide, problem, machine)  # long pieces of the matrix's rows, and all tiles at a time
+    if problem.m == 1 and not problem.row and problem.products == 1:  # long pieces of rows, and all tiles at a time
+        if 5 * count >= 8 * units:
+            block_k = 128 if count <= 2 * units else 32
+            return _with_room(replace(config, block_n=128, block_k=block_k), problem, machine)
+        if count >= units and problem.k >= 4 * problem.n:
+            return _with_room(replace(config, block_n=128, block_k=64, stages=8), problem, machine)
     if 4 * count >= 3 * units:
         return _with_room(config, problem, machine)
     narrow = replace(config, block_n=32, stages=6)
