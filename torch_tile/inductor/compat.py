@@ -249,6 +249,35 @@ def compile_without_codegen(
     return compiler(gm, list(inputs))
 
 
+def start_workers() -> None:
+    """Start Inductor's worker processes where its own backend would: they take seconds until they are ready."""
+    from torch._inductor.async_compile import maybe_warm_pool
+
+    maybe_warm_pool()
+
+
+def worker_pool(ready: bool) -> Any:
+    """Inductor's worker processes, which are started; None where it has none, or if they must be and are not `ready`.
+
+    It has none with one compile thread, in daemons and, from torch 2.14 on, where threads do their work.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    if getattr(AsyncCompile, "should_use_thread_workers", bool)():
+        return None
+    are_ready = AsyncCompile.use_process_pool()
+    if AsyncCompile._ready_future is None or (ready and not are_ready):
+        return None
+    pool = AsyncCompile.process_pool()
+    parent = getattr(pool, "process", None)  # of the workers; they are forked from this process where there is none
+    return pool if parent is None or parent.poll() is None else None
+
+
+def worker_count() -> int:
+    """How many processes the pool has."""
+    return inductor_config().compile_threads or 1
+
+
 def graph_breaks() -> int:
     """How many graph breaks Dynamo has counted in this process (one in an inlined call counts for each caller)."""
     from torch._dynamo.utils import counters
