@@ -4,9 +4,11 @@
 import concurrent.futures
 import logging
 import time
+import types
 
 import pytest
 import torch._inductor.config as inductor_config
+from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 
 import torch_tile
 import torch_tile.language as T
@@ -25,8 +27,6 @@ HOPPER = Target("cuda", 90)
 @pytest.fixture(scope="module")
 def pool():
     """Inductor's own, started in another folder and with TORCH_TILE_VERIFY=1."""
-    from torch._inductor.async_compile import shutdown_compile_workers
-
     with inductor_config.patch(compile_threads=2, worker_start_method="subprocess"):
         until = time.monotonic() + 120
         while (found := compat.worker_pool(ready=True)) is None and time.monotonic() < until:
@@ -168,13 +168,17 @@ def test_kernels_of_the_cpu_stay_here():
     assert not fake.sent
 
 
-def test_every_worker_is_warmed_once(monkeypatch):
-    fake = Fake()
+def test_every_worker_is_warmed_and_again_when_it_may_be_another(monkeypatch):
+    fake, now = Fake(), 0.0
+    monkeypatch.setattr(workers, "time", types.SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(compat, "worker_pool", lambda ready: fake)
     with inductor_config.patch(compile_threads=3):
         workers.warm()
         workers.warm()
-    assert fake.sent == [(workers._import_compiler,)] * 3
+        assert fake.sent == [(workers._import_compiler,)] * 3
+        now = 60.0
+        workers.warm()
+    assert len(fake.sent) == 6
 
 
 def test_one_compile_thread_means_no_workers(caplog):
@@ -192,3 +196,27 @@ def test_workers_that_cannot_be_asked_for(monkeypatch, caplog):
         assert workers.ready() is None
         workers.warm()
     assert caplog.text.count("cannot be used") == 2
+
+
+@pytest.mark.parametrize(
+    "state, starting, started",
+    [
+        ({}, True, True),
+        ({"use_process_pool": lambda: False}, True, False),
+        ({"use_process_pool": lambda: False, "_ready_future": None}, False, False),
+        ({"should_use_thread_workers": lambda: True}, False, False),
+        ({"process_pool": lambda: types.SimpleNamespace(process=types.SimpleNamespace(poll=lambda: -9))}, False, False),
+    ],
+    ids=["ready", "starting", "none allowed", "threads", "killed"],
+)
+def test_which_workers_can_be_used(monkeypatch, state, starting, started):
+    usual = {
+        "use_process_pool": lambda: True,
+        "_ready_future": object(),
+        "should_use_thread_workers": lambda: False,
+        "process_pool": object,
+    }
+    for name, value in (usual | state).items():
+        monkeypatch.setattr(AsyncCompile, name, value, raising=False)
+    assert (compat.worker_pool(ready=False) is not None) is starting
+    assert (compat.worker_pool(ready=True) is not None) is started

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
-from torch_tile.inductor import artifacts, compat, workers
+from torch_tile.inductor import artifacts, compat
 from torch_tile.inductor.passes.manager import TilePass
 from torch_tile.inductor.settings import OPTIONS, Settings, parse_settings
 
@@ -38,9 +38,10 @@ def tile(
     Raises:
         RuntimeError: on an unknown option or a bad value of ours.
     """
-    compat.start_workers()
     patches, settings = split_options(mode, options)
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
+        from torch_tile.inductor import workers  # not before: it brings the compiler along
+
         workers.warm()
     artifacts.record_kernels()
     return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})

@@ -249,17 +249,10 @@ def compile_without_codegen(
     return compiler(gm, list(inputs))
 
 
-def start_workers() -> None:
-    """Start Inductor's worker processes where its own backend would: they take seconds until they are ready."""
-    from torch._inductor.async_compile import maybe_warm_pool
-
-    maybe_warm_pool()
-
-
 def worker_pool(ready: bool) -> Any:
-    """Inductor's worker processes, which are started; None where it has none, or if they must be and are not `ready`.
+    """Inductor's worker processes, which start at the first call; None if it has none, or none `ready` when they must.
 
-    It has none with one compile thread, in daemons and, from torch 2.14 on, where threads do their work.
+    It has none with one compile thread and in daemons; in newer torch without Python's lock, threads do their work.
     """
     from torch._inductor.async_compile import AsyncCompile
 

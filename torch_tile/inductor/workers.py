@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ from torch_tile.target import Target
 
 PATIENCE = 60.0
 """Seconds until a worker is given up; a kernel takes one or two."""
+QUIET = 30.0
+"""Seconds from which on workers may be new ones: Inductor ends those that had nothing to do for twice as long."""
 
 
 def ready() -> Any:
@@ -39,16 +42,16 @@ def ready() -> Any:
 
 
 def warm() -> None:
-    """Let Inductor's workers import the compiler before there is something to compile."""
+    """Start Inductor's workers, which takes seconds, and let them import the compiler before they need it."""
     try:
         if (found := compat.worker_pool(ready=False)) is not None:
-            _warm(found)
+            _warm(found, int(time.monotonic() / QUIET))
     except Exception:
         report.log.info("Inductor's workers cannot be used", exc_info=True)
 
 
 @functools.lru_cache(maxsize=1)
-def _warm(pool: Any) -> None:
+def _warm(pool: Any, when: int) -> None:
     for _ in range(compat.worker_count()):  # each takes one, as importing takes longer than submitting
         pool.submit(_import_compiler)
 
