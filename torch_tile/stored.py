@@ -8,6 +8,7 @@ the text, and for CUDA its entries and the schedule report. The machine code lie
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import json
 import os
@@ -25,7 +26,12 @@ from .ir.expr import Expr, Var
 from .ir.fingerprint import fingerprint
 from .ir.node import field_names
 from .ir.stmt import Program, dimensions
-from .runtime.cache import get_or_build, key_of
+from .runtime.cache import get_or_build, is_kept, key_of
+
+elsewhere: contextvars.ContextVar[Callable[[Program, Build], object]] = contextvars.ContextVar(
+    "elsewhere", default=lambda program, build: None
+)
+"""Called with a program whose text is not on the disk: another process may put it there (inductor/workers.py)."""
 
 PARTS = ("codegen", "intrinsics", "ir", "lowering", "tileop")  # folders that decide what a traced program becomes
 
@@ -81,6 +87,8 @@ def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
     if is_watched():
         return text()
     key = key_of(fingerprint(program), str(build.target), repr(build.options), own_files())
+    if not is_kept(key, ".json"):
+        elsewhere.get()(program, build)
     return get_or_build(key, ".json", make).read_text()
 
 

@@ -6,12 +6,16 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_tile.inductor import prefetch
+from torch_tile.inductor import prefetch, workers
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report import collect
+from torch_tile.ir.stmt import Program
 from torch_tile.kernels.common import Machine
+from torch_tile.target import Target
+from torch_tile.tools import library
 
 OURS = functools.partial(dry_run, options={"select": "tile"})
 
@@ -72,3 +76,42 @@ def test_prepared_kernels_do_not_run(rehearsed, monkeypatch):
     monkeypatch.setattr(Machine, "kernel", spy)
     prefetch._prepare(node.target, node.args, dict(node.kwargs))
     assert len(made) == 1
+
+
+def test_programs_are_traced_here_and_sent_to_workers(rehearsed, monkeypatch, tmp_path):
+    """What a worker was sent is compiled by nobody else meanwhile, and by this process when it is handed back."""
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCH_TILE_VERIFY", "0")
+    args = torch.randn(192, 320), torch.randn(320, 256)
+    with torch.no_grad(), no_caches():
+        torch.compile(lambda a, b: torch.relu(a @ b), backend=OURS)(*args)
+    (node,) = rehearsed
+    sent = []
+
+    class Pool:
+        def submit(self, job, *args):
+            sent.append(args)
+            assert not list(tmp_path.rglob("*.cubin"))
+            raise RuntimeError("closed")
+
+    with library._machine(Target("cuda", 90)):
+        prefetch._prepare(node.target, node.args, dict(node.kwargs), Pool())
+    ((program, target, _, cache),) = sent
+    assert isinstance(program, Program) and target == Target("cuda", 90) and cache == str(tmp_path)
+    assert len(list(tmp_path.rglob("*.cubin"))) == 1
+
+
+@pytest.mark.parametrize("pool", [None, "workers"])
+def test_calls_of_a_graph_for_a_gpu_are_prepared_in_threads(monkeypatch, pool):
+    with FakeTensorMode():
+        value = torch.empty(2, device="cuda")
+    graph, prepared = torch.fx.Graph(), []
+    x = graph.placeholder("x")
+    x.meta["val"] = value
+    calls = [graph.call_function(op, (x,)) for op in (torch.relu, torch.exp, torch.tanh)]
+    monkeypatch.setattr(workers, "ready", lambda: pool)
+    monkeypatch.setattr(prefetch, "rehearse", lambda *args: calls)
+    monkeypatch.setattr(prefetch, "_prepare", lambda *args: prepared.append(args))
+    for future in prefetch.prefetch(graph, None, "post_grad"):
+        future.result(60)
+    assert len(prepared) == 3 and all((call.target, (x,), {}, pool) in prepared for call in calls)

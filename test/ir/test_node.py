@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import pickle
 from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
@@ -8,7 +9,7 @@ from torch_tile.diagnostics import Span, span_source
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Binary, Const, Load, Var, const
-from torch_tile.ir.node import Node, Rewriter, alike, children, equal, field_names, map_children, walk
+from torch_tile.ir.node import Node, Rewriter, alike, children, equal, field_names, map_children, symbols, walk
 from torch_tile.ir.stmt import Block, For, If, Let, LoopKind, Store
 
 N = Var("N", dt.int32, "dim")
@@ -152,3 +153,12 @@ def test_a_node_of_ones_own():
     assert [type(c).__name__ for c in walk(pair)] == ["Pair", "Var", "Pair", "Var"]
     assert map_children(pair, lambda c: c) is pair and alike(pair, Pair((j, Pair((i,)))))
     assert repr(pair) == "<Pair>"
+
+
+def test_a_copy_for_another_process_says_nothing_of_this_one():
+    loop = nest(i)
+    assert symbols(loop) and children(loop)  # kept with the node
+    copy = pickle.loads(pickle.dumps(loop))
+    assert set(vars(copy)) == {*field_names(loop), "span"} and alike(copy, loop)
+    (store,) = (node for node in walk(copy) if isinstance(node, Store))
+    assert store.indices[0] is copy.vars[0] and symbols(copy).isdisjoint(symbols(loop))

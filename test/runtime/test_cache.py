@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_tile.runtime.cache import CacheError, cache_dir, get_or_build, key_of
+from torch_tile.runtime.cache import CacheError, cache_dir, get_or_build, is_kept, key_of
 
 KEY = key_of("some source", b"some compiler")
 
@@ -59,7 +59,9 @@ def test_where(monkeypatch, tmp_path):
 
 def test_builds_once(folder):
     builder = Builder()
+    assert not is_kept(KEY, ".so")
     path = get_or_build(KEY, ".so", builder)
+    assert is_kept(KEY, ".so") and not is_kept(KEY, ".cpp")
     assert path.read_bytes() == builder.data
     assert path.name == KEY + ".so"
     assert get_or_build(KEY, ".so", builder) == path
@@ -85,6 +87,7 @@ def test_damage_is_repaired(damage):
     builder = Builder()
     path = get_or_build(KEY, ".so", builder)
     damage(path, path.with_name(path.name + ".seal"))
+    assert not is_kept(KEY, ".so")
     assert get_or_build(KEY, ".so", builder) == path
     assert path.read_bytes() == builder.data
     assert builder.calls == 2

@@ -2,7 +2,8 @@
 """Many programs compiled side by side, with a limit of time for each and a bar that shows how far they are.
 
 Threads, not processes: the compilers proper (NVRTC, or the host's) take more than half of the time and run beside
-Python, and a fresh process would first import torch, which takes longer than a dozen kernels.
+Python, and a fresh process would first import torch, which takes longer than a dozen kernels. (Where Inductor has
+processes at hand, its graphs' kernels are compiled there: inductor/workers.py.)
 """
 
 from __future__ import annotations

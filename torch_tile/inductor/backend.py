@@ -39,6 +39,10 @@ def tile(
         RuntimeError: on an unknown option or a bad value of ours.
     """
     patches, settings = split_options(mode, options)
+    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
+        from torch_tile.inductor import workers  # not before: it brings the compiler along
+
+        workers.warm()
     artifacts.record_kernels()
     return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})
 

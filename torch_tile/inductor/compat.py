@@ -249,6 +249,28 @@ def compile_without_codegen(
     return compiler(gm, list(inputs))
 
 
+def worker_pool(ready: bool) -> Any:
+    """Inductor's worker processes, which start at the first call; None if it has none, or none `ready` when they must.
+
+    It has none with one compile thread and in daemons; in newer torch without Python's lock, threads do their work.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    if getattr(AsyncCompile, "should_use_thread_workers", bool)():
+        return None
+    are_ready = AsyncCompile.use_process_pool()
+    if AsyncCompile._ready_future is None or (ready and not are_ready):
+        return None
+    pool = AsyncCompile.process_pool()
+    parent = getattr(pool, "process", None)  # of the workers; they are forked from this process where there is none
+    return pool if parent is None or parent.poll() is None else None
+
+
+def worker_count() -> int:
+    """How many processes the pool has."""
+    return inductor_config().compile_threads or 1
+
+
 def graph_breaks() -> int:
     """How many graph breaks Dynamo has counted in this process (one in an inlined call counts for each caller)."""
     from torch._dynamo.utils import counters

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that a graph may need are compiled in threads, while the graph is still being worked on.
+"""Kernels that a graph may need are compiled beside the main thread, while the graph is still being worked on.
 
 The families run once over a copy of the graph, where every replacement is taken; what they make is compiled, not run.
-By the time a contest or the model's first call asks for a kernel, it is there or on its way.
+By the time a contest or the model's first call asks for a kernel, it is there or on its way. Threads trace them;
+the rest is done by Inductor's worker processes (workers.py) or, where there are none, by the threads.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import torch
 from torch.fx import Graph, Node
 
 from torch_tile.autotuner.compiling import workers_for
-from torch_tile.inductor import compat, report
+from torch_tile.inductor import compat, report, workers
 from torch_tile.inductor.passes.graph import Rewrite, val
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.settings import Settings
 from torch_tile.kernel import only_preparing
 from torch_tile.target import Target
+
+AT_ONCE = 8
+"""Kernels that are with workers at a time: a graph rarely has more, and Inductor's own need workers, too."""
 
 
 class Rehearsal(Context):
@@ -48,7 +52,9 @@ def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]
     except Exception:
         report.log.debug("nothing is compiled ahead", exc_info=True)
         return []
-    return [_workers().submit(_prepare, node.target, node.args, dict(node.kwargs)) for node in calls]
+    pool = workers.ready() if calls else None
+    threads = _threads(workers_for(Target("cuda", 90)) if pool is None else min(compat.worker_count(), AT_ONCE))
+    return [threads.submit(_prepare, node.target, node.args, dict(node.kwargs), pool) for node in calls]
 
 
 def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
@@ -77,14 +83,14 @@ def _form(node: Node) -> str:
 
 
 @functools.cache
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(workers_for(Target("cuda", 90)), thread_name_prefix="torch_tile prefetch")
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="torch_tile prefetch")
 
 
-def _prepare(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _prepare(op: Any, args: Sequence[Any], kwargs: dict[str, Any], pool: Any = None) -> None:
     """Call an op on tensors like those of the graph, kernels being compiled only."""
     try:
-        with compat.isolated_compile(), only_preparing():
+        with compat.isolated_compile(), only_preparing(), workers.compiling_in(pool):
             args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: compat.empty_for(val(n)))
             op(*args, **kwargs)
     except Exception:

@@ -31,6 +31,10 @@ class Node:
         if self.span is None and span_source:
             object.__setattr__(self, "span", span_source[-1]())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields; what is kept beside them speaks of objects of this process."""
+        return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
+
     def __repr__(self) -> str:
         from .printer import to_text
 

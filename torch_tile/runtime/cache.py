@@ -78,6 +78,11 @@ def get_or_build(key: str, suffix: str, build: Callable[[Path], None]) -> Path:
         return path
 
 
+def is_kept(key: str, suffix: str) -> bool:
+    """Whether `get_or_build` would find the file."""
+    return _is_sound(_folder(key) / (key + suffix))
+
+
 def on_use(listener: Callable[[Path], None]) -> None:
     """Call `listener(path)` once for each entry that this process has asked for, and for each that it will."""
     _listeners.append(listener)

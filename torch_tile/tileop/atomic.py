@@ -101,3 +101,4 @@ def _declare(kind: str) -> type[Atomic]:
 
 
 ATOMICS = {k: _declare(k) for k in ("add", "max", "min")}
+globals().update({cls.__name__: cls for cls in ATOMICS.values()})  # where pickle looks for them

@@ -186,3 +186,4 @@ def _declare(kind: str) -> type[Reduce]:
 
 
 REDUCTIONS = {k: _declare(k) for k in ("sum", "max", "min", "absmax", "abssum", "bitand", "bitor", "bitxor")}
+globals().update({cls.__name__: cls for cls in REDUCTIONS.values()})  # where pickle looks for them
