@@ -16,9 +16,10 @@ from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Expr, Load, Var, binary, const
 from ..ir.layout import Digit, Layout
-from ..ir.node import Rewriter, walk
+from ..ir.node import Rewriter, contains
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Print, Stmt, Store, While
-from ..tileop.nest import Inline, Nest, nest_of
+from ..ir.substitute import Expand, Substitute
+from ..tileop.nest import Nest, nest_of
 from ..tileop.parallel import loop_layout, misplaced
 from ..tileop.threads import Layouts, ThreadContext
 
@@ -178,7 +179,7 @@ class _Binder:
             whole = last is not None and last.kind is LoopKind.VECTOR and last.dim == dim
             if last is not None and whole and extent % last.digit.size == 0 and depth == len(self.steps):
                 depth -= 1
-                value = Inline({id(last.var): ZERO})(value)
+                value = Substitute({id(last.var): ZERO})(value)
             found.append((depth, binary("<", value, extent)))
         return found
 
@@ -192,7 +193,7 @@ class _Body(Rewriter):
 
     def __init__(self, binder: _Binder, ranges: Ranges, owner: Expr | None, unrolled: set[int]):
         self.binder, self.ranges, self.owner, self.unrolled = binder, ranges, owner, unrolled
-        self.inline = Inline({**binder.ctx.values, **binder.values})
+        self.inline = Expand({**binder.ctx.values, **binder.values})
         self.names = dict(binder.values)
 
     def Var(self, var: Var) -> Expr:
@@ -203,8 +204,8 @@ class _Body(Rewriter):
         new: Let = self.children(let)
         if not let.var.dtype.is_integer:
             return new
-        self.inline = Inline({**self.inline.values, id(let.var): let.value})
-        if any(isinstance(n, Load | Call) for n in walk(new.value)):
+        self.inline = Expand({**self.inline.known, id(let.var): let.value})
+        if contains(new.value, Load, Call):
             return new
         self.names[id(let.var)] = new.value
         return Block(())
@@ -257,7 +258,7 @@ def _indexes(loop: For, nest: Nest) -> bool:
 
 
 def _is_straight(body: Block) -> bool:
-    return not any(isinstance(n, For | While | Break | Continue | Do | Print) for n in walk(body))
+    return not contains(body, For, While, Break, Continue, Do, Print)
 
 
 def _block(body: Stmt) -> Block:

@@ -14,7 +14,7 @@ from ..intrinsics.memory import cp_async, elements, option
 from ..ir import dtype as dt, expr, stmt
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Expr, Load, Select, Var, binary, const, minimum, select
-from ..ir.node import walk
+from ..ir.node import find
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, Do, For, If, LoopKind, Program, Stmt, Store
 from ..tileop.base import conjunction
@@ -112,8 +112,7 @@ class _Guard(Known):
 
     def missing_in(self, call: Expr) -> list[Expr]:
         """Conditions that keep the operands of a call inside global buffers and cannot be proved."""
-        used = [a for a in walk(call) if isinstance(a, Address)]
-        return [c for a in used for c in self.missing(a.buffer, a.indices)]
+        return [c for a in find(call, Address) for c in self.missing(a.buffer, a.indices)]
 
     def missing(self, buffer: Buffer, indices: Sequence[Expr], upper: bool = True) -> list[Expr]:
         """Conditions that keep the access inside a global buffer and cannot be proved.

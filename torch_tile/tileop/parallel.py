@@ -15,7 +15,7 @@ from ..ir.buffer import Buffer
 from ..ir.divisor import divides
 from ..ir.expr import Const, Expr, const
 from ..ir.layout import Digit, Layout, spread
-from ..ir.node import walk
+from ..ir.node import symbols
 from ..ir.stmt import For
 from .index_map import Dim, dims_of_nest, fits, layout_of_buffer, renumbered, threads_of
 from .nest import Nest, Use, nest_of
@@ -213,7 +213,7 @@ def _aligned(use: Use, k: int, width: int, nest: Nest, ctx: ThreadContext) -> bo
     var = nest.loop.vars[k]
     last = use.map[-1]
     assert last is not None
-    if any(any(n is var for n in walk(i)) for i in use.indices[:-1]):
+    if any(id(var) in symbols(i) for i in use.indices[:-1]):
         return False
     for p in last.pieces:
         here = p.var == k
