@@ -17,7 +17,7 @@ from .polynomial import EXACT, Atom, Atoms, Polynomial, number
 from .stmt import Kernel
 
 BUDGET = 200  # polynomials looked at in one proof
-ONE = number(1)
+ONE, ZERO = number(1), const(0, dt.int32)
 UNBOUNDED, NATURAL = Interval(), Interval(low=0)
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
@@ -213,7 +213,7 @@ class Ranges:
 
     def inside(self, index: Expr, size: Expr) -> bool:
         """Whether `0 <= index < size`, so that an access needs no guard."""
-        return self._compare(">=", index, const(0, dt.int32)) and self._compare("<", index, size)
+        return self._compare(">=", index, ZERO) and self._compare("<", index, size)
 
     def _compare(self, op: str, a: Expr, b: Expr) -> bool:
         if op not in COMPARISONS or a.dtype.is_float or b.dtype.is_float:

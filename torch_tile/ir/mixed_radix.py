@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from . import dtype as dt
 from .expr import Binary, Cast, Const, Expr, Unary, Var, cast, const
-from .interval import Interval
+from .interval import Interval, Limit
 from .polynomial import EXACT, structure, widens
 
 if TYPE_CHECKING:
     from .bounds import Ranges
 
+UNBOUNDED = Interval()
 NATURAL = {"thread", "block", "dim"}  # roles of variables that are never negative
 
 
@@ -87,7 +88,7 @@ class MixedRadix:
             return self.of(e.a).scaled(-1)
         if isinstance(e, Binary) and e.dtype in EXACT and (found := self._binary(e)) is not None:
             return found
-        known = self.ranges.interval(e) if self.ranges is not None else Interval()
+        known = self.ranges.interval(e) if self.ranges is not None else UNBOUNDED
         return Digits((), int(known.low)) if known.is_point else Digits((Term(1, e),))
 
     def _binary(self, e: Binary) -> Digits | None:
@@ -110,21 +111,27 @@ class MixedRadix:
 
     def interval(self, sum_: Digits) -> Interval:
         """Numbers between which the sum lies."""
-        total = Interval(sum_.constant, sum_.constant)
+        low: Limit = sum_.constant
+        high: Limit = sum_.constant
         for term in sum_.terms:
-            total += Interval(term.factor, term.factor) * self._of_digit(term)
-        return total
+            digit = self._of_digit(term)
+            ends = term.factor * digit.low, term.factor * digit.high
+            low, high = low + min(ends), high + max(ends)
+        return Interval(low, high)
 
     def _of_digit(self, term: Term) -> Interval:
         atom = term.atom
-        found = self.ranges.interval(atom) if self.ranges is not None else Interval()
-        if isinstance(atom, Var) and atom.role in NATURAL:
-            found &= Interval(low=0)
-        low, high = (x if math.isinf(x) else x // term.divisor for x in (found.low, found.high))
-        found = Interval(low, high)
-        if term.modulus is not None and not found.within(Interval(0, term.modulus - 1)):
-            found = Interval(0, term.modulus - 1)
-        return found if term.limit is None else found & Interval(0, term.limit - 1)
+        found = self.ranges.interval(atom) if self.ranges is not None else UNBOUNDED
+        low, high = found.low, found.high
+        if low < 0 and isinstance(atom, Var) and atom.role in NATURAL:
+            low = 0
+        if term.divisor != 1:
+            low, high = (x if math.isinf(x) else x // term.divisor for x in (low, high))
+        if term.modulus is not None and not (low >= 0 and high < term.modulus):
+            low, high = 0, term.modulus - 1
+        if term.limit is not None:
+            low, high = max(low, 0), min(high, term.limit - 1)
+        return Interval(low, high)
 
     def below(self, sum_: Digits, size: int) -> Digits:
         """The sum, told that `0 <= sum < size`: each of its digits that are never negative has its limit."""

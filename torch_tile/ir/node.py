@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from operator import is_
 from typing import Any, ClassVar, TypeVar, overload
@@ -80,18 +80,19 @@ def children(node: Node) -> tuple[Node, ...]:
     """The nodes that `node` uses, in field order. Symbols that it introduces are not among them."""
     found: tuple[Node, ...] | None = node.__dict__.get("_children")
     if found is None:  # kept: passes walk over what they leave as it is again and again
-        names = () if node.is_symbol else _layout(type(node))[0]
-        found = tuple(child for name in names for child in _nodes_in(getattr(node, name)))
-        node.__dict__["_children"] = found
+        below: list[Node] = []
+        if not node.is_symbol:
+            _add_nodes([node.__dict__[name] for name in _layout(type(node))[0]], below)
+        found = node.__dict__["_children"] = tuple(below)
     return found
 
 
-def _nodes_in(value: object) -> Iterator[Node]:
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _nodes_in(item)
+def _add_nodes(values: Iterable[object], found: list[Node]) -> None:
+    for value in values:
+        if isinstance(value, Node):
+            found.append(value)
+        elif type(value) is tuple:
+            _add_nodes(value, found)
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -185,7 +186,7 @@ class Rewriter:
     handled: ClassVar[int] = 0  # bits of the classes that have a method
 
     def __init_subclass__(cls) -> None:
-        for name in dir(cls):
+        for name in tuple(vars(cls)):
             if name[0].isupper():
                 cls.handled |= _bit(name)
 

@@ -20,7 +20,7 @@ from ..ir.node import Rewriter, contains
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Print, Stmt, Store, While
 from ..ir.substitute import Expand, Substitute
 from ..tileop.nest import Nest, nest_of
-from ..tileop.parallel import loop_layout, misplaced
+from ..tileop.parallel import layout_of, misplaced
 from ..tileop.threads import Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)
@@ -30,8 +30,8 @@ UNROLLED = 32  # steps up to which a loop that touches no register array is unro
 
 def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """The statements of one thread for a static nest; fragments that do not fit are staged around it."""
-    layout = loop.layout or loop_layout(loop, ctx)
     nest = nest_of(loop, ctx.values)
+    layout = layout_of(nest, ctx)
     staged = misplaced(nest, layout, Layouts())
     if not staged:
         return _Binder(nest, layout, ctx).statements()

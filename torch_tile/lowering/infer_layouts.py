@@ -7,6 +7,7 @@ then the first loop that is still open is spread for coalesced access, and what 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -114,12 +115,14 @@ def _require(survey: _Survey, known: Layouts) -> None:
 
 
 def _propagate(members: list[_Member], known: Layouts) -> None:
-    changed = True
-    while changed:
-        changed = False
-        for member in members:
-            for demand in member.asks(known):
-                changed |= _decide(demand, known)
+    waiting = len(members)  # members to be asked until nobody has anything new to say
+    for member in itertools.cycle(members):
+        if not waiting:
+            break
+        waiting -= 1
+        news = [_decide(demand, known) for demand in member.asks(known)]
+        if any(news):
+            waiting = len(members)
 
 
 def _fill_up(survey: _Survey, known: Layouts) -> None:

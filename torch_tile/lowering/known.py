@@ -105,3 +105,6 @@ class Known(Rewriter):
         new = self.children(node)
         self.ranges = outer
         return new
+
+
+Known.handled = 0  # these methods only lead to what others seek

@@ -24,11 +24,9 @@ from .threads import Demand, Layouts, ThreadContext
 WIDEST = 16  # bytes of one access of memory
 
 
-def loop_layout(loop: For, ctx: ThreadContext, known: Layouts | None = None) -> Layout:
-    """The layout of a static nest, given what is known of its fragments: its own if the author or a pass set one."""
-    nest = nest_of(loop, ctx.values)
-    known = known or Layouts()
-    return following(nest, known, ctx, partial=True) or default_layout(nest, ctx)
+def layout_of(nest: Nest, ctx: ThreadContext) -> Layout:
+    """The layout of a nest: its own if the author or a pass set one, else by those of its fragments."""
+    return following(nest, Layouts(), ctx, partial=True) or default_layout(nest, ctx)
 
 
 def following(nest: Nest, known: Layouts, ctx: ThreadContext, partial: bool) -> Layout | None:
