@@ -58,9 +58,7 @@ def test_walk_goes_parents_first():
 def test_find_goes_the_same_way_and_leaves_out_the_rest():
     loop = nest(i)
     assert list(find(loop, Load, Store)) == [n for n in walk(loop) if isinstance(n, Load | Store)]
-    assert list(find(loop, Stmt)) == [
-        n for n in walk(loop) if isinstance(n, Stmt)
-    ]  # any kind
+    assert list(find(loop, Stmt)) == [n for n in walk(loop) if isinstance(n, Stmt)]  # any kind
     assert list(find(loop, If)) == [] and list(find(i, Var)) == [i]
     assert contains(loop, Load) and contains(loop, If, Store) and not contains(loop, If)
 

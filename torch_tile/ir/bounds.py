@@ -11,6 +11,7 @@ import copy
 from collections.abc import Hashable, Iterator
 
 from . import dtype as dt
+from .counterexample import Counterexample
 from .expr import COMPARISONS, LOGICAL, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const, to_expr
 from .interval import Interval, of_binary, range_of
 from .polynomial import EXACT, Atom, Atoms, Polynomial, number
@@ -233,8 +234,12 @@ class Ranges:
     def _shown(self, p: Polynomial) -> bool:
         key = p.key
         if key not in self._verdicts:
-            self._verdicts[key] = self._non_negative(p, {})
+            self._verdicts[key] = not self._is_refuted(p) and self._non_negative(p, {})
         return self._verdicts[key]
+
+    def _is_refuted(self, p: Polynomial) -> bool:
+        """Whether numbers were found that keep to all that holds here, and make `p` negative."""
+        return Counterexample(self._atoms, self._lower, self._upper, self.interval).refutes(p)
 
     def _non_negative(self, p: Polynomial, tried: dict[Hashable, bool]) -> bool:
         """Whether `p >= 0`: the innermost atom is replaced by a bound in outer ones until a number is left."""

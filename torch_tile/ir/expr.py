@@ -30,9 +30,8 @@ LOGICAL = {"and", "or"}
 INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
 _NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
-    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
-    "min": min, "max": max,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "min": min,
+    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor, "max": max,
 }  # fmt: skip
 Operator = Callable[["Expr", Any], "Expr"]
 
