@@ -7,7 +7,6 @@ divided by them). What is claimed is true; what cannot be shown within a small b
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator
 
 from . import dtype as dt
@@ -96,7 +95,8 @@ class Ranges:
         return new
 
     def _copy(self) -> Ranges:
-        new = copy.copy(self)
+        new = object.__new__(Ranges)
+        new.__dict__.update(self.__dict__)
         new._lower, new._upper = dict(self._lower), dict(self._upper)
         new._numeric, new._depth = dict(self._numeric), dict(self._depth)
         new._verdicts, new._intervals = {}, {}

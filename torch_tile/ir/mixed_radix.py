@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import dtype as dt
@@ -39,6 +39,14 @@ class Term:
         """Equal for terms of the same digit."""
         return structure(self.atom), self.divisor, self.modulus
 
+    def times(self, factor: int) -> Term:
+        """The same digit with another factor."""
+        return Term(factor, self.atom, self.divisor, self.modulus, self.limit)
+
+    def below(self, limit: int | None) -> Term:
+        """The same, told that the digit is also in `[0, limit)`; None tells nothing."""
+        return Term(self.factor, self.atom, self.divisor, self.modulus, _least(self.limit, limit))
+
 
 @dataclass(frozen=True, eq=False)
 class Digits:
@@ -52,9 +60,9 @@ class Digits:
 
     def scaled(self, factor: int) -> Digits:
         """This sum times an integer."""
-        if factor == 0:
-            return Digits()
-        return Digits(tuple(replace(t, factor=t.factor * factor) for t in self.terms), self.constant * factor)
+        if factor in (0, 1):
+            return self if factor else Digits()
+        return Digits(tuple(t.times(t.factor * factor) for t in self.terms), self.constant * factor)
 
     def expr(self) -> Expr:
         """The sum as an int32 expression, the constant last."""
@@ -140,7 +148,7 @@ class MixedRadix:
         if not natural or sum_.constant < 0:
             return sum_
         room = size - 1 - sum_.constant
-        terms = tuple(replace(t, limit=_least(t.limit, room // t.factor + 1)) for t in sum_.terms)
+        terms = tuple(t.below(room // t.factor + 1) for t in sum_.terms)
         return Digits(terms, sum_.constant)
 
     def quotient(self, sum_: Digits, divisor: int, modulus: int | None = None) -> Digits:
@@ -182,7 +190,7 @@ class MixedRadix:
         for g in sorted({math.gcd(t.factor, m) for t in terms} - {1}, reverse=True):
             low = Digits(tuple(t for t in sum_.terms if t.factor % g), sum_.constant % g)
             if self.interval(low).within(Interval(0, g - 1)):
-                high = tuple(replace(t, factor=t.factor // g) for t in sum_.terms if t.factor % g == 0)
+                high = tuple(t.times(t.factor // g) for t in sum_.terms if t.factor % g == 0)
                 return self._remainder(Digits(high, sum_.constant // g), m // g).scaled(g) + low
         return Digits((Term(1, sum_.expr(), 1, m),))
 
@@ -218,10 +226,9 @@ def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:
     """The same sum with fewer terms: equal digits added up, neighbouring digits of one atom joined."""
     found: dict[Hashable, Term] = {}
     for t in terms:
-        known = found.get(t.key)
-        found[t.key] = t if known is None else replace(
-            known, factor=known.factor + t.factor, limit=_least(known.limit, t.limit)
-        )  # fmt: skip
+        key = t.key
+        known = found.get(key)
+        found[key] = t if known is None else known.times(known.factor + t.factor).below(t.limit)
     kept = [t for t in found.values() if t.factor]
     while (pair := _neighbours(kept)) is not None:
         low, high = pair
@@ -236,7 +243,7 @@ def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:
 def _parted(terms: Iterable[Term], d: int) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
     """The multiples of `d`, divided by it, and the other terms."""
     terms = tuple(terms)
-    high = (replace(t, factor=t.factor // d) for t in terms if t.factor % d == 0)
+    high = (t.times(t.factor // d) for t in terms if t.factor % d == 0)
     return _collected(high), _collected(t for t in terms if t.factor % d)
 
 

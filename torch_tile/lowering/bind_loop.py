@@ -8,7 +8,7 @@ others hold goes through shared memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from ..ir import dtype as dt
@@ -17,6 +17,7 @@ from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Expr, Load, Var, binary, const
 from ..ir.layout import Digit, Layout
 from ..ir.node import Rewriter, contains
+from ..ir.polynomial import structure
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Print, Stmt, Store, While
 from ..ir.substitute import Expand, Substitute
 from ..tileop.nest import Nest, nest_of
@@ -195,6 +196,7 @@ class _Body(Rewriter):
         self.binder, self.ranges, self.owner, self.unrolled = binder, ranges, owner, unrolled
         self.inline = Expand({**binder.ctx.values, **binder.values})
         self.names = dict(binder.values)
+        self.places: dict[Hashable, Expr] = {}  # registers, by layouts and indices
 
     def Var(self, var: Var) -> Expr:
         return self.names.get(id(var), var)
@@ -228,6 +230,7 @@ class _Body(Rewriter):
     def For(self, loop: For) -> For:
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             self.ranges = self.ranges.loop(var, self(start), self(stop), loop.step)
+        self.places = {}  # more is known now
         new: For = self.children(loop)
         return replace(new, kind=LoopKind.UNROLLED) if id(loop) in self.unrolled else new
 
@@ -239,7 +242,11 @@ class _Body(Rewriter):
     def _register(self, node: Element) -> Expr:
         layout = node.buffer.layout
         assert layout is not None
-        return layout.offset("r", tuple(self.inline(i) for i in node.indices), self.ranges)
+        indices = tuple(self.inline(i) for i in node.indices)
+        key = layout, structure(indices)
+        if key not in self.places:
+            self.places[key] = layout.offset("r", indices, self.ranges)
+        return self.places[key]
 
 
 def load_of(load: Load, ctx: ThreadContext, register: Expr) -> Load:

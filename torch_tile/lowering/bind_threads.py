@@ -16,7 +16,7 @@ from ..diagnostics import error
 from ..ir import dtype as dt
 from ..ir.buffer import Region
 from ..ir.expr import Call, Expr, Load, Var, binary, const
-from ..ir.node import Rewriter, find
+from ..ir.node import Rewriter, find, rebuilt
 from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Print, Program, Role, Stmt, Store
 from ..ir.substitute import Substitute
 from ..tileop import RegisteredOp
@@ -186,4 +186,4 @@ class _PlaceAt(Rewriter):
 
     def Stmt(self, node: Stmt) -> Stmt:
         node = self.children(node)
-        return node if node.span is not None else replace(node, span=self.op.span)
+        return node if node.span is not None else rebuilt(node, span=self.op.span)
