@@ -12,7 +12,7 @@ from torch_tile.build import Build
 from torch_tile.diagnostics import TileError
 from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.expr import Var
-from torch_tile.lowering.hazards import Swap
+from torch_tile.ir.substitute import Substitute
 from torch_tile.lowering.insert_sync import insert_sync
 from torch_tile.lowering.place_shared import place_shared
 from torch_tile.target import Target
@@ -132,7 +132,7 @@ def divergent_hazard():
 
     program = kernel.program
     index = Var("thread", role="thread")
-    (block,) = Swap({id(program.params[1]): index})(program).kernels
+    (block,) = Substitute({id(program.params[1]): index})(program).kernels
     made = replace(program, params=program.params[:1], kernels=(replace(block, thread=index),))
     insert_sync(made, Build(Target.of("cuda:sm_90a")))
 

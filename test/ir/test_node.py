@@ -9,8 +9,20 @@ from torch_tile.diagnostics import Span, span_source
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Binary, Const, Load, Var, const
-from torch_tile.ir.node import Node, Rewriter, alike, children, equal, field_names, map_children, symbols, walk
-from torch_tile.ir.stmt import Block, For, If, Let, LoopKind, Store
+from torch_tile.ir.node import (
+    Node,
+    Rewriter,
+    alike,
+    children,
+    contains,
+    equal,
+    field_names,
+    find,
+    map_children,
+    symbols,
+    walk,
+)
+from torch_tile.ir.stmt import Block, For, If, Let, LoopKind, Stmt, Store
 
 N = Var("N", dt.int32, "dim")
 i, j = (Var(n, dt.int32, "loop") for n in "ij")
@@ -43,6 +55,43 @@ def test_children_are_what_a_node_uses():
 def test_walk_goes_parents_first():
     e = (i + 1) * j
     assert [repr(node) for node in walk(e)] == ["(i + 1) * j", "i + 1", "i", "1", "j"]
+
+
+def test_find_goes_the_same_way_and_leaves_out_the_rest():
+    loop = nest(i)
+    assert list(find(loop, Load, Store)) == [n for n in walk(loop) if isinstance(n, Load | Store)]
+    assert list(find(loop, Stmt)) == [n for n in walk(loop) if isinstance(n, Stmt)]  # any kind
+    assert list(find(loop, If)) == [] and list(find(i, Var)) == [i]
+    assert contains(loop, Load) and contains(loop, If, Store) and not contains(loop, If)
+
+
+def test_a_rewriter_does_not_look_where_no_method_applies():
+    seen = []
+
+    class Watch(Rewriter):
+        def Load(self, node):
+            return node
+
+        def __call__(self, node):
+            seen.append(id(node))
+            return super().__call__(node)
+
+    let, store = nest(i).body.stmts
+    Watch()(Block((let, store)))
+    assert id(let.value) in seen and id(store) in seen and id(store.value) not in seen
+
+
+def test_a_class_of_nodes_made_later_is_found_and_rewritten():
+    class Rename(Rewriter):
+        def Late(self, node):
+            return Late(node.a + 1)
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Late(Stmt):
+        a: Var
+
+    block = Block((Late(i),))
+    assert contains(block, Late) and equal(Rename()(block), Block((Late(i + 1),)))
 
 
 def test_fields_without_the_span():

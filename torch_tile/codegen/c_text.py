@@ -19,7 +19,7 @@ from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType
 from ..ir.expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
-from ..ir.node import children, walk
+from ..ir.node import children, find
 
 STORAGE = {
     "bool": "bool", "float32": "float", "float64": "double", "float16": "tile::f16", "bfloat16": "tile::bf16",
@@ -199,7 +199,7 @@ class Text:
 
     def _computes(self, expr: Expr) -> bool:
         """Whether a signed integer may leave its type on the way to a comparison."""
-        return self.is_index(expr) or any(isinstance(n, Binary) and n.op in ("+", "-", "*", "<<") for n in walk(expr))
+        return self.is_index(expr) or any(n.op in ("+", "-", "*", "<<") for n in find(expr, Binary))
 
     def _floor_float(self, node: Binary) -> tuple[str, int]:
         a, b = self.value(node.a, above=10), self.value(node.b, above=11)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..diagnostics import InternalError, Span
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Expr, Var
-from ..ir.node import walk
+from ..ir.node import contains, find, walk
 from ..ir.stmt import (
     Alloc,
     Assert,
@@ -59,7 +59,7 @@ class _Cpu(Lines):
         self.names = Names(reserved=(*functions, *FRAME))
         self.text = Text(self.names)
         self.asserts: list[tuple[str, Span | None]] = []
-        self.prints = any(isinstance(n, Print) for n in walk(program))
+        self.prints = contains(program, Print)
         params = [p for p in program.params if isinstance(p, Buffer)]
         self.buffers = [*params, *program.outputs, *program.workspaces]
         self.scalars = [p for p in program.params if isinstance(p, Var)]
@@ -283,7 +283,7 @@ def scalar_value(var: Var, position: int) -> str:
 
 def _is_simd(loop: For) -> bool:
     """OpenMP's simd loops hold plain statements only."""
-    return all(isinstance(s, Store | Let | If | Block | Alloc) for s in walk(loop.body) if isinstance(s, Stmt))
+    return all(isinstance(s, Store | Let | If | Block | Alloc) for s in find(loop.body, Stmt))
 
 
 def place_tiles(kernel: Kernel) -> tuple[list[tuple[Buffer, int]], int]:

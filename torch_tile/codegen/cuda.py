@@ -18,7 +18,7 @@ from ..ir import dtype as dtypes
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Binary, Call, Const, Load, Var
 from ..ir.interval import Interval
-from ..ir.node import Node, children, walk
+from ..ir.node import Node, children, find, walk
 from ..ir.stmt import Kernel, Program, Role, Store, dimensions
 from ..ir.tensor_map import TensorMap
 from ..target import Target
@@ -56,9 +56,9 @@ def tensors_of(program: Program) -> list[Buffer]:
 
 def long_dimensions(source: Program) -> set[int]:
     """Ids of the dimensions that may exceed 32 bits: those that appear in strides, and those declared so."""
-    strides = [x for b in tensors_of(source) for s in b.strides or () for x in walk(s)]
+    strides = [x for b in tensors_of(source) for s in b.strides or () for x in find(s, Var)]
     wide = [v for v in dimensions(source) if v.dtype.bits == 64]
-    return {id(x) for x in (*strides, *wide) if isinstance(x, Var)}
+    return {id(x) for x in (*strides, *wide)}
 
 
 def used_symbols(kernel: Kernel) -> dict[int, Buffer | Var]:
@@ -151,7 +151,7 @@ class _Cuda:
         nodes = self.nodes[number]
         used, written = used_symbols(kernel), written_buffers(nodes)
         if may_fold(kernel):
-            used |= {id(n): n for extent in kernel.grid[:2] for n in walk(extent) if isinstance(n, Var)}
+            used |= {id(n): n for extent in kernel.grid[:2] for n in find(extent, Var)}
         names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
         out = CudaStatements(names, SHARED, kernel)
         waits = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)

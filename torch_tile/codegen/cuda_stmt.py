@@ -11,7 +11,7 @@ from ..diagnostics import InternalError, Span
 from ..ir import dtype as dt
 from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
 from ..ir.interval import Interval
-from ..ir.node import Rewriter, walk
+from ..ir.node import contains, find
 from ..ir.simplify import simplify
 from ..ir.stmt import (
     Alloc,
@@ -30,6 +30,7 @@ from ..ir.stmt import (
     Store,
     While,
 )  # fmt: skip
+from ..ir.substitute import Substitute
 from .c_text import PREFIX, Names, held, is_small, storage, string
 from .cuda_fields import field_pair
 from .cuda_roles import condition, registers_call
@@ -235,7 +236,7 @@ def guarded_read(node: If) -> Call | None:
         return None
     dst, src = do.call.args
     assert isinstance(dst, Address) and isinstance(src, Address)
-    if src.buffer.scope != "global" or any(isinstance(n, Load) for n in walk(src)) or not isinstance(loop, For):
+    if src.buffer.scope != "global" or contains(src, Load) or not isinstance(loop, For):
         return None
     if len(loop.body.stmts) != 1 or not isinstance(loop.body.stmts[0], Store):
         return None
@@ -244,16 +245,6 @@ def guarded_read(node: If) -> Call | None:
     ahead = Binary("-", Binary("-", store.indices[0], dst.indices[0]), var)
     zero = isinstance(store.value, Const) and store.value.value == 0
     return do.call if whole and zero and store.buffer is dst.buffer and _is(ahead, 0) else None
-
-
-class _Next(Rewriter):
-    """The loop variable one step further."""
-
-    def __init__(self, var: Var):
-        self.var = var
-
-    def Var(self, var: Var) -> Expr:
-        return Binary("+", var, const(1, var.type)) if var is self.var else var
 
 
 def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
@@ -271,9 +262,9 @@ def paired_store(loop: For, text: CudaText) -> tuple[Store, Expr] | None:
     if not (isinstance(start, Const) and isinstance(stop, Const)) or start.value % 2 or stop.value % 2:
         return None
     index, value = store.indices[0], store.value
-    if any(isinstance(n, Load) and n.buffer is store.buffer for n in walk(value)) or text.unchanged(value) is not None:
+    if any(n.buffer is store.buffer for n in find(value, Load)) or text.unchanged(value) is not None:
         return None
-    step = _Next(var)
+    step = Substitute({id(var): Binary("+", var, const(1, var.type))})
     if not _is(Binary("-", step(index), index), 1) or not _is(Binary("%", index, const(2, index.dtype)), 0, var):
         return None
     return store, step(value)
@@ -283,11 +274,6 @@ def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:
     """Whether an integer expression is a number, `even` being a variable known to be even."""
     if even is not None:
         half = Var("half", even.type, "loop")
-
-        class Doubled(Rewriter):
-            def Var(self, var: Var) -> Expr:
-                return Binary("*", half, const(2, var.type)) if var is even else var
-
-        expr = Doubled()(expr)
+        expr = Substitute({id(even): Binary("*", half, const(2, even.type))})(expr)
     found = simplify(expr)
     return isinstance(found, Const) and found.value == wanted

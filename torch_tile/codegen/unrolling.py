@@ -7,7 +7,7 @@ NVRTC's time grows faster than the text; beyond some hundred statements a kernel
 from __future__ import annotations
 
 from ..ir.expr import Address, Call, Const, Load, Select
-from ..ir.node import Node, children, walk
+from ..ir.node import Node, children, find, symbols
 from ..ir.stmt import Block, For, LoopKind, Stmt, Store
 
 MOST = 192  # statements that unrolling a loop may make
@@ -21,7 +21,7 @@ def pragma(loop: For) -> str | None:
     if loop.kind not in (LoopKind.UNROLLED, LoopKind.VECTOR):
         # Copies of asynchronous products, and what is left of them, meet on ways that the assembler cannot follow.
         # Turns that wait for others gain nothing, and those who copy have few registers.
-        calls = {n.name for n in walk(loop) if isinstance(n, Call)}
+        calls = {n.name for n in find(loop, Call)}
         return "#pragma unroll 1" if not calls.isdisjoint(("wgmma", "mbarrier_wait")) else None
     turns, size = turns_of(loop), size_of(loop.body)
     if turns is None or turns * size <= MOST:
@@ -44,9 +44,8 @@ def picks_registers(loop: For) -> bool:
         return False
     var = loop.vars[0]
     return any(
-        node.buffer.scope == "local" and any(x is var for i in node.indices for x in walk(i))
-        for node in walk(loop.body)
-        if isinstance(node, Load | Store | Address)
+        node.buffer.scope == "local" and any(id(var) in symbols(i) for i in node.indices)
+        for node in find(loop.body, Load, Store, Address)
     )
 
 
@@ -64,4 +63,4 @@ def size_of(node: Node) -> int:
 def _is_guarded(store: Store) -> bool:
     """Whether an element comes from global memory only where it lies inside."""
     value = store.value
-    return isinstance(value, Select) and any(isinstance(n, Load) and n.buffer.scope == "global" for n in walk(value))
+    return isinstance(value, Select) and any(n.buffer.scope == "global" for n in find(value, Load))

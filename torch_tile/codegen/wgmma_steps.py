@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from ..intrinsics.wgmma import Descriptor, a_registers, product_name, walks_of
 from ..ir.evaluate import evaluate
 from ..ir.expr import Address, Binary, Call, Const, Expr, Var, const
-from ..ir.node import Rewriter, rebuilt, symbols
+from ..ir.node import rebuilt, symbols
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Do, For
+from ..ir.substitute import Substitute
 from .unrolling import turns_of
 
 
@@ -89,12 +90,7 @@ def joined(loop: For) -> Product | None:
 
 def _at(turn: int, k: Var, expr: Expr) -> Expr:
     """An operand in one iteration."""
-
-    class Turn(Rewriter):
-        def Var(self, var: Var) -> Expr:
-            return const(turn, k.type) if var is k else var
-
-    found: Expr = Turn()(expr)
+    found: Expr = Substitute({id(k): const(turn, k.type)})(expr)
     return expr if found is expr else simplify(found)
 
 

@@ -7,17 +7,17 @@ divided by them). What is claimed is true; what cannot be shown within a small b
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator
 
 from . import dtype as dt
+from .counterexample import Counterexample
 from .expr import COMPARISONS, LOGICAL, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const, to_expr
 from .interval import Interval, of_binary, range_of
 from .polynomial import EXACT, Atom, Atoms, Polynomial, number
 from .stmt import Kernel
 
 BUDGET = 200  # polynomials looked at in one proof
-ONE = number(1)
+ONE, ZERO = number(1), const(0, dt.int32)
 UNBOUNDED, NATURAL = Interval(), Interval(low=0)
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
@@ -95,7 +95,8 @@ class Ranges:
         return new
 
     def _copy(self) -> Ranges:
-        new = copy.copy(self)
+        new = object.__new__(Ranges)
+        new.__dict__.update(self.__dict__)
         new._lower, new._upper = dict(self._lower), dict(self._upper)
         new._numeric, new._depth = dict(self._numeric), dict(self._depth)
         new._verdicts, new._intervals = {}, {}
@@ -213,7 +214,7 @@ class Ranges:
 
     def inside(self, index: Expr, size: Expr) -> bool:
         """Whether `0 <= index < size`, so that an access needs no guard."""
-        return self._compare(">=", index, const(0, dt.int32)) and self._compare("<", index, size)
+        return self._compare(">=", index, ZERO) and self._compare("<", index, size)
 
     def _compare(self, op: str, a: Expr, b: Expr) -> bool:
         if op not in COMPARISONS or a.dtype.is_float or b.dtype.is_float:
@@ -233,8 +234,12 @@ class Ranges:
     def _shown(self, p: Polynomial) -> bool:
         key = p.key
         if key not in self._verdicts:
-            self._verdicts[key] = self._non_negative(p, {})
+            self._verdicts[key] = not self._is_refuted(p) and self._non_negative(p, {})
         return self._verdicts[key]
+
+    def _is_refuted(self, p: Polynomial) -> bool:
+        """Whether numbers were found that keep to all that holds here, and make `p` negative."""
+        return Counterexample(self._atoms, self._lower, self._upper, self.interval).refutes(p)
 
     def _non_negative(self, p: Polynomial, tried: dict[Hashable, bool]) -> bool:
         """Whether `p >= 0`: the innermost atom is replaced by a bound in outer ones until a number is left."""

@@ -11,6 +11,7 @@ operand.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +28,11 @@ Scalar = bool | int | float
 COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
 LOGICAL = {"and", "or"}
 INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
+_NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "min": min,
+    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor, "max": max,
+}  # fmt: skip
 Operator = Callable[["Expr", Any], "Expr"]
 
 
@@ -307,18 +313,12 @@ def fold(op: str, x: Const, y: Const) -> Const | None:
     """The value of `x op y` if it can be computed exactly here: integers, bools, comparisons."""
     a, b = x.value, y.value
     if op in COMPARISONS:
-        table = {"==": a == b, "!=": a != b, "<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}
-        return Const(table[op], dt.bool_)
+        return Const(_NUMBERS[op](a, b), dt.bool_)
     if x.dtype.is_float or not isinstance(a, int) or not isinstance(b, int):
         return None
     if (op in ("//", "%") and b == 0) or (op in ("<<", ">>") and not 0 <= b < x.dtype.bits):
         return None
-    table_int = {
-        "+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "//": lambda: a // b, "%": lambda: a % b,
-        "<<": lambda: a << b, ">>": lambda: a >> b, "&": lambda: a & b, "|": lambda: a | b, "^": lambda: a ^ b,
-        "min": lambda: min(a, b), "max": lambda: max(a, b),
-    }  # fmt: skip
-    return const(table_int[op](), x.dtype) if op in table_int else None
+    return const(_NUMBERS[op](a, b), x.dtype) if op in _NUMBERS else None
 
 
 def _power(a: Any, b: Any) -> Expr:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import dtype as dt
 from .expr import Binary, Cast, Const, Expr, Unary, Var, cast, const
-from .interval import Interval
+from .interval import Interval, Limit
 from .polynomial import EXACT, structure, widens
 
 if TYPE_CHECKING:
     from .bounds import Ranges
 
+UNBOUNDED = Interval()
 NATURAL = {"thread", "block", "dim"}  # roles of variables that are never negative
 
 
@@ -38,6 +39,14 @@ class Term:
         """Equal for terms of the same digit."""
         return structure(self.atom), self.divisor, self.modulus
 
+    def times(self, factor: int) -> Term:
+        """The same digit with another factor."""
+        return Term(factor, self.atom, self.divisor, self.modulus, self.limit)
+
+    def below(self, limit: int | None) -> Term:
+        """The same, told that the digit is also in `[0, limit)`; None tells nothing."""
+        return Term(self.factor, self.atom, self.divisor, self.modulus, _least(self.limit, limit))
+
 
 @dataclass(frozen=True, eq=False)
 class Digits:
@@ -51,9 +60,9 @@ class Digits:
 
     def scaled(self, factor: int) -> Digits:
         """This sum times an integer."""
-        if factor == 0:
-            return Digits()
-        return Digits(tuple(replace(t, factor=t.factor * factor) for t in self.terms), self.constant * factor)
+        if factor in (0, 1):
+            return self if factor else Digits()
+        return Digits(tuple(t.times(t.factor * factor) for t in self.terms), self.constant * factor)
 
     def expr(self) -> Expr:
         """The sum as an int32 expression, the constant last."""
@@ -87,7 +96,7 @@ class MixedRadix:
             return self.of(e.a).scaled(-1)
         if isinstance(e, Binary) and e.dtype in EXACT and (found := self._binary(e)) is not None:
             return found
-        known = self.ranges.interval(e) if self.ranges is not None else Interval()
+        known = self.ranges.interval(e) if self.ranges is not None else UNBOUNDED
         return Digits((), int(known.low)) if known.is_point else Digits((Term(1, e),))
 
     def _binary(self, e: Binary) -> Digits | None:
@@ -110,21 +119,27 @@ class MixedRadix:
 
     def interval(self, sum_: Digits) -> Interval:
         """Numbers between which the sum lies."""
-        total = Interval(sum_.constant, sum_.constant)
+        low: Limit = sum_.constant
+        high: Limit = sum_.constant
         for term in sum_.terms:
-            total += Interval(term.factor, term.factor) * self._of_digit(term)
-        return total
+            digit = self._of_digit(term)
+            ends = term.factor * digit.low, term.factor * digit.high
+            low, high = low + min(ends), high + max(ends)
+        return Interval(low, high)
 
     def _of_digit(self, term: Term) -> Interval:
         atom = term.atom
-        found = self.ranges.interval(atom) if self.ranges is not None else Interval()
-        if isinstance(atom, Var) and atom.role in NATURAL:
-            found &= Interval(low=0)
-        low, high = (x if math.isinf(x) else x // term.divisor for x in (found.low, found.high))
-        found = Interval(low, high)
-        if term.modulus is not None and not found.within(Interval(0, term.modulus - 1)):
-            found = Interval(0, term.modulus - 1)
-        return found if term.limit is None else found & Interval(0, term.limit - 1)
+        found = self.ranges.interval(atom) if self.ranges is not None else UNBOUNDED
+        low, high = found.low, found.high
+        if low < 0 and isinstance(atom, Var) and atom.role in NATURAL:
+            low = 0
+        if term.divisor != 1:
+            low, high = (x if math.isinf(x) else x // term.divisor for x in (low, high))
+        if term.modulus is not None and not (low >= 0 and high < term.modulus):
+            low, high = 0, term.modulus - 1
+        if term.limit is not None:
+            low, high = max(low, 0), min(high, term.limit - 1)
+        return Interval(low, high)
 
     def below(self, sum_: Digits, size: int) -> Digits:
         """The sum, told that `0 <= sum < size`: each of its digits that are never negative has its limit."""
@@ -133,7 +148,7 @@ class MixedRadix:
         if not natural or sum_.constant < 0:
             return sum_
         room = size - 1 - sum_.constant
-        terms = tuple(replace(t, limit=_least(t.limit, room // t.factor + 1)) for t in sum_.terms)
+        terms = tuple(t.below(room // t.factor + 1) for t in sum_.terms)
         return Digits(terms, sum_.constant)
 
     def quotient(self, sum_: Digits, divisor: int, modulus: int | None = None) -> Digits:
@@ -175,7 +190,7 @@ class MixedRadix:
         for g in sorted({math.gcd(t.factor, m) for t in terms} - {1}, reverse=True):
             low = Digits(tuple(t for t in sum_.terms if t.factor % g), sum_.constant % g)
             if self.interval(low).within(Interval(0, g - 1)):
-                high = tuple(replace(t, factor=t.factor // g) for t in sum_.terms if t.factor % g == 0)
+                high = tuple(t.times(t.factor // g) for t in sum_.terms if t.factor % g == 0)
                 return self._remainder(Digits(high, sum_.constant // g), m // g).scaled(g) + low
         return Digits((Term(1, sum_.expr(), 1, m),))
 
@@ -211,10 +226,9 @@ def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:
     """The same sum with fewer terms: equal digits added up, neighbouring digits of one atom joined."""
     found: dict[Hashable, Term] = {}
     for t in terms:
-        known = found.get(t.key)
-        found[t.key] = t if known is None else replace(
-            known, factor=known.factor + t.factor, limit=_least(known.limit, t.limit)
-        )  # fmt: skip
+        key = t.key
+        known = found.get(key)
+        found[key] = t if known is None else known.times(known.factor + t.factor).below(t.limit)
     kept = [t for t in found.values() if t.factor]
     while (pair := _neighbours(kept)) is not None:
         low, high = pair
@@ -229,7 +243,7 @@ def _collected(terms: Iterable[Term]) -> tuple[Term, ...]:
 def _parted(terms: Iterable[Term], d: int) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
     """The multiples of `d`, divided by it, and the other terms."""
     terms = tuple(terms)
-    high = (replace(t, factor=t.factor // d) for t in terms if t.factor % d == 0)
+    high = (t.times(t.factor // d) for t in terms if t.factor % d == 0)
     return _collected(high), _collected(t for t in terms if t.factor % d)
 
 

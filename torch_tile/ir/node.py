@@ -7,15 +7,26 @@ anything?". `==` on expressions builds a comparison of the language; `equal` and
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from operator import is_
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 from ..diagnostics import Span, span_source
 
 N = TypeVar("N", bound="Node")
+A = TypeVar("A", bound="Node")
+B = TypeVar("B", bound="Node")
+C = TypeVar("C", bound="Node")
+_BITS: dict[str, int] = {}
+_POSITIONS = itertools.count()
+
+
+def _bit(name: str) -> int:
+    """One bit for each name of a class of nodes."""
+    return _BITS.setdefault(name, 1 << next(_POSITIONS))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,7 +36,13 @@ class Node:
     is_symbol: ClassVar[bool] = False
     # Fields that introduce a symbol (a loop variable, an allocated buffer) instead of using it.
     binders: ClassVar[tuple[str, ...]] = ()
+    bit: ClassVar[int] = _bit("Node")
+    bits: ClassVar[int] = bit  # and those of the base classes
     span: Span | None = field(default=None, kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        cls.bit = _bit(cls.__name__)
+        cls.bits |= cls.bit
 
     def __post_init__(self) -> None:
         if self.span is None and span_source:
@@ -67,18 +84,19 @@ def children(node: Node) -> tuple[Node, ...]:
     """The nodes that `node` uses, in field order. Symbols that it introduces are not among them."""
     found: tuple[Node, ...] | None = node.__dict__.get("_children")
     if found is None:  # kept: passes walk over what they leave as it is again and again
-        names = () if node.is_symbol else _layout(type(node))[0]
-        found = tuple(child for name in names for child in _nodes_in(getattr(node, name)))
-        node.__dict__["_children"] = found
+        below: list[Node] = []
+        if not node.is_symbol:
+            _add_nodes([node.__dict__[name] for name in _layout(type(node))[0]], below)
+        found = node.__dict__["_children"] = tuple(below)
     return found
 
 
-def _nodes_in(value: object) -> Iterator[Node]:
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _nodes_in(item)
+def _add_nodes(values: Iterable[object], found: list[Node]) -> None:
+    for value in values:
+        if isinstance(value, Node):
+            found.append(value)
+        elif type(value) is tuple:
+            _add_nodes(value, found)
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -89,6 +107,42 @@ def walk(node: Node) -> Iterator[Node]:
         yield node
         below = node.__dict__.get("_children")
         waiting += reversed(children(node) if below is None else below)
+
+
+def contents(node: Node) -> int:
+    """The bits of all classes of which there is a node here, itself or below it; kept with the node."""
+    found: int | None = node.__dict__.get("_contents")
+    if found is None:
+        found = node.bits
+        for child in children(node):
+            found |= contents(child)
+        node.__dict__["_contents"] = found
+    return found
+
+
+@overload
+def find(node: Node, a: type[A], /) -> Iterator[A]: ...
+@overload
+def find(node: Node, a: type[A], b: type[B], /) -> Iterator[A | B]: ...
+@overload
+def find(node: Node, a: type[A], b: type[B], c: type[C], /, *more: type[Node]) -> Iterator[A | B | C]: ...
+def find(node: Node, *kinds: type[Node]) -> Iterator[Node]:
+    """Those of `walk` that are of one of `kinds`. What contains none of them is not walked over."""
+    wanted = 0
+    for kind in kinds:
+        wanted |= kind.bit
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if contents(node) & wanted:
+            if isinstance(node, kinds):
+                yield node
+            waiting += reversed(children(node))
+
+
+def contains(node: Node, *kinds: type[Node]) -> bool:
+    """Whether there is a node of one of `kinds`, itself or below."""
+    return any(True for _ in find(node, *kinds))
 
 
 def symbols(node: Node) -> frozenset[int]:
@@ -130,11 +184,20 @@ class Rewriter:
     """Rewrites bottom-up or top-down by methods named after node classes; others are walked through.
 
     `def For(self, node)` handles every `For`; `self.children(node)` goes down. A new node without a span takes the
-    span of the node that it replaces.
+    span of the node that it replaces. Where no method could be called nothing is looked at.
     """
+
+    handled: ClassVar[int] = 0  # bits of the classes that have a method
+
+    def __init_subclass__(cls) -> None:
+        for name in tuple(vars(cls)):
+            if name[0].isupper():
+                cls.handled |= _bit(name)
 
     def __call__(self, node: Any) -> Any:
         """Rewrite `node` with the method of its class, or of the nearest base class that has one."""
+        if not contents(node) & self.handled:
+            return node
         key = type(self), type(node)
         handler = _HANDLERS[key] if key in _HANDLERS else _handler(*key)
         new = map_children(node, self) if handler is None else handler(self, node)

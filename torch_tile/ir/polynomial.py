@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from . import dtype as dt
 from .expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
-from .node import Node, field_names, walk
+from .node import Node, contains, field_names, find
 
 Monomial = tuple[int, ...]  # atom numbers in ascending order, repeated for powers; () is the constant
 EXACT = (dt.int32, dt.int64)
@@ -225,7 +225,7 @@ class Atoms:
         return Polynomial({(self._intern((op, key, *(a.key for a in args)), atom),): 1})
 
     def _opaque(self, expr: Expr) -> Polynomial:
-        mutable = any(isinstance(node, Load) or (isinstance(node, Call) and node.options) for node in walk(expr))
+        mutable = contains(expr, Load) or any(call.options for call in find(expr, Call))
         return Polynomial({(self._intern(structure(expr), Atom("opaque", expr, mutable=mutable)),): 1})
 
     def _convert(self, expr: Expr) -> Polynomial:

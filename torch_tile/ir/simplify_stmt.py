@@ -7,13 +7,12 @@ objects.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from . import stmt
 from .bounds import Ranges
 from .expr import Binary, Const, Expr, Var, unary
-from .node import Node, Rewriter
+from .node import Node, Rewriter, rebuilt
 from .simplify import Simplifier, is_literal
 
 N = TypeVar("N", bound=Node)
@@ -119,7 +118,7 @@ class _Statements(Rewriter):
 def _rebuilt(node: N, **changed: Any) -> N:
     """`node` with fields replaced; the same object if all are the same."""
     same = all(_same(getattr(node, name), value) for name, value in changed.items())
-    return node if same else replace(node, **changed)
+    return node if same else rebuilt(node, **changed)
 
 
 def _same(old: object, new: object) -> bool:

@@ -15,7 +15,7 @@ from .buffer import Buffer, Region
 from .dtype import DType
 from .expr import Call, Expr, Var
 from .layout import Layout
-from .node import Node, walk
+from .node import Node, find
 
 if TYPE_CHECKING:
     from ..interp.env import Env
@@ -224,9 +224,9 @@ def dimensions(program: Program) -> list[Var]:
     for buffer in (*program.params, *program.workspaces, *program.outputs):
         if isinstance(buffer, Buffer):
             for size in (*buffer.shape, *(buffer.strides or ())):
-                for node in walk(size):
-                    if isinstance(node, Var) and node.role == "dim":
-                        found.setdefault(id(node), node)
+                for var in find(size, Var):
+                    if var.role == "dim":
+                        found.setdefault(id(var), var)
     return list(found.values())
 
 

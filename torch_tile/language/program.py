@@ -13,7 +13,7 @@ from ..diagnostics import error
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType, to_dtype
 from ..ir.expr import Expr, Load, Var
-from ..ir.node import walk
+from ..ir.node import contains
 from ..ir.stmt import Program
 from .recorder import Recorder
 from .rewrite import parameter_span, rewrite
@@ -157,7 +157,7 @@ def is_computed(value: Any) -> bool:
     """Whether an argument is a value read from memory, and not a place: A[i, j] may be the head address of a copy."""
     if isinstance(value, Load):
         return value.buffer.scope == "var"
-    return isinstance(value, Expr) and any(isinstance(n, Load) for n in walk(value))
+    return isinstance(value, Expr) and contains(value, Load)
 
 
 def takes_reference(function: FunctionType, name: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from ..diagnostics import error
 from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
-from ..ir.node import walk
+from ..ir.node import contains
 from ..ir.stmt import Assert, Break, Continue, If, While
 from .branches import UNBOUND, Branches, is_same, is_scalar
 from .loops import Loop, serial
@@ -336,7 +336,7 @@ def _read_now(name: str, value: Any) -> Any:
         value.update({k: _read_now(name, v) for k, v in value.items()})
     elif type(value) is tuple:
         return tuple(_read_now(name, v) for v in value)
-    elif isinstance(value, Expr) and not _is_fresh(value) and any(isinstance(n, Load) for n in walk(value)):
+    elif isinstance(value, Expr) and not _is_fresh(value) and contains(value, Load):
         return let(name, value)
     return value
 

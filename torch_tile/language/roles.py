@@ -18,7 +18,7 @@ from ..diagnostics import Span, error
 from ..intrinsics import memory
 from ..ir.buffer import Buffer
 from ..ir.expr import Call, Load, Var
-from ..ir.node import Node, Rewriter, rebuilt, walk
+from ..ir.node import Node, Rewriter, contains, find, rebuilt, symbols, walk
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Role, Stmt, Store, While
 from .trace import Tracer, author_span, close_body, describe_statement, tracer, with_span
 
@@ -102,7 +102,7 @@ def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
 
 def gather_roles(body: Block, threads: Sequence[int]) -> Block:
     """The body of a kernel of so many `threads` with its roles outermost, each with its registers and fragments."""
-    if not any(isinstance(n, Role) and n.by_hand for n in walk(body)):
+    if not any(n.by_hand for n in find(body, Role)):
         _no_registers(body)
         return body
     stmts = [new for one in body.stmts for new in (_each_role(one) if _has_roles(one) else [one])]
@@ -114,15 +114,14 @@ def gather_roles(body: Block, threads: Sequence[int]) -> Block:
 
 
 def _has_roles(one: Stmt) -> bool:
-    return not isinstance(one, Role) and any(isinstance(n, Role) for n in walk(one))
+    return not isinstance(one, Role) and contains(one, Role)
 
 
 def _each_role(one: Stmt) -> list[Role]:
     """A loop or branch with roles inside, as one role for each set of warps."""
     roles: dict[tuple[int, int], list[Role]] = {}
-    for n in walk(one):
-        if isinstance(n, Role):
-            roles.setdefault((n.first, n.count), []).append(n)
+    for n in find(one, Role):
+        roles.setdefault((n.first, n.count), []).append(n)
     made = []
     for number, (key, same) in enumerate(roles.items()):
         body = Block(tuple(_part(one, key)))
@@ -213,7 +212,7 @@ def _together(stmts: Sequence[Stmt]) -> list[Stmt]:
 def _is_pure(one: Stmt) -> bool:
     """Whether a statement only names something, at whatever time."""
     value = one.value if isinstance(one, Let) else one.init if isinstance(one, Alloc) else one
-    return value is None or (not isinstance(value, Stmt) and not any(isinstance(n, Load | Call) for n in walk(value)))
+    return value is None or (not isinstance(value, Stmt) and not contains(value, Load, Call))
 
 
 def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
@@ -222,7 +221,7 @@ def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
     mine: dict[int, list[Stmt]] = {}
     for one in stmts:
         tile = one.buffer if isinstance(one, Alloc) and one.buffer.scope == "fragment" else None
-        users = [] if tile is None else [s for s in stmts if s is not one and any(n is tile for n in walk(s))]
+        users = [] if tile is None else [s for s in stmts if s is not one and id(tile) in symbols(s)]
         roles = [s for s in users if isinstance(s, Role)]
         if tile is None or not roles or not all(r.by_hand for r in roles):
             found.append(one)
@@ -274,7 +273,7 @@ def _registers_of(one: Node) -> int:
 
 
 def _no_registers(node: Stmt) -> None:
-    wrong = next((n for n in walk(node) if _registers_of(n)), None)
+    wrong = next((n for n in find(node, Do) if _registers_of(n)), None)
     if wrong is not None:
         why, fix = "is said of some statements only", "say it in the body of a T.ws itself: it holds for all of it"
         raise error("bad_argument", wrong.span, op="T.set_max_nreg", name="n", why=why, fix=fix)

@@ -24,7 +24,7 @@ from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
 from ..ir.expr import Address, Const, Expr, Var, binary, const
-from ..ir.node import Rewriter, walk
+from ..ir.node import Rewriter, contains, find, symbols
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Alloc, Block, If, Let, LoopKind, Program, Role, Stmt, calls
 from ..tileop.base import RegisteredOp
@@ -138,7 +138,7 @@ class _Async(Rewriter):
 
     def _is_apart(self, one: Stmt, row: Sequence[Stmt]) -> bool:
         """Whether a statement neither touches what the products among `row` leave nor changes what they read."""
-        if not isinstance(one, Alloc | Let | st.For | RegisteredOp) or any(isinstance(n, st.Do) for n in walk(one)):
+        if not isinstance(one, Alloc | Let | st.For | RegisteredOp) or contains(one, st.Do):
             return False
         reads, writes = uses(one)
         products = [s for s in row if isinstance(s, Gemm) and id(s) in self.products]
@@ -219,7 +219,7 @@ class _Async(Rewriter):
         """The loop's body in its parts; None if it has others."""
         allocs = tuple(s for s in loop.body.stmts if isinstance(s, Alloc))
         stmts = [s for s in loop.body.stmts if not isinstance(s, Alloc)]
-        if any(id(n) in self.products for s in stmts if not isinstance(s, Gemm) for n in walk(s)):
+        if any(id(n) in self.products for s in stmts if not isinstance(s, Gemm) for n in find(s, Gemm)):
             return None
         places = [n for n, s in enumerate(stmts) if id(s) in self.products]
         if sum(isinstance(s, Gemm) for s in stmts) != len(places) or len(places) < 2:
@@ -243,7 +243,7 @@ class _Async(Rewriter):
         calm = all(not q for q in quiet[begin:finish]) and all(quiet[last:])
         names = {id(s.var) for s in stmts if isinstance(s, Let)}
         later = (*parts.second, *parts.last)
-        named = any(isinstance(n, Let) or id(n) in names for s in later for n in walk(s))
+        named = any(contains(s, Let) or not names.isdisjoint(symbols(s)) for s in later)
         return parts if calm and not middle and not named and _keeps(parts) else None
 
 
@@ -318,7 +318,7 @@ def _several_stages(waits: Sequence[Stmt], least: int = 2) -> bool:
 
 
 def _barriers(stmt: Stmt) -> list[Buffer]:
-    return [n.buffer for n in walk(stmt) if isinstance(n, Address) and n.buffer.scope == "barrier"]
+    return [n.buffer for n in find(stmt, Address) if n.buffer.scope == "barrier"]
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
@@ -333,7 +333,7 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
         reads, writes = uses(one)
         mine = {id(b) for b in writes}
         read = {id(r.buffer) for r in reads}
-        late = bool((read & written) or (mine & (touched | written)) or any(id(n) in names for n in walk(one)))
+        late = bool((read & written) or (mine & (touched | written)) or not names.isdisjoint(symbols(one)))
         (bound if late else free).append(one)
         if late:
             touched |= read

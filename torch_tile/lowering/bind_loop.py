@@ -8,7 +8,7 @@ others hold goes through shared memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from ..ir import dtype as dt
@@ -16,10 +16,12 @@ from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Expr, Load, Var, binary, const
 from ..ir.layout import Digit, Layout
-from ..ir.node import Rewriter, walk
+from ..ir.node import Rewriter, contains
+from ..ir.polynomial import structure
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Print, Stmt, Store, While
-from ..tileop.nest import Inline, Nest, nest_of
-from ..tileop.parallel import loop_layout, misplaced
+from ..ir.substitute import Expand, Substitute
+from ..tileop.nest import Nest, nest_of
+from ..tileop.parallel import layout_of, misplaced
 from ..tileop.threads import Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)
@@ -29,8 +31,8 @@ UNROLLED = 32  # steps up to which a loop that touches no register array is unro
 
 def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """The statements of one thread for a static nest; fragments that do not fit are staged around it."""
-    layout = loop.layout or loop_layout(loop, ctx)
     nest = nest_of(loop, ctx.values)
+    layout = layout_of(nest, ctx)
     staged = misplaced(nest, layout, Layouts())
     if not staged:
         return _Binder(nest, layout, ctx).statements()
@@ -178,7 +180,7 @@ class _Binder:
             whole = last is not None and last.kind is LoopKind.VECTOR and last.dim == dim
             if last is not None and whole and extent % last.digit.size == 0 and depth == len(self.steps):
                 depth -= 1
-                value = Inline({id(last.var): ZERO})(value)
+                value = Substitute({id(last.var): ZERO})(value)
             found.append((depth, binary("<", value, extent)))
         return found
 
@@ -192,8 +194,9 @@ class _Body(Rewriter):
 
     def __init__(self, binder: _Binder, ranges: Ranges, owner: Expr | None, unrolled: set[int]):
         self.binder, self.ranges, self.owner, self.unrolled = binder, ranges, owner, unrolled
-        self.inline = Inline({**binder.ctx.values, **binder.values})
+        self.inline = Expand({**binder.ctx.values, **binder.values})
         self.names = dict(binder.values)
+        self.places: dict[Hashable, Expr] = {}  # registers, by layouts and indices
 
     def Var(self, var: Var) -> Expr:
         return self.names.get(id(var), var)
@@ -203,8 +206,8 @@ class _Body(Rewriter):
         new: Let = self.children(let)
         if not let.var.dtype.is_integer:
             return new
-        self.inline = Inline({**self.inline.values, id(let.var): let.value})
-        if any(isinstance(n, Load | Call) for n in walk(new.value)):
+        self.inline = Expand({**self.inline.known, id(let.var): let.value})
+        if contains(new.value, Load, Call):
             return new
         self.names[id(let.var)] = new.value
         return Block(())
@@ -227,6 +230,7 @@ class _Body(Rewriter):
     def For(self, loop: For) -> For:
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             self.ranges = self.ranges.loop(var, self(start), self(stop), loop.step)
+        self.places = {}  # more is known now
         new: For = self.children(loop)
         return replace(new, kind=LoopKind.UNROLLED) if id(loop) in self.unrolled else new
 
@@ -238,7 +242,11 @@ class _Body(Rewriter):
     def _register(self, node: Element) -> Expr:
         layout = node.buffer.layout
         assert layout is not None
-        return layout.offset("r", tuple(self.inline(i) for i in node.indices), self.ranges)
+        indices = tuple(self.inline(i) for i in node.indices)
+        key = layout, structure(indices)
+        if key not in self.places:
+            self.places[key] = layout.offset("r", indices, self.ranges)
+        return self.places[key]
 
 
 def load_of(load: Load, ctx: ThreadContext, register: Expr) -> Load:
@@ -257,7 +265,7 @@ def _indexes(loop: For, nest: Nest) -> bool:
 
 
 def _is_straight(body: Block) -> bool:
-    return not any(isinstance(n, For | While | Break | Continue | Do | Print) for n in walk(body))
+    return not contains(body, For, While, Break, Continue, Do, Print)
 
 
 def _block(body: Stmt) -> Block:

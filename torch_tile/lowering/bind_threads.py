@@ -16,11 +16,12 @@ from ..diagnostics import error
 from ..ir import dtype as dt
 from ..ir.buffer import Region
 from ..ir.expr import Call, Expr, Load, Var, binary, const
-from ..ir.node import Rewriter, walk
+from ..ir.node import Rewriter, find, rebuilt
 from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Print, Program, Role, Stmt, Store
+from ..ir.substitute import Substitute
 from ..tileop import RegisteredOp
 from ..tileop.base import serial, spread, squeezed
-from ..tileop.nest import Inline, is_static
+from ..tileop.nest import is_static
 from ..tileop.threads import ThreadContext, role_context
 from .bind_loop import bind_loop, load_of
 from .instance import Instance
@@ -50,7 +51,7 @@ class _Bind(Known):
 
     def here(self) -> ThreadContext:
         """The threads at this point."""
-        return self.ctx.at(self.ranges, dict(self.values.known))
+        return self.ctx.at(self.ranges, dict(self.names))
 
     def Role(self, role: Role) -> Stmt:
         """The threads of a role among themselves."""
@@ -141,8 +142,7 @@ class _Bind(Known):
         """`node` in thread 0, unless its operands say which thread they mean."""
         if self.of_thread:
             return node
-        inline = Inline(self.values.known)
-        if any(isinstance(n, Var) and n.role == "thread" for o in operands for n in walk(inline(o))):
+        if any(n.role == "thread" for o in operands for n in find(self.values(o), Var)):
             return node
         first = binary("==", self.ctx.thread, ZERO)
         return If(first, node if isinstance(node, Block) else Block((node,)), Block(()), span=node.span)
@@ -155,25 +155,17 @@ def _in_chunks(loop: For, count: int) -> Stmt:
     last = len(names) - 1
     for d, (old, new) in enumerate(zip(loop.vars, names, strict=True)):
         values[id(old)] = new if d < last else loop.starts[d] + new
-    body: Block = _Substitute(values)(loop.body)
+    body: Block = Substitute(values)(loop.body)
     turn = Var(f"{names[last].name}_turn", dt.int32, "loop")
     size = loop.stops[last] - loop.starts[last]
     lane = Var(names[last].name, dt.int32, "loop")
-    body = _Substitute({id(names[last]): turn * count + lane})(body)
+    body = Substitute({id(names[last]): turn * count + lane})(body)
     inside = If(binary("<", turn * count + lane, size), body, Block(()), span=loop.span)
     nest: Stmt = For(LoopKind.PARALLEL, (lane,), (ZERO,), (const(count, dt.int32),), Block((inside,)), span=loop.span)
     nest = For(LoopKind.SERIAL, (turn,), (ZERO,), ((size + (count - 1)) // count,), Block((nest,)), span=loop.span)
     for d in reversed(range(last)):
         nest = For(LoopKind.SERIAL, (names[d],), (loop.starts[d],), (loop.stops[d],), Block((nest,)), span=loop.span)
     return nest
-
-
-class _Substitute(Rewriter):
-    def __init__(self, values: dict[int, Expr]):
-        self.values = values
-
-    def Var(self, var: Var) -> Expr:
-        return self.values.get(id(var), var)
 
 
 class _LowerInside(Rewriter):
@@ -194,4 +186,4 @@ class _PlaceAt(Rewriter):
 
     def Stmt(self, node: Stmt) -> Stmt:
         node = self.children(node)
-        return node if node.span is not None else replace(node, span=self.op.span)
+        return node if node.span is not None else rebuilt(node, span=self.op.span)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import reduce
 
 from ..ir.expr import Binary, Const, Expr, Load, Var, binary, const
-from ..ir.node import walk
+from ..ir.node import contains, find, symbols
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, For, If, Let
 from ..tileop.base import RegisteredOp
@@ -43,7 +43,7 @@ def _turn(place: int, loop: For, begins: bool) -> Expr | None:
 
 def _is_work(branch: Block) -> bool:
     """Whether a branch computes something; a mere arrival at a barrier is not worth another loop."""
-    return any(isinstance(n, RegisteredOp | For) for n in walk(branch))
+    return contains(branch, RegisteredOp, For)
 
 
 def _parts(condition: Expr, op: str) -> Iterator[Expr]:
@@ -93,15 +93,13 @@ def _line(comparison: Expr, k: Var) -> tuple[int, Expr, bool] | None:
         return found
 
     step, rest = simplify(at(k + 1) - at(k)), at(const(0, k.type))
-    if not isinstance(step, Const) or any(n is k for n in walk(rest)):
+    if not isinstance(step, Const) or id(k) in symbols(rest):
         return None
     return int(step.value), rest, comparison.op in (">=", "<=")
 
 
 def _is_settled(values: list[Expr], loop: For) -> bool:
     """Whether all threads know the values before the loop."""
-    bound = {id(n.var) for n in walk(loop) if isinstance(n, Let)} | {id(v) for v in loop.vars}
-    nodes = [n for value in values for n in walk(value)]
-    return not any(
-        isinstance(n, Load) or (isinstance(n, Var) and (n.role == "thread" or id(n) in bound)) for n in nodes
-    )
+    bound = {id(n.var) for n in find(loop, Let)} | {id(v) for v in loop.vars}
+    nodes = [n for value in values for n in find(value, Load, Var)]
+    return not any(isinstance(n, Load) or n.role == "thread" or id(n) in bound for n in nodes)

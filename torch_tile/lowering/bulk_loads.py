@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ..build import Build
 from ..ir.buffer import Buffer
 from ..ir.expr import Call, Const, Expr, Load, Var
-from ..ir.node import Node, walk
+from ..ir.node import Node, contains, find, symbols, walk
 from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Role, Stmt, While, calls
 from ..tileop import copy_tma, gemm_wgmma
 from ..tileop.copy import Copy
@@ -97,7 +97,7 @@ class Survey(Known):
 
     def here(self) -> ThreadContext:
         """The threads at this point."""
-        known = dict(self.values.known)
+        known = dict(self.names)
         return ThreadContext(self.build, self.running, self.count, self.ranges, known, asynchronous=True)
 
     def Copy(self, op: Copy) -> Copy:
@@ -117,11 +117,11 @@ def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     if not survey.products:
         return "no product goes by wgmma"
     last = {id(n) for one in meetings(kernel) for n in walk(one)}
-    leaving = (n for n in walk(kernel.body) if isinstance(n, Role | Break | Continue | copy_tma.TmaCopy))
-    if any(leaving) or any(_is_barrier(n) and id(n) not in last for n in walk(kernel.body)):
+    own_order = contains(kernel.body, Role, Break, Continue, copy_tma.TmaCopy)
+    if own_order or any(_is_barrier(n) and id(n) not in last for n in find(kernel.body, Call)):
         return "its author orders threads by hand, or leaves loops early"
     bodies = list(_bodies(Body(None, kernel.body, None), survey))
-    written = {id(b) for n in walk(kernel.body) for b in (uses(n)[1] if isinstance(n, Stmt) and is_leaf(n) else [])}
+    written = {id(b) for s in find(kernel.body, Stmt) if is_leaf(s) for b in uses(s)[1]}
     groups: list[Group] = []
     why_not: list[tuple[Stmt, str]] = []
     for body in bodies:
@@ -155,7 +155,7 @@ def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:
     Copiers fill stages as long as the kernel runs, so that no other tile can have their place.
     """
     mine = {id(t) for g in groups for t in g.tiles}
-    allocs = [n.buffer for n in walk(kernel.body) if isinstance(n, Alloc) and n.buffer.scope == "shared"]
+    allocs = [n.buffer for n in find(kernel.body, Alloc) if n.buffer.scope == "shared"]
     largest = max((_bytes(b) for b in allocs if id(b) not in mine), default=0)
     while largest + sum(g.stages * (sum(map(_bytes, g.tiles)) + 2 * BARRIER) for g in groups) > limit:
         deepest = max(groups, key=lambda g: g.stages)
@@ -211,8 +211,9 @@ def _why_not(
     loads = {id(c) for b in bodies for c in b.loads if c.dst.buffer is tile}
     if not loads <= {id(c) for c in body.loads}:
         return f"`{tile.name}` is filled in several loops"
-    touched = [s for s in walk(kernel.body) if isinstance(s, Stmt) and is_leaf(s) and id(s) not in loads]
-    inside = {id(s) for s in walk(body.block)}
+    leafs = (s for s in find(kernel.body, Stmt) if is_leaf(s) and id(s) not in loads)
+    touched = [s for s in leafs if id(tile) in symbols(s)]
+    inside = {id(s) for s in find(body.block, Stmt)}
     changed = not body.repeats or _is_changed(body.block, tile, survey)
     for stmt in touched:
         reads, writes = uses(stmt)
@@ -249,24 +250,24 @@ def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
     """The expressions that decide on a copy, and what: "where it reads", "whether it is made", "how often it is made";
     "" for values of names in them.
     """
-    wanted = {id(n) for n in walk(copy.src) if isinstance(n, Var)}
+    wanted = {id(n) for n in find(copy.src, Var)}
     for region in (copy.src, copy.dst):
         yield from ((e, "where it reads") for e in (*region.starts, *region.extents))
     above: Body | None = body
     while above is not None:
         for one in _own(above.block):
-            if isinstance(one, If) and any(n is copy for n in walk(one)):
+            if isinstance(one, If) and any(n is copy for n in find(one, Copy)):
                 yield one.condition, "whether it is made"
-                wanted |= {id(n) for n in walk(one.condition) if isinstance(n, Var)}
+                wanted |= {id(n) for n in find(one.condition, Var)}
         if above.loop is not None:
             for bound in (*above.loop.starts, *above.loop.stops):
                 yield bound, "how often it is made"
-                wanted |= {id(n) for n in walk(bound) if isinstance(n, Var)}
+                wanted |= {id(n) for n in find(bound, Var)}
         lets = [s for s in _own(above.block) if isinstance(s, Let)]
         for let in reversed(lets):
             if id(let.var) in wanted:
                 yield let.value, ""
-                wanted |= {id(n) for n in walk(let.value) if isinstance(n, Var)}
+                wanted |= {id(n) for n in find(let.value, Var)}
         above = above.outer
 
 
@@ -283,10 +284,12 @@ def _readers(body: Body, tile: Buffer) -> list[int]:
     """The statements of a body that read a tile."""
     found = []
     for n, one in enumerate(body.block.stmts):
-        leaves = [s for s in walk(one) if isinstance(s, Stmt) and is_leaf(s)]
-        bounds = [n for s in walk(one) if isinstance(s, For | While | If) for n in _heads(s)]
+        if id(tile) not in symbols(one):
+            continue
+        leaves = [s for s in find(one, Stmt) if is_leaf(s)]
+        bounds = [n for s in find(one, For, While, If) for n in _heads(s)]
         reads = any(r.buffer is tile for s in leaves for r in uses(s)[0] if not _fills(s, tile))
-        if reads or any(isinstance(x, Load) and x.buffer is tile for b in bounds for x in walk(b)):
+        if reads or any(x.buffer is tile for b in bounds for x in find(b, Load)):
             found.append(n)
     return found
 

@@ -10,7 +10,7 @@ from ..ir import stmt
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer, Region
 from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Var, unary
-from ..ir.node import Node, Rewriter, walk
+from ..ir.node import Node, Rewriter, find
 from ..ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, dimensions
 from ..tileop import RegisteredOp
 from ..tileop.base import describe
@@ -37,10 +37,10 @@ class _Check(Rewriter):
         """Every size known only at run time is one of some tensor."""
         known = {id(v) for v in dimensions(program)}
         for kernel in program.kernels:
-            for node in walk(kernel):
-                if isinstance(node, Var) and node.role == "dim" and id(node) not in known:
-                    known.add(id(node))
-                    self.found.append(diagnose("unbound_const", kernel.span, name=node.name))
+            for var in find(kernel, Var):
+                if var.role == "dim" and id(var) not in known:
+                    known.add(id(var))
+                    self.found.append(diagnose("unbound_const", kernel.span, name=var.name))
 
     def Kernel(self, kernel: Kernel) -> Kernel:
         self.ranges = Ranges().kernel(kernel)
@@ -146,16 +146,16 @@ class _Check(Rewriter):
     def _independent(self, loop: stmt.For) -> None:
         """Iterations that may run at once hold no operation of the whole block, and do not decide about each other."""
         parallel = f"T.{loop.kind.value}"
-        for node in walk(loop.body):
+        for node in find(loop.body, RegisteredOp, Do):
             if isinstance(node, RegisteredOp) and not node.op_name.startswith("atomic"):
                 fix = "tile operations are done by the whole block: use T.serial around them"
                 self._refuse(node, f"T.{node.op_name} inside {parallel}", fix)
             elif isinstance(node, Do) and isinstance(node.call, Call) and node.call.name.startswith(BY_HAND):
                 fix = "threads run it together: write it before or after the loop, or use T.serial"
                 self._refuse(node, f"`{node.call.name}` inside {parallel}", fix)
-        for node in _own_statements(loop.body):
-            if isinstance(node, Break):
-                self._refuse(node, f"`break` out of {parallel}", "its iterations are independent: use T.serial")
+        for one in _own_statements(loop.body):
+            if isinstance(one, Break):
+                self._refuse(one, f"`break` out of {parallel}", "its iterations are independent: use T.serial")
 
     def _refuse(self, node: Node, what: str, fix: str) -> None:
         self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
@@ -173,13 +173,8 @@ def _own_statements(body: Block) -> Iterator[Stmt]:
 
 def _is_affine(expr: Expr) -> bool:
     """Sums and products; a product needs a factor that no loop changes; a loaded value counts as one unknown."""
-    for node in walk(expr):
-        if isinstance(node, Load):
-            continue
-        if isinstance(node, Binary) and node.op == "*" and _moves(node.a) and _moves(node.b):
-            return False
-    return True
+    return not any(n.op == "*" and _moves(n.a) and _moves(n.b) for n in find(expr, Binary))
 
 
 def _moves(expr: Expr) -> bool:
-    return any(isinstance(n, Var) and n.role == "loop" for n in walk(expr))
+    return any(n.role == "loop" for n in find(expr, Var))

@@ -15,7 +15,7 @@ from ..intrinsics.bulk import bulk_wait
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
 from ..ir.expr import Address, Call, Expr, const
-from ..ir.node import Rewriter, equal, walk
+from ..ir.node import Rewriter, contains, equal, find, symbols
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, LoopKind, Program, Stmt
 
 ZERO = const(0, int32)
@@ -45,7 +45,7 @@ class _Defer(Rewriter):
 
     def For(self, loop: For) -> Stmt:
         """A loop whose body is run again."""
-        if loop.kind is not LoopKind.SERIAL or any(isinstance(n, Break | Continue) for n in walk(loop.body)):
+        if loop.kind is not LoopKind.SERIAL or contains(loop.body, Break, Continue):
             new: For = self.children(loop)
             return new
         stmts = tuple(self(s) for s in loop.body.stmts)
@@ -62,7 +62,7 @@ def _deferred(block: Block, turns: bool) -> tuple[Block, list[Stmt]]:
     waits: dict[int, list[_Started]] = {}  # before which statement
     left: list[_Started] = []
     moved = set()
-    own = {id(n.buffer) for n in walk(block) if isinstance(n, Alloc)}  # gone where a turn ends
+    own = {id(n.buffer) for n in find(block, Alloc)}  # gone where a turn ends
     for one in _starts(stmts):
         again = turns and not any(id(t) in own for t in one.tiles)
         later = [*range(one.place + 1, len(stmts)), *(range(one.place) if again else ())]
@@ -103,8 +103,7 @@ def _is_start(one: Stmt) -> bool:
 
 
 def _touches(one: Stmt, tiles: Sequence[Buffer]) -> bool:
-    wanted = {id(t) for t in tiles}
-    return any(id(n) in wanted for n in walk(one))
+    return not symbols(one).isdisjoint(map(id, tiles))
 
 
 def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..ir import stmt as st
 from ..ir.expr import Call
-from ..ir.node import Node, Rewriter, walk
+from ..ir.node import Node, Rewriter, contains, find
 from ..ir.simplify_stmt import simplify_stmt
 from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from .hazards import trips
@@ -33,8 +33,8 @@ def drop_groups(program: Program) -> Program:
 
 
 def _dropped(kernel: st.Kernel) -> st.Kernel:
-    waits = [_pending(n) for n in walk(kernel) if isinstance(n, Call) and n.name == "cp_async_wait"]
-    if not waits or any(isinstance(n, Break | Continue) for n in walk(kernel)):
+    waits = [_pending(n) for n in find(kernel, Call) if n.name == "cp_async_wait"]
+    if not waits or contains(kernel, Break, Continue):
         return kernel
     found = _Groups(max(waits), None)
     if found.kernel(kernel):
@@ -129,7 +129,7 @@ class _Groups:
 
 
 def _counts(node: Node) -> bool:
-    return any(isinstance(n, Call) and n.name in COUNTED for n in walk(node))
+    return any(n.name in COUNTED for n in find(node, Call))
 
 
 class _Drop(Rewriter):

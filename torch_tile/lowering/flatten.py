@@ -11,7 +11,7 @@ from typing import TypeVar
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Binary, Expr, Load, binary, const
-from ..ir.node import Rewriter, equal
+from ..ir.node import Rewriter, equal, rebuilt
 from ..ir.polynomial import Atoms
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Kernel, Program, Store
@@ -82,7 +82,7 @@ class _Flatten(Rewriter):
         if flat is node.buffer:
             return new
         at = place(node.buffer, new.indices) if self.on_threads else linear(new.indices, strides_of(node.buffer))
-        return replace(new, buffer=flat, indices=(at,))
+        return rebuilt(new, buffer=flat, indices=(at,))
 
 
 def place(buffer: Buffer, indices: Sequence[Expr]) -> Expr:

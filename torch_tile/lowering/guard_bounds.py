@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..intrinsics.memory import cp_async, elements, option
 from ..ir import dtype as dt, expr, stmt
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Expr, Load, Select, Var, binary, const, minimum, select
-from ..ir.node import walk
+from ..ir.node import find, symbols
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, Do, For, If, LoopKind, Program, Stmt, Store
 from ..tileop.base import conjunction
@@ -25,10 +26,19 @@ NOTHING = Block(())
 
 def guard_bounds(program: Program) -> Program:
     """Guard every access of a global buffer that may lie outside it."""
-    return _Guard()(program)  # type: ignore[no-any-return]
+    outside = {id(b) for b in find(program, Buffer) if b.scope == "global"}
+    return _Guard(outside)(program)  # type: ignore[no-any-return]
 
 
 class _Guard(Known):
+    def __init__(self, outside: set[int]):
+        super().__init__()
+        self.outside = outside  # the buffers (by identity) in global memory
+
+    def __call__(self, node: Any) -> Any:
+        """The same object where no such buffer is touched."""
+        return node if self.outside.isdisjoint(symbols(node)) else super().__call__(node)
+
     def Load(self, load: Load) -> Expr:
         return self.read(self.children(load), self.missing(load.buffer, load.indices))
 
@@ -112,8 +122,7 @@ class _Guard(Known):
 
     def missing_in(self, call: Expr) -> list[Expr]:
         """Conditions that keep the operands of a call inside global buffers and cannot be proved."""
-        used = [a for a in walk(call) if isinstance(a, Address)]
-        return [c for a in used for c in self.missing(a.buffer, a.indices)]
+        return [c for a in find(call, Address) for c in self.missing(a.buffer, a.indices)]
 
     def missing(self, buffer: Buffer, indices: Sequence[Expr], upper: bool = True) -> list[Expr]:
         """Conditions that keep the access inside a global buffer and cannot be proved.

@@ -17,11 +17,12 @@ from ..intrinsics.base import lookup
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
-from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, Var, const
-from ..ir.node import NONE, Node, Rewriter, children, symbols, walk
+from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, const
+from ..ir.node import NONE, Node, children, symbols
 from ..ir.polynomial import structure
 from ..ir.simplify import Simplifier, simplify
 from ..ir.stmt import For, If, Store
+from ..ir.substitute import Substitute
 from .place_shared import shared_size
 from .thread_values import Numbers, is_unsure
 
@@ -77,32 +78,17 @@ class Access:
         if self.symbols.isdisjoint(values):
             return self
         known = values if self.age < limit else forgotten
-        swap = Swap({i: known[i] for i in self.symbols & known.keys()})
+        swap = Substitute({i: known[i] for i in self.symbols & known.keys()})
         indices = tuple(simplify(swap(i)) for i in self.indices)
         age = 0 if values is forgotten else self.age + 1
         return replace(self, indices=indices, conditions=tuple(map(swap, self.conditions)), age=age)
-
-
-class Swap(Rewriter):
-    """Replaces variables by expressions."""
-
-    def __init__(self, values: Mapping[int, Expr]):
-        self.values = values
-
-    def __call__(self, node: Any) -> Any:
-        """The same object without such a variable."""
-        return node if symbols(node).isdisjoint(self.values) else super().__call__(node)
-
-    def Var(self, var: Var) -> Expr:
-        """What stands for it."""
-        return self.values.get(id(var), var)
 
 
 class Collector:
     """Finds accesses. `names` holds what names stand for; those of loaded values stay names."""
 
     def __init__(self, names: Mapping[int, Expr], relevant: set[int]):
-        self.expand = Swap(names)
+        self.expand = Substitute(names)
         self.relevant = relevant  # buffers that matter, by identity
 
     def of(self, node: Node, loops: tuple[For, ...] = (), conditions: tuple[Expr, ...] = ()) -> Iterator[Access]:
@@ -237,7 +223,7 @@ def overlap(a: Buffer, b: Buffer) -> bool:
 def _is_fixed(e: Expr, loops: Sequence[For]) -> bool:
     """Whether `e` is the same for all threads and all turns of `loops`."""
     turning = {id(v) for loop in loops for v in loop.vars}
-    return not any(is_unsure(n) or id(n) in turning for n in walk(e))
+    return turning.isdisjoint(symbols(e)) and not is_unsure(e)
 
 
 @dataclass(frozen=True)

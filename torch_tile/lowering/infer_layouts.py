@@ -7,6 +7,7 @@ then the first loop that is still open is spread for coalesced access, and what 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.expr import Load, Var
 from ..ir.layout import replicated, row_major, spread
-from ..ir.node import Rewriter, walk
+from ..ir.node import Rewriter, find
 from ..ir.stmt import Alloc, For, Kernel, LoopKind, Program, Role, Store
 from ..tileop import RegisteredOp
 from ..tileop.gemm import Gemm
@@ -114,12 +115,14 @@ def _require(survey: _Survey, known: Layouts) -> None:
 
 
 def _propagate(members: list[_Member], known: Layouts) -> None:
-    changed = True
-    while changed:
-        changed = False
-        for member in members:
-            for demand in member.asks(known):
-                changed |= _decide(demand, known)
+    waiting = len(members)  # members to be asked until nobody has anything new to say
+    for member in itertools.cycle(members):
+        if not waiting:
+            break
+        waiting -= 1
+        news = [_decide(demand, known) for demand in member.asks(known)]
+        if any(news):
+            waiting = len(members)
 
 
 def _fill_up(survey: _Survey, known: Layouts) -> None:
@@ -159,7 +162,7 @@ class _Survey(Known):
 
     def context(self) -> ThreadContext:
         """The threads at this point."""
-        known = dict(self.values.known)
+        known = dict(self.names)
         if self.role is None:
             return ThreadContext(self.build, self.running, self.of_block, self.ranges, known)
         return role_context(self.role, self.build, self.running, self.ranges, known)
@@ -186,8 +189,8 @@ class _Survey(Known):
         """A nest, which is not looked into, or a loop."""
         if loop.kind is not LoopKind.PARALLEL:
             return super().For(loop)  # type: ignore[return-value]
-        for node in walk(loop.body):
-            if isinstance(node, Alloc) and _is_tile(node.buffer):
+        for node in find(loop.body, Alloc):
+            if _is_tile(node.buffer):
                 self._add(node.buffer)
         if is_static(loop):
             ctx = self.context()

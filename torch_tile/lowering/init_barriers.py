@@ -16,7 +16,7 @@ from ..intrinsics import bulk, memory
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Binary, Call, const
-from ..ir.node import equal, walk
+from ..ir.node import equal, find
 from ..ir.stmt import Alloc, Block, If, Kernel, Program, Stmt
 from ..ir.tensor_map import TensorMap
 
@@ -31,14 +31,14 @@ def init_barriers(program: Program) -> Program:
 def _initialised(kernel: Kernel) -> Kernel:
     stmts = kernel.body.stmts
     made = [n for n, s in enumerate(stmts) if isinstance(s, Alloc) and s.buffer.scope == "barrier"]
-    done = any(isinstance(n, Call) and n.name == "mbarrier_init" for n in walk(kernel.body))
+    done = any(n.name == "mbarrier_init" for n in find(kernel.body, Call))
     if not made or done or kernel.thread is None:
         return kernel
     buffers = [s.buffer for s in stmts if isinstance(s, Alloc) and s.buffer.scope == "barrier"]
     inits = Block((*_prefetches(kernel), *(each for b in buffers for each in _of(b)), bulk.fence_barrier_init()))
     first = If(Binary("==", kernel.thread, const(0, dt.int32)), inits, Block(()))
     after = max(made) + 1
-    reached = any(isinstance(n, Call) and bulk.reaches_others(n) for n in walk(kernel.body))
+    reached = any(map(bulk.reaches_others, find(kernel.body, Call)))
     met = (bulk.cluster_arrive_relaxed(), bulk.cluster_wait()) if reached else (memory.barrier(),)
     return replace(kernel, body=Block((*stmts[:after], first, *met, *stmts[after:])))
 
@@ -46,8 +46,8 @@ def _initialised(kernel: Kernel) -> Kernel:
 def _prefetches(kernel: Kernel) -> Iterator[Stmt]:
     """One for each map; maps that say the same are one."""
     found: list[TensorMap] = []
-    for node in walk(kernel.body):
-        if isinstance(node, TensorMap) and not any(equal(node, known) for known in found):
+    for node in find(kernel.body, TensorMap):
+        if not any(equal(node, known) for known in found):
             found.append(node)
             yield bulk.prefetch_map(node)
 

@@ -21,10 +21,11 @@ from ..intrinsics.bulk import named_barrier
 from ..intrinsics.memory import option, warp_barrier
 from ..ir import stmt as st
 from ..ir.expr import Call, Expr, unary
-from ..ir.node import equal, symbols, walk
+from ..ir.node import equal, find, symbols
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
-from .hazards import Access, Hazards, Swap, trips
+from ..ir.substitute import Substitute
+from .hazards import Access, Hazards, trips
 from .sync_facts import ORDERED, Crews, Facts, handed_over, refilled
 from .sync_places import Insert, Place, is_barrier
 from .sync_state import COMMITS, WAITS, State, most_pending
@@ -189,7 +190,7 @@ class Walk:
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
         found = inner.block(role.body, State(most_pending(role.body)))
-        meets = any(map(is_barrier, walk(role.body)))
+        meets = any(map(is_barrier, find(role.body, Do)))
         if found or meets:
             wait = warp_barrier() if role.count == 32 else named_barrier(self.crews.number(role), role.count)
             self.others |= dict.fromkeys(found, wait)
@@ -226,7 +227,7 @@ class Walk:
             state.add(access)
         outer = self.divergent, self.conditions, self.showing
         self.divergent = self.divergent or self.facts.is_divergent(one.condition)
-        if self.divergent and any(isinstance(n, Call) and n.name in self.arrivals for n in walk(one)):
+        if self.divergent and any(n.name in self.arrivals for n in find(one, Call)):
             self._show(place, state)  # by all threads, some of which arrive
             self.showing = True
         condition = self.facts.collector.expand(one.condition)
@@ -366,7 +367,7 @@ class Walk:
         """Whether a condition certainly fails in the last iteration."""
         key = id(loop), id(condition)
         if key not in self.failing:
-            last = Swap({id(loop.vars[0]): loop.stops[0] - 1})(condition)
+            last = Substitute({id(loop.vars[0]): loop.stops[0] - 1})(condition)
             self.failing[key] = condition, is_literal(self.hazards.simplify(last), False)
         return self.failing[key][1]
 

@@ -11,6 +11,7 @@ from ..ir.divisor import divides, divisor_of
 from ..ir.expr import Call, Expr, Select, Var, unary
 from ..ir.node import N, Rewriter
 from ..ir.stmt import Block, For, If, Kernel, Let, Role, Stmt
+from ..ir.substitute import Substitute
 
 
 class Known(Rewriter):
@@ -20,7 +21,8 @@ class Known(Rewriter):
 
     def __init__(self) -> None:
         self.ranges = Ranges()
-        self.values = Inline()
+        self.names: dict[int, Expr] = {}  # what names stand for
+        self.values = Substitute(self.names)
 
     def Kernel(self, kernel: Kernel) -> Kernel:
         """Block indices are below the grid, the thread below the number of threads."""
@@ -48,7 +50,7 @@ class Known(Rewriter):
             ranges = ranges.loop(var, start, stop, loop.step)
             if loop.step > 1:
                 multiple = math.gcd(loop.step, divisor_of(self.values(start), self.ranges))
-                self.values.known[id(var)] = Var(var.name, var.type, var.role, multiple)
+                self.names[id(var)] = Var(var.name, var.type, var.role, multiple)
         return ranges
 
     def If(self, node: If) -> Stmt:
@@ -72,7 +74,7 @@ class Known(Rewriter):
                     value = value.args[0]
                 self.ranges = self.ranges.define(one.var, value)
                 if one.var.dtype.is_integer:
-                    self.values.known[id(one.var)] = self.values(value)
+                    self.names[id(one.var)] = self.values(value)
         self.ranges = outer
         unchanged = all(a is b for a, b in zip(new, block.stmts, strict=True))
         return block if unchanged else Block(tuple(new), span=block.span)
@@ -105,12 +107,4 @@ class Known(Rewriter):
         return new
 
 
-class Inline(Rewriter):
-    """Replaces variables by what is known of them."""
-
-    def __init__(self, known: dict[int, Expr] | None = None) -> None:
-        self.known: dict[int, Expr] = known or {}
-
-    def Var(self, var: Var) -> Expr:
-        """Its value, or itself."""
-        return self.known.get(id(var), var)
+Known.handled = 0  # these methods only lead to what others seek

@@ -18,7 +18,7 @@ from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer, Range, Region
 from ..ir.dtype import int32
 from ..ir.expr import Const, Expr, Var, const
-from ..ir.node import Rewriter, walk
+from ..ir.node import Rewriter, find, symbols
 from ..ir.polynomial import structure
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, calls
@@ -86,9 +86,9 @@ def _parts(loop: For) -> tuple[Stmt, tuple[Stmt, ...], tuple[Gemm, ...]] | None:
         return None
     if not calls(stmts[0], "cp_async_wait") or not all(map(_only_starts, stmts[1:count])):
         return None
-    bound = {id(n.var) for n in walk(loop.body) if isinstance(n, Let)}
+    bound = {id(n.var) for n in find(loop.body, Let)}
     regions = [r for op in products for r in (op.A, op.B, op.C)]
-    named = any(isinstance(n, Var) and id(n) in bound for r in regions for n in walk(r))
+    named = any(not bound.isdisjoint(symbols(r)) for r in regions)
     return None if named else (stmts[0], stmts[1:count], products)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 from ..ir import dtype as dt, stmt
 from ..ir.expr import Binary, Const, Expr, Load, Select, Var, binary, const, maximum, minimum, select
-from ..ir.node import Rewriter, equal, walk
+from ..ir.node import Rewriter, equal, find, symbols, walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Program, Stmt, While
+from ..ir.substitute import Expand
 
 CONDITIONS_PER_LOOP = 2  # each doubles the code of the loop
 LARGEST_BODY = 120  # nodes
@@ -126,7 +127,7 @@ def _is_elementwise(loop: For) -> bool:
 def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
     """Conditions of the body that hold exactly below some limit of the loop variable, with that limit."""
     bound = {id(v) for n in walk(loop.body) for v in _binds(n)}
-    in_full = _Inline({id(n.var): n.value for n in walk(loop.body) if isinstance(n, Let)})
+    in_full = Expand({id(n.var): n.value for n in find(loop.body, Let)})
     for node in walk(loop.body):
         if isinstance(node, If | Select):
             for part in _conjuncts(node.condition):
@@ -147,18 +148,7 @@ def _conjuncts(condition: Expr) -> Iterator[Expr]:
         yield condition
 
 
-class _Inline(Rewriter):
-    """Replaces names by what they stand for."""
-
-    def __init__(self, values: dict[int, Expr]):
-        self.values = values
-
-    def Var(self, var: Var) -> Expr:
-        value = self.values.get(id(var))
-        return var if value is None else self(value)
-
-
-def _limit(condition: Expr, in_full: _Inline, var: Var, bound: set[int]) -> Expr | None:
+def _limit(condition: Expr, in_full: Expand, var: Var, bound: set[int]) -> Expr | None:
     """`n` such that the condition is `var < n`; its terms must not change within the loop."""
     if not (isinstance(condition, Binary) and condition.op == "<"):
         return None
@@ -177,7 +167,7 @@ def affine(expr: Expr, var: Var) -> tuple[int, Expr] | None:
     """`expr` as `scale * var + rest` with `rest` free of `var`; None if it is not of that form."""
     if expr is var:
         return 1, const(0, var.type)
-    if not any(n is var for n in walk(expr)):
+    if id(var) not in symbols(expr):
         return 0, expr
     if isinstance(expr, Binary) and expr.op in ("+", "-"):
         a, b = affine(expr.a, var), affine(expr.b, var)

@@ -20,7 +20,7 @@ from ..intrinsics.memory import cp_async_commit, cp_async_wait
 from ..ir.buffer import Buffer, Range, Region
 from ..ir.dtype import int32
 from ..ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
-from ..ir.node import Node, Rewriter, field_names, walk
+from ..ir.node import Node, Rewriter, contains, field_names, find, symbols
 from ..ir.simplify import is_literal, simplify
 from ..ir.simplify_stmt import simplify_stmt
 from ..ir.stmt import Alloc, Block, Break, Continue, For, If, Kernel, Let, LoopKind, Program, Stmt, Store
@@ -47,8 +47,8 @@ class _Pipeline(Rewriter):
         new = self.children(kernel)
         if new is kernel:
             return kernel
-        used = {id(r.buffer) for r in walk(new) if isinstance(r, Region)}
-        used |= {id(n.buffer) for n in walk(new) if isinstance(n, Load | Store | Address)}
+        used = {id(r.buffer) for r in find(new, Region)}
+        used |= {id(n.buffer) for n in find(new, Load, Store, Address)}
         return _Drop(self.replaced - used)(new)  # type: ignore[no-any-return]
 
     def Block(self, block: Block) -> Block:
@@ -210,7 +210,7 @@ class _Stages:
         # Names of plain arithmetic are replaced by it, so that alignment can be proved from the text of an address.
         kept: set[int] = set()
         for let in {id(let): let for m in item.moves for let in m.path if isinstance(let, Let)}.values():
-            if any(isinstance(n, Load | Call) or id(n) in kept for n in walk(let.value)):
+            if contains(let.value, Load, Call) or not kept.isdisjoint(symbols(let.value)):
                 kept.add(id(let.var))
             else:
                 instance.values[id(let.var)] = simplify(instance(let.value))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..ir.buffer import Buffer, Region
 from ..ir.expr import Address, Call, Const, Expr, Load, Var, unary
-from ..ir.node import Node, walk
+from ..ir.node import Node, find
 from ..ir.stmt import Block, For, If, Let, Stmt, Store
 from ..tileop import RegisteredOp
 from ..tileop.async_loop import gather_of
@@ -79,7 +79,7 @@ def filling(node: Node) -> Filling | None:
     if found is None:
         return None
     assert isinstance(node, For)
-    buffers = {id(n.buffer): n.buffer for n in walk(node) if isinstance(n, Load)}
+    buffers = {id(n.buffer): n.buffer for n in find(node, Load)}
     return Filling(found.region, (found.src[0], *buffers.values()))
 
 
@@ -137,7 +137,7 @@ def uses(node: Node) -> tuple[list[Region], list[Buffer]]:
     """Regions that `node` reads (an element as a region without ranges), and buffers that it writes."""
     reads: list[Region] = []
     writes: list[Buffer] = []
-    for n in walk(node):
+    for n in find(node, RegisteredOp, Load, Store, Call, Region):
         if isinstance(n, RegisteredOp):
             read, written = n.accesses()
             reads += read
@@ -162,7 +162,7 @@ def reads_of(node: Node) -> set[int]:
 
 def _inner_copies(node: Node) -> Iterator[Node]:
     if isinstance(node, Stmt) and not isinstance(node, RegisteredOp) and filling(node) is None:
-        yield from (n for n in walk(node) if type(n) is Copy and filling(n))
+        yield from (n for n in find(node, Copy) if filling(n))
 
 
 class Facts:
@@ -175,8 +175,8 @@ class Facts:
     def why_names_change(self) -> str:
         """Why the names of the body cannot be told for another iteration; "" if they can."""
         for let in self.lets:
-            for node in walk(let.value):
-                if isinstance(node, Load) and id(node.buffer) in self.written:
+            for node in find(let.value, Load):
+                if id(node.buffer) in self.written:
                     return f"`{let.var.name}` depends on `{node.buffer.name}`, which the loop writes"
         return ""
 
@@ -189,8 +189,8 @@ class Facts:
                 return f"the loop writes `{src.name}`"
         for item in (*self.needed(leaf), leaf.node):
             value = item.condition if isinstance(item, Branch) else item.value if isinstance(item, Let) else item
-            for node in walk(value):
-                if isinstance(node, Load) and id(node.buffer) in self.written:
+            for node in find(value, Load):
+                if id(node.buffer) in self.written:
                     return f"where it reads depends on `{node.buffer.name}`, which the loop writes"
         return ""
 
@@ -215,7 +215,7 @@ class Facts:
 
 
 def _names(node: Node) -> set[int]:
-    return {id(n) for n in walk(node) if isinstance(n, Var)}
+    return {id(n) for n in find(node, Var)}
 
 
 def why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:

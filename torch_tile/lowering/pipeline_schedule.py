@@ -16,7 +16,7 @@ from itertools import groupby
 
 from ..ir.buffer import Buffer
 from ..ir.expr import Var
-from ..ir.node import Rewriter, walk
+from ..ir.node import Rewriter, find
 from ..ir.stmt import Alloc, Block, For, If, Let, Stmt
 from .pipeline_plan import Facts, Leaf, Move, Plan, filled, leaves, uses
 
@@ -170,8 +170,8 @@ def without(body: Block, gone: set[int]) -> Block:
     """A body without some statements, and without branches and names that then serve nothing."""
     new: Block = _Without(gone)(body)
     while True:
-        used = {id(n) for n in walk(new) if isinstance(n, Var)}
-        dead = {id(n) for n in walk(new) if isinstance(n, Let) and id(n.var) not in used}
+        used = {id(n) for n in find(new, Var)}
+        dead = {id(n) for n in find(new, Let) if id(n.var) not in used}
         if not dead:
             return new
         new = _Without(dead)(new)

@@ -18,7 +18,7 @@ from ..build import Build
 from ..diagnostics import Span, error
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Load
-from ..ir.node import Node, Rewriter, children, walk
+from ..ir.node import Node, Rewriter, children, find
 from ..ir.stmt import Alloc, Block, For, Kernel, Program, Role, Stmt, Store, While
 
 SCOPES = ("shared", "barrier")  # whose buffers lie in shared memory
@@ -72,7 +72,7 @@ def shared_size(buffer: Buffer) -> int:
 
 def _placed(kernel: Kernel, build: Build) -> Kernel:
     lives = lives_of(kernel)
-    if all(n.buffer.offset is not None for n in walk(kernel) if isinstance(n, Alloc) and n.buffer.scope in SCOPES):
+    if all(n.buffer.offset is not None for n in find(kernel, Alloc) if n.buffer.scope in SCOPES):
         return kernel
     offsets, total = _offsets(lives)
     apart, more = _offsets([replace(x, alone=True) if x.size <= SMALL else x for x in lives])

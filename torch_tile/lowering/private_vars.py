@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..ir.buffer import Buffer
 from ..ir.expr import Load
-from ..ir.node import Node, Rewriter, children, walk
+from ..ir.node import Node, Rewriter, children, find
 from ..ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Stmt, Store, While
 
 
@@ -19,10 +19,10 @@ def private_vars(kernel: Kernel) -> Kernel:
     """Give nests variables of their own where that changes no value."""
     stored = {
         id(n.buffer): n.buffer
-        for loop in walk(kernel)
-        if isinstance(loop, For) and loop.kind is LoopKind.PARALLEL
-        for n in walk(loop.body)
-        if isinstance(n, Store) and n.buffer.scope == "var"
+        for loop in find(kernel, For)
+        if loop.kind is LoopKind.PARALLEL
+        for n in find(loop.body, Store)
+        if n.buffer.scope == "var"
     }
     private = {key: buffer for key, buffer in stored.items() if _Reads(buffer).are_covered(kernel.body)}
     return _Own(private)(kernel) if private else kernel
@@ -57,7 +57,7 @@ class _Reads:
             return all(ways)
         if isinstance(one, For | While):
             self._reads([c for c in children(one) if not isinstance(c, Stmt)], known)
-            sets = any(isinstance(n, Store) and n.buffer is self.buffer for n in walk(one.body))
+            sets = any(n.buffer is self.buffer for n in find(one.body, Store))
             nest = isinstance(one, For) and one.kind is LoopKind.PARALLEL
             after = self._block(one.body.stmts, known and not sets)
             return known if not sets else known and after and not nest
@@ -66,9 +66,7 @@ class _Reads:
 
     def _reads(self, nodes: Iterable[Node], known: bool) -> None:
         if not known:
-            self.covered &= not any(
-                isinstance(n, Load) and n.buffer is self.buffer for node in nodes for n in walk(node)
-            )
+            self.covered &= not any(n.buffer is self.buffer for node in nodes for n in find(node, Load))
 
 
 class _Own(Rewriter):
@@ -82,10 +80,8 @@ class _Own(Rewriter):
     def For(self, loop: For) -> For:
         if loop.kind is not LoopKind.PARALLEL or self.here:
             return self.children(loop)
-        names = {
-            id(n.buffer): n.buffer for n in walk(loop.body) if isinstance(n, Store) and id(n.buffer) in self.private
-        }
-        made_here = {id(n.buffer) for n in walk(loop.body) if isinstance(n, Alloc)}  # the iteration's own already
+        names = {id(n.buffer): n.buffer for n in find(loop.body, Store) if id(n.buffer) in self.private}
+        made_here = {id(n.buffer) for n in find(loop.body, Alloc)}  # the iteration's own already
         self.here = {key: replace(buffer) for key, buffer in names.items() if key not in made_here}
         allocs = tuple(Alloc(b, span=loop.span) for b in self.here.values())
         new: For = self.children(loop)

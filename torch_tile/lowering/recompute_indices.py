@@ -15,8 +15,9 @@ from ..intrinsics.memory import here
 from ..intrinsics.wgmma import walks_of
 from ..ir.dtype import int32
 from ..ir.expr import Address, Call, Const, Expr, Var, const
-from ..ir.node import Node, Rewriter, children, walk
+from ..ir.node import Node, Rewriter, children, find, symbols
 from ..ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Program, Stmt
+from ..ir.substitute import Substitute
 
 MANY = 16  # descriptors that one loop keeps
 PLENTY = 192  # 4-byte registers of local arrays, of 255: what is left holds the addresses of a loop and its scalars
@@ -34,8 +35,8 @@ def recompute_indices(program: Program) -> Program:
 def registers_of(kernel: Kernel) -> int:
     """Registers that the local arrays of a kernel fill, were all of them alive at once."""
     total = 0
-    for node in walk(kernel.body):
-        if isinstance(node, Alloc) and node.buffer.scope == "local":
+    for node in find(kernel.body, Alloc):
+        if node.buffer.scope == "local":
             size = node.buffer.shape[0]
             total += -(-int(size.value) * node.buffer.dtype.itemsize // 4) if isinstance(size, Const) else 0
     return total
@@ -60,17 +61,8 @@ class _Hide(Rewriter):
         if loop.kind is not LoopKind.SERIAL or not _multiplies(loop.body):
             return new
         own = Var(self.thread.name, self.thread.type, "let")
-        body = _Replace(self.thread, own)(new.body)
+        body = Substitute({id(self.thread): own})(new.body)
         return new if body is new.body else replace(new, body=Block((Let(own, here(self.thread)), *body.stmts)))
-
-
-class _Replace(Rewriter):
-    def __init__(self, old: Var, new: Var):
-        self.old, self.new = old, new
-
-    def Var(self, var: Var) -> Var:
-        """The new name for the old one."""
-        return self.new if var is self.old else var
 
 
 def _multiplies(node: Node) -> bool:
@@ -103,7 +95,7 @@ class _Move(Rewriter):
     def __init__(self, loop: For):
         self.zero = Var("zero", int32, "let")
         self.descriptors, self.copies = 0, 1
-        inside = [n for n in walk(loop.body) if isinstance(n, For | Let)]
+        inside = list(find(loop.body, For, Let))
         changing = [*loop.vars, *(v for n in inside for v in (n.vars if isinstance(n, For) else (n.var,)))]
         self.changing = {id(v) for v in changing}
 
@@ -128,7 +120,7 @@ class _Move(Rewriter):
     def moved(self, operand: Expr) -> Expr:
         """An operand's address, moved if it does not change."""
         assert isinstance(operand, Address)
-        if any(id(n) in self.changing for n in walk(operand)):
+        if not self.changing.isdisjoint(symbols(operand)):
             return operand
         self.descriptors += self.copies
         return replace(operand, indices=(operand.indices[0] + self.zero,))

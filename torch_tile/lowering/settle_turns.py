@@ -9,11 +9,10 @@ they order time only, never values. A loop that asks for turns and has none is r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 from ..build import Build
 from ..ir.expr import Call
-from ..ir.node import Rewriter, walk
+from ..ir.node import Rewriter, find
 from ..ir.stmt import Block, Do, For, Program, Stmt
 
 MEETINGS = "barrier", "named_barrier"
@@ -22,7 +21,7 @@ OTHERWISE = "only several warpgroups take them, by wgmma, in a loop of products,
 
 def settle_turns(program: Program, build: Build) -> Program:
     """Drop the turns of warpgroups that meet within one, and report what became of all."""
-    asked = {n.span: OTHERWISE for n in walk(program) if isinstance(n, For) and n.ping_pong}
+    asked = {n.span: OTHERWISE for n in find(program, For) if n.ping_pong}
     if not asked:
         return program
     dropped: set[int] = set()
@@ -39,10 +38,10 @@ def _turns(program: Program) -> Iterator[tuple[list[Do], bool]]:
     """The calls of each kind of turns, from `turn_open` to `turn_close`, and whether threads meet within one."""
     calls: list[Do] = []
     inside = meets = False
-    for node in walk(program):
-        name = node.call.name if isinstance(node, Do) and isinstance(node.call, Call) else ""
+    for node in find(program, Do):
+        name = node.call.name if isinstance(node.call, Call) else ""
         if name.startswith("turn_"):
-            calls.append(cast(Do, node))
+            calls.append(node)
             inside = name == "turn_take"
         elif inside:
             meets |= name in MEETINGS

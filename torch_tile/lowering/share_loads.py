@@ -21,10 +21,10 @@ from ..ir.expr import Const, Expr, Var, binary, const
 from ..ir.node import symbols
 from ..ir.simplify import simplify
 from ..ir.stmt import Kernel
+from ..ir.substitute import Substitute
 from ..tileop.copy import Copy
 from ..tileop.tma_boxes import refuses_shares
 from .bulk_loads import Body, Loads, Survey, decisive
-from .known import Inline
 
 AXES = "xyz"
 ONE = const(1, int32)
@@ -121,7 +121,7 @@ def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) 
         return f"{extent.value} blocks are no clusters of {size}"
     cluster, rank = Var("cluster", int32, "block"), Var("rank", int32, "block")
     ranges = Ranges().loop(rank, 0, size).loop(cluster, 0, binary("//", extent, const(size, int32)))
-    place = Inline({id(block): cluster * size + rank})
+    place = Substitute({id(block): cluster * size + rank})
     for expr, what in decisive(copy, body):
         if not what and expr.dtype.is_integer:
             continue  # the value of a name, which stands where it is used

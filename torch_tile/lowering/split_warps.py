@@ -22,7 +22,7 @@ from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
 from ..ir.expr import Address, Const, Expr, Load, Var, binary, const
-from ..ir.node import Rewriter, walk
+from ..ir.node import Rewriter, find, symbols
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
 from ..tileop import copy_tma
@@ -54,7 +54,7 @@ def split_warps(program: Program, build: Build) -> Program:
 
 def _split(kernel: Kernel, build: Build) -> Kernel:
     count = math.prod(kernel.threads)
-    pipelined = [n for n in walk(kernel.body) if isinstance(n, For) and n.kind is LoopKind.PIPELINED and n.stages]
+    pipelined = [n for n in find(kernel.body, For) if n.kind is LoopKind.PIPELINED and n.stages]
     if not pipelined or count % WARPGROUP:
         _each_its_own(kernel, f"no pipelined loop of blocks of whole groups of {WARPGROUP} threads", build)
         return kernel
@@ -99,7 +99,7 @@ class _FromZero(Rewriter):
 
     def For(self, loop: For) -> Stmt:
         new: For = self.children(loop)
-        if loop.kind is LoopKind.PARALLEL or not any(map(is_load, walk(loop.body))):
+        if loop.kind is LoopKind.PARALLEL or not any(map(is_load, find(loop.body, Copy))):
             return new
         start, stop, name = loop.starts[0], loop.stops[0], loop.vars[0].name
         if not is_zero(start) or loop.step != 1:
@@ -226,7 +226,7 @@ class _Roles:
         where = self.barrier(self.empty, group)
         tiles = {id(t) for t in group.tiles}
         products = {id(op) for op in self.survey.products}
-        readers = [n for n in walk(body.block) if isinstance(n, Stmt) and is_leaf(n) and tiles & reads_of(n)]
+        readers = [n for n in find(body.block, Stmt) if is_leaf(n) and tiles & symbols(n) and tiles & reads_of(n)]
         only_products = all(id(n) in products or id(n) in self.copies for n in readers)
         sharers = self.sharers.get(id(group))
         if not only_products:
@@ -333,7 +333,7 @@ class _Copier:
             if among is not None:
                 made = replace(made, blocks=among.blocks, share=among.number, shares=among.count)
             yield made
-        elif not any(id(n) in self.copies for n in walk(one)):
+        elif not any(id(n) in self.copies for n in find(one, Copy)):
             return
         elif isinstance(one, If):
             yield If(
@@ -346,7 +346,7 @@ class _Copier:
 
     def _loads(self, one: Stmt, group: Group) -> bool:
         tiles = {id(t) for t in group.tiles}
-        return any(isinstance(n, Copy) and id(n) in self.copies and id(n.dst.buffer) in tiles for n in walk(one))
+        return any(id(n) in self.copies and id(n.dst.buffer) in tiles for n in find(one, Copy))
 
 
 def _plain(loop: For) -> For:

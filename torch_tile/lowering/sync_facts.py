@@ -11,9 +11,10 @@ from ..intrinsics.base import lookup
 from ..intrinsics.memory import option
 from ..ir import stmt as st
 from ..ir.expr import Address, Call, Expr, Load, Var
-from ..ir.node import Node, children, symbols, walk
+from ..ir.node import Node, children, contains, find, symbols
 from ..ir.stmt import Block, Break, Continue, Do, For, If, Let, Role, Stmt, Store, While
-from .hazards import Collector, Swap, overlap
+from ..ir.substitute import Substitute
+from .hazards import Collector, overlap
 
 ENGINES = "wgmma", "tma_load", "tma_store", "bulk_wait"
 ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait", "wgmma_commit", "wgmma_wait")
@@ -22,10 +23,10 @@ ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait", "wgmm
 def handed_over(kernel: st.Kernel) -> frozenset[int]:
     """The tiles (by identity) that only bulk copies write: mbarriers order who touches them."""
     filled, written = set[int](), set[int]()
-    for node in walk(kernel):
+    for node in find(kernel, Store, Call):
         if isinstance(node, Store):
             written.add(id(node.buffer))
-        elif isinstance(node, Call):
+        else:
             for effect in lookup(node.name).effects(node):
                 place = node.args[effect.operand]
                 if isinstance(place, Address) and "w" in effect.kind:
@@ -38,17 +39,17 @@ def refilled(kernel: st.Kernel) -> frozenset[int]:
 
     None where the compiler has made the roles, whose arrivals are fences, too.
     """
-    loads = [n for n in walk(kernel) if isinstance(n, Call) and n.name == "tma_load"]
-    if not loads or any(isinstance(n, Role) and not n.by_hand for n in walk(kernel)):
+    loads = [n for n in find(kernel, Call) if n.name == "tma_load"]
+    if not loads or any(not n.by_hand for n in find(kernel, Role)):
         return frozenset()
     often, filled = set[int](), set[int]()
-    loops = [n for n in walk(kernel) if isinstance(n, For | While)]
-    inside = {id(n) for loop in loops for n in walk(loop)}
+    loops = list(find(kernel, For, While))
+    inside = {id(n) for loop in loops for n in find(loop, Call)}
     for call in loads:
         tile = call.args[0]
         assert isinstance(tile, Address)
         (often if id(call) in inside or id(tile.buffer) in filled else filled).add(id(tile.buffer))
-    buffers = {id(n.buffer): n.buffer for n in walk(kernel) if isinstance(n, Load | Store | Address)}
+    buffers = {id(n.buffer): n.buffer for n in find(kernel, Load, Store, Address)}
     for number, buffer in buffers.items():  # what lay there before is used earlier
         if any(overlap(buffer, buffers[other]) for other in filled | often if other != number):
             often.add(number)
@@ -65,7 +66,7 @@ class Crews:
     @cached_property
     def free(self) -> list[int]:
         """Numbers that the author does not use."""
-        calls = [n for n in walk(self.kernel) if isinstance(n, Call)]
+        calls = list(find(self.kernel, Call))
         taken = {option(call) for call in calls if call.name.startswith("named_barrier")}
         turns = (call for call in calls if call.name == "turn_take")
         taken |= {number for call in turns for number in range(option(call), option(call) + option(call, 2))}
@@ -84,25 +85,25 @@ class Facts:
     """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
 
     def __init__(self, kernel: st.Kernel, handed_over: frozenset[int] = frozenset()):
-        nodes = list(walk(kernel))
-        written = {id(n.buffer) for n in nodes if isinstance(n, Store | Address)}
-        touched = (n.buffer for n in nodes if isinstance(n, Store | Address | Load))
+        written = {id(n.buffer) for n in find(kernel, Store, Address)}
+        touched = (n.buffer for n in find(kernel, Store, Address, Load))
         relevant = {id(b) for b in touched if b.scope == "shared" or (b.scope == "global" and id(b) in written)}
         relevant -= handed_over
-        calls = [n for n in nodes if isinstance(n, Call) and n.name in ("wgmma", "tma_store")]
+        calls = [n for n in find(kernel, Call) if n.name in ("wgmma", "tma_store")]
         addresses = [a for call in calls for a in call.args if isinstance(a, Address)]
         # What wgmma and bulk copies read, past the proxy through which threads write.
         self.read_by_engines = {id(a.buffer) for a in addresses if a.buffer.scope == "shared"}
         self.refilled = frozenset[int]()  # memory that bulk copies fill again, if it is fences that hand it over
-        self.lets = [n for n in nodes if isinstance(n, Let)]
+        self.lets = list(find(kernel, Let))
         names: dict[int, Expr] = {}
+        expand = Substitute(names)
         for let in self.lets:
-            value = Swap(names)(let.value)
-            if not any(isinstance(n, Load | Call) for n in walk(value)):
+            value = expand(let.value)
+            if not contains(value, Load, Call):
                 names[id(let.var)] = value
         self.collector = Collector(names, relevant)
         # Names and variables whose value differs between threads.
-        self.mixed = {id(n) for n in nodes if isinstance(n, Var) and n.role == "thread"}
+        self.mixed = {id(n) for n in find(kernel, Var) if n.role == "thread"}
         size = -1
         while size != len(self.mixed):
             size = len(self.mixed)
@@ -156,16 +157,16 @@ class Facts:
         """Whether threads read or write, past the proxy of engines, memory that bulk copies fill again."""
         if self.refilled.isdisjoint(symbols(one)):
             return False
-        engines = {id(a) for n in walk(one) if isinstance(n, Call) and n.name in ENGINES for a in n.args}
-        touched = (n for n in walk(one) if isinstance(n, Load | Store | Address) and id(n) not in engines)
+        engines = {id(a) for n in find(one, Call) if n.name in ENGINES for a in n.args}
+        touched = (n for n in find(one, Load, Store, Address) if id(n) not in engines)
         return any(id(n.buffer) in self.refilled for n in touched)
 
     def forgotten(self, loop: For | While) -> Mapping[int, Expr]:
         """Stand-ins for the variables of a loop, of which nothing is known."""
         if id(loop) in self.stand_ins:
             return self.stand_ins[id(loop)]
-        inner = [v for n in walk(loop) if isinstance(n, For) for v in n.vars]
-        inner += [n.var for n in walk(loop) if isinstance(n, Let)]
+        inner = [v for n in find(loop, For) for v in n.vars]
+        inner += [n.var for n in find(loop, Let)]
         for v in inner:
             self.unknown.setdefault(id(v), Var(f"earlier_{v.name}", v.type, "let"))
         self.stand_ins[id(loop)] = {id(v): self.unknown[id(v)] for v in inner}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir.expr import Binary, Call, Const, Expr, Var, binary
-from ..ir.node import equal, walk
+from ..ir.node import equal, find
 from ..ir.simplify import simplify
 from ..ir.stmt import Block
 from .hazards import Access
@@ -113,7 +113,7 @@ class State:
 
 def most_pending(body: Block) -> int:
     """Of the groups of copies, or of products, that waits leave under way."""
-    waits = (n.options[0] for n in walk(body) if isinstance(n, Call) and n.name in WAITS)
+    waits = (n.options[0] for n in find(body, Call) if n.name in WAITS)
     return max((int(str(n)) for n in waits), default=0)
 
 
@@ -149,7 +149,7 @@ def _entering(access: Access, turns: Expr, dims: set[int], simplify: Callable[[E
 
 def _is_forgotten(base: Expr) -> bool:
     """Whether it counts from an unknown turn; told from the next loop too, every loop around would count it anew."""
-    return any(isinstance(e, Var) and e.role == "let" for e in walk(base))
+    return any(e.role == "let" for e in find(base, Var))
 
 
 def _base(index: Expr, size: Expr) -> Expr | None:

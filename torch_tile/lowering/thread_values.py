@@ -8,12 +8,12 @@ from functools import cache
 from typing import Any
 
 from ..ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
-from ..ir.node import Node, children, symbols, walk
+from ..ir.node import children, contains, find, symbols
 
 
-def is_unsure(node: Node) -> bool:
-    """What may differ between threads: their index, memory, names of loaded values."""
-    return isinstance(node, Load | Call) or (isinstance(node, Var) and node.role in ("thread", "let"))
+def is_unsure(e: Expr) -> bool:
+    """Whether a value may differ between threads, by their index, memory or names of loaded values."""
+    return contains(e, Load, Call) or any(var.role in ("thread", "let") for var in find(e, Var))
 
 
 class Numbers:
@@ -35,7 +35,7 @@ class Numbers:
 
     def touches(self, e: Expr) -> bool:
         """Whether `e` depends on the thread or on a loop, or may do so through memory."""
-        return not symbols(e).isdisjoint(self.values) or any(map(is_unsure, walk(e)))
+        return not symbols(e).isdisjoint(self.values) or is_unsure(e)
 
     def __call__(self, e: Expr) -> Any:
         """The values of `e`."""

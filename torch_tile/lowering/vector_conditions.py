@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..ir.expr import Binary, Const, Expr, Load, Var, binary, const
-from ..ir.node import walk
+from ..ir.node import contains, symbols
 from ..ir.simplify import simplify
-from .known import Inline, Known
+from ..ir.substitute import Substitute
+from .known import Known
 
 ORDER = ("<", "<=", ">", ">=")
 
@@ -38,9 +39,9 @@ def _terms(condition: Expr) -> Iterator[Expr]:
 
 
 def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] | None:
-    if not any(n is var for n in walk(term)):
+    if id(var) not in symbols(term):
         return term, True
-    if not isinstance(term, Binary) or term.op not in ORDER or any(isinstance(n, Load) for n in walk(term)):
+    if not isinstance(term, Binary) or term.op not in ORDER or contains(term, Load):
         return None
     if not term.a.dtype.is_integer:
         return None
@@ -56,4 +57,4 @@ def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] |
 
 
 def _at(expr: Expr, var: Var, value: int, known: Known) -> Expr:
-    return simplify(Inline({id(var): const(value, var.type)})(expr), known.ranges)
+    return simplify(Substitute({id(var): const(value, var.type)})(expr), known.ranges)

@@ -17,13 +17,14 @@ from ..intrinsics.memory import vector_copy
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer
 from ..ir.expr import LOGICAL, Address, Binary, Const, Expr, Load, Select, Var, binary, const
-from ..ir.node import Node, Rewriter, children, equal, walk
+from ..ir.node import Node, Rewriter, children, contains, equal, find, symbols
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, For, If, Let, LoopKind, Program, Stmt, Store
+from ..ir.substitute import Substitute
 from ..tileop.alignment import aligned_run, strides_of
 from .flatten import linear
 from .instance import Instance
-from .known import Inline, Known
+from .known import Known
 from .vector_conditions import in_all_steps
 
 WIDEST = 16  # bytes of one access
@@ -91,8 +92,8 @@ class _Loop:
 
     def hoisted(self, node: If) -> Stmt | None:
         """A branch that all steps take is taken once; where some may not, that is asked first."""
-        written = {id(s.buffer) for s in walk(node) if isinstance(s, Store)}
-        read = (n for n in walk(node.condition) if isinstance(n, Load))
+        written = {id(s.buffer) for s in find(node, Store)}
+        read = (n for n in find(node.condition, Load))
         if any(id(n.buffer) in written for n in read):
             return None
         found = in_all_steps(node.condition, self.var, self.count, self.known)
@@ -168,11 +169,11 @@ class _Loop:
 
     def differs(self, expr: Expr) -> bool:
         """Whether a value may not be the same in all steps."""
-        return any(n is self.var or id(n) in self.inside for n in walk(expr))
+        return not symbols(expr).isdisjoint((id(self.var), *self.inside))
 
     def at_start(self, access: Load | Store) -> Address:
         """Where the first step's element lies."""
-        zero = Inline({id(self.var): const(0, self.var.type)})
+        zero = Substitute({id(self.var): const(0, self.var.type)})
         indices = tuple(simplify(zero(i), self.known.ranges) for i in access.indices)
         return Address(access.buffer, indices, span=access.span)
 
@@ -196,7 +197,7 @@ class _Loop:
         if any(self.differs(i) for i in others):
             return 1
         start = self.at_start(access)
-        if any(id(n) in self.inside for n in walk(last)):
+        if not self.inside.isdisjoint(symbols(last)):
             return 1
         ahead = _WithoutRemainders()(binary("-", last, start.indices[-1]))
         if not equal(simplify(ahead, self.known.ranges), self.var):
@@ -271,24 +272,25 @@ def _moved(address: Address, by: Expr) -> Address:
 
 
 def _mentions(node: Node, var: Var) -> bool:
-    return any(n is var for n in walk(node))
+    return id(var) in symbols(node)
 
 
 def _without_index_names(body: Block, var: Var) -> Block:
     """Integer names that depend on the step are replaced by their values, so that indices show it."""
-    inline = Inline()
+    known: dict[int, Expr] = {}
+    inline = Substitute(known)
     stmts: list[Stmt] = []
     for s in body.stmts:
         new = inline(s)
         if isinstance(new, Let) and new.var.dtype.is_integer and _mentions(new.value, var) and not _loads(new.value):
-            inline.known[id(new.var)] = new.value
+            known[id(new.var)] = new.value
         else:
             stmts.append(new)
     return Block(tuple(stmts), span=body.span)
 
 
 def _loads(expr: Expr) -> bool:
-    return any(isinstance(n, Load) for n in walk(expr))
+    return contains(expr, Load)
 
 
 def _is_ordered(body: Block) -> bool:
@@ -307,7 +309,7 @@ def _is_ordered(body: Block) -> bool:
 
 
 def _loads_of(s: Stmt) -> Sequence[Load]:
-    return [n for child in children(s) for n in walk(child) if isinstance(n, Load)]
+    return [n for child in children(s) for n in find(child, Load)]
 
 
 def _same_place(a: Sequence[Expr], b: Sequence[Expr]) -> bool:

@@ -17,13 +17,13 @@ from ..ir import dtype as dt
 from ..ir.buffer import Buffer, Range, Region
 from ..ir.divisor import divides
 from ..ir.expr import Address, Const, Expr, Load, Select, const, select
-from ..ir.node import walk
+from ..ir.node import find, symbols
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, For, Let, LoopKind, Stmt, Store
+from ..ir.substitute import Expand, Substitute
 from .alignment import aligned_run, strides_of
 from .base import RegisteredOp, is_one, tile_op
 from .copy_async import WIDTHS, deal_runs
-from .nest import Inline
 
 if TYPE_CHECKING:
     from ..interp.env import Env
@@ -50,7 +50,7 @@ def gather_of(loop: For) -> Gather | None:
     sizes = all(isinstance(e, Const) for e in (*loop.starts, *loop.stops)) and not any(_value(s) for s in loop.starts)
     if not sizes or not isinstance(last, Store) or not all(isinstance(s, Let) for s in names):
         return None
-    inline = Inline({id(s.var): s.value for s in names if isinstance(s, Let)})
+    inline = Expand({id(s.var): s.value for s in names if isinstance(s, Let)})
     value: Expr = inline(last.value)
     condition: Expr | None = None
     if isinstance(value, Select) and isinstance(value.b, Const) and value.b.value == 0:
@@ -85,8 +85,8 @@ def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
     return None if left else Region(buffer, tuple(ranges))
 
 
-def _mentions(e: Expr, symbols: set[int]) -> bool:
-    return any(id(n) in symbols for n in walk(e))
+def _mentions(e: Expr, wanted: set[int]) -> bool:
+    return not wanted.isdisjoint(symbols(e))
 
 
 @tile_op("async_loop")
@@ -112,7 +112,7 @@ class AsyncLoop(RegisteredOp):
         """Reads all that the loop loads, writes the box."""
         found = gather_of(self.loop)
         assert found is not None
-        buffers = {id(n.buffer): n.buffer for n in walk(self.loop) if isinstance(n, Load)}
+        buffers = {id(n.buffer): n.buffer for n in find(self.loop, Load)}
         whole = [Region(b, tuple(Range(ZERO, size) for size in b.shape)) for b in buffers.values()]
         return whole, [found.region]
 
@@ -168,7 +168,7 @@ class AsyncLoop(RegisteredOp):
         (dst, dst_indices), (src, src_indices) = found.dst, found.src
 
         def move(point: tuple[Expr, ...]) -> Stmt:
-            at = Inline({id(v): p for v, p in zip(self.loop.vars, point, strict=True)})
+            at = Substitute({id(v): p for v, p in zip(self.loop.vars, point, strict=True)})
             valid: Expr = const(width, dt.int32)
             if found.condition is not None:
                 valid = select(at(found.condition), valid, ZERO)

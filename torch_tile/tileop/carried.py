@@ -11,15 +11,15 @@ from collections.abc import Iterator
 
 from ..ir.buffer import Buffer
 from ..ir.expr import Binary, Cast, Const, Expr, Load, Unary, Var
-from ..ir.node import Node, equal, walk
+from ..ir.node import Node, equal, find, walk
 from ..ir.stmt import Alloc, For, Let, Store
 
 
 def carried_vars(loop: For) -> list[Var]:
     """The variables of a nest whose iterations are not independent."""
     uses = Uses(loop)
-    stores = [n for n in walk(loop.body) if isinstance(n, Store) and not uses.is_private(n.buffer)]
-    accesses = [n for n in walk(loop.body) if isinstance(n, Load | Store)]
+    stores = [n for n in find(loop.body, Store) if not uses.is_private(n.buffer)]
+    accesses = list(find(loop.body, Load, Store))
     found = []
     for var in loop.vars:
         for store in stores:
@@ -39,10 +39,10 @@ class Uses:
     def __init__(self, loop: For):
         self.lets: dict[int, Expr] = {}
         self.private: set[int] = set()
-        for node in walk(loop.body):
+        for node in find(loop.body, Let, Alloc):
             if isinstance(node, Let):
                 self.lets[id(node.var)] = node.value
-            elif isinstance(node, Alloc):
+            else:
                 self.private.add(id(node.buffer))
                 if node.init is not None:
                     self.lets[id(node.buffer)] = node.init

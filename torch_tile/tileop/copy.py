@@ -10,7 +10,7 @@ from ..diagnostics import Diagnostic, diagnose, error
 from ..ir.buffer import Region
 from ..ir.expr import Load, cast
 from ..ir.layout import shared_tile
-from ..ir.node import walk
+from ..ir.node import find
 from ..ir.stmt import For, Stmt, Store
 from . import copy_matrix, parallel as parallel_loops
 from .base import RegisteredOp, describe, is_one, parallel, region_of, same_extents, spread, squeezed, tile_op
@@ -79,7 +79,7 @@ class Copy(RegisteredOp):
             if shared.scope == "shared" and other.scope == "fragment" and sizes and known.get(other) is not None:
                 why = "swizzled against bank conflicts of the copy"
                 found.append(Demand(shared, shared_tile(sizes, shared.dtype.bits), False, why, self.span))
-        used = [n.buffer for side in (self.src, self.dst) for n in walk(side) if isinstance(n, Load | Region)]
+        used = [n.buffer for side in (self.src, self.dst) for n in find(side, Load, Region)]
         if all(b.scope != "fragment" or known.get(b) is not None for b in used):
             return found  # no fragment is open
         loop = self.as_loop()

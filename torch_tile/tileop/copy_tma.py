@@ -22,12 +22,12 @@ from ..ir.expr import Address, Const, Expr, Load, binary, const, to_expr
 from ..ir.layout import row_major, shared_tile
 from ..ir.simplify import simplify
 from ..ir.stmt import Block, If, Stmt
+from ..ir.substitute import Expand
 from ..ir.tensor_map import TensorMap
 from .alignment import strides_of
 from .base import is_one, region_of, same_extents, spread, squeezed, tile_op
 from .copy import Copy
 from .gemm_wgmma import panel_span
-from .nest import Inline
 from .threads import Demand, Layouts, ThreadContext
 from .tma_boxes import LARGEST_BOX, Sides, box_of, corners, number_of, part_of, refuses_shares
 
@@ -138,7 +138,7 @@ def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
     for dim, stride in enumerate(strides[:-1]):
         if not is_one(tensor.shape[dim]) and not divides(16 // math.gcd(16, size), stride, ctx.ranges):
             return f"the stride of dimension {dim} of `{tensor.name}` may not be a multiple of 16 bytes"
-    column = Inline(ctx.values)(region.starts[-1])
+    column = Expand(ctx.values)(region.starts[-1])
     if not divides(16 // math.gcd(16, size), column, ctx.ranges):  # seen to stop an H200
         return f"the columns of `{tensor.name}` may not start at a multiple of 16 bytes"
     if not all(isinstance(e, Const) for e in region.extents):
@@ -152,7 +152,7 @@ def _refuses_store(region: Region, ctx: ThreadContext) -> str | None:
     Across the end of a row they write the rest of the 16 bytes that the end lies in; in front of a tensor they stop the
     GPU.
     """
-    tensor, inline = region.buffer, Inline(ctx.values)
+    tensor, inline = region.buffer, Expand(ctx.values)
     if not divides(16 // math.gcd(16, tensor.dtype.itemsize), inline(tensor.shape[-1]), ctx.ranges):
         return f"the rows of `{tensor.name}` may not end at a multiple of 16 bytes"
     # No interval at all have quotients by sizes that may be zero; then there is nothing to be copied.

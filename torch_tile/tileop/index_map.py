@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ..ir.expr import Const, Expr
 from ..ir.layout import Digit, Layout
 from ..ir.mixed_radix import Digits, MixedRadix
-from ..ir.node import walk
+from ..ir.node import symbols
 
 Dim = tuple[Digit, ...]
 
@@ -46,7 +46,7 @@ def index_of(expr: Expr, numbers: Mapping[int, int]) -> Index | None:
         number = numbers.get(id(term.atom))
         if number is not None and term.factor > 0:
             pieces.append(Piece(term.factor, number, term.divisor, term.modulus))
-        elif any(id(n) in numbers for n in walk(term.atom)) or number is not None:
+        elif not numbers.keys().isdisjoint(symbols(term.atom)) or number is not None:
             return None
         else:
             others.append(term)

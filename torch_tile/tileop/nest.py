@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.buffer import Buffer
-from ..ir.expr import Address, Call, Const, Expr, Load, Var
-from ..ir.node import Node, Rewriter, walk
+from ..ir.expr import Address, Call, Const, Expr, Load
+from ..ir.node import Node, contains, find, symbols
 from ..ir.stmt import Alloc, Do, For, Let, LoopKind, Store
+from ..ir.substitute import Expand
 from .carried import carried_vars
 from .index_map import Index, index_of
 
@@ -22,18 +23,6 @@ class Use:
     indices: tuple[Expr, ...]
     map: tuple[Index | None, ...]
     stored: bool
-
-
-class Inline(Rewriter):
-    """Replaces names by their values."""
-
-    def __init__(self, values: Mapping[int, Expr]):
-        self.values = values
-
-    def Var(self, var: Var) -> Expr:
-        """The value of a name, names in it replaced too."""
-        found = self.values.get(id(var))
-        return var if found is None else self(found)
 
 
 @dataclass
@@ -76,7 +65,7 @@ def nest_of(loop: For, values: Mapping[int, Expr]) -> Nest:
     """The facts of a static nest; `values` are the names bound around it."""
     numbers = {id(v): k for k, v in enumerate(loop.vars)}
     inner, allocated, values = [], set(), dict(values)
-    for node in walk(loop.body):
+    for node in find(loop.body, For, Let, Alloc):
         if isinstance(node, For) and node.kind is not LoopKind.PARALLEL and is_static(node) and node.step == 1:
             numbers[id(node.vars[0])] = len(numbers)
             inner.append(node)
@@ -84,19 +73,17 @@ def nest_of(loop: For, values: Mapping[int, Expr]) -> Nest:
             values[id(node.var)] = node.value
         elif isinstance(node, Alloc):
             allocated.add(id(node.buffer))
-    inline = Inline(values)
+    inline = Expand(values)
     extents = tuple(int(e.value) for e in loop.stops if isinstance(e, Const))
     nest = Nest(loop, extents, tuple(inner))
-    for node in walk(loop.body):
-        if isinstance(node, Load | Store | Address):
-            _enter(nest, node, inline, numbers, allocated)
-        elif isinstance(node, Do) or (isinstance(node, Call) and node.name == "atomic"):
-            nest.effects = True
+    for access in find(loop.body, Load, Store, Address):
+        _enter(nest, access, inline, numbers, allocated)
+    nest.effects = contains(loop.body, Do) or any(call.name == "atomic" for call in find(loop.body, Call))
     nest.carried = frozenset(numbers[id(v)] for v in carried_vars(loop))
     return nest
 
 
-def _enter(nest: Nest, node: Load | Store | Address, inline: Inline, numbers: dict[int, int], own: set[int]) -> None:
+def _enter(nest: Nest, node: Load | Store | Address, inline: Expand, numbers: dict[int, int], own: set[int]) -> None:
     scope = node.buffer.scope
     stored = isinstance(node, Store)
     if scope in ("local", "var"):
@@ -110,6 +97,6 @@ def _enter(nest: Nest, node: Load | Store | Address, inline: Inline, numbers: di
         nest.memory.append(use)
 
 
-def mentions(nodes: Sequence[Node], symbols: set[int]) -> bool:
+def mentions(nodes: Sequence[Node], wanted: set[int]) -> bool:
     """Whether one of the symbols (by identity) occurs in the nodes."""
-    return any(id(n) in symbols for node in nodes for n in walk(node))
+    return any(not wanted.isdisjoint(symbols(node)) for node in nodes)

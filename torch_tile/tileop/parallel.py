@@ -15,7 +15,7 @@ from ..ir.buffer import Buffer
 from ..ir.divisor import divides
 from ..ir.expr import Const, Expr, const
 from ..ir.layout import Digit, Layout, spread
-from ..ir.node import walk
+from ..ir.node import symbols
 from ..ir.stmt import For
 from .index_map import Dim, dims_of_nest, fits, layout_of_buffer, renumbered, threads_of
 from .nest import Nest, Use, nest_of
@@ -24,11 +24,9 @@ from .threads import Demand, Layouts, ThreadContext
 WIDEST = 16  # bytes of one access of memory
 
 
-def loop_layout(loop: For, ctx: ThreadContext, known: Layouts | None = None) -> Layout:
-    """The layout of a static nest, given what is known of its fragments: its own if the author or a pass set one."""
-    nest = nest_of(loop, ctx.values)
-    known = known or Layouts()
-    return following(nest, known, ctx, partial=True) or default_layout(nest, ctx)
+def layout_of(nest: Nest, ctx: ThreadContext) -> Layout:
+    """The layout of a nest: its own if the author or a pass set one, else by those of its fragments."""
+    return following(nest, Layouts(), ctx, partial=True) or default_layout(nest, ctx)
 
 
 def following(nest: Nest, known: Layouts, ctx: ThreadContext, partial: bool) -> Layout | None:
@@ -213,7 +211,7 @@ def _aligned(use: Use, k: int, width: int, nest: Nest, ctx: ThreadContext) -> bo
     var = nest.loop.vars[k]
     last = use.map[-1]
     assert last is not None
-    if any(any(n is var for n in walk(i)) for i in use.indices[:-1]):
+    if any(id(var) in symbols(i) for i in use.indices[:-1]):
         return False
     for p in last.pieces:
         here = p.var == k

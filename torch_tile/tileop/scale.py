@@ -96,7 +96,7 @@ class ScaleRows(RegisteredOp):
         if not all(_whole_fragment(s) for s in sides) or ctx.count % 32 or not is_static(loop):
             return False
         nest = nest_of(loop, ctx.values)
-        layout, held = parallel_loops.loop_layout(loop, ctx), self.factors.buffer.layout
+        layout, held = parallel_loops.layout_of(nest, ctx), self.factors.buffer.layout
         if held is None or parallel_loops.misplaced(nest, layout, Layouts()):
             return False
         return held.shape == self.factors.buffer.static_shape and held.extent("r") <= FEW
