@@ -5,8 +5,10 @@ import random
 import pytest
 import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics import TileError
+from torch_tile.interp.tiles import evaluate
 from torch_tile.tileop.reduce import REDUCTIONS
 
 BITWISE = {"bitand": torch.bitwise_and, "bitor": torch.bitwise_or, "bitxor": torch.bitwise_xor}
@@ -187,3 +189,31 @@ def test_operands_are_memory():
                 T.reduce_max(A, 3.0)
 
     assert caught.value.code == "bad_argument" and "argument `out` is float" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["abssum", "absmax"])
+def test_what_was_there_counts_as_it_is(kind):
+    """It may be negative, and sums of small integers may have wrapped."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 64), "int8"), B: T.Tensor((4,), "int8")):
+        with T.Kernel(1, threads=32) as _:
+            a, b = T.alloc_shared((4, 64), "int8"), T.alloc_fragment((4,), "int8")
+            T.copy(A, a)
+            T.copy(B, b)
+            getattr(T, f"reduce_{kind}")(a, b, dim=1, clear=False)
+            T.copy(b, B)
+
+    a = torch.randint(-127, 128, (4, 64), dtype=torch.int8)
+    a[0], before = a[0] // 8, torch.tensor([-100, -128, 0, 77], dtype=torch.int8)
+    sizes = a.long().abs()
+    want = before + sizes.sum(1) if kind == "abssum" else torch.maximum(before.long(), sizes.amax(1))
+    runs = [
+        lambda b: evaluate(kernel, a, b),
+        lambda b: torch_tile.compile(kernel, target="cpu")(a, b),
+        lambda b: torch_tile.compile(kernel, target="cuda:sm_80").interpret(a, b),
+    ]
+    for run in runs:
+        b = before.clone()
+        run(b)
+        assert torch.equal(b, want.to(torch.int8))

@@ -69,6 +69,11 @@ class Reduce(RegisteredOp):
         """Reads the source (and the result unless cleared), writes the result."""
         return [self.src] + ([] if self.clear else [self.dst]), [self.dst]
 
+    @property
+    def merging(self) -> str:
+        """How what was there before, or a part, meets a part: as it is, since an integer's sum may have wrapped."""
+        return self.kind.removeprefix("abs")
+
     def _points(self, outer: tuple[Expr, ...], inner: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
         """Indices of a source element and of its result, for a point without and an index along the dimension."""
         position = [*outer[: self.dim], inner, *outer[self.dim :]]
@@ -89,7 +94,7 @@ class Reduce(RegisteredOp):
         def row(point: tuple[Any, ...]) -> Stmt:
             source, result = self._points(point, const(0, dt.int32))
             folded = Call("cpu_reduce", (Address(self.src.buffer, source), shape[self.dim]), target.dtype, (self.kind,))
-            value = folded if self.clear else combine(self.kind, Load(target, result), folded)
+            value = folded if self.clear else combine(self.merging, Load(target, result), folded)
             return Store(target, result, value)
 
         def element(point: tuple[Any, ...], k: Expr) -> Stmt:
@@ -132,7 +137,7 @@ class Reduce(RegisteredOp):
             import torch
 
             both = torch.stack([old.to(wide).reshape(folded.shape), folded])
-            folded = fold_tensor(self.kind, both, 0)
+            folded = fold_tensor(self.merging, both, 0)
         env.write(self.dst, folded.to(old.dtype).reshape(old.shape))
 
 
