@@ -185,7 +185,7 @@ for (int64_t i = 0; i < 4; ++i) {
   rows[i] = tile::reduce<tile::Sum, float>(x + i * 8, 8);
 }
 for (int64_t i = 0; i < 4; ++i) {
-  rows[i] = tile::maximum(rows[i], tile::abs(tile::reduce<tile::AbsMax, float>(x + i * 8, 8)));
+  rows[i] = tile::maximum(rows[i], tile::reduce<tile::AbsMax, float>(x + i * 8, 8));
 }
 #pragma omp simd
 for (int64_t i = 0; i < 8; ++i) {
