@@ -68,6 +68,15 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own, and nobody who watches the passes."""
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_TILE_VERIFY", "0")
+    monkeypatch.delenv("TORCH_TILE_DUMP", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def two_ranks(tmp_path: Path) -> Callable[..., None]:
     """`two_ranks(script, *arguments)`: run a script as two processes, as `script rank store *arguments`.
 

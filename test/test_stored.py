@@ -21,15 +21,7 @@ from torch_tile.runtime.cache import CacheError
 from torch_tile.target import Target
 
 HOPPER = Target("cuda", 90)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """A cache of this test's own, and nobody who watches the passes."""
-    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCH_TILE_VERIFY", "0")
-    monkeypatch.delenv("TORCH_TILE_DUMP", raising=False)
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def scale(block: int = 16):

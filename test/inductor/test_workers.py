@@ -22,6 +22,7 @@ from torch_tile.target import Target
 from torch_tile.tools import library
 
 HOPPER = Target("cuda", 90)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +35,6 @@ def pool():
         assert found is not None
         yield found
         shutdown_compile_workers()
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """A cache of this test's own, and nobody who watches the passes."""
-    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCH_TILE_VERIFY", "0")
-    monkeypatch.delenv("TORCH_TILE_DUMP", raising=False)
-    return tmp_path / "cache"
 
 
 class Fake:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,18 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
             for j in T.Parallel(width):
                 total[j] += value[j]
     return total
+
+
+@T.macro
+def left_for_cluster(products: Sequence[Any]) -> list[Any]:
+    """Each fragment in a shared tile, which the other blocks of the cluster may read from here on."""
+    parts: list[Any] = []
+    for product in products:
+        part = T.alloc_shared(product.shape, product.dtype)
+        T.copy(product, part)
+        parts.append(part)
+    T.cluster_sync()
+    return parts
 
 
 @T.macro

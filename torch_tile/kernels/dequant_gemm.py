@@ -17,7 +17,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels import gemm, gemm_form
-from torch_tile.kernels.combine import sum_in_cluster, sum_of_parts
+from torch_tile.kernels.combine import left_for_cluster, sum_in_cluster, sum_of_parts
 from torch_tile.kernels.common import (
     compute_dtype,
     dense_last,
@@ -260,12 +260,7 @@ def cluster_dequant_matmul(config: Config, form: Form) -> Any:
             share = T.ceildiv(steps, count)
             last = T.min(split * share + share, steps)
             products = multiply(config, form, a, operands, by * bm, bx * bn, split * share, last)
-            parts = []
-            for product in products:
-                part = T.alloc_shared((bn, bm), product.dtype)
-                T.copy(product, part)
-                parts.append(part)
-            T.cluster_sync()
+            parts = left_for_cluster(products)
             for i, j in T.Parallel(bm, own):
                 row, col = by * bm + i, bx * bn + split * own + j
                 sums = [sum_in_cluster(part, (T.min(split * own + j, bn - 1), i), count) for part in parts]

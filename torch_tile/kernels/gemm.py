@@ -15,7 +15,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.combine import sum_in_cluster, sum_of_parts
+from torch_tile.kernels.combine import left_for_cluster, sum_in_cluster, sum_of_parts
 from torch_tile.kernels.common import (
     compute_dtype as compute_dtype,
     has_kernels,
@@ -200,12 +200,7 @@ def cluster_matmul(config: Config, form: Form) -> Any:
             share = T.ceildiv(steps, count)
             last = T.min(split * share + share, steps)
             products = multiply(config, form, a, bs, bz, by * bm, bx * bn, split * share, last)
-            parts = []
-            for product in products:
-                part = T.alloc_shared((bm, bn), product.dtype)
-                T.copy(product, part)
-                parts.append(part)
-            T.cluster_sync()
+            parts = left_for_cluster(products)
             for i, j in T.Parallel(own, bn):
                 row = by * bm + split * own + i
                 col = bx * bn + j
