@@ -138,7 +138,7 @@ def test_random_problems(form, rounds, problems, check):
             seq_lens, kv, k_pe = None, kv.nan_to_num(), k_pe.nan_to_num()
         scale, splits = problems.pick(None, 0.2, -0.2), problems.pick(0, 1, 2, 5)
         got = mla_decode(
-            q, q_pe, kv, k_pe, table, seq_lens, scale, splits, problems.pick(*CONFIGS) if number % 5 else None
+            q, q_pe, kv, k_pe, table, seq_lens, scale, splits, config=problems.pick(*CONFIGS) if number % 5 else None
         )
         want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), table, seq_lens, scale)
         assert got[0].dtype == dtype

@@ -124,12 +124,27 @@ def mla_decode_samples(t: Maker) -> list[tuple]:
         ),
         (t(1, 2, 3, 8), t(1, 2, 3, 4), t(3, 4, 8), t(3, 4, 4), int32([[2, 1]])),
         (
+            t(2, 1, 3, 8),
+            t(2, 1, 3, 4),
+            t(2, 200, 8),
+            t(2, 200, 4),
+            None,
+            int32([7, 200]),
+            None,
+            0,
+            torch.ops.tile.mla_schedule(int32([7, 200]), 3, 2),
+        ),
+        (
             t(3, 2, 2, 8).permute(1, 2, 0, 3),
             t(2, 2, 3, 4),
             t(2, 9, 8),
             t(2, 9, 4),
         ),  # heads outermost, as bmm leaves them
     ]
+
+
+def mla_schedule_samples(t: Maker) -> list[tuple]:
+    return [(int32([700, 0, 90]), 3), (int32([5000, 64]), 128, 7), (int32([]), 1, 2)]
 
 
 def rms_norm_samples(t: Maker) -> list[tuple]:
@@ -184,6 +199,7 @@ SAMPLES = {
     "attention_backward": attention_backward_samples,
     "mla_decode": mla_decode_samples,
     "mla_decode_lse": mla_decode_samples,
+    "mla_schedule": mla_schedule_samples,
     "rms_norm": rms_norm_samples,
     "add_rms_norm": add_rms_norm_samples,
     "layer_norm": layer_norm_samples,
@@ -215,7 +231,8 @@ def gpu(monkeypatch):
     count_as_gpu(monkeypatch)
     machine = common.Machine(Target("cuda", 90), 132)
     for family in (
-        "attention", "attention_backward", "dequant_gemm", "fused_norm", "gemm", "mla_decode", "norm", "softmax",
+        "attention", "attention_backward", "dequant_gemm", "fused_norm", "gemm", "mla_decode", "mla_schedule", "norm",
+        "softmax",
     ):  # fmt: skip
         monkeypatch.setattr(kernels(family), "machine_of", lambda x: machine)
     eager.forget()

@@ -44,6 +44,10 @@ def mla_call(q, q_pe, kv, k_pe, table, lengths, out):
     direct.mla_decode(q, q_pe, kv, k_pe, table, lengths, out=out)
 
 
+def scheduled_mla_call(q, q_pe, kv, k_pe, lengths, schedule, out):
+    direct.mla_decode(q, q_pe, kv, k_pe, None, lengths, None, 0, schedule, out=out)
+
+
 def whole_mla_call(q, q_pe, kv, k_pe, out):
     direct.mla_decode(q, q_pe, kv, k_pe, out=out)
 
@@ -97,11 +101,18 @@ CALLS = {
                                           half(2, 1, 16, 512))),
     "mla, whole cache": ("ttttt", whole_mla_call, lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512),
                                                            half(2, 640, 64), half(2, 1, 16, 512))),
+    "mla, scheduled": (
+        "ttttttt", scheduled_mla_call,
+        lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512), half(2, 640, 64),
+                 torch.full((2,), 640, dtype=torch.int32), torch.zeros(7, 4, dtype=torch.int32), half(2, 1, 16, 512)),
+    ),
     "mla_decode_lse": (
         "tttttt", whole_mla_lse_call,
         lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512),
                  half(2, 640, 64), half(2, 1, 16, 512), torch.empty(2, 1, 16)),
     ),
+    "mla_schedule": ("tt", lambda lengths, out: direct.mla_schedule(lengths, 16, 5, out=out),
+                     lambda: (torch.full((9,), 70, dtype=torch.int32), torch.empty(14, 4, dtype=torch.int32))),
     "attention_lse": ("ttttt", attention_lse_call, lambda: (*(half(2, 4, 40, 64) for _ in range(4)),
                                                             torch.empty(2, 4, 40))),
     "linear": ("ttttt", linear_call, lambda: (half(2, 24, 64), half(96, 64), half(96), half(2, 24, 96),

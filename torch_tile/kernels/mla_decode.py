@@ -29,6 +29,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.mla_form import Config, Form, Problem, config_for, splits_for
+from torch_tile.kernels.mla_schedule import Units, combine_scheduled, scheduled_types
 from torch_tile.kernels.online_softmax import exponentiate
 
 SLACK = 8.0  # weights may be as large as 2 ** 8 before sums are scaled anew: far from the end of float16
@@ -86,14 +87,15 @@ def reference(
     seq_lens: torch.Tensor | None = None,
     scale: float | None = None,
     num_splits: int = 0,
+    schedule: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`softmax(scale (q kv^T + q_pe k_pe^T)) kv` per head, summed in float32 (float64 for float64 inputs).
 
     q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; kv `[B, S, C]` and k_pe `[B, S, R]`, or paged `[pages, page, C]` and
     `[pages, page, R]` with block_table int32 `[B, n]`; seq_lens int32 `[B]` (default: the whole cache). The Sq queries
     are the last Sq positions, causal among themselves. Returns out `[B, Sq, H, C]` in q's dtype, which lies in memory
-    as `empty_beside(q, C)` does, and lse `[B, Sq, H]` in the summing dtype. `num_splits` only says how a kernel divides
-    the work.
+    as `empty_beside(q, C)` does, and lse `[B, Sq, H]` in the summing dtype. `num_splits` and `schedule` only say how
+    a kernel divides the work.
     """
     compute = compute_dtype(q.dtype)
     scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
@@ -129,21 +131,46 @@ def load_cache(
         T.copy(caches[1][(*place, 0)], tile[:, form.latent :])
 
 
+@T.macro
+def hide(form: Form, scores: Any, first: Any, length: Any, reach: Any, heads: Any, row: Any, scale: Any) -> None:
+    """-inf for positions from `first` on that a query does not see: row r sees those up to `reach + r // heads`.
+
+    The scale is applied where it is not folded.
+    """
+    for i, j in T.Parallel(*scores.shape):
+        seen = first + j <= reach + (row + i) // heads
+        seen = T.logical_and(seen, first + j < length)
+        score = scores[i, j] if form.folded else scores[i, j] * scale
+        scores[i, j] = T.if_then_else(seen, score, -T.infinity(scores.dtype))
+
+
+@T.macro
+def store_through(tile: Any, sums: Any, weight: Any, out: Any, sequence: Any, first: Any) -> None:
+    """Rows of `sums` times their weights to `out` from row `first` on, by way of a tile: in runs of 16 bytes."""
+    result = T.alloc_fragment(sums.shape, out.dtype)
+    for i, c in T.Parallel(*sums.shape):
+        result[i, c] = T.cast(sums[i, c] * weight[i], out.dtype)
+    T.copy(result, tile[:, : sums.shape[1]])
+    T.copy(tile[:, : sums.shape[1]], out[sequence, first, 0])
+
+
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_mla(config: Config, form: Form) -> Any:
     """Softmax over blocks of positions with running maxima and sums, as in `attention`.
 
     Row r of a sequence is head `r % heads` of query `r // heads`. A tile of the cache is read once for both products.
-    With `config.split` a block takes one of `splits` shares of the positions, and `combine` joins the shares.
+    With `config.split` a block takes one of `splits` shares of the positions, and `combine` joins the shares; with
+    `config.scheduled` it takes a unit of a schedule, piece after piece, and `combine_pieces` joins those that are not
+    whole sequences.
     """
     rows, keys = config.block_h, config.block_kv
     latent, width = form.latent, form.latent + form.rotary
     accum = compute_dtype(form.dtype)
-    infinity = T.infinity(accum)
     batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
     (d0, d1), table_types, covered = form.cache_shapes(batch)
     length_types = [] if form.whole else [T.Tensor((batch,), "int32")]
+    unit_types = scheduled_types(lines, latent, accum) if config.scheduled else []
     part = (splits,) if config.split else ()
     out_dtype = accum if config.split else form.dtype
     out_shape = (*part, batch, lines, latent)
@@ -154,13 +181,15 @@ def flash_mla(config: Config, form: Form) -> Any:
         q_pe: strided("q_pe", (batch, lines, form.rotary), form.dtype, multiple=form.vector),
         kv: strided("kv", (d0, d1, latent), form.dtype, multiple=form.vector),
         k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype, multiple=form.vector),
-        *integers: [*table_types, *length_types],
+        *others: [*table_types, *length_types, *unit_types],
         out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, form.dtype, multiple=latent),
         lse: T.Tensor((*part, batch, q_len, heads), accum),
         scale: accum,
     ):
-        blocks = T.ceildiv(lines, rows)
-        with T.Kernel(blocks, splits if config.split else 1, batch, threads=config.threads) as (bx, share, bz):
+        table, lengths = others[: len(table_types)], others[len(table_types) :][: len(length_types)]
+        units: Any = Units(*others[-3:], batch=batch) if config.scheduled else None
+        grid = T.ceildiv(lines, rows), splits if config.split else units.count if units else 1, 1 if units else batch
+        with T.Kernel(*grid, threads=config.threads) as (bx, share, bz):
             own = (share,) if config.split else ()
             held, rest = config.held, width - config.held
             q_tile = T.alloc_shared((rows, max(rest, latent) if config.staged else rest), form.dtype)
@@ -168,62 +197,58 @@ def flash_mla(config: Config, form: Form) -> Any:
             scores = T.alloc_fragment((rows, keys), accum)
             weights = T.alloc_shared((rows, keys), form.dtype)
             sums = T.alloc_fragment((rows, latent), accum)
-            peak = T.alloc_fragment((rows,), accum)
-            total = T.alloc_fragment((rows,), accum)
+            peak, total, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
             shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
-            fade = T.alloc_fragment((rows,), accum)
-
-            T.copy(q[bz, bx * rows, held], q_tile[:, : latent - held])
-            T.copy(q_pe[bz, bx * rows, 0], q_tile[:, latent - held : rest])
-            if held:
-                q_held = T.alloc_fragment((rows, held), form.dtype)
-                T.copy(q[bz, bx * rows, 0], q_held)
-            T.clear(sums)
-            T.clear(shares)
-            T.fill(peak, -infinity)
-
-            table, lengths = integers[: len(table_types)], integers[len(table_types) :]
-            length = T.clamp(lengths[0][bz], 0, covered) if lengths else covered
-            first_own = length - q_len + (bx * rows) // heads  # the position of the block's first query
-            first, end = form.key_blocks(config, length, splits, share)
-            factor = scale * LOG2_E if form.folded else LOG2_E
-            for step in T.Pipelined(first, end, num_stages=config.stages):
-                load_cache(form, (kv, k_pe), table, tile, bz, step * keys, length)
+            for piece in T.serial(units.pieces(share)) if units else (0,):
+                sequence = units.sequence(share, piece) if units else bz
+                T.copy(q[sequence, bx * rows, held], q_tile[:, : latent - held])
+                T.copy(q_pe[sequence, bx * rows, 0], q_tile[:, latent - held : rest])
                 if held:
-                    T.gemm(q_held, tile[:, :held], scores, transpose_B=True, clear_accum=True)
-                T.gemm(q_tile[:, :rest], tile[:, held:], scores, transpose_B=True, clear_accum=held == 0)
-                if form.cut(step * keys, keys, length, first_own):
-                    for i, j in T.Parallel(rows, keys):
-                        seen = step * keys + j <= length - q_len + (bx * rows + i) // heads
-                        seen = T.logical_and(seen, step * keys + j < length)
-                        score = scores[i, j] if form.folded else scores[i, j] * scale
-                        scores[i, j] = T.if_then_else(seen, score, -infinity)
+                    q_held = T.alloc_fragment((rows, held), form.dtype)
+                    T.copy(q[sequence, bx * rows, 0], q_held)
+                T.clear(sums)
+                T.clear(shares)
+                T.fill(peak, -T.infinity(accum))
 
-                exponentiate(scores, peak, shares, fade, factor, config.parts, SLACK)
-                if step * keys + keys > length:  # after the barrier of the maxima: by then all have read the tile
-                    for j, c in T.Parallel(keys, latent):
-                        if step * keys + j >= length:
-                            tile[j, c] = 0  # memory past a sequence may hold NaN, which weights of 0 would not cancel
-                T.copy(scores, weights)
-                T.scale_rows(sums, fade)
-                T.gemm(weights, tile[:, :latent], sums, policy=T.GemmWarpPolicy.FullCol)
+                length = T.clamp(lengths[0][sequence], 0, covered) if lengths else covered
+                reach = length - q_len  # the position of the first query
+                first, end = (
+                    units.blocks(share, piece, keys, length)
+                    if units
+                    else form.key_blocks(config, length, splits, share)
+                )
+                factor = scale * LOG2_E if form.folded else LOG2_E
+                for step in T.Pipelined(first, end, num_stages=config.stages):
+                    load_cache(form, (kv, k_pe), table, tile, sequence, step * keys, length)
+                    if held:
+                        T.gemm(q_held, tile[:, :held], scores, transpose_B=True, clear_accum=True)
+                    T.gemm(q_tile[:, :rest], tile[:, held:], scores, transpose_B=True, clear_accum=held == 0)
+                    if form.cut(step * keys, keys, length, reach + (bx * rows) // heads):
+                        hide(form, scores, step * keys, length, reach, heads, bx * rows, scale)
+                    exponentiate(scores, peak, shares, fade, factor, config.parts, SLACK)
+                    if step * keys + keys > length:  # after the barrier of the maxima: by then all have read the tile
+                        for j, c in T.Parallel(keys, latent):
+                            if step * keys + j >= length:
+                                tile[j, c] = 0  # memory past it may hold NaN, which weights of 0 would not cancel
+                    T.copy(scores, weights)
+                    T.scale_rows(sums, fade)
+                    T.gemm(weights, tile[:, :latent], sums, policy=T.GemmWarpPolicy.FullCol)
 
-            if config.shares > 1:
-                T.reduce_sum(shares, total, dim=1)
-            for i in T.Parallel(rows):
-                row = bx * rows + i
-                log_sum = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
-                lse[(*own, bz, row // heads, row % heads)] = log_sum
-                fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-            if config.staged and not config.split:  # through the tile of the queries, in runs of 16 bytes
-                result = T.alloc_fragment((rows, latent), form.dtype)
-                for i, c in T.Parallel(rows, latent):
-                    result[i, c] = T.cast(sums[i, c] * fade[i], form.dtype)
-                T.copy(result, q_tile[:, :latent])
-                T.copy(q_tile[:, :latent], out[bz, bx * rows, 0])
-            else:
-                for i, c in T.Parallel(rows, latent):
-                    out[(*own, bz, bx * rows + i, c)] = T.cast(sums[i, c] * fade[i], out_dtype)
+                if config.shares > 1:
+                    T.reduce_sum(shares, total, dim=1)
+                for i in T.Parallel(rows):
+                    peak[i] = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
+                    fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
+                if units.is_whole(sequence) if units else True:
+                    for i in T.Parallel(rows):
+                        lse[(*own, sequence, (bx * rows + i) // heads, (bx * rows + i) % heads)] = peak[i]
+                    if config.staged and not config.split:
+                        store_through(q_tile, sums, fade, out, sequence, bx * rows)
+                    else:
+                        for i, c in T.Parallel(rows, latent):
+                            out[(*own, sequence, bx * rows + i, c)] = T.cast(sums[i, c] * fade[i], out_dtype)
+                else:
+                    units.leave(share, piece, sums, fade, peak, bx * rows)
 
     return mla_decode
 
@@ -237,6 +262,7 @@ def mla_decode(
     seq_lens: torch.Tensor | None = None,
     scale: float | None = None,
     num_splits: int = 0,
+    schedule: torch.Tensor | None = None,
     config: Config | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
@@ -246,7 +272,7 @@ def mla_decode(
     `out` may be given, laid out as q is, and `lse`, contiguous.
     """
     if not has_kernels(q) or not (q.shape[3] and q_pe.shape[3]):
-        result, sums = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
+        result, sums = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale)
         return into(out, result), into(lse, sums)
     if out is None:
         out = empty_beside(q, q.shape[3])
@@ -254,7 +280,7 @@ def mla_decode(
         lse = torch.empty(q.shape[:3], dtype=compute_dtype(q.dtype), device=q.device)
     if lse.numel():
         scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
-        run(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits, out, lse, config)
+        run(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits, schedule, out, lse, config)
     return out, lse
 
 
@@ -267,6 +293,7 @@ def run(
     seq_lens: torch.Tensor | None,
     scale: float,
     num_splits: int,
+    schedule: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
     config: Config | None = None,
@@ -285,24 +312,30 @@ def run(
     paged, page = block_table is not None, kv.shape[1]
     whole = seq_lens is None
     form = Form(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole)
-    config = config or config_for(form, problem, machine, num_splits)
+    config = config or config_for(form, problem, machine, num_splits if schedule is None else 1)
     if config is None:
         for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):
             target.copy_(value)
         return
     form = replace(form, gathered=paged and page % config.block_kv != 0)
-    integers = [] if block_table is None else [dense_last(block_table)]
-    integers += [] if seq_lens is None else [seq_lens.contiguous()]
-    kernel = machine.kernel(flash_mla)(config, form)
-    operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *integers)
-    if not config.split:
-        is_even = q_len == 1 or out.stride(1) == heads * out.stride(2)  # rows of all queries and heads are a view
-        target = out if is_even else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        kernel(*operands, target.flatten(1, 2), lse, float(scale))
-        if target is not out:
-            out.copy_(target)
+    others = [] if block_table is None else [dense_last(block_table)]
+    others += [] if seq_lens is None else [seq_lens.contiguous()]
+    operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *others)
+    if config.split:
+        splits = num_splits or splits_for(config, problem, machine)
+        parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))
+        machine.kernel(flash_mla)(config, form)(*operands, *parts, float(scale))
+        combine_parts(*parts, out, lse, machine)
         return
-    splits = num_splits or splits_for(config, problem, machine)
-    parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))
-    kernel(*operands, *parts, float(scale))
-    combine_parts(*parts, out, lse, machine)
+    is_even = q_len == 1 or out.stride(1) == heads * out.stride(2)  # rows of all queries and heads are a view
+    target = out if is_even else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    if schedule is None:
+        machine.kernel(flash_mla)(config, form)(*operands, target.flatten(1, 2), lse, float(scale))
+    else:
+        slots = 2 * (schedule.shape[0] - batch)
+        left = schedule, lse.new_empty((slots, q_len * heads, latent)), lse.new_empty((slots, q_len * heads))
+        config = replace(config, scheduled=True)
+        machine.kernel(flash_mla)(config, form)(*operands, *left, target.flatten(1, 2), lse, float(scale))
+        combine_scheduled(*left, target, lse, machine)
+    if target is not out:
+        out.copy_(target)

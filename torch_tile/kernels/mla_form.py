@@ -17,10 +17,11 @@ from torch_tile.kernels.tuned import rows_class, tuned
 class Config:
     """How decoding is cut: a block holds `block_h` rows (heads of one sequence) and steps over `block_kv` positions.
 
-    With `split`, blocks take shares of the positions. For Hopper: the `parts` of a tile's positions whose scores other
-    warpgroups compute, in how many `shares` the sum of a row is kept (8 for each part is what leaves each thread of an
-    accumulator with its own), whether the result is `staged` in shared memory, and how many columns of the queries are
-    `held` in registers: warpgroups that make scores of few positions each are slowed down by reading queries.
+    With `split`, blocks take shares of the positions; with `scheduled`, units of a schedule. For Hopper: the `parts`
+    of a tile's positions whose scores other warpgroups compute, in how many `shares` the sum of a row is kept (8 for
+    each part is what leaves each thread of an accumulator with its own), whether the result is `staged` in shared
+    memory, and how many columns of the queries are `held` in registers: warpgroups that make scores of few positions
+    each are slowed down by reading queries.
     """
 
     block_h: int = 16
@@ -32,6 +33,7 @@ class Config:
     shares: int = 1
     staged: bool = False
     held: int = 0
+    scheduled: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) 
         return found
     config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
     if machine.is_gpu:
-        cuts = SHORT if rows <= 16 else HOPPER if form.on_hopper(machine) else LONG
+        cuts = SHORT if rows <= LEAST_ROWS else HOPPER if form.on_hopper(machine) else LONG
         config = next((c for c in cuts if _fits(c, form, machine)), None)
     if config is None:
         return None
@@ -116,6 +118,12 @@ def shape_class(form: Form, problem: Problem) -> str | None:
     return f"{form.latent}+{form.rotary} {problem.batch}x{rows_class(problem.rows)}x{positions}{paged}"
 
 
+def units_for(rows: int, machine: Machine) -> int:
+    """How many units of a schedule a machine runs at a time, each of the blocks that so many `rows` fill."""
+    blocks = -(-rows // (MOST_ROWS if rows > LEAST_ROWS else LEAST_ROWS))
+    return max(1, (machine.units if machine.is_gpu else 2 * machine.units) // max(1, blocks))
+
+
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     """How many shares to make of the positions: work for the whole machine, but shares that are worth starting."""
     problem = typical(problem)
@@ -124,6 +132,7 @@ def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
     return max(1, min(room, problem.positions // LEAST_SHARE))
 
 
+LEAST_ROWS, MOST_ROWS = 16, 64  # of a block on a GPU
 LEAST_SHARE = 256  # positions: joining shares takes as long as a block takes for so many
 
 # Cuts by falling size; the first whose tiles fit is taken.

@@ -50,15 +50,17 @@ def _hidden(kernel: Kernel) -> Kernel:
 
 
 class _Hide(Rewriter):
-    """Gives the innermost loops around products a thread index of their own."""
+    """Gives the innermost loops around products, and loops around loops of products by wgmma, a thread index of their
+    own: what the latter do between two loops of products needs many addresses, which nothing should keep meanwhile.
+    """
 
     def __init__(self, thread: Var):
         self.thread = thread
 
     def For(self, loop: For) -> Stmt:
-        """A loop that is not unrolled and multiplies outside its inner loops."""
+        """A loop that is not unrolled."""
         new = self.children(loop)
-        if loop.kind is not LoopKind.SERIAL or not _multiplies(loop.body):
+        if loop.kind is not LoopKind.SERIAL or not (_multiplies(loop.body) or _repeats_products(loop.body)):
             return new
         own = Var(self.thread.name, self.thread.type, "let")
         body = Substitute({id(self.thread): own})(new.body)
@@ -72,6 +74,12 @@ def _multiplies(node: Node) -> bool:
     if isinstance(node, For) and node.kind is LoopKind.SERIAL:
         return False
     return any(_multiplies(child) for child in children(node))
+
+
+def _repeats_products(body: Block) -> bool:
+    """Whether a loop of products by wgmma stands inside."""
+    inner = (n for n in find(body, For) if n.kind is LoopKind.SERIAL)
+    return any(call.name == "wgmma" for loop in inner for call in find(loop.body, Call))
 
 
 class _HideOperands(Rewriter):

@@ -46,6 +46,7 @@ attention = _into("attention", "attention", "out")
 attention_lse = _into("attention", "attention", "out", "lse")
 mla_decode = _into("mla_decode", "mla_decode", "out")
 mla_decode_lse = _into("mla_decode", "mla_decode", "out", "lse")
+mla_schedule = _into("mla_schedule", "mla_schedule", "out")
 layer_norm = _into("norm", "layer_norm", "out")
 fused_norm = _into("fused_norm", "fused_norm", "out", "total")
 softmax = _into("softmax", "softmax", "out")
@@ -90,6 +91,6 @@ def swiglu(
 
 NAMES = (
     "gemm", "dequant_gemm", "linear", "swiglu", "attention", "attention_lse", "attention_backward", "mla_decode",
-    "mla_decode_lse", "rms_norm", "add_rms_norm", "layer_norm", "fused_norm", "softmax",
+    "mla_decode_lse", "mla_schedule", "rms_norm", "add_rms_norm", "layer_norm", "fused_norm", "softmax",
 )  # fmt: skip
 """The ops, all of which have a direct form."""

@@ -234,6 +234,7 @@ def mla_decode(
     seq_lens: Tensor | None = None,
     scale: float | None = None,
     num_splits: int = 0,
+    schedule: Tensor | None = None,
 ) -> Tensor:
     """A decoding step of multi-head latent attention with absorbed weights (DeepSeek-V2, arXiv:2405.04434).
 
@@ -251,15 +252,17 @@ def mla_decode(
         scale: default `(C + R) ** -0.5`. Absorbing does not change a model's own scale, so pass it: DeepSeek-V3's is
             `(128 + 64) ** -0.5`.
         num_splits: into how many parts a kernel may split a sequence; 0 lets it choose. The result is the same.
+        schedule: what `mla_schedule` made of seq_lens, for sequences that differ in length.
 
     Returns:
         `[B, Sq, H, C]` in q's dtype, dense; B, Sq and H lie in memory in the order they do in q, with C innermost. The
         Sq queries are the last Sq positions of their sequence and causal among themselves; one that sees no position
         (Sq beyond the length) gives 0.
 
-    Values of seq_lens and block_table are checked on the CPU only, where reading them is free.
+    Values of seq_lens, block_table and schedule are checked on the CPU only, where reading them is free.
     """
-    out: Tensor = torch.ops.tile.mla_decode.default(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits)
+    options = scale, num_splits, schedule
+    out: Tensor = torch.ops.tile.mla_decode.default(q, q_pe, kv, k_pe, block_table, seq_lens, *options)
     return out
 
 
@@ -272,6 +275,7 @@ def mla_decode_lse(
     seq_lens: Tensor | None = None,
     scale: float | None = None,
     num_splits: int = 0,
+    schedule: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`mla_decode`, and the natural logarithm of each softmax's denominator.
 
@@ -280,9 +284,28 @@ def mla_decode_lse(
         position. lse is not differentiable.
     """
     out: tuple[Tensor, Tensor] = torch.ops.tile.mla_decode_lse.default(
-        q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits
+        q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits, schedule
     )
     return out
+
+
+def mla_schedule(seq_lens: Tensor, rows: int, units: int = 0) -> Tensor:
+    """Which positions of which sequences each unit of a GPU decodes, so that all work equally long.
+
+    Sequences of different lengths would otherwise leave most of a GPU to wait for the longest. The plan is made on the
+    device, without a look from the host, once for all layers of a step: it depends on the lengths only.
+
+    Args:
+        seq_lens: int32 `[B]`, as for `mla_decode`.
+        rows: Sq * H: how many rows of queries each sequence has.
+        units: how many there are; 0 for as many as the GPU runs at a time.
+
+    Returns:
+        int32 `[units + B, 4]`. For each unit the first sequence, the first block of 64 positions in it, the last
+        sequence and the end of the blocks in it; then for each sequence the first unit, the last unit, and zeros.
+    """
+    schedule: Tensor = torch.ops.tile.mla_schedule.default(seq_lens, rows, units)
+    return schedule
 
 
 def rms_norm(

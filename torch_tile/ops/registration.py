@@ -19,7 +19,7 @@ _ATTENTION_OPTIONS = "Tensor? mask=None, bool causal=False, float? scale=None, i
 _ATTENTION = f'(Tensor q, Tensor k, Tensor v, {_ATTENTION_OPTIONS}, Tensor[]? aux=None, str score="")'
 _MLA_DECODE = (
     "(Tensor q, Tensor q_pe, Tensor kv, Tensor k_pe, Tensor? block_table=None, Tensor? seq_lens=None, "
-    "float? scale=None, int num_splits=0)"
+    "float? scale=None, int num_splits=0, Tensor? schedule=None)"
 )
 _RMS_OPTIONS = 'float eps=1e-6, str activation="none", float weight_offset=0.0, bool cast_first=True'
 
@@ -39,6 +39,7 @@ SCHEMAS = {
     ),
     "mla_decode": f"{_MLA_DECODE} -> Tensor",
     "mla_decode_lse": f"{_MLA_DECODE} -> (Tensor out, Tensor lse)",
+    "mla_schedule": "(Tensor seq_lens, int rows, int units=0) -> Tensor",
     "rms_norm": f"(Tensor x, Tensor? weight=None, {_RMS_OPTIONS}) -> Tensor",
     "add_rms_norm": f"(Tensor x, Tensor residual, Tensor? weight=None, {_RMS_OPTIONS}) -> (Tensor y, Tensor sum)",
     "layer_norm": "(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor",

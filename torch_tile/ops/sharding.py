@@ -171,6 +171,7 @@ def _mla_decode(
     seq_lens: Spec | None,
     scale: float | None,
     num_splits: int,
+    schedule: Spec | None,
 ) -> Rule:
     pages = "batch" if block_table is None else "page"
     return Rule(
@@ -182,9 +183,14 @@ def _mla_decode(
             (pages, "key", "r"),
             _given(block_table, ("batch", "entry")),
             _given(seq_lens, ("batch",)),
+            _given(schedule, ("entry", "field")),
         ],
-        free=("batch", "head"),
+        free=("batch", "head") if schedule is None else ("head",),  # a schedule is one of all sequences
     )
+
+
+def _mla_schedule(seq_lens: Spec, rows: int, units: int) -> Rule:
+    return Rule(outputs=[("entry", "field")], inputs=[("batch",)], free=())
 
 
 def _rms_norm(x: Spec, weight: Spec | None, *_: Any) -> Rule:
@@ -241,6 +247,7 @@ RULES: dict[str, Callable[..., Rule]] = {
     "attention_backward": _attention_backward,
     "mla_decode": _mla_decode,
     "mla_decode_lse": _mla_decode,
+    "mla_schedule": _mla_schedule,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "layer_norm": _layer_norm,

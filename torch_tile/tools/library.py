@@ -26,6 +26,7 @@ from torch_tile.kernels import (
     fused_norm,
     gemm,
     mla_decode,
+    mla_schedule,
     norm,
     softmax,
 )
@@ -38,6 +39,9 @@ ALL = FLOATS | {"fp64": torch.float64}
 REFERENCES = (
     *((family, "reference") for family in (gemm, dequant_gemm, attention, attention_backward, mla_decode, fused_norm)),
     (softmax, "reference"), (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
+)  # fmt: skip
+FAMILIES = (
+    gemm, dequant_gemm, attention, attention_backward, mla_decode, mla_schedule, norm, fused_norm, softmax,
 )  # fmt: skip
 Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -94,7 +98,7 @@ def _machine(target: Target) -> Iterator[None]:
     """Let the families take CPU tensors for those of a machine of `target`."""
     machine = common.Machine(target, UNITS.get(target.capability, 128))
     with ExitStack() as stack:
-        for family in (gemm, dequant_gemm, attention, attention_backward, mla_decode, norm, fused_norm, softmax):
+        for family in FAMILIES:
             stack.enter_context(patch.object(family, "machine_of", lambda x: machine))
         yield
 
@@ -247,15 +251,21 @@ def _decodings() -> Iterator[Case]:
         yield Case(f"mla {name} paged", _decoding(dtype, 128, 64, 64))
         yield Case(f"mla {name} small pages", _decoding(dtype, 16, 4, 16))
         yield Case(f"mla {name} split", _decoding(dtype, 16, 1, 0))
+        for heads in (128, 16):
+            yield Case(f"mla {name} scheduled {heads}", _decoding(dtype, heads, 64, 64, scheduled=True))
 
 
-def _decoding(dtype: torch.dtype, heads: int, batch: int, page: int) -> Callable[[Make], object]:
+def _decoding(
+    dtype: torch.dtype, heads: int, batch: int, page: int, scheduled: bool = False
+) -> Callable[[Make], object]:
     def call(make: Make) -> object:
         q, q_pe = make((batch, 1, heads, 512), dtype), make((batch, 1, heads, 64), dtype)
         cache = (batch * 64, page) if page else (batch, 4096)
         table = make((batch, 64), torch.int32) if page else None
         kv, k_pe = make((*cache, 512), dtype), make((*cache, 64), dtype)
-        return mla_decode.mla_decode(q, q_pe, kv, k_pe, table, make((batch,), torch.int32))
+        lengths = make((batch,), torch.int32)
+        schedule = mla_schedule.mla_schedule(lengths, heads) if scheduled else None
+        return mla_decode.mla_decode(q, q_pe, kv, k_pe, table, lengths, schedule=schedule)
 
     return call
 

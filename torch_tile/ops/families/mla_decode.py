@@ -25,6 +25,7 @@ def _check_mla_decode(
     block_table: torch.Tensor | None,
     seq_lens: torch.Tensor | None,
     num_splits: int,
+    schedule: torch.Tensor | None,
 ) -> None:
     tensors = {"q": q, "q_pe": q_pe, "kv": kv, "k_pe": k_pe}
     checks.check_floating("mla_decode", **tensors)
@@ -49,6 +50,26 @@ def _check_mla_decode(
     require_value(
         num_splits >= 0, lambda: f"tile.mla_decode: num_splits is {num_splits}; expected 0 (automatic) or more"
     )
+    if schedule is not None:
+        _check_schedule(schedule, seq_lens, num_splits, q)
+
+
+def _check_schedule(schedule: torch.Tensor, seq_lens: torch.Tensor | None, num_splits: int, q: torch.Tensor) -> None:
+    require_type(
+        schedule.dtype == torch.int32,
+        lambda: f"tile.mla_decode: schedule has dtype {schedule.dtype}; expected torch.int32",
+    )
+    checks.check_dims("mla_decode", "schedule", schedule, 2, "[units + B, 4]")
+    checks.check_size("mla_decode", "schedule", schedule, 1, 4, "the fields of an entry")
+    checks.check_device("mla_decode", "schedule", schedule, "q", q)
+    require(
+        schedule.shape[0] > q.shape[0],
+        lambda: (
+            f"tile.mla_decode: schedule has {schedule.shape[0]} entries; expected more than q's batch, {q.shape[0]}"
+        ),
+    )
+    require_value(seq_lens is not None, lambda: "tile.mla_decode: schedule is given without seq_lens, whose plan it is")
+    require_value(num_splits == 0, lambda: f"tile.mla_decode: num_splits is {num_splits}; expected 0 with a schedule")
 
 
 def _check_table(name: str, table: torch.Tensor, dims: int, meaning: str, q: torch.Tensor) -> None:
@@ -67,7 +88,9 @@ def _check_values(
     k_pe: torch.Tensor,
     block_table: torch.Tensor | None = None,
     seq_lens: torch.Tensor | None = None,
-    *options: Any,
+    scale: float | None = None,
+    num_splits: int = 0,
+    schedule: torch.Tensor | None = None,
 ) -> None:
     """The lengths fit the cache and the pages they reach exist. On the CPU only: elsewhere reading them would wait."""
     if kv.device.type != "cpu":
@@ -80,6 +103,8 @@ def _check_values(
             low >= 0 and high <= capacity,
             lambda: f"tile.mla_decode: seq_lens has values from {low} to {high}; expected 0 to {capacity}",
         )
+    if schedule is not None and seq_lens is not None:
+        _check_plan(schedule, seq_lens)
     if block_table is not None and block_table.numel():
         start = torch.arange(block_table.shape[1]) * page
         used = block_table if seq_lens is None else block_table[start[None, :] < seq_lens[:, None]]
@@ -91,6 +116,15 @@ def _check_values(
             )
 
 
+def _check_plan(schedule: torch.Tensor, seq_lens: torch.Tensor) -> None:
+    from torch_tile.kernels.mla_schedule import reference
+
+    require(
+        torch.equal(schedule, reference(seq_lens, 1, schedule.shape[0] - seq_lens.shape[0])),
+        lambda: "tile.mla_decode: schedule is not what tile.mla_schedule makes of seq_lens; make it anew in each step",
+    )
+
+
 def _fake_mla_decode_lse(
     q: torch.Tensor,
     q_pe: torch.Tensor,
@@ -100,8 +134,9 @@ def _fake_mla_decode_lse(
     seq_lens: torch.Tensor | None = None,
     scale: float | None = None,
     num_splits: int = 0,
+    schedule: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_mla_decode(q, q_pe, kv, k_pe, block_table, seq_lens, num_splits)
+    _check_mla_decode(q, q_pe, kv, k_pe, block_table, seq_lens, num_splits, schedule)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return empty_beside(q, q.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
@@ -111,7 +146,7 @@ def _fake_mla_decode(*args: Any) -> torch.Tensor:
 
 
 def _save_mla_decode(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.scale, _ = inputs
+    *tensors, ctx.scale, _, _ = inputs
     if isinstance(output, tuple):
         ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*tensors)
@@ -137,7 +172,7 @@ def _mla_decode_backward(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | 
     grad_rotary = torch.einsum("bths,bthr->bsr", grad_s, q_pec)
     grad_kv = _scatter_pages(grad_latent, kv, block_table)
     grad_k_pe = _scatter_pages(grad_rotary, k_pe, block_table)
-    return grad_q.to(q.dtype), grad_q_pe.to(q.dtype), grad_kv, grad_k_pe, None, None, None, None
+    return grad_q.to(q.dtype), grad_q_pe.to(q.dtype), grad_kv, grad_k_pe, None, None, None, None, None
 
 
 def _scatter_pages(grad: torch.Tensor, pages: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
