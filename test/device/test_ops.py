@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_tile.ops  # noqa: F401
-from torch_tile.kernels import attention, dequant_gemm, fused_norm, gemm, mla_decode, norm, softmax
+from torch_tile.kernels import attention, dequant_gemm, fused_norm, gemm, mla_decode, mla_schedule, norm, softmax
 from torch_tile.kernels.epilogue import soft_cap
 
 PARTS = 8  # of each test
@@ -219,9 +219,14 @@ def test_mla_decode(paged, problems, check):
             past = torch.arange(covered, device=q.device)[None, :, None] >= seq_lens[:, None, None]
             kv, k_pe = (x.masked_fill(past, math.nan) for x in (kv, k_pe))
         splits = problems.pick(0, 0, 1, 3)
-        got = torch.ops.tile.mla_decode_lse(q, q_pe, kv, k_pe, table, seq_lens, None, splits)
+        units = problems.pick(0, 1, 7, 200)
+        schedule = None if splits else problems.pick(None, torch.ops.tile.mla_schedule(seq_lens, q_len * heads, units))
+        if schedule is not None:
+            assert torch.equal(schedule.cpu(), mla_schedule.reference(seq_lens.cpu(), 1, len(schedule) - batch))
+        got = torch.ops.tile.mla_decode_lse(q, q_pe, kv, k_pe, table, seq_lens, None, splits, schedule)
         exact = functools.partial(mla_decode.reference, block_table=table, seq_lens=seq_lens)
-        what = f"{dtype} {tuple(q.shape)}+{rotary} {rows} {seq_lens.tolist()} splits {splits}"
+        shares = f"splits {splits}" if schedule is None else f"{len(schedule) - batch} units"
+        what = f"{dtype} {tuple(q.shape)}+{rotary} {rows} {seq_lens.tolist()} {shares}"
         check(got, exact, (q, q_pe, kv, k_pe), what, dtype)
 
 

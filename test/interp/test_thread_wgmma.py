@@ -14,7 +14,7 @@ from torch_tile.intrinsics import bulk, memory as tm, wgmma
 from torch_tile.intrinsics.wgmma import A_8, A_16, A_32, PRODUCTS, Descriptor
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, cast, const
-from torch_tile.kernels import mla_decode
+from torch_tile.kernels import mla_decode, mla_schedule
 from torch_tile.kernels.mla_form import Config
 
 K_BYTES = 32  # of one instruction
@@ -269,6 +269,7 @@ CASES = {  # queries, heads, paged, splits
     "several queries": (2, 40, False, 1),
     "shares": (1, 64, False, 2),
     "queries in pages": (3, 64, True, 1),
+    "scheduled": (1, 64, True, None),
 }
 
 
@@ -302,8 +303,9 @@ def test_latent_attention_by_warpgroups(case, on_gpu):
         kv[1, 131:], k_pe[1, 131:] = math.nan, math.nan
     else:
         kv, k_pe = (pages_of(x, lengths, table) for x in (kv, k_pe))
-    config = replace(HOPPER, split=splits > 1)
-    got = mla_decode.mla_decode(q, q_pe, kv, k_pe, table, seq_lens, None, splits, config=config)
+    config = replace(HOPPER, split=bool(splits) and splits > 1)
+    schedule = None if splits else mla_schedule.reference(seq_lens, heads, 2)  # each takes parts of both
+    got = mla_decode.mla_decode(q, q_pe, kv, k_pe, table, seq_lens, None, splits or 0, schedule, config)
     assert "wgmma" in repr(on_gpu[0].flat)
     torch.testing.assert_close(got[0].double(), want[0], rtol=2e-2, atol=2e-3)
     torch.testing.assert_close(got[1].double(), want[1], rtol=1e-3, atol=1e-3)

@@ -124,6 +124,8 @@ class Rank:
         """First gradients, and those of the sum of their squares."""
         from torch.distributed.tensor import Replicate, distribute_tensor
 
+        if not any(o.requires_grad for o in want):
+            return
         upstream = [torch.randn_like(o) for o in want if o.requires_grad]
         everywhere = [distribute_tensor(u, self.mesh, [Replicate()]) for u in upstream]
         found = []

@@ -199,7 +199,7 @@ def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
         with T.Kernel(T.ceildiv(rows, ROWS), batch, threads=128) as (bx, bz):
             units = Units(schedule, part, part_lse, batch)
             owner = units.count + bz
-            first, last = schedule[owner, FIRST], schedule[owner, BEGIN]
+            first, last = (T.clamp(schedule[owner, field], 0, units.count - 1) for field in (FIRST, BEGIN))
             if first < last:
                 for row in T.serial(bx * ROWS, T.min(bx * ROWS + ROWS, rows)):
 

@@ -174,23 +174,24 @@ def _mla_decode(
     schedule: Spec | None,
 ) -> Rule:
     pages = "batch" if block_table is None else "page"
+    inputs = [
+        ("batch", "query", "head", "c"),
+        ("batch", "query", "head", "r"),
+        (pages, "key", "c"),
+        (pages, "key", "r"),
+        _given(block_table, ("batch", "entry")),
+        _given(seq_lens, ("batch",)),
+    ]
     return Rule(
         outputs=[("batch", "query", "head", "c"), ("batch", "query", "head")],
-        inputs=[
-            ("batch", "query", "head", "c"),
-            ("batch", "query", "head", "r"),
-            (pages, "key", "c"),
-            (pages, "key", "r"),
-            _given(block_table, ("batch", "entry")),
-            _given(seq_lens, ("batch",)),
-            _given(schedule, ("entry", "field")),
-        ],
+        inputs=[*inputs, _given(schedule, ("unit", "field"))],
+        saved=inputs,
         free=("batch", "head") if schedule is None else ("head",),  # a schedule is one of all sequences
     )
 
 
 def _mla_schedule(seq_lens: Spec, rows: int, units: int) -> Rule:
-    return Rule(outputs=[("entry", "field")], inputs=[("batch",)], free=())
+    return Rule(outputs=[("unit", "field")], inputs=[("batch",)], free=())
 
 
 def _rms_norm(x: Spec, weight: Spec | None, *_: Any) -> Rule:

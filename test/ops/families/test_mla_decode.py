@@ -83,6 +83,7 @@ def test_empty(batch, q_len, heads, length, maker):
 def errors():
     q, q_pe, kv, k_pe = torch.zeros(2, 1, 3, 8), torch.zeros(2, 1, 3, 4), torch.zeros(2, 9, 8), torch.zeros(2, 9, 4)
     pages, rotary, table, lens = torch.zeros(6, 4, 8), torch.zeros(6, 4, 4), int32([[0, 1], [2, 5]]), int32([8, 5])
+    plan = ops.mla_schedule(lens, 3, 2)
     return [
         ((q[0], q_pe, kv, k_pe), RuntimeError, r"q has 3 dimensions .* \[B, Sq, H, C\]"),
         ((q, q_pe[:, :, :2], kv, k_pe), RuntimeError, "q_pe has size 2 in dimension 2 .* expected 3, as q"),
@@ -114,7 +115,40 @@ def errors():
         ),
         ((q, q_pe, pages, rotary, int32([[0, 1], [-2, 2]]), lens), RuntimeError, "block_table has pages from -2 to 2"),
         ((q, q_pe, kv, k_pe, None, None, None, -1), ValueError, "num_splits is -1"),
+        ((q, q_pe, kv, k_pe, None, lens, None, 0, plan.long()), TypeError, "schedule has dtype torch.int64; expected"),
+        (
+            (q, q_pe, kv, k_pe, None, lens, None, 0, plan[0]),
+            RuntimeError,
+            r"schedule has 1 dimensions .* \[units \+ B, 4",
+        ),
+        ((q, q_pe, kv, k_pe, None, lens, None, 0, plan[:, :3]), RuntimeError, "schedule has size 3 in dimension 1"),
+        (
+            (q, q_pe, kv, k_pe, None, lens, None, 0, plan[:2]),
+            RuntimeError,
+            "schedule has 2 entries; expected more than",
+        ),
+        ((q, q_pe, kv, k_pe, None, None, None, 0, plan), ValueError, "schedule is given without seq_lens"),
+        ((q, q_pe, kv, k_pe, None, lens, None, 2, plan), ValueError, "num_splits is 2; expected 0 with a schedule"),
+        (
+            (q, q_pe, kv, k_pe, None, lens + 1, None, 0, plan + 1),
+            RuntimeError,
+            "schedule is not what tile.mla_schedule",
+        ),
     ]
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        ((torch.ones(2), 3), TypeError, "seq_lens has dtype torch.float32; expected torch.int32"),
+        ((int32([[1]]), 3), RuntimeError, r"seq_lens has 2 dimensions .* \[B\]"),
+        ((int32([1]), -1), ValueError, "rows is -1"),
+        ((int32([1]), 3, -2), ValueError, "units is -2"),
+    ],
+)
+def test_no_schedule(args, error, message):
+    with pytest.raises(error, match=f"tile.mla_schedule: {message}"):
+        ops.mla_schedule(*args)
 
 
 @pytest.mark.parametrize(("args", "error", "message"), errors())
