@@ -8,6 +8,7 @@ and TileLang where they are installed.
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -41,6 +42,16 @@ class Shape:
     latent: int = 512
     rotary: int = 64
     quick: bool = False
+    unscheduled: float = (
+        0.0  # over a paged cache whose sequences differ in length: times faster than without a schedule
+    )
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the sequences: all the same, or from few positions to the whole cache, in no order."""
+        if not self.unscheduled:
+            return [self.length] * self.batch
+        return random.Random(self.batch).sample(range(1, self.length + 1, self.length // self.batch), self.batch)
 
 
 FP16_ROWS = (
@@ -49,13 +60,19 @@ FP16_ROWS = (
     Shape(128, 8192, tilelang=1.2, inductor=1.94), Shape(16, 8192, tilelang=1.4, splits=4, quick=True),
     Shape(1, 8192, tilelang=1.23, inductor=2.7, splits=16), Shape(64, 8192, heads=16, ceiling=0.9, quick=True),
 )  # fmt: skip
+RAGGED = tuple(
+    Shape(batch, length, dtype=torch.bfloat16, unscheduled=1.2, quick=batch == 64)
+    for batch, length in ((16, 32768), (32, 16384), (64, 8192), (128, 8192))
+)
 IN_BF16 = {(64, 4096), (64, 8192), (64, 16384), (128, 4096), (128, 8192)}
 ON_GPU = FP16_ROWS + tuple(
     replace(s, dtype=torch.bfloat16, quick=False)
     for s in FP16_ROWS
     if (s.batch, s.length) in IN_BF16 and s.heads == 128
 )
+ON_GPU += RAGGED
 ON_CPU = (
+    Shape(4, 70, 6, torch.float32, latent=32, rotary=16, quick=True, unscheduled=1.0),
     Shape(2, 70, 6, torch.float32, latent=32, rotary=16, quick=True), Shape(1, 40, 4, torch.bfloat16, quick=True),
     Shape(2, 1024, 16, torch.float32),
 )  # fmt: skip
@@ -64,13 +81,15 @@ ON_CPU = (
 def problems(device: str) -> Iterator[Problem]:
     for s in ON_GPU if device == "cuda" else ON_CPU:
         asked = {"FlashMLA": 1.0, "tilelang": s.tilelang, "Inductor": s.inductor, "ceiling": s.ceiling}
-        width = s.latent + s.rotary
-        elements = s.batch * (s.length * width + s.heads * (width + s.latent))
+        asked["unscheduled"] = s.unscheduled
+        width, positions = s.latent + s.rotary, sum(s.lengths)
+        elements = positions * width + s.batch * s.heads * (width + s.latent)
         yield Problem(
-            f"mla b{s.batch} s{s.length} h{s.heads} {name_of(s.dtype)}",
+            f"mla b{s.batch} s{'1 to ' if s.unscheduled else ''}{s.length} h{s.heads} {name_of(s.dtype)}",
             f"mla h{s.heads} {name_of(s.dtype)}" if device == "cuda" else "mla",
-            s.dtype, 2.0 * s.batch * s.heads * s.length * (width + s.latent), float(s.dtype.itemsize * elements),
-            partial(case, s, device), {name: x for name, x in asked.items() if x and device == "cuda"}, quick=s.quick,
+            s.dtype, 2.0 * s.heads * positions * (width + s.latent), float(s.dtype.itemsize * elements),
+            partial(ragged_case if s.unscheduled else case, s, device), {name: x for name, x in asked.items() if x and device == "cuda"},
+            quick=s.quick,
         )  # fmt: skip
 
 
@@ -92,6 +111,28 @@ def case(s: Shape, device: str) -> Case:
     return Case(partial(mla_decode, q, q_pe, kv, k_pe), rivals, lambda out: out[some], expected)
 
 
+def ragged_case(s: Shape, device: str) -> Case:
+    """Over pages; the plan is made before, as it serves all layers of a step."""
+    draw = partial(torch.randn, device=device, dtype=s.dtype)
+    q, q_pe = (draw(s.batch, 1, s.heads, n) for n in (s.latent, s.rotary))
+    columns = -(-s.length // PAGE)
+    kv, k_pe = (draw(s.batch * columns, PAGE, n) for n in (s.latent, s.rotary))
+    table = torch.randperm(s.batch * columns, device=device).int().view(s.batch, columns)
+    lengths = torch.tensor(s.lengths, dtype=torch.int32, device=device)
+    schedule = torch.ops.tile.mla_schedule(lengths, s.heads)
+    some = sample_of(s.batch, 4, device)
+
+    def expected() -> torch.Tensor:
+        wide = (x.double() for x in (q[some], q_pe[some], kv, k_pe))
+        return reference(*wide, table[some], lengths[some])[0]
+
+    call = partial(torch.ops.tile.mla_decode, q, q_pe, kv, k_pe, table, lengths, None, 0)
+    rivals: dict[str, Prepare] = {"unscheduled": lambda: call}
+    if device == "cuda":
+        rivals["FlashMLA"] = partial(flash_mla_paged, s, q, q_pe, kv, k_pe, table, lengths)
+    return Case(partial(call, schedule), rivals, lambda out: out[some], expected)
+
+
 def plain(q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor) -> torch.Tensor:
     """The definition, in the operands' dtype but for the softmax."""
     scores = torch.matmul(q[:, 0], kv.mT) + torch.matmul(q_pe[:, 0], k_pe.mT)
@@ -105,11 +146,16 @@ def inductor(*operands: torch.Tensor) -> Call:
 
 
 def flash_mla(s: Shape, q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor) -> Call:
+    table = torch.arange(s.batch * s.length // PAGE, dtype=torch.int32, device=q.device).view(s.batch, -1)
+    lengths = torch.full((s.batch,), s.length, dtype=torch.int32, device=q.device)
+    return flash_mla_paged(s, q, q_pe, kv, k_pe, table, lengths)
+
+
+def flash_mla_paged(s: Shape, q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor,
+                    table: torch.Tensor, lengths: torch.Tensor) -> Call:  # fmt: skip
     module = importlib.import_module("flash_mla")
     query = torch.cat([q, q_pe], -1)
     pages = torch.cat([kv, k_pe], -1).view(-1, PAGE, 1, s.latent + s.rotary)
-    table = torch.arange(pages.shape[0], dtype=torch.int32, device=q.device).view(s.batch, -1)
-    lengths = torch.full((s.batch,), s.length, dtype=torch.int32, device=q.device)
     plan = module.get_mla_metadata(lengths, s.heads, 1)
     return partial(module.flash_mla_with_kvcache, query, pages, table, lengths, s.latent, *plan, causal=False)
 

@@ -55,4 +55,15 @@ def test_rows_of_the_targets():
     assert row.flops == 2.0 * 64 * 128 * 4096 * 1088
     assert list(row.asked.items()) == [("FlashMLA", 1.0), ("tilelang", 1.28), ("Inductor", 2.2)]
     assert found["mla b64 s8192 h16 fp16"].asked == {"FlashMLA": 1.0, "ceiling": 0.9}
-    assert sum("bf16" in name for name in found) == 5
+    assert sum("bf16" in name for name in found) == 9
+    ragged = found["mla b64 s1 to 8192 h128 bf16"]
+    assert ragged.asked == {"FlashMLA": 1.0, "unscheduled": 1.2}
+    assert 0.4 < ragged.flops / (2.0 * 64 * 128 * 8192 * 1088) < 0.6
+
+
+def test_sequences_of_different_lengths():
+    case = mla.ragged_case(replace(SMALL, batch=5, length=300, dtype=torch.float64, unscheduled=1.0), "cpu")
+    assert case.expected().shape == (4, 1, 4, 32)
+    assert sorted(Shape(64, 8192, unscheduled=1.2).lengths)[0] == 1
+    for call in (case.ours, case.rivals["unscheduled"]()):
+        assert error_of(case.sample(call()), case.expected()) < 1e-9

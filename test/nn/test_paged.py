@@ -109,6 +109,28 @@ def test_long_prompts_are_expanded_and_short_ones_absorbed(models, monkeypatch):
 
 
 @torch.no_grad()
+def test_a_planned_step(models, monkeypatch):
+    """All layers of a step use its plan, and the next step makes a new one."""
+    _, ours = models
+    prompts, planned = prompts_of(130, 2, 64), []
+
+    def planned_step(model, ids, cache):
+        cache.plan(ids.shape[1], SIZES["num_attention_heads"])
+        logits = step(model, ids, cache)
+        planned.append(cache.schedule)
+        return logits
+
+    wanted = decode(ours, prompts, step, 2)
+    torch.testing.assert_close(decode(ours, prompts, planned_step, 2), wanted, rtol=1e-4, atol=1e-4)
+    assert planned[0].shape == planned[1].shape and planned[0] is not planned[1]
+    cache = new_cache([3])
+    cache.plan(1, 4)
+    assert cache.sequences(slice(0, 1)).schedule is None
+    cache.advance(1)
+    assert cache.schedule is None
+
+
+@torch.no_grad()
 def test_several_tokens_behind_cached_ones(models):
     """As a speculated continuation is verified: causal among themselves."""
     _, ours = models

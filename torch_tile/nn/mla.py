@@ -134,20 +134,22 @@ class MLAAttention(nn.Module):
         pools = cache.update(kv, k_pe, self.layer_idx)
         if cache.is_empty and not self.absorbing_pays(length):
             return self.expanded(q_nope, q_pe, kv, k_pe, None)
-        return self.absorbed(q_nope, q_pe, *pools, cache.block_table, cache.seq_lens + length)
+        return self.absorbed(q_nope, q_pe, *pools, cache.block_table, cache.seq_lens + length, cache.schedule)
 
     def absorbed(
         self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor,
-        table: Tensor | None = None, lengths: Tensor | None = None,
+        table: Tensor | None = None, lengths: Tensor | None = None, schedule: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Queries `[B, H, S, nope]` and `[B, H, S, R]`, latents `[B, keys, C]` and `[B, keys, R]` to `[B, S, H, v]`.
 
-        With a table `[B, n]` and lengths `[B]`, latents are pools of pages `[pages, page, C]` and `[pages, page, R]`.
+        With a table `[B, n]` and lengths `[B]`, latents are pools of pages `[pages, page, C]` and `[pages, page, R]`,
+        and `tile.mla_schedule` may have made a schedule of the lengths.
         """
         weight = self.kv_b_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
         w_k, w_v = weight.split([self.qk_nope_head_dim, self.v_head_dim], dim=1)
         q = torch.matmul(q_nope, w_k.to(q_nope.dtype)).transpose(1, 2)  # [B, S, H, C]
-        out = torch.ops.tile.mla_decode.default(q, q_pe.transpose(1, 2), kv, k_pe, table, lengths, self.scaling, 0)
+        options = table, lengths, self.scaling, 0, schedule
+        out = torch.ops.tile.mla_decode.default(q, q_pe.transpose(1, 2), kv, k_pe, *options)
         values: Tensor = torch.matmul(out.transpose(1, 2), w_v.to(out.dtype).mT).transpose(1, 2)
         return values
 

@@ -30,6 +30,7 @@ class PagedLatents:
         k_pe: `[layers, pages, page, R]`.
         seq_lens: `[B]` int32, positions of each sequence that are complete.
         is_empty: whether no sequence has any.
+        schedule: what `plan` said about this step, or None.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class PagedLatents:
         self.block_table = block_table.to(device=self.kv.device, dtype=torch.int32)
         self.seq_lens = torch.zeros(len(block_table), dtype=torch.int32, device=self.kv.device)
         self.is_empty = True
+        self.schedule: Tensor | None = None
 
     def sequences(self, rows: slice) -> PagedLatents:
         """The same cache for some of its sequences, say those whose prompts begin now; memory is shared."""
@@ -54,6 +56,7 @@ class PagedLatents:
         part.kv, part.k_pe = self.kv, self.k_pe
         part.block_table, part.seq_lens = self.block_table[rows], self.seq_lens[rows]
         part.is_empty = not bool(part.seq_lens.any())
+        part.schedule = None
         return part
 
     def update(self, kv: Tensor, k_pe: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
@@ -66,7 +69,16 @@ class PagedLatents:
             pool.view(-1, pool.shape[-1]).index_copy_(0, slots, new.reshape(-1, new.shape[-1]).to(pool.dtype))
         return self.kv[layer_idx], self.k_pe[layer_idx]
 
+    def plan(self, length: int, num_heads: int) -> None:
+        """Share out the work of the next step, of `length` new positions, by how long each sequence is.
+
+        Pays where sequences differ in length, on a GPU: `tile.mla_decode` would wait for the longest. All layers use
+        the plan, until `advance`.
+        """
+        self.schedule = torch.ops.tile.mla_schedule.default(self.seq_lens + length, length * num_heads, 0)
+
     def advance(self, length: int) -> None:
         """Count the `length` positions of a step that every layer has written."""
         self.seq_lens += length
         self.is_empty = False
+        self.schedule = None
