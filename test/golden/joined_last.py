@@ -84,23 +84,21 @@ def tile_after_tile(m, n, k, splits, blocks, stages=3):
         with T.Kernel(blocks, threads=128) as block:
             a, b = T.alloc_shared((bm, bk), "float16"), T.alloc_shared((bk, bn), "float16")
             c, whole = T.alloc_fragment((bm, bn), "float32"), T.alloc_shared((bm, bn), "float16")
-            for n_share in T.serial(T.ceildiv(shares, blocks)):
-                share = n_share * blocks + block
-                if share < shares:
-                    bz, by, bx = share % splits, share // splits // wide, share // splits % wide
+            for share in T.serial(block, shares, blocks):
+                bz, by, bx = share % splits, share // splits // wide, share // splits % wide
+                T.clear(c)
+                for turn in T.Pipelined(turns, num_stages=stages):
+                    T.copy(A[by * bm, (bz * turns + turn) * bk], a)
+                    T.copy(B[(bz * turns + turn) * bk, bx * bn], b)
+                    T.gemm(a, b, c)
+                T.copy(c, parts[bz, by * bm, bx * bn])
+                if T.arrive_last(counters[by, bx], splits):
                     T.clear(c)
-                    for turn in T.Pipelined(turns, num_stages=stages):
-                        T.copy(A[by * bm, (bz * turns + turn) * bk], a)
-                        T.copy(B[(bz * turns + turn) * bk, bx * bn], b)
-                        T.gemm(a, b, c)
-                    T.copy(c, parts[bz, by * bm, bx * bn])
-                    if T.arrive_last(counters[by, bx], splits):
-                        T.clear(c)
-                        for z in T.serial(splits):
-                            for i, j in T.Parallel(bm, bn):
-                                c[i, j] += parts[z, by * bm + i, bx * bn + j]
-                        T.copy(c, whole)
-                        T.copy(whole, C[by * bm, bx * bn])
+                    for z in T.serial(splits):
+                        for i, j in T.Parallel(bm, bn):
+                            c[i, j] += parts[z, by * bm + i, bx * bn + j]
+                    T.copy(c, whole)
+                    T.copy(whole, C[by * bm, bx * bn])
 
     return kernel
 
