@@ -36,7 +36,7 @@ def sums(rows, columns, splits, block=(4, 32), threads=64, dtype="float32", clus
 
 
 def products(m, n, k, splits, block=(64, 64, 64), stages=3, threads=128, dtype="float16", staged=False):
-    """A @ B, each tile of it by `splits` blocks that take their share of k; A, B, parts, counters and C are arguments."""
+    """A @ B, each tile of it by `splits` blocks that take their share of k."""
     bm, bn, bk = block
     turns = -(-k // (splits * bk))
 

@@ -25,9 +25,8 @@ def test_each_arrival_has_a_flag_of_its_own():
     def kernel(A: T.Tensor((8,), "float32"), counters: T.Tensor((8,), "int32"), n: T.int32):
         with T.Kernel(8, threads=32) as b:
             last = T.arrive_last(counters[0], n)
-            if T.arrive_last(counters[1], 8):
-                if last:
-                    A[b] = 1.0
+            if T.arrive_last(counters[1], 8) and last:
+                A[b] = 1.0
 
     body = kernel.program.kernels[0].body.stmts
     assert [type(s) for s in body] == [Alloc, ArriveLast, Let, Alloc, ArriveLast, If]

@@ -390,27 +390,3 @@ def test_tensors_that_the_kernel_reads_are_stored_by_threads(reads: bool) -> Non
     reading, copying = roles(program)
     assert sum(isinstance(n, ArriveLast) for n in walk(reading)) == 1
     assert not any(isinstance(n, ArriveLast) for n in walk(copying))
-
-
-def test_copiers_do_not_load_what_other_blocks_write() -> None:
-    """Also where only the last block to arrive reads it, outside pipelined loops."""
-
-    @T.prim_func
-    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((8, 64, 64), H), counter: T.Tensor((1,), T.int32)):
-        with T.Kernel(8, threads=128) as bx:
-            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
-            part = T.alloc_shared((64, 64), H)
-            T.clear(c)
-            for ko in T.Pipelined(8, num_stages=2):
-                T.copy(A[bx * 64, ko * 64], a)
-                T.copy(A[0, ko * 64], b)
-                T.gemm(a, b, c, transpose_B=True)
-            T.copy(c, C[bx, 0, 0])
-            if T.arrive_last(counter[0], 8):
-                for z in T.serial(8):
-                    T.copy(C[z, 0:64, 0:64], part)
-                    T.gemm(part, part, c)
-
-    program = split_warps(kernel.program, build())
-    _, copying = roles(program)
-    assert {n.src.buffer.name for n in walk(copying) if isinstance(n, Copy)} == {"A"}
