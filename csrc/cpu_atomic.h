@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Atomic read-modify-write on any scalar type, small floats included. Each returns the value that stood there before.
-// Order is relaxed: the end of a kernel, a barrier of OpenMP, is what publishes results.
+// Order is relaxed, but for arrivals: the end of a kernel, a barrier of OpenMP, is what publishes results.
 #pragma once
 #include "cpu_types.h"
 
@@ -56,5 +56,15 @@ template <class T> inline T atomic_load(const T* p) {
 }
 
 template <class T> inline void atomic_store(T* p, T value) { __atomic_store(p, &value, __ATOMIC_RELAXED); }
+
+// Counts arrivals from 0 to count - 1, then is 0 again; whether this one was the last. What was written before an arrival
+// is seen after the last one.
+inline int32_t cpu_arrive_last(int32_t* counter, int32_t count) {
+  int32_t old = __atomic_load_n(counter, __ATOMIC_RELAXED), next;
+  do {
+    next = old >= count - 1 ? 0 : old + 1;
+  } while (!__atomic_compare_exchange_n(counter, &old, next, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
+  return old == count - 1;
+}
 
 }  // namespace tile

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Atomic read-modify-write on any scalar type, on the whole GPU's scale; each gives the value that stood there before.
-// Order is relaxed. Where the chip has no instruction for a type, compare-and-swap is tried until no other thread was faster.
+// Order is relaxed, but for arrivals. Where the chip has no instruction for a type, compare-and-swap is tried until no other thread was faster.
 #pragma once
 #include "cuda_types.h"
 
@@ -119,6 +119,18 @@ template <int count, class T> TILE_DEVICE void atomic_add_vector(T* p, const T* 
 #pragma unroll
     for (int i = 0; i < count; ++i) atomic_add(p + i, values[i]);
   }
+}
+
+// Counts arrivals of blocks from 0 to count - 1, then is 0 again; whether this one was the last. The one thread that calls
+// it releases what was ordered before it, and acquires what the others released, for bulk copies as well: these do not
+// queue behind loads and stores. Results of bulk stores must be there before.
+TILE_DEVICE int arrive_last(int32_t* counter, int count) {
+  unsigned old;
+  asm volatile("atom.acq_rel.gpu.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(unsigned(count - 1)) : "memory");
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+  return old == unsigned(count - 1);
 }
 
 }  // namespace tile

@@ -264,6 +264,27 @@ def test_a_tensor_that_bulk_copies_write_is_not_constant():
     compiles(source, ("sm_90a",))
 
 
+def test_memory_that_other_blocks_write_is_not_restricted():
+    """A load of it could move in front of the arrival after which it is there; results of bulk stores included."""
+    x, y, z = (tensor(name, (128,), "float32") for name in "xyz")
+    counter = tensor("counter", (4,), "int32")
+    w, tile = tensor("w", (4, 64), "float16"), tensor("tile", (4, 64), "float16", "shared", offset=0)
+    map_ = TensorMap(w, w.shape, (number(64), number(1)), (4, 64), 128)
+    stored = bulk.tma_store(map_, at(tile, 0, 0), (number(0), number(0)))
+    arrival = put(counter, 3, memory.arrive_last(at(counter, 0), 4))
+
+    def signature(*stmts):
+        made = kernel(Alloc(tile), put(y, t, load(x, t)), stored, *stmts, shared_bytes=512)
+        lines = body(program([x, y, z, w, counter], made)).splitlines()
+        return next(line for line in lines if line.startswith("demo_kernel"))
+
+    reads = put(z, t, cast(load(w, 0, t), dt.float32))
+    plain, joined = signature(reads), signature(reads, arrival)
+    for name, kind in (("x", "const float"), ("y", "float"), ("z", "float"), ("w", "tile::f16")):
+        assert f"{kind}* __restrict__ {name}" in plain
+        assert f"{kind}* {'__restrict__ ' if name == 'x' else ''}{name}" in joined
+
+
 def test_early_starts():
     x = tensor("x", (128,), "float32")
     source = program([x], kernel(bulk.grid_launch(), bulk.grid_wait(), put(x, t, 1.0)))

@@ -45,6 +45,28 @@ def test_many_threads(dtype, library, c_names, seed):
                 assert grew.tolist() == [float(start[p] + i) for i in range(len(grew))]
 
 
+def test_arrivals(library):
+    """Of every `count` arrivals one is the last, and it sees what the others wrote before theirs."""
+    text = """
+#include "cpu_atomic.h"
+extern "C" void arrivals(int32_t* counter, int32_t* parts, int64_t* sums, int64_t turns, int32_t count) {
+#pragma omp parallel for num_threads(4) schedule(static, 1)
+  for (int64_t i = 0; i < 4 * turns; ++i) {
+    int64_t turn = i / count;  // four threads go round together, as far as they are able to
+    parts[i] = int32_t(i);
+    if (tile::cpu_arrive_last(counter + turn, count))
+      for (int32_t n = 0; n < count; ++n) sums[turn] += parts[turn * count + n] + 1;
+  }
+}
+"""
+    turns, count = 30_000, 8
+    counter, parts = torch.zeros(turns // 2, dtype=torch.int32), torch.full((4 * turns,), -1, dtype=torch.int32)
+    sums = torch.zeros(turns // 2, dtype=torch.int64)
+    library(text)("arrivals", counter, parts, sums, turns, count)
+    assert not counter.any()
+    assert torch.equal(sums, (torch.arange(4 * turns) + 1).view(-1, count).sum(1))
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_exchange(dtype, library, c_names, seed):
     """What was put in comes out once each: the returned values and the last one are a permutation of all."""

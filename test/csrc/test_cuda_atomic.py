@@ -18,6 +18,14 @@ def test_every_type_compiles(op):
     compile_everywhere(f'#include "cuda_atomic.h"\n{text}')
 
 
+def test_arrivals_compile():
+    call = "if (threadIdx.x == 0) last[0] = tile::arrive_last(counter, count);"
+    compile_everywhere(f"""
+#include "cuda_atomic.h"
+extern "C" __global__ void k(int32_t* counter, int count, int32_t* last) {{ {call} }}
+""")
+
+
 def test_flags():
     calls = "tile::atomic_or(p, true); tile::atomic_and(p, p[1]);"
     compile_everywhere(f'#include "cuda_atomic.h"\nextern "C" __global__ void k(bool* p) {{ {calls} }}')

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of test_cluster.py do: compile kernels whose blocks load for each other, and run them on a GPU.
+"""What the processes of test_cluster.py do: compile kernels whose blocks have to do with each other, and run them on a
+GPU: blocks of clusters, and those that join what others left in global memory.
 
 A problem is known by its seed. A module of its own, on the path: processes that are spawned have to find it by its
 name.
@@ -18,6 +19,7 @@ from torch_tile.diagnostics import TileError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import in_clusters
+import joined_last
 
 TURNS = 10  # of each problem: what has no order often comes out right
 SHARED = 227 * 1024  # bytes of a block
@@ -159,7 +161,54 @@ def joined(rng, largest):
     return Problem(text, kernel, [a, b], filled((m, n), "float32"), product(dtype, "float32", lambda a, b: (a, b.T)))
 
 
-KINDS = [gemm, gemm, gemm, changed, persistent, attention, joined]
+def left(inputs, shares, shape, counters):
+    """What a kernel is given besides: parts that nobody reads before they are written, and counters at 0."""
+    return [*inputs, filled((shares, *shape), "float32"), torch.zeros(counters, dtype=torch.int32)]
+
+
+def shared_tiles(rng, largest):
+    """Blocks that share the tiles of a product, which the last of them finishes; each takes one share, or several."""
+    m, n, k = (8 * rng.randint(1, most // 8) for most in (largest // 2, largest // 2, 2 * largest))
+    groups, splits = rng.choice([1, 2]), rng.randint(1, 9)
+    options = {"stages": rng.randint(1, 4)}
+    if rng.random() < 0.5:
+        block = 64, 64
+        made = joined_last.tile_after_tile(m, n, k, splits, rng.randint(1, 132), **options)
+    else:
+        block = 64 * groups, rng.choice([32, 64])
+        options |= {"block": (*block, 64), "threads": 128 * groups, "staged": rng.random() < 0.5}
+        made = joined_last.products(m, n, k, splits, **options)
+    reference = product("float16", "float16", lambda a, b, *rest: (a, b))
+    inputs = [operand(rng, shape, "float16") for shape in ((m, k), (k, n))]
+    inputs = left(inputs, splits, (m, n), (-(-m // block[0]), -(-n // block[1])))
+    text = f"shared tiles {m} x {n} x {k} by {splits}, {options}"
+    return Problem(text, made, inputs, filled((m, n), "float16"), reference)
+
+
+def shared_sums(rng, largest):
+    """Sums of rows, or of tiles that leave and come by bulk copies."""
+    splits = rng.randint(1, 24)
+    if rng.random() < 0.5:
+        rows, columns = 8 * rng.randint(1, 4), 32
+        made = joined_last.bulk(rows, columns, min(splits, 12))
+        inputs = left([operand(rng, (min(splits, 12), rows, columns), "float32")], min(splits, 12), (rows, columns), 1)
+
+        def doubled(a, *rest):
+            want = 2 * a.double().sum(0)
+            return want, 2**-18 * a.double().abs().sum(0)
+
+        return Problem(f"bulk {rows} by {splits}", made, inputs, filled((rows, columns), "float32"), doubled)
+    rows, columns, height = rng.randint(1, largest), rng.randint(1, 4 * largest), rng.choice([1, 4, 16])
+    made = joined_last.sums(rows, columns, splits, (height, 64), rng.choice([32, 128, 256]))
+    inputs = left([operand(rng, (rows, columns), "float32")], splits, (rows,), -(-rows // height))
+
+    def reference(a, *rest):
+        return a.double().sum(1), 2**-16 * a.double().abs().sum(1)
+
+    return Problem(f"sums {rows} x {columns} by {splits}", made, inputs, filled((rows,), "float32"), reference)
+
+
+KINDS = [gemm, gemm, gemm, changed, persistent, attention, joined, shared_tiles, shared_sums]
 
 
 def problem(seed, largest=LARGEST):
@@ -176,7 +225,8 @@ def prepare(seed):
         return seed, False, "" if error.code == "shared_memory" else str(error)
     except Exception as error:
         return seed, False, f"{type(error).__name__}: {error}"
-    return seed, "multicast" in made.source or "at_rank" in made.source, "; ".join(made.cubin.warnings)
+    reach = any(word in made.source for word in ("multicast", "at_rank", "arrive_last"))
+    return seed, reach, "; ".join(made.cubin.warnings)
 
 
 def difference(seed):
@@ -193,5 +243,7 @@ def difference(seed):
     torch.cuda.synchronize()
     if text := made.wrong(outs[0]):
         return text
+    if any(x.any() for x in inputs if x.dtype == torch.int32):
+        return f"{made.text}: counters are left at other numbers than 0"
     again = [n for n, out in enumerate(outs) if not torch.equal(out, outs[0])]
     return f"{made.text}: runs {again} differ from the first" if again else ""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels whose blocks load for each other, or read each other's tiles, on a Hopper GPU against float64: random sizes,
-types, cuts and clusters.
+"""Kernels whose blocks load for each other, read each other's tiles or join what others left, on a Hopper GPU against
+float64: random sizes, types, cuts and clusters.
 
 TORCH_TILE_DEVICE_PROGRAMS says how many, TORCH_TILE_FUZZ_SEED=n starts from a given seed. Processes compile them side
 by side into the cache; another runs them and is killed where one does not end, so that it is known by its seed and the

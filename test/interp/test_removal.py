@@ -51,6 +51,33 @@ def test_each_removal_is_reported(build, stages):
         assert run_threads(removal.program, tensors, {}), removal.name
 
 
+def joined(b):
+    """y: what all blocks wrote to x, added up by the last of them."""
+    n, (bx,) = b.threads, b.blocks
+    x, y = b.tensor("x", torch.zeros(3 * n)), b.tensor("y", torch.zeros(n))
+    counter, flag = b.tensor("counter", torch.zeros(1, dtype=torch.int32)), b.shared("flag", 1, "int32")
+    total = sum((b.load(x, b.thread ^ 1 | m * n) for m in (1, 2)), b.load(x, b.thread ^ 1))
+    arrival = b.store(flag, 0, tm.arrive_last(b.address(counter, 0), 3))
+    return [
+        b.store(x, bx * n + b.thread, 1.0), tm.barrier(), b.when(b.thread == 0, arrival), tm.barrier(),
+        b.when(b.load(flag, 0) == 1, b.store(y, b.thread, total)),
+    ]  # fmt: skip
+
+
+def test_without_an_arrival_all_blocks_are_the_last(build):
+    b = build(64, (3,))
+    program = b.program(*joined(b))
+    tensors = {id(p): t for p, t in zip(b.params, b.tensors, strict=True)}
+    for _ in range(2):
+        assert not run_threads(program, tensors, {})
+        assert b.tensors[1].eq(3).all() and b.tensors[2].item() == 0
+    made = list(removals(program))
+    assert [r.name for r in made] == ["barrier", "barrier", "arrive_last"]
+    assert "arrive_last" not in repr(made[-1].program) and "arrive_last" in repr(made[0].program)
+    for removal in made:
+        assert run_threads(removal.program, tensors, {}), removal.name
+
+
 def test_the_program_itself_is_untouched(build):
     b = build(32)
     program = b.program(tm.barrier(), tm.barrier())

@@ -283,3 +283,39 @@ def test_a_single_such_turn_needs_no_loop() -> None:
 def test_turns_that_may_be_many_are_turned_with_their_branch() -> None:
     (turned,) = masked(lambda limit: limit)
     assert asks(turned) == 1 and str(turned.starts[0]) == "0"
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_loop_with_an_arrival_is_not_turned(arrives: bool) -> None:
+    """What is written before it would come after it, if it has to wait for products and the arrival has not."""
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((512, 64), T.float16), K: T.Tensor((512, 64), T.float16), O: T.Tensor((512, 64), T.float32),
+        seen: T.Tensor((512, 64), T.float32), counters: T.Tensor((4,), T.int32),
+    ):  # fmt: skip
+        with T.Kernel(8, threads=128) as bx:
+            q, k, v = (T.alloc_shared((64, 64), T.float16) for _ in range(3))
+            s, o = T.alloc_fragment((64, 64), T.float32), T.alloc_fragment((64, 64), T.float32)
+            p = T.alloc_fragment((64, 64), T.float16)
+            T.copy(Q[bx * 64, 0], q)
+            T.clear(o)
+            for j in T.Pipelined(4, num_stages=3):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(o, seen[bx * 64, 0])
+                if arrives:
+                    T.arrive_last(counters[j], 8)
+                T.copy(s, p)
+                T.copy(K[j * 64, 0], v)
+                T.gemm(p, v, o)
+            T.copy(o, O[bx * 64, 0])
+
+    build = Build(Target.of("cuda:sm_90a"))
+    program = async_products(split_warps(kernel.program, build), build)
+    turned = "beside the arithmetic of the turn before" in str(build.schedule("kernel"))
+    assert turned is not arrives
+    loop = next(n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
+    if arrives:
+        names = [type(s).__name__ for s in loop.body.stmts]
+        assert names.count("ArriveLast") == 1 and "Copy" in names[: names.index("ArriveLast")]

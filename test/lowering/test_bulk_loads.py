@@ -9,10 +9,12 @@ import torch_tile
 import torch_tile.language as T
 from torch_tile.build import Build, PassOptions
 from torch_tile.diagnostics import TileError
+from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Role
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.split_warps import split_warps
 from torch_tile.target import Target
+from torch_tile.tileop.copy import Copy
 
 H, F = T.float16, T.float32
 
@@ -313,3 +315,27 @@ def test_as_many_stages_as_there_is_room_for(wanted: int, got: int) -> None:
     program = lower(kernel.program, cuda_passes(made))
     assert made.notes[0].became == f"a, b: bulk copies by a warp of its own, {got} stages"
     assert program.kernels[0].shared_bytes <= made.target.shared_limit
+
+
+def test_copiers_do_not_load_what_other_blocks_write() -> None:
+    """Also where only the last block to arrive reads it, outside pipelined loops."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((8, 64, 64), H), counter: T.Tensor((1,), T.int32)):
+        with T.Kernel(8, threads=128) as bx:
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            part = T.alloc_shared((64, 64), H)
+            T.clear(c)
+            for ko in T.Pipelined(8, num_stages=2):
+                T.copy(A[bx * 64, ko * 64], a)
+                T.copy(A[0, ko * 64], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C[bx, 0, 0])
+            if T.arrive_last(counter[0], 8):
+                for z in T.serial(8):
+                    T.copy(C[z, 0:64, 0:64], part)
+                    T.gemm(part, part, c)
+
+    program = split_warps(kernel.program, build())
+    _, copying = find(program, Role)
+    assert {n.src.buffer.name for n in find(copying, Copy)} == {"A"}

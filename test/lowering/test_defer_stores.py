@@ -6,9 +6,10 @@ import random
 import pytest
 
 from torch_tile.intrinsics import bulk
+from torch_tile.intrinsics.memory import arrive_last
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Call, Const, Var, const
+from torch_tile.ir.expr import Address, Call, Const, Load, Var, const
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, LoopKind, Program, Store
 from torch_tile.ir.tensor_map import TensorMap
@@ -18,6 +19,7 @@ from torch_tile.lowering.defer_stores import defer_stores
 TX, ZERO, N = Var("tx", role="thread"), const(0, dt.int32), Var("n", role="size")
 OUT = Buffer("out", (const(64, dt.int32), const(32, dt.int32)), dt.float32, "global")
 A, B, C, D = (Buffer(name, (const(8, dt.int32), const(32, dt.int32)), dt.float32, "shared") for name in "abcd")
+COUNTER = Buffer("counter", (const(4, dt.int32),), dt.int32, "global")
 MAP = TensorMap(OUT, OUT.shape, (const(32, dt.int32), const(1, dt.int32)), (8, 32), 0)
 
 
@@ -45,6 +47,12 @@ def waits(made):
     """How many groups each wait leaves under way, and of which tiles it says so, in the order of the text."""
     found = (n for n in walk(made) if isinstance(n, Call) and n.name == "bulk_wait")
     return [(n.options[0], "".join(a.buffer.name for a in n.args)) for n in found]
+
+
+def complete(made):
+    """Which waits are until results are there, in the order of the text."""
+    found = (n for n in walk(made) if isinstance(n, Call) and n.name == "bulk_wait")
+    return [not n.options[1] for n in found]
 
 
 def check(made):
@@ -140,3 +148,33 @@ def test_random_programs_store_the_same():
         before = program(*body(pick.randint(1, 7), 2))
         after = defer_stores(before)
         assert check(before) == check(after)
+
+
+ARRIVE = If(
+    TX == ZERO,
+    Block((Store(C, (ZERO, ZERO), arrive_last(Address(COUNTER, (ZERO,)), 4)),)),
+    Block(()),
+)
+READ = Store(C, (ZERO, TX), Load(OUT, (ZERO, TX)))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_what_other_blocks_may_read_is_there_before_they_are_told(order):
+    """Also under conditions, and where the wait could be deferred to the next use of the tile."""
+    parts = (Block((write(A), start(A), write(A))), ARRIVE, If(N == ZERO, Block((READ,)), Block(())))
+    made = defer_stores(program(*(parts[n] for n in order)))
+    assert complete(made) == [True] and waits(made) == [(0, "")]
+    merged = If(TX == ZERO, Block((write(B), *start(A).then.stmts, write(B))), Block(()))
+    assert complete(defer_stores(program(merged, ARRIVE, READ))) == [True]
+
+
+def test_what_nobody_else_touches_is_deferred_as_ever():
+    made = defer_stores(program(write(A), start(A), write(A), ARRIVE))
+    assert complete(made) == [False] and waits(made) == [(0, "a")]
+    assert complete(defer_stores(program(write(A), start(A), write(A), READ))) == [False]  # no arrival
+
+
+def test_stores_of_two_places_may_follow_each_other():
+    """The last block overwrites what another one has stored."""
+    made = defer_stores(program(write(A), start(A), ARRIVE, write(A), start(A)))
+    assert complete(made) == [True, True]

@@ -173,3 +173,36 @@ def test_buffers_of_the_body_outlive_the_step_that_makes_them():
     assert not any(n.why_not for n in same(kernel.program))
     found = schedule(kernel.program)
     assert [a.buffer.name for a in found.before if isinstance(a, Alloc)] == ["twice"]
+
+
+def test_arrivals_keep_their_place():
+    """No access of the kernel tells what of other blocks' an arrival orders."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((40, 8)), y: T.Tensor((40, 8)), counters: T.Tensor((8,), "int32"), n: T.int32):
+        with T.Kernel(4, threads=32) as _:
+            tile = T.alloc_shared((8, 8), "float32")
+            for step in T.Pipelined(n, num_stages=2, order=[0, 2, 1], stage=[0, 1, 1]):
+                T.copy(x[step * 8, 0], tile)
+                T.copy(tile, y[step * 8, 0])
+                T.arrive_last(counters[step], 4)
+
+    assert schedule(kernel.program) == "T.arrive_last orders all that other blocks read and write"
+
+
+def test_what_the_last_block_reads_is_not_loaded_ahead():
+    """Whether it does is known in its own iteration."""
+
+    @T.prim_func
+    def kernel(x: T.Tensor((40, 8)), y: T.Tensor((40, 8)), counters: T.Tensor((8,), "int32"), n: T.int32):
+        with T.Kernel(4, threads=32) as _:
+            tile = T.alloc_shared((8, 8), "float32")
+            for step in T.Pipelined(n, num_stages=2):
+                if T.arrive_last(counters[step], 4):
+                    T.copy(x[step * 8, 0], tile)
+                    T.copy(tile, y[step * 8, 0])
+
+    plan = plan_copies(loop_of(kernel.program))
+    assert not plan.moves
+    ((_, why),) = plan.refused
+    assert why == "where it reads depends on `arrived_last`, which the loop writes"

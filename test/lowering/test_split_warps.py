@@ -18,6 +18,9 @@ from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.async_products import async_products
 from torch_tile.lowering.split_warps import split_warps
 from torch_tile.target import Target
+from torch_tile.tileop.arrive import ArriveLast
+from torch_tile.tileop.copy import Copy
+from torch_tile.tileop.copy_tma import TmaCopy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from role_oracle import same_reads
@@ -357,3 +360,33 @@ def test_every_wait_and_arrival_matters(kernel) -> None:
         for flip in (False, True)[: 1 + (one.call.name == "mbarrier_wait")]:
             with pytest.raises(AssertionError):
                 same_reads(before, Without(one, flip)(after), second_block, seeds=range(30))
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_tensors_that_the_kernel_reads_are_stored_by_threads(reads: bool) -> None:
+    """Nobody would wait until the results of bulk stores are there."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), H), C: T.Tensor((8, 64, 64), F), counter: T.Tensor((1,), T.int32)):
+        with T.Kernel(8, threads=128) as bx:
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            left = T.alloc_shared((64, 64), F)
+            T.clear(c)
+            for ko in T.Pipelined(8, num_stages=2):
+                T.copy(A[bx * 64, ko * 64], a)
+                T.copy(A[0, ko * 64], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, left)
+            T.copy(left, C[bx, 0, 0])
+            if T.arrive_last(counter[0], 8) and reads:
+                T.copy(C[0, 0:64, 0:64], c)
+                T.copy(c, left)
+
+    made = build()
+    program = split_warps(kernel.program, made)
+    stores = [type(n) for n in walk(program) if isinstance(n, Copy) and n.dst.buffer.name == "C"]
+    assert stores == [Copy if reads else TmaCopy]
+    assert ("the kernel reads `C`" in str(made.schedule("kernel"))) is reads
+    reading, copying = roles(program)
+    assert sum(isinstance(n, ArriveLast) for n in walk(reading)) == 1
+    assert not any(isinstance(n, ArriveLast) for n in walk(copying))

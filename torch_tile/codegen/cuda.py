@@ -156,14 +156,16 @@ class _Cuda:
         out = CudaStatements(names, SHARED, kernel)
         waits = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
         early = waits and self.build.target.capability >= 90
-        # Loads by a restricted pointer to constants may move in front of the wait for who writes them.
-        restrict = "" if early else " __restrict__"
+        joins = any(isinstance(n, Call) and n.name == "arrive_last" for n in nodes)
         args: list[int | Var | MapArg] = []
         params, prologue, kinds = [], [], ""
         for position, buffer in enumerate(self.tensors):
             if id(buffer) in used:
                 args.append(position)
                 constant = "" if id(buffer) in written else "const "
+                # Loads by a restricted pointer may move in front of the wait for kernels that write what it points to,
+                # or for other blocks.
+                restrict = "" if early or (joins and not constant) else " __restrict__"
                 params.append(f"{constant}{storage(buffer.dtype)}*{restrict} {names.of(buffer)}")
                 kinds += "P"
         for each, name_of_map in self.maps(nodes, out):

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..diagnostics import Span
-from ..ir.expr import Call
-from ..ir.node import Rewriter, walk
-from ..ir.stmt import Block, Do, Program, Stmt
+from ..ir.expr import Call, const
+from ..ir.node import Node, Rewriter, walk
+from ..ir.stmt import Block, Do, Program, Stmt, Store
 
 ORDERING = (
     "barrier", "warp_barrier", "cp_async_wait", "mbarrier_wait", "mbarrier_arrive", "warp_arrive", "fence_barrier_init",
@@ -39,18 +39,41 @@ class Removal:
 def removals(program: Program, names: tuple[str, ...] = ORDERING) -> Iterator[Removal]:
     """The program without its first wait or barrier, without its second, and so on; then with each wait one laxer.
 
-    A laxer wait lets one more group be under way, which must be as wrong as no wait.
+    A laxer wait lets one more group be under way, or is over before results are there, which must be as wrong as no
+    wait. Without an arrival at a counter every block takes itself for the last one.
     """
     for number, call in enumerate(ordering(program, names)):
         yield Removal(number, call.name, call.span, _Change(number, names, None)(program))
         if call.name in COUNTING:
             laxer = replace(call, options=(int(str(call.options[0])) + 1, *call.options[1:]))
             yield Removal(number, f"{call.name}, one laxer", call.span, _Change(number, names, laxer)(program))
+        if call.name == "bulk_wait" and not call.options[1]:
+            laxer = replace(call, options=(call.options[0], True))
+            yield Removal(number, f"{call.name}, for reads", call.span, _Change(number, names, laxer)(program))
+    for number, arrival in enumerate(n for n in walk(program) if _arrives(n)):
+        yield Removal(number, "arrive_last", arrival.span, _Arrived(number)(program))
 
 
 def ordering(program: Program, names: tuple[str, ...] = ORDERING) -> list[Call]:
     """The calls that only order, in the order of the text."""
     return [n.call for n in walk(program) if isinstance(n, Do) and isinstance(n.call, Call) and n.call.name in names]
+
+
+def _arrives(node: Node) -> bool:
+    """Whether a statement keeps what an arrival at a counter gives."""
+    value = node.value if isinstance(node, Store) else None
+    return value is not None and any(isinstance(n, Call) and n.name == "arrive_last" for n in walk(value))
+
+
+class _Arrived(Rewriter):
+    """Puts 1 in the place of the n-th arrival at a counter."""
+
+    def __init__(self, left: int):
+        self.left = left
+
+    def Store(self, node: Store) -> Stmt:
+        self.left -= _arrives(node)
+        return replace(node, value=const(1, node.buffer.dtype)) if self.left == -1 and _arrives(node) else node
 
 
 class _Change(Rewriter):

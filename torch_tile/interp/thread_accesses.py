@@ -116,7 +116,7 @@ class OrderedTrace(Trace):
         if not stamps.any():
             return
         first, when, column = self.order.first, stamps // COLUMNS, stamps % COLUMNS
-        self._of_others((stamps > 0) & (when < first), f"{what}; written", span)
+        self._of_others(self.order.of_others(view, when, column), f"{what}; written", span)
         bad = (when >= first) & (view.seen(column) < when)
         if not bad.any():
             return
@@ -133,14 +133,15 @@ class OrderedTrace(Trace):
         """Report places that somebody may still be reading."""
         what, first = f"`{name}` is overwritten; read", self.order.first
         for when, column in self._reads_of_warps(places):
-            self._of_others((when > 0) & (when < first), what, span)
+            self._of_others(self.order.of_others(view, when, column), what, span)
             bad = (when >= first) & (view.seen(column) < when)
             if bad.any():
                 row, place = np.argwhere(bad)[0]
                 self._race(what, self._name(int(column[row, place])), who, row, span, bad)
         for agents, times in self.by_agents.items():
             when = times[places]
-            self._of_others((when > 0) & (when < first), what, span)
+            for agent in agents:
+                self._of_others(self.order.of_others(view, when, np.full_like(when, agent)), what, span)
             known = view.table[:, list(agents)].min(axis=1)[view.row]
             bad = (when >= first) & (known < when)
             if bad.any():

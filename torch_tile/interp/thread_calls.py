@@ -317,6 +317,27 @@ def _atomic(p: Place) -> Run:
     return run
 
 
+def _arrive_last(p: Place) -> Run:
+    memory = p.behind(0)
+
+    def run() -> Value:
+        ids = p.threads.active()
+        index, count = p.addresses(0, ids), p.threads.each(p.operands[1](), ids)
+        last = np.zeros(len(ids), bool)
+        ok = memory.inside(index, 1, p.span)
+        inside = range(len(ids)) if ok is None else np.flatnonzero(ok).tolist()
+        for n in inside:
+            where, final = index[n : n + 1], int(count[n]) - 1
+            old = int(va.decode(memory.peek(where), memory.dtype)[0])
+            memory.touch(where, ids[n : n + 1], p.span)
+            memory.poke(where, va.encode(np.array([0 if old >= final else old + 1]), memory.dtype))
+            last[n] = old == final
+            p.calls.clock.arrive(ids[n : n + 1], (id(memory), int(where[0])), bool(last[n]))
+        return p.threads.spread(last.astype(va.carrier(p.call.type)), ids)
+
+    return run
+
+
 def _nothing(p: Place) -> Run:
     return lambda: None
 
@@ -335,7 +356,7 @@ CLUSTER = "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait"
 CALLS: dict[str, Handler] = {
     "barrier": _barrier, "warp_barrier": _warp_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
     "cp_async_commit": _commit, "cp_async_wait": _wait, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma,
-    "atomic": _atomic, "dp4a": _dp4a,
+    "atomic": _atomic, "arrive_last": _arrive_last, "dp4a": _dp4a,
     **dict.fromkeys(("prefetch_map", "set_registers", "grid_wait", "grid_launch", *CLUSTER), _nothing),
     **dict.fromkeys(
         ("shuffle_xor", "shuffle", "shuffle_up", "shuffle_down", "ballot", "vote_any", "vote_all"), _exchange

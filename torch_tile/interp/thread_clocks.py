@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from .thread_arrivals import Heard
 from .thread_order import WARP, Array, Clock
 
 NOTHING = np.zeros(0, np.int64)  # is what is known before anything is
@@ -64,6 +65,7 @@ class VectorClock(Clock):
 
     def __init__(self, lanes: int, of_block: int = 0):
         self.lanes, self.latest, self.of_block = lanes, 0, of_block or lanes
+        self.released: dict[object, dict[int, Array]] = {}  # at counters, by the first times of the blocks
         super().__init__()
 
     def start_block(self) -> None:
@@ -73,6 +75,7 @@ class VectorClock(Clock):
         self.names: dict[int, str] = {}  # of the columns of agents
         self.columns: dict[tuple[object, ...], int] = {}
         self.known = np.zeros((self.lanes, 2 * self.lanes + 64), np.int64)
+        self.news: list[tuple[Heard, int]] = []  # of blocks before, and the column whose time `first` tells who has it
         self.tick(np.arange(self.lanes))
 
     def barrier(self) -> None:
@@ -102,6 +105,36 @@ class VectorClock(Clock):
     def acquire(self, ids: Array, known: Array) -> None:
         """These threads hear what others released."""
         self.known[ids, : len(known)] = np.maximum(self.known[ids, : len(known)], known)
+
+    def arrive(self, ids: Array, counter: object, last: bool) -> None:
+        """A thread arrives at a counter, for all that it knows; the `last` one hears what the others knew."""
+        left = self.released.pop(counter, {})
+        mine = {
+            first: known
+            for heard, column in self.news
+            if self._has(ids, column)
+            for first, known in heard.blocks.items()
+        }
+        mine[self.first] = self.release(ids)
+        for first, known in mine.items():
+            left[first] = joined(left[first], known) if first in left else known
+        if not last:
+            self.released[counter] = left
+            return
+        self.acquire(ids, left.pop(self.first))  # those of the cluster, with which it runs
+        column = self.agent("the blocks that arrived before", len(self.news))
+        self.news.append((Heard(left, self.lanes), column))
+        self.learn(ids, column, self.time(0))
+
+    def _has(self, ids: Array, column: int) -> bool:
+        return bool((self.known[ids, column] >= self.first).all())
+
+    def of_others(self, view: View, when: Array, column: Array) -> Array:
+        """Which stamps of blocks before say what an accessor has not heard of."""
+        strange = (when > 0) & (when < self.first)
+        for heard, news in self.news if strange.any() else ():
+            strange &= ~((view.table[view.row, news] >= self.first) & heard.has(when, column))
+        return strange
 
     def meet(self, ids: Array) -> None:
         """These threads hear from each other."""

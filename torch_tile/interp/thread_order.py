@@ -4,7 +4,8 @@
 Each place remembers in which epoch (between two barriers) and by whom it was last written and read. An access is a race
 if another thread touched the place in the same epoch, one of the two writes, and no barrier of their warp lies between.
 Threads are told by number; WARP + w is warp w as a whole (ldmatrix: any lane may receive any byte), ANYONE stands for
-several warps. Global memory also remembers what other blocks, which no barrier orders, have touched.
+several warps. Global memory also remembers what other blocks have touched, which is in order only for the last block to
+arrive at a counter (arrive_last).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..diagnostics import Span
 from .findings import Findings
 
 WARP = 8192  # more than the threads of a cluster
+WARP_SIZE = 32
 WHO = 2 * WARP  # accessor codes per epoch: threads, warps from WARP on
 ANYONE = WHO - 1
 Array = Any
@@ -27,10 +29,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.base = 0  # the epoch, times WHO
+        self.counters: dict[object, dict[int, int]] = {}  # what blocks that have arrived there have released
         self.start_block()
 
     def start_block(self) -> None:
         """A new block begins."""
+        # Of other blocks, by their first epoch: the epoch up to which all is known; and what the next barrier adds.
+        self.heard: dict[int, int] = {}
+        self.coming: dict[int, int] = {}
         self.barrier()
         self.first = self.base  # of this block
 
@@ -39,6 +45,21 @@ class Clock:
         self.base += WHO
         self.turns = np.zeros(33, np.int32)  # warp barriers of each warp in this epoch; the last is ANYONE's
         self.by_warp = False  # whether any warp met one
+        self.heard, self.coming = _latest(self.heard, self.coming), {}
+
+    def arrive(self, ids: Array, counter: object, last: bool) -> None:
+        """A thread arrives at a counter, for what was before the last barrier; the `last` one hears of the others."""
+        left = _latest(self.counters.pop(counter, {}), self.heard | {self.first: self.base})
+        if last:
+            self.coming = _latest(self.coming, left)
+        else:
+            self.counters[counter] = left
+
+    def knows(self, stamps: Array) -> Array:
+        """Whether what other blocks did at these times is in order."""
+        firsts = np.array(sorted(self.heard), np.int64)
+        ends = np.array([0, *(self.heard[n] for n in firsts.tolist())], np.int64)
+        return stamps < ends[np.searchsorted(firsts, stamps, side="right")]
 
     def warp_barrier(self, warps: Array) -> None:
         """The threads of these warps have met."""
@@ -93,6 +114,8 @@ class Trace:
         """Report places that others touched in this epoch, or other blocks at any time, as `stamps` tell."""
         clock = self.clock
         others = (stamps >= 0) & (stamps < clock.first)
+        if others.any() and clock.heard:
+            others &= ~clock.knows(stamps)
         if others.any():
             self.findings.add("race", span, f"{what} by another block", int(others.any(axis=1).sum()))
         bad = (stamps >= clock.base) & (stamps != clock.base + who[:, None])
@@ -131,6 +154,11 @@ class Trace:
         apart = (a != b) | (a == 32)
         stamps[here] = base + WARP + a
         stamps[here[apart]] = base + ANYONE
+
+
+def _latest(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
+    """Of each block the later one."""
+    return a | {first: max(end, a.get(first, 0)) for first, end in b.items()}
 
 
 def _warp(who: Array) -> Array:

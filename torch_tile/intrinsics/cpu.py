@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .base import Intrinsic, declare, same
 
-CPU_HELPERS = ("cpu_gemm", "cpu_reduce", "cpu_atomic")
+CPU_HELPERS = ("cpu_gemm", "cpu_reduce", "cpu_atomic", "cpu_arrive_last")
 
 for _name in CPU_HELPERS:
     declare(Intrinsic(_name, -1, same, _name))

@@ -126,6 +126,15 @@ def atomic(address: Address, value: Expr, op: str) -> Expr:
     return Call("atomic", (address, value), address.buffer.dtype, (op,))
 
 
+def arrive_last(counter: Address, count: Any) -> Expr:
+    """This thread arrives at an int32 in global memory, for all whose writes are ordered before; 1 if it is the last of
+    `count`, which sees what was ordered before the arrivals of the others, else 0.
+
+    The counter goes from 0 to `count - 1`, and back to 0.
+    """
+    return Call("arrive_last", (counter, cast(to_expr(count), dt.int32)), dt.int32)
+
+
 def at_rank(address: Address, rank: Any) -> Expr:
     """What lies at an address of shared memory in the block of the cluster that has this rank."""
     return Call("at_rank", (address, cast(to_expr(rank), dt.int32)), address.buffer.dtype)
@@ -225,6 +234,7 @@ _gpu(
     "atomic", 2, "cuda_atomic.h", cuda=lambda call: f"atomic_{call.options[0]}", meaning=_combine,
     effects=lambda call: (Access(0, "rw", 1),),
 )  # fmt: skip
+_gpu("arrive_last", 2, "cuda_atomic.h", effects=lambda call: (Access(0, "rw", 1),))
 _gpu("at_rank", 2, "memory.h", arch=90, effects=lambda call: (Access(0, "r", 1),))
 _gpu("dp4a", 3, "mma.h", meaning=_dp4a)
 _gpu("here", 1, "memory.h", meaning=lambda value, options: value)

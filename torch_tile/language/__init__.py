@@ -9,6 +9,7 @@ from .. import tileop as _tileop
 from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
 from ..tileop.gemm import GemmWarpPolicy
 from . import math as _math
+from .arrive import arrive_last
 from .asynchronous import (
     barrier_arrive,
     barrier_wait,
@@ -127,8 +128,8 @@ globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "l
 fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
 power = _math.function("pow")
 
-# Tile ops: T.copy, T.gemm, T.reduce_max, ...
-globals().update({n: _with_author(n, op.build) for n, op in _tileop.tile_ops().items()})
+# Tile ops: T.copy, T.gemm, T.reduce_max, ...; those that give a value have a function of their own above.
+globals().update({n: _with_author(n, op.build) for n, op in _tileop.tile_ops().items() if n not in globals()})
 
 
 def clear(buffer: Any) -> None:
@@ -150,8 +151,8 @@ __all__ = [
     "Buffer", "Cast", "ClusterKernel", "DType", "Fragment", "FragmentBuffer", "GemmWarpPolicy", "Kernel", "Layout",
     "LocalBuffer", "Parallel", "Persistent", "Pipelined", "PrimFunc", "Ref", "Select", "SharedBuffer",
     "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier",
-    "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "assume",
-    "at_rank", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
+    "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout", "arrive_last",
+    "assume", "at_rank", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
     "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync",
     "cluster_wait", "const", "dec_max_nreg", "device_assert", "dtype", "dynamic", "empty", "evaluate",
     "fence_proxy_async", "floordiv", "floormod", "get_block_binding", "get_block_bindings", "get_block_extent",

@@ -20,7 +20,7 @@ from ..ir.node import contains
 from ..ir.stmt import Assert, Break, Continue, If, While
 from .branches import UNBOUND, Branches, is_same, is_scalar
 from .loops import Loop, serial
-from .trace import Scope, Tracer, close_body, let, make_variable, name_symbol
+from .trace import Scope, Tracer, close_body, let, make_variable, name_symbol, tracer
 from .values import Handle, store_variable, stored
 
 _DEVICE = object()
@@ -229,7 +229,7 @@ class Recorder:
         """`a if test else b`."""
         condition = self.condition(test)
         if isinstance(condition, Expr):
-            return select(condition, a(), b())
+            return select(condition, *(self.tracer.maybe(way, "`if` in a line") for way in (a, b)))
         return a() if condition else b()
 
     @staticmethod
@@ -253,7 +253,7 @@ class Recorder:
 
     def whiles(self, test: Callable[[], Any], carried: tuple[str, ...] = ()) -> Iterator[None]:
         """`while test()`."""
-        condition = self.condition(test())
+        condition = self.condition(self.tracer.maybe(test, "`while`"))
         if not isinstance(condition, Expr):
             with self._around(self.tracer.scope):
                 while condition is True:
@@ -345,7 +345,7 @@ def _lazy(parts: Any, word: str) -> Any:
     value = parts[0]()
     for part in parts[1:]:
         if isinstance(value, Expr):
-            value = binary(word, value, part())
+            value = binary(word, value, tracer().maybe(part, f"`{word}`"))
         elif bool(value) is (word == "or"):
             return value
         else:

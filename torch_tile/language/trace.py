@@ -50,6 +50,7 @@ class Tracer:
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
         self.crew = 0  # threads of the T.role around
+        self.doubtful = ""  # what decides on the device whether the operand that Python computes now is wanted
         self.consts: Callable[[str], Any] = no_consts
         self.lost: dict[str, str] = {}  # names that were bound in a region and are unbound after it
 
@@ -71,6 +72,14 @@ class Tracer:
             raise error("not_in_kernel", None, what=describe_statement(stmt))
         self.check_scopes(stmt)
         self.scopes[-1].stmts.append(stmt)
+
+    def maybe(self, operand: Callable[[], Any], word: str) -> Any:
+        """An operand that the device needs only if `word` asks for it; Python computes it in any case."""
+        outer, self.doubtful = self.doubtful, word
+        try:
+            return operand()
+        finally:
+            self.doubtful = outer
 
     def own(self, symbol: Node) -> None:
         """Remember which scope a symbol lives in."""

@@ -27,6 +27,7 @@ from ..ir.expr import Address, Const, Expr, Var, binary, const
 from ..ir.node import Rewriter, contains, find, symbols
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Alloc, Block, If, Let, LoopKind, Program, Role, Stmt, calls
+from ..tileop.arrive import ArriveLast
 from ..tileop.base import RegisteredOp
 from ..tileop.fill import Fill
 from ..tileop.gemm import Gemm
@@ -217,6 +218,8 @@ class _Async(Rewriter):
 
     def _parts(self, loop: st.For) -> _Parts | None:
         """The loop's body in its parts; None if it has others."""
+        if contains(loop.body, ArriveLast):  # what is written before it stays before it
+            return None
         allocs = tuple(s for s in loop.body.stmts if isinstance(s, Alloc))
         stmts = [s for s in loop.body.stmts if not isinstance(s, Alloc)]
         if any(id(n) in self.products for s in stmts if not isinstance(s, Gemm) for n in find(s, Gemm)):

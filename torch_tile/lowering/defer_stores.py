@@ -3,20 +3,24 @@
 
 In straight code, and around a loop, the next statement that touches the tile of a store is known; as many groups as
 are committed between the two may be under way there. What is stored and when a tile is free do not change: the wait
-names the tile, so that insert_sync puts a barrier between it and the writers.
+names the tile, so that insert_sync puts a barrier between it and the writers. In kernels with T.arrive_last, by which
+blocks tell others that results are there, stores to a tensor that the kernel touches elsewhere, too, are waited for at
+once and as a whole.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..intrinsics.bulk import bulk_wait
 from ..ir.buffer import Buffer
 from ..ir.dtype import int32
-from ..ir.expr import Address, Call, Expr, const
+from ..ir.expr import Address, Call, Expr, Load, const
 from ..ir.node import Rewriter, contains, equal, find, symbols
-from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, LoopKind, Program, Stmt
+from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, LoopKind, Program, Stmt, Store, calls
+from ..ir.tensor_map import TensorMap
 
 ZERO = const(0, int32)
 
@@ -24,6 +28,34 @@ ZERO = const(0, int32)
 def defer_stores(program: Program) -> Program:
     """Move waits of bulk stores to the next use of their tiles; values do not change."""
     return _Defer()(program)  # type: ignore[no-any-return]
+
+
+def _completed(kernel: Kernel) -> Kernel:
+    """With complete waits for the stores whose results other blocks may read, or write over."""
+    if not any(call.name == "arrive_last" for call in find(kernel.body, Call)):
+        return kernel
+    touched = Counter(id(n.buffer) for n in find(kernel.body, Load, Store, Address, TensorMap))
+    alone = set[int]()  # tensors that one block of statements stores to, and nothing else touches
+    for block in find(kernel.body, Block):
+        stored = Counter(id(n.buffer) for one in block.stmts if isinstance(one, Do) for n in find(one, TensorMap))
+        alone |= {n for n, count in stored.items() if count == touched[n]}
+    return _Complete(alone)(kernel)  # type: ignore[no-any-return]
+
+
+class _Complete(Rewriter):
+    """Stores are waited for until their results are there, but for those to tensors (by identity) of nobody else."""
+
+    def __init__(self, alone: set[int]):
+        self.alone = alone
+
+    def Block(self, block: Block) -> Block:
+        """Stores, and after them their wait."""
+        new: Block = self.children(block)
+        stores = [one for one in block.stmts if calls(one, "tma_store")]
+        if all(id(n.buffer) in self.alone for one in stores for n in find(one, TensorMap)):
+            return new
+        done = bulk_wait(0, False)
+        return replace(new, stmts=tuple(replace(done, span=s.span) if calls(s, "bulk_wait") else s for s in new.stmts))
 
 
 @dataclass
@@ -37,6 +69,10 @@ class _Started:
 
 class _Defer(Rewriter):
     """Blocks from the inside out; a body of a loop is followed by itself."""
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        """What other blocks wait for is not deferred."""
+        return self.children(_completed(kernel))
 
     def Block(self, block: Block) -> Block:
         """Straight code."""

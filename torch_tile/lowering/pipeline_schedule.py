@@ -16,8 +16,9 @@ from itertools import groupby
 
 from ..ir.buffer import Buffer
 from ..ir.expr import Var
-from ..ir.node import Rewriter, find
+from ..ir.node import Rewriter, contains, find
 from ..ir.stmt import Alloc, Block, For, If, Let, Stmt
+from ..tileop.arrive import ArriveLast
 from .pipeline_plan import Facts, Leaf, Move, Plan, filled, leaves, uses
 
 
@@ -83,6 +84,8 @@ def single_schedule(body: Block, plan: Plan) -> Schedule | None:
 def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
     """The schedule that `order` and `stage` of a loop say; why it cannot be if it cannot."""
     stmts = [s for s in loop.body.stmts if not isinstance(s, Let | Alloc)]
+    if contains(loop.body, ArriveLast):
+        return "T.arrive_last orders all that other blocks read and write"
     if len(loop.stage) != len(stmts) or len(loop.order or loop.stage) != len(stmts):
         return f"`stage` and `order` need one entry for each of {len(stmts)} statements"
     facts = Facts(list(leaves(loop.body)))

@@ -130,6 +130,8 @@ class _Roles:
         self.sharers = {id(g): found for g in self.groups if (found := self._sharers(g)) is not None}
         self.empty = {id(g): _barriers(f"{g.name}_empty", g.stages, self._arrivals(g)) for g in free}
         self.bases = {id(b): Buffer("turns", (), int32, "var") for b in self._counted()}
+        leaves = (n for n in find(kernel.body, Stmt) if is_leaf(n))
+        self.read = {id(n.buffer) for n in find(kernel.body, Load)}.union(*map(reads_of, leaves))
 
     def kernel(self) -> Kernel:
         """The kernel with its roles."""
@@ -256,6 +258,10 @@ class _Roles:
 
     def _is_store(self, copy: Copy) -> bool:
         if (copy.src.buffer.scope, copy.dst.buffer.scope) != ("shared", "global") or copy.disable_tma:
+            return False
+        if id(copy.dst.buffer) in self.read:
+            why = f"the kernel reads `{copy.dst.buffer.name}`, and bulk stores would have to be waited for"
+            self.build.note(copy.span, "T.copy", "an ordinary copy", why)
             return False
         return copy_tma.refuses(copy, self.survey.contexts[id(copy)]) is None
 
