@@ -88,7 +88,8 @@ def problems(device: str) -> Iterator[Problem]:
             f"mla b{s.batch} s{'1 to ' if s.unscheduled else ''}{s.length} h{s.heads} {name_of(s.dtype)}",
             f"mla h{s.heads} {name_of(s.dtype)}" if device == "cuda" else "mla",
             s.dtype, 2.0 * s.heads * positions * (width + s.latent), float(s.dtype.itemsize * elements),
-            partial(ragged_case if s.unscheduled else case, s, device), {name: x for name, x in asked.items() if x and device == "cuda"},
+            partial(ragged_case if s.unscheduled else case, s, device),
+            {name: x for name, x in asked.items() if x and device == "cuda"},
             quick=s.quick,
         )  # fmt: skip
 
