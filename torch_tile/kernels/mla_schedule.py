@@ -20,7 +20,8 @@ from torch_tile.kernels.common import has_kernels, into, machine_of, strided
 from torch_tile.kernels.mla_form import LEAST_ROWS, units_for
 
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
-PANEL = 256  # columns that are joined at a time: as many as leave room in registers for what comes
+PANEL = 64  # columns that are joined at a time
+AHEAD = range(4)  # units whose parts are read together
 BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
 
 # The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
@@ -196,34 +197,49 @@ class Units:
         for i, c in T.Parallel(*sums.shape):
             self.part[slot, row + i, c] = sums[i, c] * weight[i]
 
-    def slot(self, sequence: Any, first: Any, n: Any) -> Any:
-        """Where the n-th unit of a sequence, `first` being its first, left a piece of it."""
-        starts_there = T.logical_or(n > 0, self.schedule[first, FIRST] == sequence)
-        return 2 * (first + n) + T.if_then_else(starts_there, 0, 1)
-
     @T.macro
     def join(self, sequence: Any, rows: int, row: Any, out: Any, lse: Any, heads: Any) -> None:
-        """What the units of a sequence left of some rows, in the units' order; as `combine.joined`."""
-        (first, shares), latent = self.owners(sequence), self.part.shape[2]
+        """What the units of a sequence left of some rows, in the units' order, as `combine` joins shares.
+
+        A few columns at a time, so that there is room in registers for what several units left.
+        """
+        first, shares = self.owners(sequence)
+        latent, accum = self.part.shape[2], self.part.dtype
         width = PANEL if latent % PANEL == 0 else latent
-        peak, total, weight = (T.alloc_fragment((rows,), self.part.dtype) for _ in range(3))
-        sums = T.alloc_fragment((rows, width), self.part.dtype)
-        T.fill(peak, -T.infinity(self.part.dtype))
+        behind = T.if_then_else(
+            self.schedule[first, FIRST] == sequence, 0, 1
+        )  # where the first unit left its last piece
+        peak, total, level = (T.alloc_fragment((rows,), accum) for _ in range(3))
+        sums = T.alloc_fragment((rows, width), accum)
+        values = [T.alloc_fragment((rows, width), accum) for _ in AHEAD]
+        weights = [T.alloc_fragment((rows,), accum) for _ in AHEAD]
+        T.fill(peak, -T.infinity(accum))
         for n in T.serial(shares):
+            slot = 2 * (first + n) + T.if_then_else(n == 0, behind, 0)
             for i in T.Parallel(rows):
-                peak[i] = T.max(peak[i], self.part_lse[self.slot(sequence, first, n), row + i])
+                peak[i] = T.max(peak[i], self.part_lse[slot, row + i])
+        for i in T.Parallel(rows):
+            level[i] = T.if_then_else(peak[i] == -T.infinity(accum), 0.0, peak[i])
         for panel in T.serial(latent // width):
             T.clear(total)
             T.clear(sums)
-            for n in T.serial(shares):
-                slot = self.slot(sequence, first, n)
-                for i in T.Parallel(rows):
-                    level = T.if_then_else(peak[i] == -T.infinity(peak.dtype), 0.0, peak[i])
-                    weight[i] = T.exp(self.part_lse[slot, row + i] - level)
-                    total[i] += weight[i]
-                for i, c in T.Parallel(rows, width):
-                    sums[i, c] += self.part[slot, row + i, panel * width + c] * weight[i]
+            for turn in T.serial(T.ceildiv(shares, len(AHEAD))):
+                for ahead, value, weight in zip(AHEAD, values, weights, strict=True):
+                    n = turn * len(AHEAD) + ahead
+                    slot = 2 * (first + n) + T.if_then_else(n == 0, behind, 0)
+                    for i in T.Parallel(rows):
+                        weight[i] = T.if_then_else(n < shares, self.part_lse[slot, row + i], -T.infinity(accum))
+                    for i, c in T.Parallel(rows, width):
+                        value[i, c] = T.if_then_else(n < shares, self.part[slot, row + i, panel * width + c], 0.0)
+                for value, weight in zip(values, weights, strict=True):
+                    for i in T.Parallel(rows):
+                        weight[i] = T.exp(weight[i] - level[i])
+                        total[i] += weight[i]
+                    for i, c in T.Parallel(rows, width):
+                        sums[i, c] += value[i, c] * weight[i]
+            for i in T.Parallel(rows):
+                weights[0][i] = 1.0 / T.max(total[i], 1.0)
             for i, c in T.Parallel(rows, width):
-                out[sequence, row + i, panel * width + c] = T.cast(sums[i, c] / T.max(total[i], 1.0), out.dtype)
+                out[sequence, row + i, panel * width + c] = T.cast(sums[i, c] * weights[0][i], out.dtype)
         for i in T.Parallel(rows):
             lse[sequence, (row + i) // heads, (row + i) % heads] = peak[i] + T.log(T.max(total[i], 1.0))
