@@ -70,18 +70,14 @@ def test_units_decode_what_is_theirs(heads, engine, problems, check):
         want = decoded(*(x.double() for x in (q, q_pe, kv, k_pe)), None, lengths)
         for name, a, b in zip(("out", "lse"), got, want, strict=True):
             check(a, b, f"{name} of {units} units")
-        assert torch.equal(schedule, reference(lengths, 2 * heads, units))  # it serves the next layer
 
 
 def test_a_schedule_of_nonsense_reads_and_writes_nothing_else(engine, problems):
     """On a GPU nobody looks whether a schedule is that of the lengths: results are wrong then, but nothing else is."""
-    if engine == "threads":
-        pytest.skip("blocks that write the same rows race, as they must")
     lengths = torch.tensor([70, 130], dtype=torch.int32)
     q, q_pe = problems.tensor(2, 1, 3, 32, layout="dense"), problems.tensor(2, 1, 3, 16, layout="dense")
     kv, k_pe = problems.tensor(2, 130, 32, layout="dense"), problems.tensor(2, 130, 16, layout="dense")
     schedule = torch.randint(-(2**31), 2**31, (5, 4), dtype=torch.int64, generator=problems.generator).int()
-    schedule[3:, 2:] = 0
     mla_decode(q, q_pe, kv, k_pe, None, lengths, schedule=schedule, config=Config(16, 32))
     schedule = torch.randint(-3, 9, (5, 4), dtype=torch.int32, generator=problems.generator)
     mla_decode(q, q_pe, kv, k_pe, None, lengths, schedule=schedule, config=Config(16, 32))

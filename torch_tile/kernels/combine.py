@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,13 +17,15 @@ AHEAD = tuple(range(8))  # shares of a row that are read together, as what they 
 
 
 @T.macro
-def read_ahead(parts: Any, turn: Any, place: tuple[Any, ...], first: Any, width: int) -> Any:
-    """`parts[s, *place, first : first + width]` of the shares of a turn, 0 where there is no such share."""
+def read_ahead(
+    parts: Any, turn: Any, shares: Any, slot: Callable[[Any], Any], place: tuple[Any, ...], first: Any, width: int
+) -> Any:
+    """`parts[slot(s), *place, first : first + width]` of the shares of a turn, 0 where there is no such share."""
     values = [T.alloc_fragment((width,), parts.dtype) for _ in AHEAD]
     for n, value in zip(AHEAD, values, strict=True):
         share = turn * len(AHEAD) + n
         for j in T.Parallel(width):
-            value[j] = T.if_then_else(share < parts.shape[0], parts[(share, *place, first + j)], 0.0)
+            value[j] = T.if_then_else(share < shares, parts[(slot(share), *place, first + j)], 0.0)
     return values
 
 
@@ -33,10 +35,45 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
     total = T.alloc_fragment((width,), parts.dtype)
     T.clear(total)
     for turn in T.serial(T.ceildiv(parts.shape[0], len(AHEAD))):
-        for value in read_ahead(parts, turn, place, first, width):
+        for value in read_ahead(parts, turn, parts.shape[0], lambda share: share, place, first, width):
             for j in T.Parallel(width):
                 total[j] += value[j]
     return total
+
+
+@T.macro
+def joined(part: Any, part_lse: Any, shares: Any, slot: Callable[[Any], Any], row: Any) -> Any:
+    """`sum_s exp(lse_s - lse) part_s[row]` and `lse = log sum_s exp(lse_s)` of shares in their slots.
+
+    A row that saw nothing: 0 and -inf.
+    """
+    latent, accum = part.shape[2], part.dtype
+    infinity = T.infinity(accum)
+    sums = T.alloc_fragment((latent,), accum)
+    peak = T.alloc_var(accum, -infinity)
+    total = T.alloc_var(accum, 0.0)
+    T.clear(sums)
+    for turn in T.serial(T.ceildiv(shares, len(AHEAD))):
+        logs: list[Any] = [T.alloc_var(accum, -infinity) for _ in AHEAD]
+        for n, log in zip(AHEAD, logs, strict=True):
+            share = turn * len(AHEAD) + n
+            log = T.if_then_else(share < shares, part_lse[slot(share), row], -infinity)
+        values = read_ahead(part, turn, shares, slot, (row,), 0, latent)
+        highest = functools.reduce(T.max, logs, peak)
+        level = T.if_then_else(highest == -infinity, 0.0, highest)
+        fade = T.exp(peak - level)
+        peak = highest
+        total = total * fade
+        for c in T.Parallel(latent):
+            sums[c] *= fade
+        for value, log in zip(values, logs, strict=True):
+            weight = T.exp(log - level)
+            total += weight
+            for c in T.Parallel(latent):
+                sums[c] += weight * value[c]
+    for c in T.Parallel(latent):
+        sums[c] /= T.max(total, 1.0)
+    return sums, peak + T.log(T.max(total, 1.0))
 
 
 @T.macro
@@ -62,12 +99,8 @@ def sum_in_cluster(tile: Any, place: tuple[Any, ...], count: int) -> Any:
 
 @jit
 def combine(dtype: torch.dtype, latent: int) -> Any:
-    """`out = sum_s exp(lse_s - lse) part_s` with `lse = log sum_s exp(lse_s)`; rows that saw nothing: 0 and -inf.
-
-    A row of `out` has three indices, since they may lie in memory in any order.
-    """
+    """Every row `joined`. A row of `out` has three indices, since they may lie in memory in any order."""
     accum = compute_dtype(dtype)
-    infinity = T.infinity(accum)
     splits, rows, outer, middle, inner = T.dynamic("splits, rows, outer, middle, inner")
 
     @T.prim_func
@@ -78,32 +111,9 @@ def combine(dtype: torch.dtype, latent: int) -> Any:
         lse: T.Tensor((rows,), accum),
     ):
         with T.Kernel(rows, threads=128) as row:
-            sums = T.alloc_fragment((latent,), accum)
-            peak = T.alloc_var(accum, -infinity)
-            total = T.alloc_var(accum, 0.0)
-            T.clear(sums)
-            for turn in T.serial(T.ceildiv(splits, len(AHEAD))):
-                logs: list[Any] = [T.alloc_var(accum, -infinity) for _ in AHEAD]
-                for n, log in zip(AHEAD, logs, strict=True):
-                    share = turn * len(AHEAD) + n
-                    log = T.if_then_else(share < splits, part_lse[share, row], -infinity)
-                values = read_ahead(part, turn, (row,), 0, latent)
-                highest = functools.reduce(T.max, logs, peak)
-                level = T.if_then_else(highest == -infinity, 0.0, highest)
-                fade = T.exp(peak - level)
-                peak = highest
-                total = total * fade
-                for c in T.Parallel(latent):
-                    sums[c] *= fade
-                for value, log in zip(values, logs, strict=True):
-                    weight = T.exp(log - level)
-                    total += weight
-                    for c in T.Parallel(latent):
-                        sums[c] += weight * value[c]
-            for c in T.Parallel(latent):
-                sums[c] /= T.max(total, 1.0)
+            sums, log_sum = joined(part, part_lse, splits, lambda share: share, row)
             T.copy(sums, out[row // inner // middle, row // inner % middle, row % inner, 0])
-            lse[row] = peak + T.log(T.max(total, 1.0))
+            lse[row] = log_sum
 
     return combine
 

@@ -29,7 +29,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.mla_form import Config, Form, Problem, config_for, splits_for
-from torch_tile.kernels.mla_schedule import Units, operands as scheduled_operands, scheduled_types
+from torch_tile.kernels.mla_schedule import Units, combine_scheduled, scheduled_types
 from torch_tile.kernels.online_softmax import exponentiate
 
 SLACK = 8.0  # weights may be as large as 2 ** 8 before sums are scaled anew: far from the end of float16
@@ -160,9 +160,9 @@ def flash_mla(config: Config, form: Form) -> Any:
     """Softmax over blocks of positions with running maxima and sums, as in `attention`.
 
     Row r of a sequence is head `r % heads` of query `r // heads`. A tile of the cache is read once for both products.
-    With `config.split` a block takes one of `splits` shares of the positions, and `combine` joins the shares. With
-    `config.scheduled` it takes a unit of a schedule, piece after piece; of the blocks that share a sequence the last
-    one joins what they left.
+    With `config.split` a block takes one of `splits` shares of the positions, and `combine` joins the shares; with
+    `config.scheduled` it takes a unit of a schedule, piece after piece, and `combine_pieces` joins those that are not
+    whole sequences.
     """
     rows, keys = config.block_h, config.block_kv
     latent, width = form.latent, form.latent + form.rotary
@@ -170,7 +170,7 @@ def flash_mla(config: Config, form: Form) -> Any:
     batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
     (d0, d1), table_types, covered = form.cache_shapes(batch)
     length_types = [] if form.whole else [T.Tensor((batch,), "int32")]
-    unit_types = scheduled_types(batch, lines, latent, accum) if config.scheduled else []
+    unit_types = scheduled_types(lines, latent, accum) if config.scheduled else []
     part = (splits,) if config.split else ()
     out_dtype = accum if config.split else form.dtype
     out_shape = (*part, batch, lines, latent)
@@ -187,7 +187,7 @@ def flash_mla(config: Config, form: Form) -> Any:
         scale: accum,
     ):
         table, lengths = others[: len(table_types)], others[len(table_types) :][: len(length_types)]
-        units: Any = Units(*others[-len(unit_types) :]) if config.scheduled else None
+        units: Any = Units(*others[-3:], batch=batch) if config.scheduled else None
         grid = T.ceildiv(lines, rows), splits if config.split else units.count if units else 1, 1 if units else batch
         with T.Kernel(*grid, threads=config.threads) as (bx, share, bz):
             own = (share,) if config.split else ()
@@ -239,11 +239,7 @@ def flash_mla(config: Config, form: Form) -> Any:
                 for i in T.Parallel(rows):
                     peak[i] = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
                     fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-                if units.owners(sequence)[1] > 1 if units else False:
-                    units.leave(share, piece, sums, fade, peak, bx * rows)
-                    if T.arrive_last(units.counters[sequence, bx], units.owners(sequence)[1]):
-                        units.join(sequence, rows, bx * rows, out, lse, heads)
-                else:
+                if units.is_whole(sequence) if units else True:
                     for i in T.Parallel(rows):
                         lse[(*own, sequence, (bx * rows + i) // heads, (bx * rows + i) % heads)] = peak[i]
                     if config.staged and not config.split:
@@ -251,6 +247,8 @@ def flash_mla(config: Config, form: Form) -> Any:
                     else:
                         for i, c in T.Parallel(rows, latent):
                             out[(*own, sequence, bx * rows + i, c)] = T.cast(sums[i, c] * fade[i], out_dtype)
+                else:
+                    units.leave(share, piece, sums, fade, peak, bx * rows)
 
     return mla_decode
 
@@ -334,8 +332,10 @@ def run(
     if schedule is None:
         machine.kernel(flash_mla)(config, form)(*operands, target.flatten(1, 2), lse, float(scale))
     else:
+        slots = 2 * (schedule.shape[0] - batch)
+        left = schedule, lse.new_empty((slots, q_len * heads, latent)), lse.new_empty((slots, q_len * heads))
         config = replace(config, scheduled=True)
-        operands += tuple(scheduled_operands(dense_last(schedule), batch, q_len * heads, latent, lse.dtype))
-        machine.kernel(flash_mla)(config, form)(*operands, target.flatten(1, 2), lse, float(scale))
+        machine.kernel(flash_mla)(config, form)(*operands, *left, target.flatten(1, 2), lse, float(scale))
+        combine_scheduled(*left, target, lse, machine)
     if target is not out:
         out.copy_(target)

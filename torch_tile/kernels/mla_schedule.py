@@ -16,28 +16,22 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.common import has_kernels, into, machine_of, strided
-from torch_tile.kernels.mla_form import LEAST_ROWS, units_for
+from torch_tile.kernels.combine import joined
+from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, strided
+from torch_tile.kernels.mla_form import units_for
 
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
-PANEL = 64  # columns that are joined at a time
-AHEAD = range(4)  # units whose parts are read together
 BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
+FIELDS = 4
+ROWS = 1  # of a sequence that a block joins
 
 # The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
-# the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, and counters of
-# the units that have left a piece of a block of rows, which are 0 but while kernels decode.
-FIRST, BEGIN, LAST, END = range(4)
-COUNTERS = 2
-
-
-def fields_for(rows: int) -> int:
-    """Columns of a schedule for so many rows of queries: counters for blocks of LEAST_ROWS or more of them."""
-    return max(4, COUNTERS + -(-rows // LEAST_ROWS))
+# the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, and two zeros.
+FIRST, BEGIN, LAST, END = range(FIELDS)
 
 
 def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
-    """The rows of a schedule, without zeros at their ends: what `plan_units` computes."""
+    """The rows of a schedule: what `plan_units` computes."""
     sizes = [-(-max(n, 0) // BLOCK) for n in lengths]
     load = max(-(-sum(n + BEGINNING for n in sizes) // units) + BEGINNING, 2 * BEGINNING)
     rows, owners = [], [(0, 0)] * len(sizes)
@@ -61,14 +55,12 @@ def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
 
 @jit
 def plan_units() -> Any:
-    """One thread goes through sequences and units in turn, which takes some 200 ns for each."""
-    batch, entries, fields = T.dynamic("batch, entries, fields")
+    """One thread goes through sequences and units in turn, which takes some 50 ns for each."""
+    batch, entries = T.dynamic("batch, entries")
 
     @T.prim_func
-    def plan_units(seq_lens: T.Tensor((batch,), "int32"), schedule: T.Tensor((entries, fields), "int32")):
-        with T.Kernel(1, threads=128):
-            for row, field in T.Parallel(entries, fields):
-                schedule[row, field] = 0
+    def plan_units(seq_lens: T.Tensor((batch,), "int32"), schedule: T.Tensor((entries, FIELDS), "int32")):
+        with T.Kernel(1, threads=32):
             units = entries - batch
             total = T.alloc_var("int32", 0)
             for b in T.serial(batch):
@@ -88,6 +80,8 @@ def plan_units() -> Any:
                     rest = size - done
                     if done == 0:
                         schedule[units + sequence, FIRST] = unit
+                        schedule[units + sequence, LAST] = 0
+                        schedule[units + sequence, END] = 0
                     schedule[units + sequence, BEGIN] = unit
                     if T.logical_or(left >= rest + BEGINNING, unit == units - 1):
                         last, end, left = sequence, size, T.max(left - rest - BEGINNING, 1)
@@ -109,12 +103,12 @@ def units_of(seq_lens: torch.Tensor, rows: int, units: int) -> int:
 
 
 def reference(seq_lens: torch.Tensor, rows: int, units: int = 0) -> torch.Tensor:
-    """A schedule int32 `[units + B, fields_for(rows)]` of sequences with lengths `[B]` and `rows` of queries each.
+    """A schedule int32 `[units + B, 4]` of sequences with lengths `[B]` and `rows` of queries each, on one machine.
 
     `units` of 0 is as many as the machine runs at a time.
     """
-    made = torch.tensor(plan(seq_lens.tolist(), units_of(seq_lens, rows, units)), dtype=torch.int32)
-    return torch.nn.functional.pad(made, (0, fields_for(rows) - made.shape[1])).to(seq_lens.device)
+    lengths = [int(n) for n in seq_lens]
+    return torch.tensor(plan(lengths, units_of(seq_lens, rows, units)), dtype=torch.int32, device=seq_lens.device)
 
 
 def mla_schedule(seq_lens: torch.Tensor, rows: int, units: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -123,52 +117,41 @@ def mla_schedule(seq_lens: torch.Tensor, rows: int, units: int = 0, out: torch.T
     if not has_kernels(seq_lens):
         return into(out, reference(seq_lens, rows, units))
     if out is None:
-        out = seq_lens.new_empty((units + len(seq_lens), fields_for(rows)))
+        out = seq_lens.new_empty((units + len(seq_lens), FIELDS))
     if not len(seq_lens):
         return out.copy_(reference(seq_lens, rows, units))
     machine_of(seq_lens).kernel(plan_units)()(seq_lens.contiguous(), out)
     return out
 
 
-def scheduled_types(batch: Any, rows: Any, latent: int, accum: torch.dtype) -> list[Any]:
-    """The types of what `operands` gives."""
-    entries, fields, slots, blocks = T.dynamic("entries, fields, slots, blocks")
-    schedule = strided("schedule", (entries, fields), torch.int32)
-    counters = strided("counters", (batch, blocks), torch.int32)
-    return [schedule, counters, T.Tensor((slots, rows, latent), accum), T.Tensor((slots, rows), accum)]
-
-
-def operands(schedule: torch.Tensor, batch: int, rows: int, latent: int, accum: torch.dtype) -> list[torch.Tensor]:
-    """A schedule, its counters by sequences and blocks of rows, and room for what units leave of parts of sequences:
-    sums of rows, and what to weigh them with.
-    """
-    units = schedule.shape[0] - batch
-    left = (schedule.new_empty((2 * units, rows, *width), dtype=accum) for width in ((latent,), ()))
-    return [schedule, schedule[units:, COUNTERS:], *left]
+def scheduled_types(rows: Any, latent: int, accum: torch.dtype) -> list[Any]:
+    """The types of a schedule, and of what units leave of parts of sequences: a sum of rows, and its weight."""
+    entries, slots = T.dynamic("entries, slots")
+    schedule = T.Tensor((entries, FIELDS), torch.int32)
+    return [schedule, T.Tensor((slots, rows, latent), accum), T.Tensor((slots, rows), accum)]
 
 
 @dataclass(frozen=True)
 class Units:
-    """A schedule inside a kernel, and what units leave."""
+    """A schedule of `batch` sequences inside a kernel, and what units leave."""
 
     schedule: Any
-    counters: Any
     part: Any
     part_lse: Any
+    batch: Any
 
     @property
     def count(self) -> Any:
         """How many there are."""
-        return self.schedule.shape[0] - self.counters.shape[0]
+        return self.schedule.shape[0] - self.batch
 
     def pieces(self, unit: Any) -> Any:
         """How many sequences a unit works on."""
-        batch = self.counters.shape[0]
-        return T.clamp(self.schedule[unit, LAST] - self.schedule[unit, FIRST] + 1, 0, batch)
+        return T.clamp(self.schedule[unit, LAST] - self.schedule[unit, FIRST] + 1, 0, self.batch)
 
     def sequence(self, unit: Any, piece: Any) -> Any:
         """The sequence of a piece."""
-        return T.clamp(self.schedule[unit, FIRST] + piece, 0, self.counters.shape[0] - 1)
+        return T.clamp(self.schedule[unit, FIRST] + piece, 0, self.batch - 1)
 
     def blocks(self, unit: Any, piece: Any, keys: int, length: Any) -> tuple[Any, Any]:
         """The first block of `keys` positions of a piece, and the end of them, in a sequence of some length.
@@ -179,67 +162,60 @@ class Units:
         begin, end = (T.clamp(self.schedule[unit, field] * each, 0, whole) for field in (BEGIN, END))
         return T.if_then_else(piece == 0, begin, 0), T.if_then_else(piece == self.pieces(unit) - 1, end, whole)
 
-    def owners(self, sequence: Any) -> tuple[Any, Any]:
-        """The first unit of a sequence, and how many share it."""
-        first, last = (self.schedule[self.count + sequence, field] for field in (FIRST, BEGIN))
-        first = T.clamp(first, 0, self.count - 1)
-        return first, T.clamp(last - first, 0, self.count - 1) + 1
+    def is_whole(self, sequence: Any) -> Any:
+        """Whether one unit has all of a sequence."""
+        owner = self.count + sequence
+        return self.schedule[owner, FIRST] == self.schedule[owner, BEGIN]
+
+    def slot(self, unit: Any, is_first: Any) -> Any:
+        """Where a unit leaves what came of its first piece, or of its last: all others are whole sequences."""
+        return 2 * unit + T.if_then_else(is_first, 0, 1)
 
     @T.macro
-    def leave(self, unit: Any, piece: Any, sums: Any, weight: Any, log_sum: Any, row: Any) -> None:
-        """Rows of `sums` times their weights, from `row` on, and the logarithms of their sums.
-
-        Of a unit's pieces only the first and the last are no whole sequences.
-        """
-        slot = 2 * unit + T.if_then_else(piece == 0, 0, 1)
+    def leave(self, unit: Any, piece: Any, sums: Any, weight: Any, log_sum: Any, first: Any) -> None:
+        """Rows of `sums` times their weights, and what to weigh them with beside other pieces, from row `first` on."""
+        slot = self.slot(unit, piece == 0)
         for i in T.Parallel(sums.shape[0]):
-            self.part_lse[slot, row + i] = log_sum[i]
+            self.part_lse[slot, first + i] = log_sum[i]
         for i, c in T.Parallel(*sums.shape):
-            self.part[slot, row + i, c] = sums[i, c] * weight[i]
+            self.part[slot, first + i, c] = sums[i, c] * weight[i]
 
-    @T.macro
-    def join(self, sequence: Any, rows: int, row: Any, out: Any, lse: Any, heads: Any) -> None:
-        """What the units of a sequence left of some rows, in the units' order, as `combine` joins shares.
 
-        A few columns at a time, so that there is room in registers for what several units left.
-        """
-        first, shares = self.owners(sequence)
-        latent, accum = self.part.shape[2], self.part.dtype
-        width = PANEL if latent % PANEL == 0 else latent
-        behind = T.if_then_else(
-            self.schedule[first, FIRST] == sequence, 0, 1
-        )  # where the first unit left its last piece
-        peak, total, level = (T.alloc_fragment((rows,), accum) for _ in range(3))
-        sums = T.alloc_fragment((rows, width), accum)
-        values = [T.alloc_fragment((rows, width), accum) for _ in AHEAD]
-        weights = [T.alloc_fragment((rows,), accum) for _ in AHEAD]
-        T.fill(peak, -T.infinity(accum))
-        for n in T.serial(shares):
-            slot = 2 * (first + n) + T.if_then_else(n == 0, behind, 0)
-            for i in T.Parallel(rows):
-                peak[i] = T.max(peak[i], self.part_lse[slot, row + i])
-        for i in T.Parallel(rows):
-            level[i] = T.if_then_else(peak[i] == -T.infinity(accum), 0.0, peak[i])
-        for panel in T.serial(latent // width):
-            T.clear(total)
-            T.clear(sums)
-            for turn in T.serial(T.ceildiv(shares, len(AHEAD))):
-                for ahead, value, weight in zip(AHEAD, values, weights, strict=True):
-                    n = turn * len(AHEAD) + ahead
-                    slot = 2 * (first + n) + T.if_then_else(n == 0, behind, 0)
-                    for i in T.Parallel(rows):
-                        weight[i] = T.if_then_else(n < shares, self.part_lse[slot, row + i], -T.infinity(accum))
-                    for i, c in T.Parallel(rows, width):
-                        value[i, c] = T.if_then_else(n < shares, self.part[slot, row + i, panel * width + c], 0.0)
-                for value, weight in zip(values, weights, strict=True):
-                    for i in T.Parallel(rows):
-                        weight[i] = T.exp(weight[i] - level[i])
-                        total[i] += weight[i]
-                    for i, c in T.Parallel(rows, width):
-                        sums[i, c] += value[i, c] * weight[i]
-            for i in T.Parallel(rows):
-                weights[0][i] = 1.0 / T.max(total[i], 1.0)
-            for i, c in T.Parallel(rows, width):
-                out[sequence, row + i, panel * width + c] = T.cast(sums[i, c] * weights[0][i], out.dtype)
-        for i in T.Parallel(rows):
-            lse[sequence, (row + i) // heads, (row + i) % heads] = peak[i] + T.log(T.max(total[i], 1.0))
+@jit
+def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
+    """`combine` for the sequences that several units share; each of them left two pieces at most."""
+    accum = compute_dtype(dtype)
+    rows, batch, outer, inner = T.dynamic("rows, batch, outer, inner")
+    schedule_type, part_type, lse_type = scheduled_types(rows, latent, accum)
+
+    @T.prim_func
+    def combine_pieces(
+        schedule: schedule_type,
+        part: part_type,
+        part_lse: lse_type,
+        out: strided("out", (batch, outer, inner, latent), dtype, multiple=latent),
+        lse: T.Tensor((batch, rows), accum),
+    ):
+        with T.Kernel(T.ceildiv(rows, ROWS), batch, threads=128) as (bx, bz):
+            units = Units(schedule, part, part_lse, batch)
+            owner = units.count + bz
+            first, last = (T.clamp(schedule[owner, field], 0, units.count - 1) for field in (FIRST, BEGIN))
+            if first < last:
+                for row in T.serial(bx * ROWS, T.min(bx * ROWS + ROWS, rows)):
+
+                    def slot(n: Any) -> Any:
+                        return units.slot(first + n, T.logical_or(n > 0, schedule[first, FIRST] == bz))
+
+                    sums, log_sum = joined(part, part_lse, last - first + 1, slot, row)
+                    T.copy(sums, out[bz, row // inner, row % inner, 0])
+                    lse[bz, row] = log_sum
+
+    return combine_pieces
+
+
+def combine_scheduled(
+    schedule: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    machine: Machine,
+) -> None:  # fmt: skip
+    """What units left into `out` `[B, Sq, H, C]` and contiguous `lse` `[B, Sq, H]`."""
+    machine.kernel(combine_pieces)(out.dtype, part.shape[2])(schedule, part, part_lse, out, lse.flatten(1))

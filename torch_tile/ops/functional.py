@@ -252,7 +252,7 @@ def mla_decode(
         scale: default `(C + R) ** -0.5`. Absorbing does not change a model's own scale, so pass it: DeepSeek-V3's is
             `(128 + 64) ** -0.5`.
         num_splits: into how many parts a kernel may split a sequence; 0 lets it choose. The result is the same.
-        schedule: what `mla_schedule` made of seq_lens and Sq * H rows, for sequences that differ in length.
+        schedule: what `mla_schedule` made of seq_lens, for sequences that differ in length.
 
     Returns:
         `[B, Sq, H, C]` in q's dtype, dense; B, Sq and H lie in memory in the order they do in q, with C innermost. The
@@ -301,9 +301,8 @@ def mla_schedule(seq_lens: Tensor, rows: int, units: int = 0) -> Tensor:
         units: how many there are; 0 for as many as the GPU runs at a time.
 
     Returns:
-        int32 `[units + B, fields]`. For each unit the first sequence, the first block of 64 positions in it, the last
-        sequence and the end of the blocks in it; then for each sequence the first unit, the last unit, and counters,
-        which are 0 but while `mla_decode` runs: a schedule serves one stream at a time.
+        int32 `[units + B, 4]`. For each unit the first sequence, the first block of 64 positions in it, the last
+        sequence and the end of the blocks in it; then for each sequence the first unit, the last unit, and zeros.
     """
     schedule: Tensor = torch.ops.tile.mla_schedule.default(seq_lens, rows, units)
     return schedule

@@ -119,7 +119,7 @@ def errors():
         (
             (q, q_pe, kv, k_pe, None, lens, None, 0, plan[0]),
             RuntimeError,
-            r"schedule has 1 dimensions .* \[units \+ B, f",
+            r"schedule has 1 dimensions .* \[units \+ B, 4",
         ),
         ((q, q_pe, kv, k_pe, None, lens, None, 0, plan[:, :3]), RuntimeError, "schedule has size 3 in dimension 1"),
         (

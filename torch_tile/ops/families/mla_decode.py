@@ -59,11 +59,8 @@ def _check_schedule(schedule: torch.Tensor, seq_lens: torch.Tensor | None, num_s
         schedule.dtype == torch.int32,
         lambda: f"tile.mla_decode: schedule has dtype {schedule.dtype}; expected torch.int32",
     )
-    from torch_tile.kernels.mla_schedule import fields_for
-
-    fields = fields_for(q.shape[1] * q.shape[2])
-    checks.check_dims("mla_decode", "schedule", schedule, 2, "[units + B, fields]")
-    checks.check_size("mla_decode", "schedule", schedule, 1, fields, "for Sq * H rows of queries")
+    checks.check_dims("mla_decode", "schedule", schedule, 2, "[units + B, 4]")
+    checks.check_size("mla_decode", "schedule", schedule, 1, 4, "the fields of an entry")
     checks.check_device("mla_decode", "schedule", schedule, "q", q)
     require(
         schedule.shape[0] > q.shape[0],
@@ -107,7 +104,7 @@ def _check_values(
             lambda: f"tile.mla_decode: seq_lens has values from {low} to {high}; expected 0 to {capacity}",
         )
     if schedule is not None and seq_lens is not None:
-        _check_plan(schedule, seq_lens, q)
+        _check_plan(schedule, seq_lens)
     if block_table is not None and block_table.numel():
         start = torch.arange(block_table.shape[1]) * page
         used = block_table if seq_lens is None else block_table[start[None, :] < seq_lens[:, None]]
@@ -119,12 +116,11 @@ def _check_values(
             )
 
 
-def _check_plan(schedule: torch.Tensor, seq_lens: torch.Tensor, q: torch.Tensor) -> None:
+def _check_plan(schedule: torch.Tensor, seq_lens: torch.Tensor) -> None:
     from torch_tile.kernels.mla_schedule import reference
 
-    units, rows = schedule.shape[0] - seq_lens.shape[0], q.shape[1] * q.shape[2]
     require(
-        torch.equal(schedule, reference(seq_lens, rows, units)),
+        torch.equal(schedule, reference(seq_lens, 1, schedule.shape[0] - seq_lens.shape[0])),
         lambda: "tile.mla_decode: schedule is not what tile.mla_schedule makes of seq_lens; make it anew in each step",
     )
 

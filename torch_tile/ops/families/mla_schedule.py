@@ -20,8 +20,7 @@ def _fake_mla_schedule(seq_lens: torch.Tensor, rows: int, units: int = 0) -> tor
     checks.check_dims("mla_schedule", "seq_lens", seq_lens, 1, "[B]")
     require_value(rows >= 0, lambda: f"tile.mla_schedule: rows is {rows}; expected Sq * H, 0 or more")
     require_value(units >= 0, lambda: f"tile.mla_schedule: units is {units}; expected 0 (automatic) or more")
-    entries = family.units_of(seq_lens, rows, units) + seq_lens.shape[0]
-    return seq_lens.new_empty((entries, family.fields_for(rows)))
+    return seq_lens.new_empty((family.units_of(seq_lens, rows, units) + seq_lens.shape[0], family.FIELDS))
 
 
 register("mla_schedule", fake=_fake_mla_schedule)
