@@ -239,7 +239,8 @@ def flash_mla(config: Config, form: Form) -> Any:
                 for i in T.Parallel(rows):
                     peak[i] = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
                     fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-                if units.is_whole(sequence) if units else True:
+                first_owner, last_owner = units.owners(sequence) if units else (0, 0)
+                if first_owner >= last_owner:
                     for i in T.Parallel(rows):
                         lse[(*own, sequence, (bx * rows + i) // heads, (bx * rows + i) % heads)] = peak[i]
                     if config.staged and not config.split:

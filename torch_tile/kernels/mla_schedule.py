@@ -16,14 +16,14 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
-from torch_tile.kernels.combine import joined
 from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, strided
 from torch_tile.kernels.mla_form import units_for
 
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
 BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
 FIELDS = 4
-ROWS = 1  # of a sequence that a block joins
+ROWS = 8  # of a sequence that a block joins
+AHEAD = range(2)  # units whose pieces it reads together: most sequences that are shared have two
 
 # The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
 # the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, and two zeros.
@@ -162,10 +162,11 @@ class Units:
         begin, end = (T.clamp(self.schedule[unit, field] * each, 0, whole) for field in (BEGIN, END))
         return T.if_then_else(piece == 0, begin, 0), T.if_then_else(piece == self.pieces(unit) - 1, end, whole)
 
-    def is_whole(self, sequence: Any) -> Any:
-        """Whether one unit has all of a sequence."""
+    def owners(self, sequence: Any) -> tuple[Any, Any]:
+        """The first and the last unit that have a piece of a sequence; whatever the schedule says, there are such."""
         owner = self.count + sequence
-        return self.schedule[owner, FIRST] == self.schedule[owner, BEGIN]
+        first = T.clamp(self.schedule[owner, FIRST], 0, self.count - 1)
+        return first, T.clamp(self.schedule[owner, BEGIN], 0, self.count - 1)
 
     def slot(self, unit: Any, is_first: Any) -> Any:
         """Where a unit leaves what came of its first piece, or of its last: all others are whole sequences."""
@@ -183,8 +184,12 @@ class Units:
 
 @jit
 def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
-    """`combine` for the sequences that several units share; each of them left two pieces at most."""
+    """`combine` for the sequences that several units share, in the order of their units.
+
+    Blocks of ROWS rows, of which most sequences need none: a block for each row would take as long to start as to work.
+    """
     accum = compute_dtype(dtype)
+    infinity = T.infinity(accum)
     rows, batch, outer, inner = T.dynamic("rows, batch, outer, inner")
     schedule_type, part_type, lse_type = scheduled_types(rows, latent, accum)
 
@@ -196,19 +201,45 @@ def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
         out: strided("out", (batch, outer, inner, latent), dtype, multiple=latent),
         lse: T.Tensor((batch, rows), accum),
     ):
-        with T.Kernel(T.ceildiv(rows, ROWS), batch, threads=128) as (bx, bz):
-            units = Units(schedule, part, part_lse, batch)
-            owner = units.count + bz
-            first, last = (T.clamp(schedule[owner, field], 0, units.count - 1) for field in (FIRST, BEGIN))
+        with T.Kernel(T.ceildiv(rows, ROWS), batch, threads=256) as (bx, bz):
+            units, row = Units(schedule, part, part_lse, batch), bx * ROWS
+            first, last = units.owners(bz)
             if first < last:
-                for row in T.serial(bx * ROWS, T.min(bx * ROWS + ROWS, rows)):
-
-                    def slot(n: Any) -> Any:
-                        return units.slot(first + n, T.logical_or(n > 0, schedule[first, FIRST] == bz))
-
-                    sums, log_sum = joined(part, part_lse, last - first + 1, slot, row)
-                    T.copy(sums, out[bz, row // inner, row % inner, 0])
-                    lse[bz, row] = log_sum
+                behind = T.if_then_else(schedule[first, FIRST] == bz, 0, 1)  # the first unit left its last piece
+                peak, old, fade, total = (T.alloc_fragment((ROWS,), accum) for _ in range(4))
+                sums = T.alloc_fragment((ROWS, latent), accum)
+                values = [T.alloc_fragment((ROWS, latent), accum) for _ in AHEAD]
+                weights = [T.alloc_fragment((ROWS,), accum) for _ in AHEAD]
+                T.fill(peak, -infinity)
+                T.clear(total)
+                T.clear(sums)
+                for turn in T.serial(T.ceildiv(last - first + 1, len(AHEAD))):
+                    for n, value, weight in zip(AHEAD, values, weights, strict=True):
+                        unit = first + turn * len(AHEAD) + n
+                        slot = 2 * unit + T.if_then_else(unit == first, behind, 0)
+                        for i in T.Parallel(ROWS):
+                            weight[i] = T.if_then_else(unit <= last, part_lse[slot, row + i], -infinity)
+                        for i, c in T.Parallel(ROWS, latent):
+                            value[i, c] = T.if_then_else(unit <= last, part[slot, row + i, c], 0.0)
+                    for i in T.Parallel(ROWS):
+                        old[i] = peak[i]
+                        for weight in weights:
+                            peak[i] = T.max(peak[i], weight[i])
+                        level = T.if_then_else(peak[i] == -infinity, 0.0, peak[i])
+                        fade[i] = T.exp(old[i] - level)
+                        total[i] *= fade[i]
+                        for weight in weights:
+                            weight[i] = T.exp(weight[i] - level)
+                            total[i] += weight[i]
+                    for i, c in T.Parallel(ROWS, latent):
+                        sums[i, c] *= fade[i]
+                        for value, weight in zip(values, weights, strict=True):
+                            sums[i, c] += value[i, c] * weight[i]
+                for i in T.Parallel(ROWS):
+                    lse[bz, row + i] = peak[i] + T.log(T.max(total[i], 1.0))
+                    fade[i] = 1.0 / T.max(total[i], 1.0)
+                for i, c in T.Parallel(ROWS, latent):
+                    out[bz, (row + i) // inner, (row + i) % inner, c] = T.cast(sums[i, c] * fade[i], dtype)
 
     return combine_pieces
 
