@@ -22,7 +22,7 @@ from torch_tile.kernels.mla_form import units_for
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
 BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
 FIELDS = 4
-ROWS = 8  # of a sequence that a block joins
+ROWS = 4  # of a sequence that a block joins
 AHEAD = range(2)  # units whose pieces it reads together: most sequences that are shared have two
 
 # The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
