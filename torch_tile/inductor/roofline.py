@@ -103,23 +103,24 @@ def _sizes(shape: Iterable[Any]) -> list[int]:
     return [compat.size_hint(size) for size in shape]
 
 
-def _shape(node: Any) -> list[int]:
+def sizes_of(node: Any) -> list[int]:
+    """The shape of a node; symbols take the value that was traced with."""
     return _sizes(val(node).shape)
 
 
 def _product(node: Node) -> int:
     left: Any = node.args[-2]
-    return 2 * math.prod(_shape(node)) * _shape(left)[-1]
+    return 2 * math.prod(sizes_of(node)) * sizes_of(left)[-1]
 
 
 def _gemm(node: Node) -> int:
     a: Any = node.args[0]
     bs: Any = node.args[1]
-    return 2 * math.prod(_shape(node)) * _shape(a)[-1] * len(bs)
+    return 2 * math.prod(sizes_of(node)) * sizes_of(a)[-1] * len(bs)
 
 
 def _attention(node: Node) -> int:
-    q, k, v = (_shape(x) for x in node.args[:3])
+    q, k, v = (sizes_of(x) for x in node.args[:3])
     causal, window, offset = arg(node, 4, "causal", False), arg(node, 6, "window", 0), arg(node, 7, "q_offset", 0)
     offset = compat.size_hint(val(offset) if isinstance(offset, Node) else offset)
     seen = _visible(q[2], k[2], offset, window) if causal else q[2] * k[2]
@@ -127,7 +128,7 @@ def _attention(node: Node) -> int:
 
 
 def _attention_backward(node: Node) -> int:
-    q, k, v = (_shape(x) for x in node.args[1:4])
+    q, k, v = (sizes_of(x) for x in node.args[1:4])
     causal, window, offset = arg(node, 7, "causal", False), arg(node, 9, "window", 0), arg(node, 10, "q_offset", 0)
     offset = compat.size_hint(val(offset) if isinstance(offset, Node) else offset)
     seen = _visible(q[2], k[2], offset, window) if causal else q[2] * k[2]
@@ -142,14 +143,14 @@ def _visible(queries: int, keys: int, offset: int, window: int) -> int:
 
 
 def _fused_attention(node: Node) -> int:
-    q, k, v = (_shape(x) for x in node.args[:3])
+    q, k, v = (sizes_of(x) for x in node.args[:3])
     return 2 * math.prod(q[:2]) * q[2] * k[2] * (q[3] + v[3])
 
 
 def _mla_decode(node: Node) -> int:
-    q, q_pe, kv = (_shape(x) for x in node.args[:3])
+    q, q_pe, kv = (sizes_of(x) for x in node.args[:3])
     table = arg(node, 4, "block_table")
-    keys = kv[1] if table is None else _shape(table)[1] * kv[1]
+    keys = kv[1] if table is None else sizes_of(table)[1] * kv[1]
     return 2 * math.prod(q[:3]) * keys * (2 * q[3] + q_pe[3])
 
 

@@ -151,7 +151,7 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
     if small and (front is None or (plain_sum and not (late and norm.centred))):
         return False
     what = _describe(norm, last, front)
-    if left_to_inductor(context, what, last, anchor):
+    if left_to_inductor(context, what, last, norm.x, anchor):
         return True
     rewrite = Rewrite(last)
     pairs = _write(rewrite, norm, epilogue, writer, last, front)
@@ -288,11 +288,12 @@ def take_front(context: Context) -> None:
             take(context, norm, node, late=True)
 
 
-def left_to_inductor(context: Context, what: str, node: Node, anchor: Node, family: str = "norm") -> bool:
+def left_to_inductor(context: Context, what: str, node: Node, x: Node, anchor: Node, family: str = "norm") -> bool:
     """Whether an operation on rows is Inductor's without a contest, which would take longer than it could give.
 
-    It is if it is part of a larger pointwise kernel of Inductor's, in which its result is never rounded, or if a GPU
-    takes as long for it as for starting any kernel.
+    It is if it is part of a larger pointwise kernel of Inductor's, in which its result is never rounded, if a GPU
+    takes as long for it as for starting any kernel, or if the rows of `x` do not lie in one piece, of which a kernel
+    that takes row by row loads more than it needs.
     """
     if context.settings.select != "fastest":
         return False
@@ -300,6 +301,8 @@ def left_to_inductor(context: Context, what: str, node: Node, anchor: Node, fami
         why = "Inductor computes it in one kernel with what reads it, and rounds nothing in between"
     elif val(node).device.type == "cuda" and math.prod(map(size_hint, shape(node))) < FEWEST_ELEMENTS:
         why = "so small that every kernel takes the same time"
+    elif family == "norm" and val(x).device.type == "cuda" and val(x).shape[-1] != 1 and val(x).stride(-1) != 1:
+        why = "neighbours in a row are no neighbours in memory, where Inductor goes along columns"
     else:
         return False
     context.note(family, report.KEPT, what, anchor, why)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torch_tile.inductor import foregone
 from torch_tile.inductor.passes import masks, score_text
 from torch_tile.inductor.passes.copies import bare, drop_behind, unscaled
 from torch_tile.inductor.passes.graph import (
@@ -75,7 +76,8 @@ def _written_out(context: Context, softmax: Node) -> None:
         rewrite.discard()
         reason.near = True  # type: ignore[attr-defined]
         raise
-    context.replace(rewrite, "attention", [(pattern.output, new)], describe(rewrite), pattern.output)
+    sure = foregone.of_scores(rewrite.nodes)
+    context.replace(rewrite, "attention", [(pattern.output, new)], describe(rewrite), pattern.output, sure)
 
 
 def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:

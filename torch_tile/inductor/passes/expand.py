@@ -129,7 +129,7 @@ def settle(context: Context) -> None:
             context.handled.update(expand(node, reference))
             continue
         on_rows = family in ("norm", "softmax")
-        if on_rows and around_norm.left_to_inductor(context, what, node, node, family):
+        if on_rows and around_norm.left_to_inductor(context, what, node, node.all_input_nodes[0], node, family):
             context.handled.update(expand(node, reference))
         elif why := context.refused([node]):
             context.note(family, report.KEPT, what, node, why, [node])

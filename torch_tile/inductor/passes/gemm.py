@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor import report
+from torch_tile.inductor import foregone, report
 from torch_tile.inductor.passes import columns, epilogue
 from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_call, ordered, shape
 from torch_tile.inductor.passes.manager import Context
@@ -66,4 +66,5 @@ def _replace(context: Context, seed: Node, region: epilogue.Region, out: Node) -
         context.note("gemm", report.KEPT, what, seed, why, rewrite.nodes)
         rewrite.discard()
         return []
-    return region.products if context.replace(rewrite, "gemm", [(out, new)], what, seed) else []
+    sure = foregone.with_epilogue(rewrite.nodes)
+    return region.products if context.replace(rewrite, "gemm", [(out, new)], what, seed, sure) else []

@@ -41,10 +41,13 @@ class Context:
         self.rows: dict[Node, report.Row] = {}
         """The row of each node that was inserted."""
 
-    def replace(self, rewrite: Rewrite, family: str, pairs: list[tuple[Node, Node]], what: str, anchor: Node) -> bool:
+    def replace(
+        self, rewrite: Rewrite, family: str, pairs: list[tuple[Node, Node]], what: str, anchor: Node, sure: str = ""
+    ) -> bool:
         """Let each new node stand for an old one, unless Inductor's code for the same subgraph is faster.
 
-        `pairs` are (old, new), the new ones made by `rewrite`. Returns whether the graph was changed.
+        `pairs` are (old, new), the new ones made by `rewrite`. `sure` says why ours is faster, where that needs no
+        contest but for a thorough search. Returns whether the graph was changed.
         """
         for old, new in pairs:
             if not is_tensor(new) or not same_shape(shape(old), shape(new)) or dtype(old) != dtype(new):
@@ -60,8 +63,8 @@ class Context:
             self.note(family, report.KEPT, what, anchor, refusal, rewrite.nodes)
             rewrite.discard()
             return False
-        outcome = self.contest(rewrite, pairs)
-        reason = "" if outcome is None else str(outcome)
+        outcome = None if sure and not self.settings.thorough else self.contest(rewrite, pairs)
+        reason = sure if self.settings.select == "fastest" and outcome is None else str(outcome or "")
         if outcome is not None and not outcome.tile_wins:
             self.note(family, report.KEPT, what, anchor, reason, rewrite.nodes, outcome)
             rewrite.discard()

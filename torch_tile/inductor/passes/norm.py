@@ -205,7 +205,7 @@ def _rms_norm(context: Context, root: Node, h: Node, eps: float) -> None:
     if around_norm.take(context, Norm(out, x, weight, None, offset, eps, False), root):
         return
     what = _describe("tile.rms_norm", out)
-    if _activation_behind(context, out) is None and left_to_inductor(context, what, out, root):
+    if _activation_behind(context, out) is None and left_to_inductor(context, what, out, x, root):
         return
     rewrite = Rewrite(out)
     source = x if cast_first or dtype(out) == dtype(x) else h
@@ -245,7 +245,7 @@ def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
         source = x
     if around_norm.take(context, Norm(last, uncast(x), weight, bias, 0.0, eps, True), root):
         return
-    if left_to_inductor(context, _describe("tile.layer_norm", last), last, root):
+    if left_to_inductor(context, _describe("tile.layer_norm", last), last, source, root):
         return
     rewrite = Rewrite(last)
     new = rewrite.call(torch.ops.tile.layer_norm.default, source, weight, bias, eps)

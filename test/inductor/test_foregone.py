@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_tile.inductor import competition, foregone, roofline
+from torch_tile.inductor.passes import around_norm, gemm
+from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.report import collect
+from torch_tile.inductor.settings import Settings
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    """Fake tensors of a GPU are an H200's."""
+    monkeypatch.setattr(foregone, "peak_of", lambda device: roofline.PEAKS["NVIDIA H200"])
+    with FakeTensorMode() as mode, V.set_fake_mode(mode):
+        yield
+
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="cuda")
+
+
+def product(m, n, k, count=1, dtype=torch.bfloat16):
+    def call(a, *bs):
+        return torch.ops.tile.gemm(a, list(bs), [], "", "v=gelu(acc0);ret v", dtype)
+
+    return list(make_fx(call)(empty(m, k, dtype=dtype), *(empty(k, n, dtype=dtype) for _ in range(count))).graph.nodes)
+
+
+def attended(batch, heads, queries, keys, width=128):
+    def call(q, k, v):
+        return torch.ops.tile.attention(q, k, v)
+
+    made = empty(batch, heads, queries, width), *(empty(batch, heads, keys, width) for _ in range(2))
+    return list(make_fx(call)(*made).graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sure"),
+    [
+        ((4096, 16384, 4096), True),
+        ((8192, 4096, 1024), True),
+        ((4096, 14336, 4096, 2), True),
+        ((4096, 4096, 14336), False),  # long sums: what is saved is little beside them
+        ((64, 14336, 4096), False),  # few rows
+        ((4096, 16380, 4096), False),  # rows that begin anywhere
+        ((1024, 1024, 640), False),  # small: what is stored stays in cache
+    ],
+)
+def test_products_whose_results_are_long_to_store(sizes, sure, h200):
+    assert bool(foregone.with_epilogue(product(*sizes))) == sure
+    assert not foregone.with_epilogue(product(*sizes, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sure"), [((4, 16, 1024, 1024), True), ((1, 32, 4096, 4096), True), ((4, 16, 128, 128), False)]
+)
+def test_attention_whose_scores_are_many(sizes, sure, h200):
+    assert bool(foregone.of_scores(attended(*sizes))) == sure
+    assert not foregone.of_scores(product(4096, 4096, 1024))
+
+
+def test_other_machines_hold_contests():
+    with FakeTensorMode() as mode, V.set_fake_mode(mode):
+        assert not foregone.with_epilogue(product(4096, 16384, 4096))
+
+
+@pytest.mark.parametrize(("thorough", "held"), [(False, 0), (True, 1)])
+def test_a_sure_winner_needs_no_contest(thorough, held, h200, monkeypatch):
+    contests = []
+
+    def decide(new, old, settings):
+        contests.append(new)
+        return competition.Outcome(1.0, 2.0)
+
+    monkeypatch.setattr(competition, "decide", decide)
+
+    def model(x, w):
+        return torch.nn.functional.gelu(x @ w)
+
+    graph = make_fx(model)(empty(4096, 4096), empty(4096, 16384)).graph
+    with collect() as report:
+        gemm.match(Context(graph, Settings(thorough=thorough), "inference"))
+    (row,) = report.replaced("gemm")
+    assert len(contests) == held and ("never stored" in row.reason) == (not held)
+
+
+def test_norms_along_memory_columns_are_inductors(monkeypatch):
+    """Channels first, normalised over channels: a kernel of rows would load each line of memory many times."""
+    monkeypatch.setattr(competition, "decide", lambda *args: pytest.fail("no contest is needed"))
+    with FakeTensorMode() as mode, V.set_fake_mode(mode), collect() as report:
+        x, w = empty(4, 640, 64, 64).permute(0, 2, 3, 1), empty(640)
+        graph = make_fx(lambda x, w: torch.ops.tile.rms_norm(x, w))(x, w).graph
+        (node,) = graph.find_nodes(op="call_function", target=torch.ops.tile.rms_norm.default)
+        context = Context(graph, Settings(), "inference")
+        assert around_norm.left_to_inductor(context, "norm", node, node.args[0], node)
+        assert not around_norm.left_to_inductor(context, "softmax", node, node.args[0], node, "softmax")
+    assert "no neighbours in memory" in report.rows[0].reason

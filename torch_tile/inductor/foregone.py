@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contests that need not be held, since their outcome follows from sizes: to compile a rival takes half a second.
+
+A kernel of ours wins where Inductor's would have to store a large result between two of its own, and to load it again,
+for a time that is long beside that of the products, which both compute about as fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.passes.graph import is_call, val
+from torch_tile.inductor.roofline import FLOPS, peak_of, sizes_of
+
+EFFICIENCY = 0.7  # of the arithmetic of a GPU at its peak: what large products reach
+LEAST_BYTES = 1 << 25  # stored and loaded again: less may stay in the second-level cache
+LEAST_SIDE, UNIT = 1024, 64  # of products that are known to be as fast as ATen's, in rows and columns; and their steps
+# How much of the products' time must be saved. Products are within 3 % of ATen's; attention is compared with two
+# products of matrices, which may run at half again its rate.
+OF_PRODUCT, OF_ATTENTION = 0.06, 1.0
+HALVES = (torch.float16, torch.bfloat16)
+
+gemm, attention = torch.ops.tile.gemm.default, torch.ops.tile.attention.default
+
+
+def with_epilogue(nodes: Sequence[Node]) -> str:
+    """Why a product with an epilogue, among `nodes`, wins against products and a pointwise kernel; "" if a contest must
+    tell.
+    """
+    op = _only(nodes, gemm)
+    if op is None:
+        return ""
+    a, bs = op.args[:2]
+    rows, columns, inner = math.prod(sizes_of(op)[:-1]), sizes_of(op)[-1], sizes_of(a)[-1]
+    if min(rows, columns) < LEAST_SIDE or columns % UNIT or inner % UNIT:
+        return ""
+    stored = len(bs) * rows * columns  # type: ignore[arg-type]
+    return _verdict(op, 2 * stored, OF_PRODUCT, "what the product gives is never stored")
+
+
+def of_scores(nodes: Sequence[Node]) -> str:
+    """Why attention, among `nodes`, wins against products, a softmax and products of its scores; "" if a contest must
+    tell.
+    """
+    op = _only(nodes, attention)
+    if op is None:
+        return ""
+    q, k = (sizes_of(x) for x in op.args[:2])
+    stored = math.prod(q[:3]) * k[2]  # by the first product and by the softmax; each is loaded by what follows
+    return _verdict(op, 4 * stored, OF_ATTENTION, "scores are never stored")
+
+
+def _only(nodes: Sequence[Node], target: Any) -> Node | None:
+    """The only call of an op."""
+    found = [n for n in nodes if is_call(n, target)]
+    return found[0] if len(found) == 1 else None
+
+
+def _verdict(op: Node, moved: int, share: float, why: str) -> str:
+    """`why`, with times, if to move so many elements takes as long as this share of an op's products."""
+    tensor: torch.Tensor = next(val(x) for x in op.all_input_nodes)
+    peak = peak_of(tensor.device)
+    if peak is None or tensor.dtype not in HALVES or moved * tensor.itemsize < LEAST_BYTES:
+        return ""
+    moving = moved * tensor.itemsize / peak.bandwidth
+    computing = FLOPS[op.target](op) / (EFFICIENCY * peak.flops[tensor.dtype])
+    if moving < share * computing:
+        return ""
+    return f"{why}, which saves {moving * 1e6:.0f} us beside {computing * 1e6:.0f} of products"
