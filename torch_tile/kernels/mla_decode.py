@@ -211,7 +211,7 @@ def flash_mla(config: Config, form: Form) -> Any:
                 T.fill(peak, -T.infinity(accum))
 
                 length = T.clamp(lengths[0][sequence], 0, covered) if lengths else covered
-                reach = length - q_len  # the position of the first query
+                first_own = length - q_len + (bx * rows) // heads  # the position of the block's first query
                 first, end = (
                     units.blocks(share, piece, keys, length)
                     if units
@@ -223,8 +223,8 @@ def flash_mla(config: Config, form: Form) -> Any:
                     if held:
                         T.gemm(q_held, tile[:, :held], scores, transpose_B=True, clear_accum=True)
                     T.gemm(q_tile[:, :rest], tile[:, held:], scores, transpose_B=True, clear_accum=held == 0)
-                    if form.cut(step * keys, keys, length, reach + (bx * rows) // heads):
-                        hide(form, scores, step * keys, length, reach, heads, bx * rows, scale)
+                    if form.cut(step * keys, keys, length, first_own):
+                        hide(form, scores, step * keys, length, length - q_len, heads, bx * rows, scale)
                     exponentiate(scores, peak, shares, fade, factor, config.parts, SLACK)
                     if step * keys + keys > length:  # after the barrier of the maxima: by then all have read the tile
                         for j, c in T.Parallel(keys, latent):
