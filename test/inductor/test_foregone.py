@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor import competition, foregone, roofline
-from torch_tile.inductor.passes import around_norm, gemm
+from torch_tile.inductor.passes import around_norm, expand, gemm
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.report import collect
 from torch_tile.inductor.settings import Settings
@@ -100,3 +100,19 @@ def test_norms_along_memory_columns_are_inductors(monkeypatch):
         assert around_norm.left_to_inductor(context, "norm", node, node.args[0], node)
         assert not around_norm.left_to_inductor(context, "softmax", node, node.args[0], node, "softmax")
     assert "no neighbours in memory" in report.rows[0].reason
+
+
+def test_a_norm_of_sums_that_is_left_to_inductor_is_its_own_again():
+    """Not our kernel on a sum that is rounded before: Inductor keeps the sum in registers."""
+
+    def model(x, y, w):
+        return torch.ops.tile.layer_norm(x + y, w, None, 1e-5)
+
+    with FakeTensorMode() as mode, V.set_fake_mode(mode), collect() as report:
+        x, y = (empty(4, 640, 64, 64).permute(0, 2, 3, 1) for _ in range(2))
+        graph = make_fx(model)(x, y, empty(640)).graph
+        context = Context(graph, Settings(), "inference")
+        around_norm.take_front(context)
+        assert report.rows[0].status == "kept" and "what makes its input" in report.rows[0].what
+        expand.settle(context)
+    assert not [n for n in graph.nodes if getattr(n.target, "namespace", "") == "tile"]
