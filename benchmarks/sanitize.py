@@ -225,6 +225,25 @@ def flash_mla(p, dtype, number):
     return got, mla_decode.reference(*wide(q, q_pe, kv, k_pe, table, lens))
 
 
+def scheduled_mla(p, dtype, number):
+    """With the kernels that plan and that join parts."""
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import mla_decode
+
+    heads, (latent, rotary), page = ((64, (512, 64), 64), (37, (128, 64), 0), (16, (24, 5), 17))[number]
+    columns = -(-300 // page) if page else 0
+    rows = (3 * columns + 1, page) if page else (3, 300)
+    q, q_pe = (p.tensor(3, 1, heads, n, dtype=dtype, layout="dense") for n in (latent, rotary))
+    kv, k_pe = (p.tensor(*rows, n, dtype=dtype, layout="dense") for n in (latent, rotary))
+    lens = torch.tensor([300 - p.size(40), p.size(300), p.pick(0, 1, 64)], dtype=torch.int32).cuda()
+    table = torch.randperm(rows[0], generator=p.generator)[: 3 * columns].reshape(3, -1).int().cuda() if page else None
+    schedule = torch.ops.tile.mla_schedule(lens, heads, p.pick(2, 3, 7))
+    got = torch.ops.tile.mla_decode_lse(q, q_pe, kv, k_pe, table, lens, None, 0, schedule)
+    return got, mla_decode.reference(*wide(q, q_pe, kv, k_pe, table, lens))
+
+
 def rms_norm_rows(p, dtype, number):
     import torch
 
@@ -303,7 +322,7 @@ KERNELS: dict[str, Callable] = {
     f.__name__: f
     for f in (
         matmul, split_matmul, row_times_matrix, dequant_matmul, split_dequant_matmul, flash_attention, combine,
-        query_gradients, flash_mla, rms_norm_rows, layer_norm_rows, fused_norm_rows, softmax_rows,
+        query_gradients, flash_mla, scheduled_mla, rms_norm_rows, layer_norm_rows, fused_norm_rows, softmax_rows,
     )
 }  # fmt: skip
 
