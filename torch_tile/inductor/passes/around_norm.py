@@ -151,13 +151,12 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
     if small and (front is None or (plain_sum and not (late and norm.centred))):
         return False
     what = _describe(norm, last, front)
-    settled = anchor in context.handled
     if left_to_inductor(context, what, last, norm.x, anchor):
-        if anchor is norm.out and not settled:
-            context.handled.discard(anchor)  # an op of ours, of which ATen is made in the end
+        context.left.update({anchor} & {norm.out})  # if it is an op of ours
         return True
     rewrite = Rewrite(last)
     pairs = _write(rewrite, norm, epilogue, writer, last, front)
+    settled = anchor in context.handled
     if not context.replace(rewrite, "norm", pairs, what, anchor) and not settled:
         context.handled.discard(anchor)  # where it is an op of ours, it is judged alone in the end
     return True

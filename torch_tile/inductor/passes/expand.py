@@ -122,6 +122,9 @@ def settle(context: Context) -> None:
             what = f"{node.target}".removesuffix(".default") + attention.signature(node)
             context.note("attention", report.REPLACED, what, node, "", [node])
         family, reference = REFERENCES.get(node.target, (None, None))
+        if reference is not None and node in context.left:
+            context.handled.update(expand(node, reference))
+            continue
         if family is None or reference is None or _settled(context, node):
             continue
         what = f"{node.target}".removesuffix(".default") + _signature(node)

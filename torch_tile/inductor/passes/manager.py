@@ -38,6 +38,8 @@ class Context:
         self.stage = stage
         self.handled: set[Node] = set()
         """Anchors already replaced, or already reported with a reason."""
+        self.left: set[Node] = set()
+        """Captured ops that were noted to be Inductor's, of which ATen is made in the end."""
         self.rows: dict[Node, report.Row] = {}
         """The row of each node that was inserted."""
 
