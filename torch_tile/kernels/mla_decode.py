@@ -334,7 +334,11 @@ def run(
         machine.kernel(flash_mla)(config, form)(*operands, target.flatten(1, 2), lse, float(scale))
     else:
         slots = 2 * (schedule.shape[0] - batch)
-        left = schedule, lse.new_empty((slots, q_len * heads, latent)), lse.new_empty((slots, q_len * heads))
+        left = (
+            schedule.contiguous(),
+            lse.new_empty((slots, q_len * heads, latent)),
+            lse.new_empty((slots, q_len * heads)),
+        )
         config = replace(config, scheduled=True)
         machine.kernel(flash_mla)(config, form)(*operands, *left, target.flatten(1, 2), lse, float(scale))
         combine_scheduled(*left, target, lse, machine)
