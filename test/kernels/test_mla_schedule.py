@@ -75,6 +75,8 @@ def test_units_decode_what_is_theirs(heads, engine, problems, check):
 
 def test_a_schedule_of_nonsense_reads_and_writes_nothing_else(engine, problems):
     """On a GPU nobody looks whether a schedule is that of the lengths: results are wrong then, but nothing else is."""
+    if engine == "threads":
+        pytest.skip("blocks that take the same sequence race for its results, as they must")
     lengths = torch.tensor([70, 130], dtype=torch.int32)
     q, q_pe = problems.tensor(2, 1, 3, 32, layout="dense"), problems.tensor(2, 1, 3, 16, layout="dense")
     kv, k_pe = problems.tensor(2, 130, 32, layout="dense"), problems.tensor(2, 130, 16, layout="dense")
