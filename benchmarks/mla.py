@@ -28,7 +28,8 @@ PAGE = 64  # positions in a page of FlashMLA's cache
 @dataclass(frozen=True)
 class Shape:
     """`tilelang` and `inductor` are how many times faster than they we should be where FlashMLA is not installed;
-    `ceiling` is a share of the read bandwidth.
+    `ceiling` is a share of the read bandwidth. `unscheduled`: over a paged cache whose sequences differ in length, how
+    many times faster than without a schedule.
     """
 
     batch: int
@@ -42,9 +43,7 @@ class Shape:
     latent: int = 512
     rotary: int = 64
     quick: bool = False
-    unscheduled: float = (
-        0.0  # over a paged cache whose sequences differ in length: times faster than without a schedule
-    )
+    unscheduled: float = 0.0
 
     @property
     def lengths(self) -> list[int]:

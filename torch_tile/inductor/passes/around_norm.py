@@ -152,7 +152,8 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
         return False
     what = _describe(norm, last, front)
     if left_to_inductor(context, what, last, norm.x, anchor):
-        context.left.update({anchor} & {norm.out})  # if it is an op of ours
+        if anchor is norm.out:  # an op of ours
+            context.left.add(anchor)
         return True
     rewrite = Rewrite(last)
     pairs = _write(rewrite, norm, epilogue, writer, last, front)

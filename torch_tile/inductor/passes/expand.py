@@ -122,13 +122,10 @@ def settle(context: Context) -> None:
             what = f"{node.target}".removesuffix(".default") + attention.signature(node)
             context.note("attention", report.REPLACED, what, node, "", [node])
         family, reference = REFERENCES.get(node.target, (None, None))
-        if reference is not None and node in context.left:
-            context.handled.update(expand(node, reference))
-            continue
-        if family is None or reference is None or _settled(context, node):
+        if family is None or reference is None or (_settled(context, node) and node not in context.left):
             continue
         what = f"{node.target}".removesuffix(".default") + _signature(node)
-        if family not in context.settings.families:
+        if node in context.left or family not in context.settings.families:
             context.handled.update(expand(node, reference))
             continue
         on_rows = family in ("norm", "softmax")
