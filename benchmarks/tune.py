@@ -32,7 +32,7 @@ from torch_tile.autotuner.compiling import side_by_side, workers_for
 from torch_tile.autotuner.race import race
 from torch_tile.kernels import (
     attention,
-    attention_form,
+    attention_config,
     dequant_config,
     dequant_gemm,
     gemm,
@@ -52,9 +52,9 @@ FAMILIES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # who asks for cuts, 
         dequant_gemm, dequant_config, ("block_m", "block_n", "block_k", "threads", "stages", "splits"),
     ),
     "attention": (
-        attention, attention_form,
+        attention, attention_config,
         ("block_q", "block_kv", "threads", "stages", "split", "packed", "heavy_first", "resident", "shares", "staged",
-         "ping_pong"),
+         "ping_pong", "blocks"),
     ),
     "mla": (mla_decode, mla_form, ("block_h", "block_kv", "threads", "stages", "split")),
 }  # fmt: skip

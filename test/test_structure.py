@@ -20,7 +20,7 @@ PACKAGE = "torch_tile"
 # "torch_tile" is the package's own __init__, which may import everything, lazily where that is heavy.
 LAYERS = [
     {"catalogue"},
-    {"diagnostics"},
+    {"diagnostics", "registers"},
     {"target"},
     {"build", "ir"},
     {"intrinsics", "options"},

@@ -56,3 +56,20 @@ def test_nonsense_is_refused(name):
     with pytest.raises(TileError) as caught:
         Target.of(name)
     assert caught.value.diagnostics[0].code == "bad_argument"
+
+
+@pytest.mark.parametrize(
+    ("arch", "threads", "registers", "shared", "blocks"),
+    [
+        ("sm_90", 256, 80, 65_608, 3),  # registers, as shared memory, leave room for three
+        ("sm_90", 256, 128, 98_376, 2),
+        ("sm_90", 160, 154, 81_992, 1),  # five warps have the registers of eight
+        ("sm_90", 384, 168, 200_000, 1),
+        ("sm_80", 128, 32, 0, 16),  # threads
+        ("sm_89", 128, 32, 0, 12),
+        ("sm_90", 32, 16, 0, 32),  # no multiprocessor runs more
+        ("sm_89", 128, 32, 40_000, 2),  # shared memory
+    ],
+)
+def test_blocks_at_once(arch, threads, registers, shared, blocks):
+    assert Target.of(f"cuda:{arch}").blocks_at_once(threads, registers, shared) == blocks

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .build import Build, PassOptions
 from .diagnostics import TileError, diagnose, error
 from .ir.buffer import Buffer
-from .ir.stmt import Program
+from .ir.stmt import Kernel, Program
 from .kernel import JITKernel
 from .language.eager import Specialisation, specialise, trace_eager
 from .language.program import PrimFunc
@@ -65,22 +65,25 @@ def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITK
 
     source, lowered = cuda_source(program, build)  # passes and CUDA C++, unless they are on disk: stored.py
     cubin = compile_cubin(source.text, build.target, build.options)  # machine code, cached: runtime/nvrtc.py
-    note_costs(source.entries, cubin, build)
+    note_costs(program.kernels, source.entries, cubin, build)
     if build.options.strict:
         refuse_slow(build)
     launcher = CudaLauncher(program, source, cubin.data, build.target, out_idx)  # runtime/cuda_launch.py
     return JITKernel(program, lowered, source.text, launcher, build, cubin)
 
 
-def note_costs(entries: Sequence[Entry], cubin: Cubin, build: Build) -> None:
+def note_costs(kernels: Sequence[Kernel], entries: Sequence[Entry], cubin: Cubin, build: Build) -> None:
     """Put what the assembler says of speed into the schedule report."""
-    for entry in entries:
+    for kernel, entry in zip(kernels, entries, strict=True):
         found = cubin.resources.get(entry.name)
         if found is None:  # an older NVRTC, which found the code in its own cache, has no log
             continue
         spilt = f"{found.spills} bytes of registers spilt to memory" if found.spills else ""
-        costs = f"{entry.name}: {found.registers} registers, {entry.shared_bytes} bytes of shared memory"
-        build.note(entry.span, "T.Kernel", costs, spilt)
+        blocks = build.target.blocks_at_once(entry.threads, found.registers, entry.shared_bytes)
+        few = f"{kernel.min_blocks} blocks were asked for" if blocks < kernel.min_blocks else ""
+        costs = f"{entry.name}: {found.registers} registers, {entry.shared_bytes} bytes of shared memory, "
+        costs += f"{blocks} block{'s'[: blocks != 1]} on a multiprocessor"
+        build.note(entry.span, "T.Kernel", costs, "; ".join(filter(None, (spilt, few))))
     for line in cubin.warnings:
         build.note(entries[0].span, "assembler", "slower code", line)
 

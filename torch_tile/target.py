@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .diagnostics import error
+from .registers import most_blocks
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 CPU_SPELLINGS = ("cpu", "c", "llvm", "host")
 # "sm_90" means sm_90a: without the "a" the chip's own instructions are missing.
 ARCHES = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100a", 120: "sm_120a"}
+MOST_BLOCKS = 32  # of a multiprocessor
+RESERVED = 1024  # bytes of shared memory that each block takes beside its own
 FALLBACK_ARCH = 90  # what "cuda" means on a machine that has no GPU: kernels can be compiled, not run
 
 
@@ -73,6 +76,17 @@ class Target:
     def shared_limit(self) -> int:
         """Bytes of shared memory that one block may ask for."""
         return {80: 163, 86: 99, 89: 99, 120: 99}.get(self.capability, 227) * 1024
+
+    @property
+    def thread_limit(self) -> int:
+        """Threads that a multiprocessor runs at the same time."""
+        return {86: 1536, 89: 1536, 120: 1536}.get(self.capability, 2048)
+
+    def blocks_at_once(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """How many blocks of so many threads, each with so many registers, a multiprocessor runs at the same time."""
+        by_shared = (self.shared_limit + RESERVED) // (shared_bytes + RESERVED)
+        by_registers = most_blocks(threads, registers)
+        return min(by_shared, by_registers, self.thread_limit // threads, MOST_BLOCKS)
 
     def __str__(self) -> str:
         return f"cuda:{self.arch}" if self.kind == "cuda" else self.kind

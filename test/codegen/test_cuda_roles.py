@@ -46,12 +46,14 @@ def test_branches(spans, tests):
 
 
 def test_registers():
-    def given(registers, threads):
-        return registers_call(Role(0, 128, Block(()), registers), threads)
+    def given(registers, threads, blocks=1):
+        return registers_call(Role(0, 128, Block(()), registers), threads, blocks)
 
     assert given(0, 384) == given(168, 384) == given(128, 512) == ""
     assert given(240, 384) == "tile::set_registers<240, true>();"
     assert given(24, 384) == "tile::set_registers<24, false>();"
+    assert given(136, 256, 3) == "tile::set_registers<136, true>();"  # 80 each, of which three blocks have room
+    assert given(80, 256, 3) == "" and given(136, 256) == "tile::set_registers<136, false>();"
 
 
 def product(registers=(0, 0), producers=32, stages=2):

@@ -183,7 +183,7 @@ def every_statement() -> Program:
         Assert(Load(v, ()) >= 0, 'it "broke"'), Print("acc", frag_region), Print("v", Load(v, ())),
         Do(Call("cpu_atomic", (Address(C, (bx, by)), const(1, dt.float16)), dt.int32, ("add",))),
     ))  # fmt: skip
-    kernel = Kernel((eight, (M + 7) // 8), (bx, by), (128,), body, (4, "row"))
+    kernel = Kernel((eight, (M + 7) // 8), (bx, by), (128,), body, (4, "row"), min_blocks=2)
     return Program("main", (A, S, n), (kernel,), (W,), (C,))
 
 
@@ -197,6 +197,7 @@ def main(A: T.Tensor((M, N), T.float32), S: T.StridedTensor((M, N), (N * 2, 2), 
     C = T.empty((M, 512), T.float16)
     W = T.alloc_global((N,), T.int64)
     with T.Kernel(8, T.ceildiv(M, 8), threads=128) as (bx, by):
+        T.annotate_min_blocks_per_sm(2)
         T.use_swizzle(4, "row")
         tile = T.alloc_shared((8, 4), T.float16)
         acc = T.alloc_fragment((8, 4), T.float32)

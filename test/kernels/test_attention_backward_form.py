@@ -11,7 +11,8 @@ from torch_tile.kernels.attention_backward_form import (
     query_blocks,
     seen_by,
 )
-from torch_tile.kernels.attention_form import Config, Form, Problem
+from torch_tile.kernels.attention_config import Problem
+from torch_tile.kernels.attention_form import Config, Form
 from torch_tile.kernels.common import Machine
 from torch_tile.target import Target
 

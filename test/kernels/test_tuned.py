@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from torch_tile.kernels import attention_form, gemm_config, mla_form, tuned as module
+from torch_tile.kernels import attention_config, attention_form, gemm_config, mla_form, tuned as module
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.tuned import FOLDER, file_of, read, rows_class, tuned
 from torch_tile.target import Target
@@ -17,7 +17,7 @@ KINDS = {"gemm": gemm_config.Config, "attention": attention_form.Config, "mla": 
 PROBLEM = gemm_config.Problem(torch.float16, 1, 4096, 1024, 8192)
 ATTENTION = (
     attention_form.Form(torch.bfloat16, 128, 128, True, True, False, None, True, False, True, 8),
-    attention_form.Problem(32, 4096, 4096),
+    attention_config.Problem(32, 4096, 4096),
 )
 MLA = mla_form.Form(torch.bfloat16, 512, 64, False, False, True, 8), mla_form.Problem(64, 128, 4096)
 
@@ -52,12 +52,12 @@ def test_a_shipped_cut_is_taken_for_its_class_on_its_device(ship):
 def test_attention(ship):
     form, problem = ATTENTION
     cut = attention_form.Config(64, 32, 256, 3)
-    ship("attention", attention_form.shape_class(form, problem), cut)
-    assert attention_form.config_for(form, problem, H200) == cut
-    assert attention_form.config_for(form, replace(problem, keys=3000), H200) == cut
+    ship("attention", attention_config.shape_class(form, problem), cut)
+    assert attention_config.config_for(form, problem, H200) == cut
+    assert attention_config.config_for(form, replace(problem, keys=3000), H200) == cut
     for other in (replace(form, causal=False), replace(form, windowed=True), replace(form, mask=torch.bool)):
-        assert attention_form.config_for(other, problem, H200) != cut
-    assert attention_form.shape_class(replace(form, dtype=torch.float32), problem) is None
+        assert attention_config.config_for(other, problem, H200) != cut
+    assert attention_config.shape_class(replace(form, dtype=torch.float32), problem) is None
 
 
 def test_mla(ship):

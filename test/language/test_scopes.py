@@ -36,6 +36,34 @@ def test_kernels():
     assert a.tolist() == [4, 2, 1, 1, 2, 2]
 
 
+def test_blocks_that_share_a_multiprocessor():
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "float32")):
+        with T.Kernel(4, threads=128) as bx:
+            T.annotate_min_blocks_per_sm(3)
+            A[bx] = 1.0
+        with T.Kernel(4, threads=128) as bx:
+            A[bx] += 1.0
+
+    assert [k.min_blocks for k in kernel.program.kernels] == [3, 1]
+    a = torch.zeros(8)
+    evaluate(kernel, a)
+    assert a.tolist() == [2, 2, 2, 2, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("blocks", [0, 17, 2.0, "2"])
+def test_more_blocks_than_a_multiprocessor_runs(blocks):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "float32")):
+            with T.Kernel(4, threads=128) as bx:
+                T.annotate_min_blocks_per_sm(blocks)
+                A[bx] = 1.0
+
+    assert caught.value.code == "bad_argument" and "from 1 to 16" in str(caught.value)
+
+
 def test_memory_of_every_scope():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels with a warp that copies: what they become, and that every statement reads the copies it read before."""
 
-from __future__ import annotations
-
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from torch_tile.ir.stmt import Alloc, Block, Do, Let, Role
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.async_products import async_products
 from torch_tile.lowering.split_warps import split_warps
+from torch_tile.registers import equal_share
 from torch_tile.target import Target
 from torch_tile.tileop.arrive import ArriveLast
 from torch_tile.tileop.copy import Copy
@@ -79,6 +79,15 @@ def plain(stages=3, bm=128, bn=64, bk=64, k=512, threads=256):
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 def test_plain_products(split, stages: int) -> None:
     split(plain(stages))
+
+
+def test_registers_of_roles() -> None:
+    """What copiers give away leaves room for all blocks that a multiprocessor shall run."""
+    for threads, blocks, given in ((128, 1, [0, 0]), (256, 1, [240, 24]), (128, 2, [232, 24]), (128, 3, [136, 24])):
+        (kernel,) = (program := plain(bm=threads, threads=threads).program).kernels
+        found = roles(split_warps(replace(program, kernels=(replace(kernel, min_blocks=blocks),)), build()))
+        room = (threads + 128) * equal_share(threads + 128, blocks)
+        assert [r.registers for r in found] == given and sum(r.count * r.registers for r in found) <= room
 
 
 def test_what_a_product_becomes() -> None:
@@ -261,8 +270,7 @@ def test_dynamic_sizes(split) -> None:
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_89", "cuda:sm_100a", "cuda:sm_120a"])
 def test_other_targets(target: str) -> None:
-    kernel = plain()
-    assert split_warps(kernel.program, build(target)) is kernel.program
+    assert split_warps((program := plain().program), build(target)) is program
 
 
 def body(inside, threads=128):

@@ -19,12 +19,12 @@ from ..ir.expr import Binary, Call, Cast, Expr, Load, Scalar, Select, Unary, Var
 from ..ir.node import Node, children, walk
 from ..ir.stmt import Alloc, For, If, Kernel, Let, LoopKind, Program, Store
 from ..lowering.pipeline_plan import filling
+from ..registers import equal_share
 from ..target import Target
 from ..tileop import RegisteredOp
 from ..tileop.gemm import Gemm
 
 UNKNOWN_TRIPS = 8  # iterations of a loop whose bounds depend on data
-REGISTER_FILE = 65536  # of an SM
 MOST_REGISTERS = 255  # of a thread; more are spilt
 OTHER_REGISTERS = 40  # addresses, counters and operands, beside the fragments
 WARPS_AT_FULL_RATE = 8  # that keep the tensor cores of an SM busy
@@ -45,18 +45,17 @@ class Rates:
     memory: float
     step: float
     launch: float
-    threads: int = 2048
 
 
 # Data sheets, rounded; per SM at the boost clock.
 _AMPERE = Rates(2.9e12, 1.8e11, 4.5e10, 1.8e11, 1.9e12, 6e-7, 3e-6)
 GPUS = {
     80: _AMPERE,
-    86: Rates(1.7e12, 4.4e11, 2.5e10, 2.2e11, 0.9e12, 6e-7, 3e-6, 1536),
-    89: Rates(2.6e12, 6.0e11, 3.5e10, 3.0e11, 1.0e12, 6e-7, 3e-6, 1536),
+    86: Rates(1.7e12, 4.4e11, 2.5e10, 2.2e11, 0.9e12, 6e-7, 3e-6),
+    89: Rates(2.6e12, 6.0e11, 3.5e10, 3.0e11, 1.0e12, 6e-7, 3e-6),
     90: Rates(7.4e12, 4.4e11, 5.0e10, 2.2e11, 4.0e12, 6e-7, 3e-6),
     100: Rates(15e12, 4.6e11, 7.0e10, 2.4e11, 7.5e12, 6e-7, 3e-6),
-    120: Rates(2.6e12, 6.0e11, 4.0e10, 3.0e11, 1.7e12, 6e-7, 3e-6, 1536),
+    120: Rates(2.6e12, 6.0e11, 4.0e10, 3.0e11, 1.7e12, 6e-7, 3e-6),
 }
 CORE = Rates(8e10, 2e10, 8e9, 3e10, 4e10, 0.0, 3e-6)
 
@@ -123,7 +122,8 @@ def _launch(
     resident = 1
     refused = ""
     if target.kind == "cuda":
-        resident = _resident(work, threads, registers, target, rates)
+        given = min(registers, MOST_REGISTERS, equal_share(threads, kernel.min_blocks))
+        resident = max(1, target.blocks_at_once(threads, given, work.held))
         if work.held > target.shared_limit:
             refused = f"needs {work.held} bytes of shared memory; {target} has {target.shared_limit}"
     waves = count / (units * resident)
@@ -134,13 +134,6 @@ def _launch(
     seconds *= max(1.0, registers / MOST_REGISTERS) ** 2 if target.kind == "cuda" else 1.0  # spilt registers
     flops, moved = count * (work.products + work.scalars), count * work.bytes
     return Estimate(seconds, waves, work.held, registers, flops, moved, refused)
-
-
-def _resident(work: Work, threads: int, registers: int, target: Target, rates: Rates) -> int:
-    """How many blocks an SM holds at once, by shared memory, registers and threads."""
-    by_shared = (target.shared_limit + 1024) // (work.held + 1024)
-    by_registers = REGISTER_FILE // (threads * min(registers, MOST_REGISTERS))
-    return max(1, min(by_shared, by_registers, rates.threads // threads, 32))
 
 
 def _turn(work: Work, resident: int, threads: int, target: Target, rates: Rates) -> float:

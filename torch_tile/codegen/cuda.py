@@ -182,8 +182,8 @@ class _Cuda:
         threads = 1
         for extent in kernel.threads:
             threads *= extent
-        # One block on an SM is enough for the assembler: left to itself it spills registers to fit more.
-        out.line(f'extern "C" __global__ void __launch_bounds__({threads}, 1)')
+        # As many blocks on an SM as are asked for, else one: left to itself the assembler spills to fit more.
+        out.line(f'extern "C" __global__ void __launch_bounds__({threads}, {kernel.min_blocks})')
         out.open(f"{name}({', '.join(params)})", kernel.span)
         for line in prologue:
             out.line(line)

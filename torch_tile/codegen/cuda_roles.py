@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.stmt import Role
-
-REGISTERS = 65536  # of an SM, which one block may have to itself
+from ..registers import equal_share
 
 
 def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> str:
@@ -21,9 +20,12 @@ def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> 
     return " && ".join(tests)
 
 
-def registers_call(role: Role, threads: int) -> str:
-    """C++ text that gives a role's threads their registers; empty if they keep the equal share of `threads`."""
-    share = REGISTERS // threads // 8 * 8
+def registers_call(role: Role, threads: int, blocks: int = 1) -> str:
+    """C++ text that gives a role's threads their registers; empty if they keep the equal share of `threads`.
+
+    Of `blocks` such blocks, all have room on a multiprocessor.
+    """
+    share = equal_share(threads, blocks)
     if role.registers in (0, share):
         return ""
     return f"tile::set_registers<{role.registers}, {str(role.registers > share).lower()}>();"

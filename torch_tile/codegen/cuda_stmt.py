@@ -46,7 +46,7 @@ class CudaStatements(Lines):
     def __init__(self, names: Names, shared: str, kernel: Kernel):
         super().__init__()
         self.names, self.shared = names, shared
-        self.thread, self.threads = kernel.thread, math.prod(kernel.threads)
+        self.thread, self.threads, self.min_blocks = kernel.thread, math.prod(kernel.threads), kernel.min_blocks
         self.text = CudaText(names)
         self.products: list[Product] = []  # of warpgroups
 
@@ -77,7 +77,7 @@ class CudaStatements(Lines):
                 self.open(branch, role.span)
             else:
                 self.otherwise(branch)
-            if call := registers_call(role, self.threads):
+            if call := registers_call(role, self.threads, self.min_blocks):
                 self.text.headers.add("sync.h")
                 self.line(call)
             self.within(thread, Interval(role.first, role.first + role.count - 1))

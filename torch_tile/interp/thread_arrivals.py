@@ -28,5 +28,7 @@ class Heard:
     def has(self, when: Array, column: Array) -> Array:
         """Whether what stamps of other blocks say was done before (columns as of View.seen)."""
         block = np.searchsorted(self.firsts, when, side="right") - 1
+        if not self.blocks:
+            return np.zeros(when.shape, bool)
         known = self.table[np.maximum(block, 0), np.minimum(column, self.table.shape[1] - 1)]
         return (block >= 0) & (known >= when)

@@ -104,11 +104,13 @@ class Printer(ExprPrinter):
             blocks = names[0] if len(names) == 1 else tuple_text(names)
             self.line(f"with T.Kernel({grid}, threads={threads}) as {blocks}:")
             with self.indented():
+                if k.min_blocks > 1:
+                    self.line(f"T.annotate_min_blocks_per_sm({k.min_blocks})")
                 if k.swizzle:
                     self.line(f'T.use_swizzle({k.swizzle[0]}, "{k.swizzle[1]}")')
                 if k.thread is not None:
                     self.line(f"{self.names.bind(k.thread)} = T.thread_index()")
-                self.block(k.body, empty=not k.swizzle and k.thread is None)
+                self.block(k.body, empty=not k.swizzle and k.min_blocks == 1 and k.thread is None)
 
     # Statements.
 

@@ -183,7 +183,8 @@ class Kernel(Node):
 
     `blocks` are the block indices, x first. `swizzle` is T.use_swizzle's (panel_size, order) or None. On GPUs, from
     stage THREAD on, the body is what one thread does: `thread` is its index in the block, x fastest; `shared_bytes` is
-    the block's shared memory. Blocks come in groups of `cluster`.
+    the block's shared memory. Blocks come in groups of `cluster`. `min_blocks` of them shall have room on a
+    multiprocessor at once.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("blocks", "thread")
@@ -195,6 +196,7 @@ class Kernel(Node):
     thread: Var | None = None
     shared_bytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
+    min_blocks: int = 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)

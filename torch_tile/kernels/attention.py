@@ -15,7 +15,8 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels import score as score_text
-from torch_tile.kernels.attention_form import Config, Form, Problem, config_for, is_shifted, splits_for
+from torch_tile.kernels.attention_config import Problem, config_for, splits_for
+from torch_tile.kernels.attention_form import Config, Form, is_shifted
 from torch_tile.kernels.combine import combine_parts
 from torch_tile.kernels.common import (
     LOG2_E,
@@ -174,6 +175,7 @@ def flash_attention(config: Config, form: Form) -> Any:
     ):
         blocks = T.ceildiv(length, rows)
         with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
+            T.annotate_min_blocks_per_sm(config.blocks)
             block, any_head, sequence, share = config.place(bx, by, bz, blocks, kv_heads * members, splits)
             head, member = any_head // members, any_head % members
             place = (*((share,) if config.split else ()), sequence, head, member)

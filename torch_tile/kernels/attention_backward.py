@@ -24,7 +24,8 @@ from torch_tile.kernels.attention_backward_form import (
     query_blocks,
     seen_by,
 )
-from torch_tile.kernels.attention_form import Config, Form, Problem, is_shifted
+from torch_tile.kernels.attention_config import Problem
+from torch_tile.kernels.attention_form import Config, Form, is_shifted
 from torch_tile.kernels.common import (
     LOG2_E,
     compute_dtype,

@@ -9,7 +9,8 @@ from functools import reduce
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.kernels.attention_form import SIDE_BY_SIDE, Config, Form, Problem
+from torch_tile.kernels.attention_config import SIDE_BY_SIDE, Problem
+from torch_tile.kernels.attention_form import Config, Form
 from torch_tile.kernels.common import Machine
 
 PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads statistics past their end

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attention kernel is compiled for, and how attention is cut into blocks on the CPU and on GPUs."""
+"""What an attention kernel is compiled for: its cut, and its form."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, strided, typical
+from torch_tile.kernels.common import strided
 from torch_tile.kernels.epilogue import Epilogue, parse
 from torch_tile.kernels.score import Aux, split_gain
-from torch_tile.kernels.tuned import rows_class, tuned
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,8 @@ class Config:
     (where it does not divide the heads of all sequences, some blocks have none); `resident` keeps the queries in
     registers; `shared_weights` hands the probabilities to other warps, as tiles of few rows need; `shares` is in how
     many parts the sum of a row is kept, 8 being what leaves each thread of an accumulator with its own; `staged` sends
-    the result through shared memory; `ping_pong` lets warpgroups start their products in turns.
+    the result through shared memory; `ping_pong` lets warpgroups start their products in turns; so many `blocks` shall
+    run on an SM at the same time.
     """
 
     block_q: int = 64
@@ -43,6 +42,7 @@ class Config:
     shares: int = 1
     staged: bool = False
     ping_pong: bool = False
+    blocks: int = 1
 
     def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
         """The launch: blocks of rows, key heads and sequences, the ones that run side by side first."""
@@ -184,147 +184,3 @@ class Form:
 def is_shifted(causal: bool, window: int, q_offset: int | torch.SymInt) -> bool:
     """Whether kernels are compiled for queries that may stand anywhere; an offset known at run time only may be any."""
     return window > 0 or (causal and not (isinstance(q_offset, int) and q_offset == 0))
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Sizes that decide the cut: sequences times key heads, rows of each (queries times heads of a group), keys, and
-    heads of a group; and whether the rows of a group lie evenly spaced (`adjacent`), so that they pack as a view.
-    """
-
-    heads: int
-    rows: int
-    keys: int
-    groups: int = 1
-    adjacent: bool = True
-
-    def packs(self, block_q: int) -> bool:
-        """Whether packing into blocks of `block_q` rows takes no copies, or else saves at least half of each block."""
-        return self.adjacent or 2 * self.rows <= self.groups * block_q
-
-
-def config_for(form: Form, problem: Problem, machine: Machine) -> Config | None:
-    """The cut of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
-    problem = typical(problem)
-    if machine.is_gpu:
-        found = tuned(Config, "attention", machine, shape_class(form, problem))
-        if found is not None and (not found.packed or problem.packs(found.block_q)):
-            return found
-        return _gpu_config(form, problem, machine)
-    # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
-    block_q = 4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64
-    return Config(block_q=block_q, block_kv=64, packed=problem.packs(block_q))
-
-
-def shape_class(form: Form, problem: Problem) -> str | None:
-    """Problems that are cut alike; None for those that are not tuned for."""
-    if form.dtype.itemsize != 2 or form.mask is not None or form.windowed or not (form.folded and form.exact):
-        return None
-    if form.score:
-        return None
-    kind = "causal" if form.causal else "full"
-    keys = power_of_two(problem.keys)
-    return f"d{form.tile_d},{form.tile_dv} {kind} {problem.heads}x{problem.groups} {rows_class(problem.rows)}x{keys}"
-
-
-def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
-    """How many shares to make of the keys: a block for each SM, but none below four tiles or LEAST_SHARE keys."""
-    problem = typical(problem)
-    most = problem.keys // max(LEAST_SHARE, 4 * config.block_kv)
-    return max(1, min(machine.units // _blocks(config, problem), most))
-
-
-def _blocks(config: Config, problem: Problem) -> int:
-    return problem.heads * -(-problem.rows // config.block_q)
-
-
-LEAST_SHARE = 512  # keys: joining shares takes longer than a block takes for as many
-
-# Cuts by falling size; the first that fits is taken. Where each warp has rows of its own, weights stay in registers.
-LONG = (
-    Config(64, 64, 128, stages=1, resident=True, shares=8),
-    Config(64, 64, 128, shares=8),
-    Config(64, 32, 128, shares=8),
-    Config(64, 32, 256, shares=8),
-    Config(16, 32, 128, shared_weights=True),
-    Config(16, 16, 256, stages=1, shared_weights=True),
-    Config(16, 8, 256, stages=1, shared_weights=True),
-)
-SHORT = (
-    Config(16, 128, 128, shared_weights=True),
-    Config(16, 64, 128, shared_weights=True),
-    *LONG[-3:],
-)
-WIDE = (
-    Config(64, 32, 128, shared_weights=True),
-    Config(64, 32, 256, shared_weights=True),
-    *LONG[-3:],
-)  # float32 and float64
-MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
-
-
-# By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
-HOPPER = tuple(
-    Config(*cut, shares=8)
-    for cut in (
-        (192, 128, 384, 2), (128, 128, 256, 2), (128, 96, 256, 2), (128, 64, 256, 3), (128, 64, 256, 2),
-        (128, 64, 256, 1), (64, 128, 128, 2), (64, 64, 128, 2),
-    )
-)  # fmt: skip
-HOPPER_REGISTERS = {128: 168, 256: 168, 384: 128}  # for scores, weights and sums, by threads
-HOPPER_RATES = {192: 1.15}  # of rows by the rows of a block, measured on an H200; the others' is 1
-SHORT_KEYS = 512  # so few that what happens before the first product counts
-SIDE_BY_SIDE = 8, 4, 2
-
-
-def _hopper_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
-    """The cut for products by wgmma; None where they do not apply."""
-    if machine.target.capability != 90 or form.dtype.itemsize != 2 or form.vector < 8 or problem.rows <= 16:
-        return None
-    fitting = [c for c in HOPPER if _fits_hopper(c, form, machine) and (c.block_q == 64) == (problem.rows <= 64)]
-    if problem.keys <= SHORT_KEYS and problem.rows > 64 and problem.heads * -(-problem.rows // 128) <= machine.units:
-        fitting = [c for c in fitting if c.block_kv == 64]
-
-    def duration(config: Config) -> float:
-        turns = -(-_blocks(config, problem) // machine.units)
-        return turns * config.block_q / HOPPER_RATES.get(config.block_q, 1.0)
-
-    return min(fitting, key=duration, default=None)
-
-
-def _fits_hopper(config: Config, form: Form, machine: Machine) -> bool:
-    """Whether the tiles of queries, keys, values and the result fit, with room for addresses and barriers."""
-    held = config.block_q * (config.block_kv * 3 // 2 + form.tile_dv) // config.threads
-    rows = config.block_q + config.stages * config.block_kv
-    shared = rows * (form.tile_d + form.tile_dv) * form.dtype.itemsize + 4096
-    return held <= HOPPER_REGISTERS[config.threads] and shared <= machine.target.shared_limit
-
-
-@lru_cache(KEPT_CHOICES)
-def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
-    cuts: Sequence[Config] = WIDE if form.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
-    cuts = [c for c in cuts if c.block_q == 16 or problem.rows > 16]
-    config = _hopper_config(form, problem, machine) or next((c for c in cuts if _fits(c, form, machine)), None)
-    if config is None:
-        return None
-    # Heads of many rows leave hardly a tile unfilled, and apart from each other their blocks see fewer keys.
-    few = problem.rows < (2 if form.causal else 4) * problem.groups * config.block_q
-    packed = form.grouped and few and problem.packs(config.block_q)
-    staged = not packed and form.dtype.itemsize == 2
-    config = replace(config, packed=packed, heavy_first=form.causal, staged=staged)
-    if form.causal:
-        apart = problem.heads if packed else problem.heads * problem.groups
-        config = replace(config, side=next((n for n in SIDE_BY_SIDE if apart % n == 0 and apart > n), 1))
-    if splits_for(config, problem, machine) > 1:
-        return replace(config, split=True, staged=False)
-    return config
-
-
-def _fits(config: Config, form: Form, machine: Machine) -> bool:
-    """Whether the tiles fit in registers (with room for addresses) and in shared memory."""
-    size, wide = form.dtype.itemsize, 2 if form.dtype == torch.float64 else 1
-    held = config.block_q * (form.tile_dv + config.block_kv) * wide
-    held += config.block_q * form.tile_d * size // 4 if config.resident else 0
-    tiles = config.block_q * form.tile_d + config.stages * config.block_kv * (form.tile_d + form.tile_dv)
-    tiles += config.block_q * config.block_kv if config.shared_weights else 0
-    return held // config.threads <= MOST_REGISTERS[size] and tiles * size + 2048 <= machine.target.shared_limit

@@ -20,9 +20,10 @@ from ..ir.buffer import Buffer
 from ..ir.expr import Call, Load, Var
 from ..ir.node import Node, Rewriter, contains, find, rebuilt, symbols, walk
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Role, Stmt, Store, While
+from ..registers import REGISTERS, equal_share
 from .trace import Tracer, author_span, close_body, describe_statement, tracer, with_span
 
-WARPGROUP, REGISTERS = 128, 65536  # threads; of a block
+WARPGROUP = 128  # threads
 SYMBOLS = (Var, Buffer)
 
 
@@ -100,8 +101,11 @@ def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
 # A kernel's roles, put in order.
 
 
-def gather_roles(body: Block, threads: Sequence[int]) -> Block:
-    """The body of a kernel of so many `threads` with its roles outermost, each with its registers and fragments."""
+def gather_roles(body: Block, threads: Sequence[int], blocks: int = 1) -> Block:
+    """The body of a kernel of so many `threads` with its roles outermost, each with its registers and fragments.
+
+    Registers are those of one of `blocks` on a multiprocessor.
+    """
     if not any(n.by_hand for n in find(body, Role)):
         _no_registers(body)
         return body
@@ -109,7 +113,7 @@ def gather_roles(body: Block, threads: Sequence[int]) -> Block:
     stmts = _own_fragments(_together(stmts))
     for one in stmts:
         _no_registers(one)
-    _share_registers(stmts, math.prod(threads))
+    _share_registers(stmts, math.prod(threads), blocks)
     return Block(tuple(stmts))
 
 
@@ -279,14 +283,14 @@ def _no_registers(node: Stmt) -> None:
         raise error("bad_argument", wrong.span, op="T.set_max_nreg", name="n", why=why, fix=fix)
 
 
-def _share_registers(stmts: Sequence[Stmt], threads: int) -> None:
+def _share_registers(stmts: Sequence[Stmt], threads: int, blocks: int) -> None:
     """An author error if roles want more registers than a block has: they would wait for ever."""
     roles = [s for s in stmts if isinstance(s, Role)]
-    share = REGISTERS // threads // 8 * 8
+    share, most = equal_share(threads, blocks), REGISTERS // blocks
     changed = [r for r in roles if r.registers]
     need = sum((r.registers - share) * r.count for r in changed) + share * threads
-    if changed and need > REGISTERS:
-        most = max(changed, key=lambda r: r.registers)
-        why = f"is {most.registers}: with it {threads} threads have {need} registers, of {REGISTERS}"
+    if changed and need > most:
+        greediest = max(changed, key=lambda r: r.registers)
+        why = f"is {greediest.registers}: with it {threads} threads have {need} registers, of {most}"
         fix = "give less, or let another role give more back"
-        raise error("bad_argument", most.span, op="T.ws", name="registers", why=why, fix=fix)
+        raise error("bad_argument", greediest.span, op="T.ws", name="registers", why=why, fix=fix)

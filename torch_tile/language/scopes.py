@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,8 @@ from .products import pin_results
 from .roles import gather_roles, outermost
 from .trace import author_span, close_body, make_variable, tracer, with_span
 from .values import Handle, TensorType, dtype_of, shape_of
+
+MOST_THREADS = 2048  # that run on a multiprocessor at the same time; fewer on some GPUs
 
 
 class Kernel:
@@ -40,6 +43,7 @@ class Kernel:
         self.names: tuple[str | None, ...] = ("bx", "by", "bz")
         self.shared_bytes = int(hints.get("shared_bytes", 0))  # of printed kernels
         self.cluster = clusters(cluster_dims, len(blocks))
+        self.min_blocks = 1
         self.span = author_span()
 
     def take_names(self, names: tuple[str | None, ...]) -> None:
@@ -69,10 +73,10 @@ class Kernel:
             if at.swizzle is not None and self.cluster != (1, 1, 1):
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
-            body = pin_results(gather_roles(close_body(self.opened), self.threads))
+            body = pin_results(gather_roles(close_body(self.opened), self.threads, self.min_blocks))
             made = KernelNode(
                 self.grid, self.blocks, self.threads, body, at.swizzle,
-                self.thread if self.uses_thread else None, self.shared_bytes, self.cluster,
+                self.thread if self.uses_thread else None, self.shared_bytes, self.cluster, self.min_blocks,
             )  # fmt: skip
             at.kernels.append(with_span(made, self.span))
 
@@ -81,6 +85,21 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
     """Visit the blocks in panels, for better reuse in the L2 cache; results do not depend on it."""
     if enable:
         tracer("T.use_swizzle").swizzle = (int(panel_size), {"col": "column"}.get(order, order))
+
+
+def annotate_min_blocks_per_sm(n: int) -> None:
+    """At least `n` blocks shall run on a multiprocessor of a GPU at the same time: 1 if this is not said.
+
+    Threads then get no more registers than leave room for so many, which hides what a block waits for behind the work
+    of others. Results do not depend on it. The schedule report says how many fit. Raises TileError where the threads of
+    `n` blocks are more than a multiprocessor runs.
+    """
+    launch = outermost("T.annotate_min_blocks_per_sm").launch
+    most = MOST_THREADS // math.prod(launch.threads)
+    if not isinstance(n, int) or not 1 <= n <= most:
+        why, fix = f"is {n!r}", f"give a number from 1 to {most}: a multiprocessor runs {MOST_THREADS} threads"
+        raise error("bad_argument", None, op="T.annotate_min_blocks_per_sm", name="n", why=why, fix=fix)
+    launch.min_blocks = n
 
 
 def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, offset: int | None = None) -> Handle:

@@ -25,6 +25,7 @@ from ..ir.expr import Address, Const, Expr, Load, Var, binary, const
 from ..ir.node import Rewriter, find, symbols
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
+from ..registers import UNIT, equal_share
 from ..tileop import copy_tma
 from ..tileop.copy import Copy
 from ..tileop.copy_tma import TmaCopy
@@ -35,7 +36,7 @@ from .pipeline_schedule import without
 from .share_loads import Sharers, share_loads
 
 WARP, WARPGROUP = 32, 128
-ALL_REGISTERS, FEWEST_REGISTERS = 65536, 24  # of a block; of a thread
+FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # of a thread
 MOST_COPIERS = 4  # warps
 NO_CLUSTER = (1, 1, 1)
 ZERO = const(0, int32)
@@ -78,17 +79,17 @@ def _each_its_own(kernel: Kernel, why: str, build: Build) -> None:
         build.note(kernel.span, "T.Kernel", f"each block of a cluster loads its own tiles: {why}")
 
 
-def _shares(count: int, warps: int) -> tuple[int, tuple[int, int]]:
+def _shares(count: int, warps: int, blocks: int) -> tuple[int, tuple[int, int]]:
     """How many threads are added for `warps` that copy beside `count` that multiply, and the registers of each of both.
 
-    One warpgroup has registers enough. Several get those that one more, which has the copiers, does not need.
+    One warpgroup that has the multiprocessor to itself has registers enough. Others get those that one more, which has
+    the copiers, does not need.
     """
     groups = count // WARPGROUP
-    if groups == 1:
+    if groups == blocks == 1:
         return warps * WARP, (0, 0)
-    entry = ALL_REGISTERS // (count + WARPGROUP) // 8 * 8
-    left = entry * (groups + 1) - FEWEST_REGISTERS
-    return WARPGROUP, (min(left // groups // 8 * 8, 240), FEWEST_REGISTERS)
+    left = equal_share(count + WARPGROUP, blocks) * (groups + 1) - FEWEST_REGISTERS
+    return WARPGROUP, (min(left // groups // UNIT * UNIT, MOST_REGISTERS), FEWEST_REGISTERS)
 
 
 class _FromZero(Rewriter):
@@ -121,7 +122,7 @@ class _Roles:
         self.survey, self.thread, self.build = survey, thread, build
         self.count = math.prod(kernel.threads)
         self.warps = min(len(self.groups), MOST_COPIERS)
-        self.copiers, self.registers = _shares(self.count, self.warps)
+        self.copiers, self.registers = _shares(self.count, self.warps, kernel.min_blocks)
         self.tiles = {id(t): versions_of(t, g.stages) for g in self.groups for t in g.tiles}
         self.group_of = {id(t): g for g in self.groups for t in g.tiles}
         self.full = {id(g): _barriers(f"{g.name}_full", g.stages, 1) for g in self.groups}

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from torch_tile.kernels.attention import attention
-from torch_tile.kernels.attention_form import HOPPER, Form, Problem, config_for, splits_for
+from torch_tile.kernels.attention_config import HOPPER, Problem, config_for, splits_for
+from torch_tile.kernels.attention_form import Form
 from torch_tile.kernels.common import Machine
 from torch_tile.target import Target
 from torch_tile.tools.library import Case, compiled
@@ -65,20 +66,30 @@ def test_few_blocks_share_the_keys():
 @pytest.mark.parametrize(
     "width, causal, heads, rows, keys, cut",
     [
-        (64, True, 64, 8192, 8192, (192, 128, 2)),
-        (64, False, 64, 8192, 8192, (192, 128, 2)),
-        (64, False, 32, 1024, 1024, (128, 128, 2)),  # a second turn of 192 rows would be half empty
-        (128, True, 32, 512, 512, (128, 64, 3)),
-        (128, False, 32, 512, 512, (128, 64, 3)),
-        (128, False, 32, 1024, 1024, (128, 128, 2)),
-        (128, True, 32, 4096, 4096, (128, 128, 2)),
+        (64, True, 64, 8192, 8192, (192, 128, 2, 1, 16)),
+        (64, False, 64, 8192, 8192, (192, 128, 2, 1, 1)),
+        (64, False, 32, 1024, 1024, (64, 96, 2, 3, 1)),
+        (64, True, 32, 4096, 4096, (64, 96, 2, 3, 1)),
+        (64, True, 160, 1500, 1500, (64, 96, 2, 3, 16)),  # keys and values of all heads do not stay in the cache
+        (64, False, 1536, 49, 49, (64, 96, 2, 3, 1)),
+        (80, False, 32, 512, 512, (128, 64, 3, 1, 1)),
+        (96, True, 768, 197, 197, (64, 64, 2, 2, 16)),
+        (128, True, 32, 512, 512, (64, 64, 2, 2, 1)),
+        (128, False, 32, 512, 512, (64, 64, 2, 2, 1)),
+        (128, False, 256, 512, 512, (128, 128, 2, 1, 1)),
+        (128, True, 256, 512, 512, (64, 64, 2, 2, 16)),
+        (128, False, 32, 1024, 1024, (128, 128, 2, 1, 1)),
+        (128, True, 32, 1024, 1024, (128, 128, 2, 1, 16)),
+        (128, True, 32, 4096, 4096, (128, 128, 2, 1, 16)),
+        (128, True, 64, 8192, 8192, (128, 128, 2, 1, 8)),
     ],
 )
 def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
-    form = replace(FORM, tile_d=width, tile_dv=width, causal=causal)
+    """Block rows, block keys, stages, blocks that share an SM and heads that run side by side."""
+    form = replace(FORM, tile_d=width, tile_dv=width, causal=causal, shifted=False)
     config = config_for(form, Problem(heads, rows, keys), H200)
-    assert (config.block_q, config.block_kv, config.stages) == cut
-    assert not config.split and config.staged and config.side == (8 if causal else 1)
+    assert (config.block_q, config.block_kv, config.stages, config.blocks, config.side) == cut
+    assert not config.split and config.staged
 
 
 @pytest.mark.parametrize(
