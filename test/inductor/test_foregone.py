@@ -57,6 +57,42 @@ def test_products_whose_results_are_long_to_store(sizes, sure, h200):
 
 
 @pytest.mark.parametrize(
+    ("first", "stride", "sure"), [(0, 4104, True), (0, 4100, False), (8, 4104, True), (4, 4104, False)]
+)
+def test_rows_that_begin_anywhere_need_a_contest(first, stride, sure, h200):
+    """Bulk copies begin at multiples of 16 bytes."""
+
+    def call(a, b):
+        return torch.ops.tile.gemm(a, [b], [], "", "v=gelu(acc0);ret v", torch.bfloat16)
+
+    a = empty(4096, stride).narrow(1, first, 4096)
+    assert bool(foregone.with_epilogue(list(make_fx(call)(a, empty(4096, 16384)).graph.nodes))) == sure
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "lost"),
+    [
+        (8192, 1024, True),
+        (131072, 128, True),
+        (8192, 2048, True),
+        (8192, 1152, False),  # no power of two
+        (4096, 4096, False),  # too long to hold
+        (65536, 1024, False),  # a large tensor
+    ],
+)
+@pytest.mark.parametrize("thorough", [False, True])
+def test_norms_of_rows_that_inductor_holds_in_registers(rows, width, lost, thorough, h200):
+    graph = make_fx(lambda x, w: torch.ops.tile.layer_norm(x, w, None, 1e-5))(empty(rows, width), empty(width)).graph
+    (node,) = graph.find_nodes(op="call_function", target=torch.ops.tile.layer_norm.default)
+    assert bool(foregone.in_registers(node)) == lost
+    with collect() as report:
+        context = Context(graph, Settings(thorough=thorough), "inference")
+        left = around_norm.left_to_inductor(context, "norm", node, node.args[0], node)
+    assert left == (lost and not thorough)
+    assert not left or "in registers" in report.rows[0].reason
+
+
+@pytest.mark.parametrize(
     ("sizes", "sure"), [((4, 16, 1024, 1024), True), ((1, 32, 4096, 4096), True), ((4, 16, 128, 128), False)]
 )
 def test_attention_whose_scores_are_many(sizes, sure, h200):

@@ -29,6 +29,7 @@ from torch_tile.autotuner.compiling import progress
 from torch_tile.inductor import compat, contest
 from torch_tile.inductor.agreement import agreed
 from torch_tile.inductor.buckets import buckets
+from torch_tile.inductor.edge_views import without_views
 from torch_tile.inductor.passes.expand import REFERENCES, expand
 from torch_tile.inductor.passes.graph import Rewrite, val
 from torch_tile.inductor.passes.manager import fingerprint
@@ -65,7 +66,7 @@ def compete(rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], settings: Sett
     for node in list(old.graph.nodes):
         if node.target in REFERENCES:
             expand(node, REFERENCES[node.target][1])
-    return decide(new, old, settings)
+    return decide(*without_views(new, old), settings)
 
 
 def compete_captured(node: Node, reference: Callable[..., torch.Tensor], settings: Settings) -> Outcome:
@@ -74,7 +75,7 @@ def compete_captured(node: Node, reference: Callable[..., torch.Tensor], setting
     for inner in list(old.graph.nodes):
         if inner.target is node.target:
             expand(inner, reference)
-    return decide(new, old, settings)
+    return decide(*without_views(new, old), settings)
 
 
 def decide(new: GraphModule, old: GraphModule, settings: Settings) -> Outcome:

@@ -209,6 +209,30 @@ def test_competes_as_a_whole_and_leaves_no_trace(wins, monkeypatch, generator):
         assert next(row.status for row in report.select("norm")) == ("replaced" if wins else "kept"), report
         assert len(report.replaced("norm")) == wins
         assert torch.ops.tile.fused_norm.default in measured[0] and torch.ops.aten.add.Tensor not in measured[0]
+        assert len(measured) == 1  # what lost with what stands around it would lose alone, too
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_sums_that_only_an_rms_norm_reads_are_its_own_at_once(stored, monkeypatch, generator):
+    """Alone it would lose to one kernel that does not store the sum; a sum that is stored is add_rms_norm's."""
+    measured = []
+
+    def measure(new, old, *rest):
+        measured.append({n.target for n in new.graph.nodes})
+        return competition.Outcome(1, 2)
+
+    monkeypatch.setattr(competition, "_measure", measure)
+    monkeypatch.setattr(competition, "_outcomes", {})
+    x, y = (torch.randn(64, N, generator=generator) for _ in range(2))
+
+    def f(x, y):
+        total = x + y
+        return (rms(total), total.cumsum(0)) if stored else rms(total)
+
+    with torch.no_grad(), no_caches(), collect() as report:
+        torch.testing.assert_close(torch.compile(f, backend=dry_run)(x, y), f(x, y), rtol=1e-4, atol=1e-4)
+    last = torch.ops.tile.add_rms_norm.default if stored else torch.ops.tile.fused_norm.default
+    assert last in measured[-1] and len(measured) == 1 + stored and len(report.replaced("norm")) == 1 + stored
 
 
 @pytest.mark.parametrize(("rows", "device", "kept"), [(8, "cuda", True), (4096, "cuda", False), (8, "cpu", False)])

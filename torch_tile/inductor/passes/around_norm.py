@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor import report
+from torch_tile.inductor import foregone, report
 from torch_tile.inductor.compat import size_hint
 from torch_tile.inductor.passes.epilogue import PRODUCTS, Region, Writer, extend, kind_of, operands_of, strip_views
 from torch_tile.inductor.passes.graph import (
@@ -148,19 +148,28 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
         front = None
     pure = canonical(Writer(behind).text(last)) if last is not norm.out else ""
     small = not pure or (pure in ACTIVATIONS and not norm.centred)
-    if small and (front is None or (plain_sum and not (late and norm.centred))):
+    if small and (front is None or (plain_sum and not _takes_sum(context, norm, front, late))):
         return False
     what = _describe(norm, last, front)
-    if left_to_inductor(context, what, last, norm.x, anchor):
-        if anchor is norm.out:  # an op of ours
-            context.left.add(anchor)
-        return True
-    rewrite = Rewrite(last)
-    pairs = _write(rewrite, norm, epilogue, writer, last, front)
-    settled = anchor in context.handled
-    if not context.replace(rewrite, "norm", pairs, what, anchor) and not settled:
-        context.handled.discard(anchor)  # where it is an op of ours, it is judged alone in the end
+    left = left_to_inductor(context, what, last, norm.x, anchor)
+    if not left:
+        rewrite = Rewrite(last)
+        pairs = _write(rewrite, norm, epilogue, writer, last, front)
+        left = not context.replace(rewrite, "norm", pairs, what, anchor)
+    if left and anchor is norm.out:
+        # Alone this op of ours would win still less, as Inductor fuses what stands around a norm either way.
+        context.left.add(anchor)
     return True
+
+
+def _takes_sum(context: Context, norm: Norm, front: Front, late: bool) -> bool:
+    """Whether a plain sum in front is decided on here and now.
+
+    An RMS norm's that is stored as well is `add_rms_norm`'s, later on (passes/norm.py); one that is not waits only
+    where products may take sums. A layer norm's waits for them in any case.
+    """
+    may_be_taken = context.settings.select == "tile" or context.settings.thorough
+    return late if norm.centred else not (front[1] or may_be_taken)
 
 
 _SUM = canonical("v0=add(acc0,x0);ret v0")
@@ -294,8 +303,8 @@ def left_to_inductor(context: Context, what: str, node: Node, x: Node, anchor: N
     """Whether an operation on rows is Inductor's without a contest, which would take longer than it could give.
 
     It is if it is part of a larger pointwise kernel of Inductor's, in which its result is never rounded, if a GPU
-    takes as long for it as for starting any kernel, or if the rows of `x` do not lie in one piece, of which a kernel
-    that takes row by row loads more than it needs.
+    takes as long for it as for starting any kernel, if the rows of `x` do not lie in one piece, of which a kernel
+    that takes row by row loads more than it needs, or if sizes tell (foregone.py).
     """
     if context.settings.select != "fastest":
         return False
@@ -305,6 +314,8 @@ def left_to_inductor(context: Context, what: str, node: Node, x: Node, anchor: N
         why = "so small that every kernel takes the same time"
     elif family == "norm" and val(x).device.type == "cuda" and val(x).shape[-1] != 1 and val(x).stride(-1) != 1:
         why = "neighbours in a row are no neighbours in memory, where Inductor goes along columns"
+    elif family == "norm" and not context.settings.thorough and (held := foregone.in_registers(node)):
+        why = held
     else:
         return False
     context.note(family, report.KEPT, what, anchor, why)
