@@ -75,6 +75,10 @@ ON_GPU = (
     square(2, 4096, True, 1.15, 64, 8, dtype=BF16, quick=True), square(2, 8192, False, 1.06, 64, 8, dtype=BF16),
     square(2, 8192, True, 1.10, d=64, dtype=BF16, quick=True),
     square(1, 4096, True, 1.10, 128, 128, 192, 128, dtype=BF16),
+    # Short sequences of models: an encoder, ViT, windows of an image, Whisper, GPT-2 and Llama in training.
+    square(16, 512, False, 0.98, 16, 16, 64, dtype=BF16), square(64, 197, False, 0.98, 16, 16, 64, dtype=BF16),
+    square(128, 49, False, 0.98, 12, 12, 64, dtype=BF16), square(4, 1500, False, 0.98, 20, 20, 64, dtype=BF16),
+    square(8, 1024, True, 0.98, 25, 25, 64, dtype=BF16), square(8, 512, True, 0.98, 32, 8, dtype=BF16),
     decode(1, 8192, 1.3), decode(8, 8192, 1.15, quick=True), decode(32, 8192, 0.98), decode(128, 4096, 0.98),
     decode(8, 8192, 3.0, queries=8), decode(8, 8192, 3.0, queries=16),
 )  # fmt: skip
