@@ -181,6 +181,8 @@ def _attentions() -> Iterator[Case]:
         yield Case(f"attention {name} bias", _attention(dtype, 64, mask=dtype))
         yield Case(f"attention {name} d64 long", _attention(dtype, 64, lengths=(8192, 8192)))
         yield Case(f"attention {name} short", _attention(dtype, 128, lengths=(512, 512)))
+        yield Case(f"attention {name} short causal", _attention(dtype, 128, lengths=(400, 512), causal=True))
+        yield Case(f"attention {name} d64 packed", _attention(dtype, 64, (40, 256), 8, causal=True))
         for size in (64, 128, 256):
             yield Case(f"attention {name} d{size} cap", _attention(dtype, size, groups=2, causal=True, score=CAP))
         yield Case(f"attention {name} cap full", _attention(dtype, 128, score=CAP))
