@@ -151,11 +151,12 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
     if small and (front is None or (plain_sum and not _takes_sum(context, norm, front, late))):
         return False
     what = _describe(norm, last, front)
+    won_alone = anchor in context.handled
     left = left_to_inductor(context, what, last, norm.x, anchor)
     if not left:
         rewrite = Rewrite(last)
         pairs = _write(rewrite, norm, epilogue, writer, last, front)
-        left = not context.replace(rewrite, "norm", pairs, what, anchor)
+        left = not context.replace(rewrite, "norm", pairs, what, anchor) and not won_alone
     if left and anchor is norm.out:
         # Alone this op of ours would win still less, as Inductor fuses what stands around a norm either way.
         context.left.add(anchor)
