@@ -22,7 +22,7 @@ from torch_tile.target import Target
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import arguments, disagreement, shrunk, traced
 
-COUNT, PARTS = int(os.environ.get("TORCH_TILE_FUZZ", "1000")), 10
+COUNT, PARTS = int(os.environ.get("TORCH_TILE_FUZZ", "600")), 10
 TARGETS = ("sm_90", "sm_80", "sm_120")
 
 
