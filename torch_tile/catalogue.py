@@ -137,5 +137,9 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "the notes say what went wrong with each: mend that, or give other configurations",
     ),
     "slow_schedule": ("strict: {op} became {became}", "{why}: mend that, or leave out strict=True"),
+    "too_few_registers": (
+        "the threads of {name} have {have} registers each, and an instruction needs {need}",
+        "take smaller tiles or more threads, or ask for fewer blocks by T.annotate_min_blocks_per_sm",
+    ),
     "device_assert": ("device assertion failed: {message}", "see the condition at this line"),
 }

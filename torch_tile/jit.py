@@ -60,11 +60,15 @@ def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKe
 def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
     """The steps for NVIDIA GPUs, none of which needs one."""
     from .runtime.cuda_launch import CudaLauncher
-    from .runtime.nvrtc import compile_cubin
+    from .runtime.nvrtc import TooFewRegistersError, compile_cubin
     from .stored import cuda_source
 
     source, lowered = cuda_source(program, build)  # passes and CUDA C++, unless they are on disk: stored.py
-    cubin = compile_cubin(source.text, build.target, build.options)  # machine code, cached: runtime/nvrtc.py
+    try:
+        cubin = compile_cubin(source.text, build.target, build.options)  # machine code, cached: runtime/nvrtc.py
+    except TooFewRegistersError as short:
+        span = next((entry.span for entry in source.entries if entry.name == short.name), None)
+        raise error("too_few_registers", span, name=short.name, have=short.have, need=short.need) from None
     note_costs(program.kernels, source.entries, cubin, build)
     if build.options.strict:
         refuse_slow(build)

@@ -70,6 +70,11 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
                 build.note(copy.span, "T.copy", "no bulk copy, so that all threads copy and multiply in turn", why)
         _each_its_own(kernel, loads if isinstance(loads, str) else "not every pipelined copy is a bulk copy", build)
         return kernel
+    if equal_share(count + WARPGROUP, kernel.min_blocks) <= FEWEST_REGISTERS:
+        why = f"{kernel.min_blocks} blocks on a multiprocessor leave them no registers"
+        build.note(kernel.span, "T.Kernel", "no warps that copy, so that all threads copy and multiply in turn", why)
+        _each_its_own(kernel, why, build)
+        return kernel
     return _Roles(normal, loads, survey, thread, build).kernel()
 
 

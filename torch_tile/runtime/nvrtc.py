@@ -26,6 +26,9 @@ from .host_compiler import csrc_dir
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v", "--no-source-include")
 _ERROR_LINES = 30
+SHORT = re.compile(
+    r"Insufficient registers \((?P<have>\d+)\).* in function (?P<name>\w+)\..*target of (?P<need>\d+) or higher"
+)
 _log = logging.getLogger("torch_tile")
 
 
@@ -55,11 +58,20 @@ class Cubin(NamedTuple):
         return [line.strip() for line in self.log.splitlines() if re.search(r"\(C\d{4}\)|\bwarning\b", line)]
 
 
+class TooFewRegistersError(RuntimeError):
+    """The assembler has not registers enough for an instruction of the entry function `name`."""
+
+    def __init__(self, name: str, have: str, need: str):
+        super().__init__(f"{name} has {have} registers for each thread and needs {need}")
+        self.name, self.have, self.need = name, have, need
+
+
 def compile_cubin(text: str, target: Target, options: PassOptions | None = None) -> Cubin:
     """The cubin of the CUDA C++ `text` for `target`, or the one found in the cache. Any thread may call it.
 
-    Raises NoNvrtcError if there is no NVRTC or it does not know the chip, CacheError if the cache cannot be used, and
-    InternalError if the text is refused, which then is a fault of the code generator.
+    Raises NoNvrtcError if there is no NVRTC or it does not know the chip, CacheError if the cache cannot be used,
+    TooFewRegistersError if tiles ask for more than threads have, and InternalError if the text is refused for another
+    reason, which then is a fault of the code generator.
     """
     library = find_nvrtc()
     flags = flags_for(target, options or PassOptions())
@@ -165,7 +177,7 @@ class _Nvrtc:
     def compile(
         self, text: str, headers: Sequence[tuple[str, bytes]], flags: Sequence[str]
     ) -> tuple[bytes, str]:  # fmt: skip
-        """Cubin and log. Raises InternalError, with the log, if the text is refused."""
+        """Cubin and log. Raises what `compile_cubin` does."""
         lib, program = self.library, ctypes.c_void_p()
         if self.version() >= (13, 0):  # where the driver is, NVRTC has a cache of its own, which gives no log
             flags = (*flags, "--no-cache")
@@ -198,6 +210,8 @@ class _Nvrtc:
             return NoNvrtcError(
                 f"NVRTC {version} at {self.path} does not know the chip of {flags[0]}; a newer CUDA does"
             )
+        if short := SHORT.search(log):
+            return TooFewRegistersError(short["name"], short["have"], short["need"])
         lines = log.strip().splitlines()
         if len(lines) > _ERROR_LINES:
             lines[_ERROR_LINES:] = [f"... and {len(lines) - _ERROR_LINES} more lines"]
