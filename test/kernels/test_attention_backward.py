@@ -54,7 +54,7 @@ CUTS = (
 def test_random_problems(form, rounds, problems, check):
     dtype, d, dv, mask_dtype, causal, windowed = FORMS[form]
     for number in rounds(3):
-        batch, kv_heads, groups = problems.pick(1, 2), problems.pick(1, 2, 3), problems.pick(1, 1, 2, 4)
+        (batch, kv_heads), groups = problems.pick((1, 1), (2, 1), (1, 2), (1, 3)), problems.pick(1, 1, 2, 3)
         q_len, kv_len = problems.size(50), problems.size(60)
         q, grad = (problems.reordered(batch, kv_heads * groups, q_len, n, dtype=dtype) for n in (d, dv))
         k = problems.tensor(batch, kv_len, kv_heads, d, dtype=dtype).transpose(1, 2)

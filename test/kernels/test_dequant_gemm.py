@@ -90,7 +90,7 @@ def test_weights_are_widened_as_documented():
 def test_random_problems(scheme, rounds, problems, check):
     scheme = SCHEMES[scheme]
     unit = max(scheme.group, 8)
-    for number in rounds(4):
+    for number in rounds(3):
         config = problems.pick(None, None, Config(8, 64, 64, 128, 2), Config(16, 64, 64, 128, 2, splits=3))
         m, n, k = problems.size(40), problems.size(90), unit * problems.size(400 // unit)
         products, turned = problems.pick(1, 1, 2), problems.pick(False, False, True)
@@ -108,7 +108,7 @@ def test_random_problems(scheme, rounds, problems, check):
 def test_aligned_rows(scheme, rounds, problems, check):
     """Bulk copies and wgmma on Hopper, which the ragged sizes of others refuse."""
     scheme = SCHEMES[scheme]
-    for number in rounds(3):
+    for number in rounds(2):
         cuts = Config(16, 64, 128, 128, 3), Config(32, 128, 64, 256, 2, splits=2), Config(128, 64, 64, 128, 2)
         config = problems.pick(None, *cuts)
         m, n, k = problems.size(70), problems.size(150), 128 * problems.pick(1, 3, 4, 8)

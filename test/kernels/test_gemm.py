@@ -87,7 +87,7 @@ def random_operands(problems, form, batch, shared, m, n, k, layout):
 @pytest.mark.parametrize("form", FORMS)
 def test_random_problems(form, rounds, problems, check):
     dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
-    for number in rounds(17):
+    for number in rounds(9):
         config = problems.pick(SMALL, TURNS, replace(SMALL, splits=3)) if number % 8 else None
         m, n, k = problems.size(50), problems.size(70), problems.size(90)
         batch = problems.pick(None, None, 1, 3)
@@ -158,7 +158,7 @@ def test_empty_and_tiny(shape, splits, engine):
 @pytest.mark.parametrize("form", ["plain", "swiglu", "every_kind", "bfloat16"])
 def test_one_row(form, rounds, problems, check):
     dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
-    for _ in rounds(8):
+    for _ in rounds(5):
         n, k, batch = problems.size(70), problems.size(300), problems.pick(None, 3)
         a, bs, aux = random_operands(problems, form, batch, False, 1, n, k, "turned")
         a = a.contiguous()

@@ -132,7 +132,7 @@ def random_cache(problems, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_random_problems(form, rounds, problems, check):
     dtype = FORMS[form][0]
-    for number in rounds(21):
+    for number in rounds(10):
         q, q_pe, kv, k_pe, table, seq_lens = random_cache(problems, form)
         if table is None and problems.pick(True, False):
             seq_lens, kv, k_pe = None, kv.nan_to_num(), k_pe.nan_to_num()

@@ -92,7 +92,7 @@ def random_rows(problems, dtype):
 @pytest.mark.parametrize("form", FORMS)
 def test_random_rms_norms(form, rounds, problems, check):
     dtype, weight_dtype, residual, activation, offset, cast_first = FORMS[form]
-    for _ in rounds(18):
+    for _ in rounds(9):
         x = random_rows(problems, dtype) * problems.pick(0.1, 1, 100)
         weight = problems.tensor(x.shape[-1], dtype=weight_dtype) if weight_dtype else None
         other = problems.tensor(*x.shape, dtype=dtype) if residual else None
@@ -127,7 +127,7 @@ def test_casts_where_the_reference_does(dtype, engine, problems):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("affine", [(False, False), (True, False), (False, True), (True, True)])
 def test_random_layer_norms(dtype, affine, rounds, problems, check):
-    for _ in rounds(12):
+    for _ in rounds(8):
         x = random_rows(problems, dtype) + problems.pick(0, 3)
         weight, bias = (problems.tensor(x.shape[-1], dtype=dtype) if given else None for given in affine)
         eps = problems.pick(1e-5, 0.1)

@@ -35,7 +35,7 @@ def test_large_and_infinite_scores():
 def test_random_problems(dtypes, whole, rounds, problems, check):
     dtype, out_dtype = (getattr(torch, name) for name in dtypes)
     config = Config(rows=4, width=64, whole=True) if whole else Config(rows=2, width=32, whole=False)
-    for _ in rounds(18):
+    for _ in rounds(9):
         rank = problems.pick(1, 2, 3, 4)
         x = problems.tensor(*(problems.size(20 if rank < 3 else 6) for _ in range(rank)), dtype=dtype) * problems.pick(
             1, 20

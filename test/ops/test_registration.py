@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold of every op alike: torch's own opcheck, layout of results, gradients, autocast, dynamic shapes."""
 
+import random
 import subprocess
 import sys
 import warnings
@@ -36,9 +37,10 @@ def outputs(result):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OPS)
-def test_opcheck(name, dtype, samples):
-    cases = samples(name, 100, dtype, requires_grad=True)
-    for i, args in enumerate(cases if dtype == torch.float32 else cases[1:3]):
+def test_opcheck(name, dtype, samples, seed):
+    cases = list(enumerate(samples(name, 100, dtype, requires_grad=True)))
+    most = 4 if dtype == torch.float32 else 2  # each takes seconds, of which most are spent on tracing it
+    for i, args in random.Random(seed).sample(cases, min(most, len(cases))):
         print("sample", i)
         torch.library.opcheck(overload(name), args)
 
