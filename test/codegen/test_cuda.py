@@ -180,8 +180,12 @@ demo_kernel(int32_t* __restrict__ x) {
 """)  # fmt: skip
     columns = program([x], kernel(put(x, bz, by, bx, t), swizzle=(3, "column"), **blocks))
     assert "tile::swizzled_columns<3>()" in body(columns)
+    plane = tensor("x", (8, 16), "int32")
+    flat = program([plane], kernel(put(plane, by, bx, t), swizzle=(10, "row"), grid=(16, 8), blocks=(bx, by)))
+    assert "tile::swizzled_rows<10>();\n  const int bx = block_index.x, by = block_index.y;\n  x[" in body(flat)
     compiles(rows)
     compiles(columns)
+    compiles(flat)
 
 
 def test_math():

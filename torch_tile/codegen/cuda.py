@@ -256,7 +256,7 @@ class _Cuda:
         given = "grid_index" if may_fold(kernel) else ""
         out.line(f"const tile::BlockIndex block_index = tile::{function}<{panel}>({given});")
         out.line(f"const int {x} = block_index.x, {y} = block_index.y;")
-        for var, here in zip(kernel.blocks[2:], place[2:], strict=True):
+        for var, here in zip(kernel.blocks[2:], place[2:], strict=False):
             out.line(f"const int {out.names.of(var)} = {here};")
 
     def alignment(self) -> tuple[int, ...]:
