@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import math
 
 import pytest
@@ -149,6 +150,22 @@ def test_helpers_on_expressions():
         out = torch.zeros(16, dtype=torch.int32)
         evaluate(kernel, n, out)
         assert out.tolist() == wanted(n)
+
+
+def test_truncated_division_by_numbers_of_either_sign():
+    @T.prim_func
+    def kernel(a: T.int32, b: T.int32, out: T.Tensor((3,), "int32")):
+        with T.Kernel(1) as _:
+            out[0] = T.truncdiv(a, b)
+            out[1] = T.truncdiv(a, -3)
+            out[2] = T.truncdiv(50, b)
+
+    for a, b in itertools.product((-50, -48, 0, 47, 48, -(2**31)), (-3, 3, -7, 50)):
+        out = torch.zeros(3, dtype=torch.int32)
+        evaluate(kernel, a, b, out)
+        assert out.tolist() == [int(x / y) for x, y in ((a, b), (a, -3), (50, b))]
+        assert T.truncdiv(a, b) == int(a / b)
+    assert T.truncdiv(10**17 + 1, -1) == -(10**17) - 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])

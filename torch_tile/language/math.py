@@ -100,9 +100,10 @@ def floormod(a: Any, b: Any) -> Any:
 def truncdiv(a: Any, b: Any) -> Any:
     """`a / b` of integers, rounded to zero."""
     if is_number(a) and is_number(b):
-        return int(a / b)
-    x = to_expr(a)
-    return select(x < 0, -((-x) // b), x // b)
+        return a // b + (a % b != 0 and (a < 0) != (b < 0))
+    x, y = to_expr(a), to_expr(b)
+    is_below = logical_and(x % y != 0, (x < 0) != (y < 0))  # a negative quotient that is no integer
+    return select(is_below, x // y + 1, x // y)
 
 
 def align_up(a: Any, b: Any) -> Any:
