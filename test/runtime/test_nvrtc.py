@@ -52,6 +52,16 @@ def test_spills_and_barriers_are_seen():
     assert cubin.resources["double_all"].spills == 0
 
 
+def test_garbage_may_be_moved():
+    unset = """extern "C" __global__ void moved(float* x) {
+  float tile[1];
+  x[threadIdx.x] = tile[0];
+  x[0] = 1.0f;
+}
+"""
+    assert compile_cubin(unset, HOPPER).warnings == []
+
+
 def test_logs_of_the_assembler():
     log = """
 ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized in function 'a'

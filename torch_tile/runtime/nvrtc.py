@@ -24,7 +24,8 @@ from .cache import get_or_build, key_of
 from .find_nvrtc import NoNvrtcError, find_nvrtc
 from .host_compiler import csrc_dir
 
-FLAGS = ("--std=c++17", "--ptxas-options=-v", "--no-source-include")
+# No warning (549) of variables read before they are set: tiles hold garbage until written, and may be moved as a whole.
+FLAGS = ("--std=c++17", "--ptxas-options=-v", "--no-source-include", "--diag-suppress=549")
 _ERROR_LINES = 30
 SHORT = re.compile(
     r"Insufficient registers \((?P<have>\d+)\).* in function (?P<name>\w+)\..*target of (?P<need>\d+) or higher"
