@@ -152,6 +152,19 @@ def test_helpers_on_expressions():
         assert out.tolist() == wanted(n)
 
 
+def test_cast_with_the_dtype_in_front():
+    @T.prim_func
+    def kernel(n: T.int32, out: T.Tensor((3,), "float32")):
+        with T.Kernel(1) as _:
+            out[0] = T.Cast("float32", n) * 0.5
+            out[1] = T.Cast(torch.float32, T.Cast(T.int8, n + 256))
+            out[2] = T.Cast("float32", 3)
+
+    out = torch.zeros(3)
+    evaluate(kernel, 7, out)
+    assert out.tolist() == [3.5, 7, 3]
+
+
 def test_truncated_division_by_numbers_of_either_sign():
     @T.prim_func
     def kernel(a: T.int32, b: T.int32, out: T.Tensor((3,), "int32")):

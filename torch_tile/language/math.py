@@ -77,7 +77,11 @@ def cast(value: Any, dtype: Any, **hints: Any) -> Expr:
     return cast_expr(value, dtype_of(dtype))
 
 
-Cast = cast
+def Cast(dtype: Any, value: Any, **hints: Any) -> Expr:
+    """`cast` with the dtype in front, as TIR and kernels for TileLang have it; either order is taken."""
+    if isinstance(dtype, Expr) or is_number(dtype):
+        dtype, value = value, dtype
+    return cast(value, dtype)
 
 
 def ceildiv(a: Any, b: Any) -> Any:
