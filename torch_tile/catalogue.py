@@ -125,6 +125,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "a block needs {need} bytes of shared memory; {target} has {limit}",
         "use smaller tiles, fewer stages, or tiles that are not needed at the same time",
     ),
+    "parted_threads": (
+        "{what} is done by all threads together, but `{condition}` differs between them, so that only some come by",
+        "end the branch or loop before it, or give it to whole groups of 128 threads: `with T.ws(0):`",
+    ),
     "divergent_hazard": (
         "threads exchange values through `{buffer}` where not all threads of the block pass, so no barrier can stand",
         "end the `if` before the values are read, or let every thread take part",

@@ -137,6 +137,17 @@ def divergent_hazard():
     insert_sync(made, Build(Target.of("cuda:sm_90a")))
 
 
+def parted_threads():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            tile = T.alloc_shared((64,), "float32")
+            if T.get_thread_binding() < 32:
+                T.copy(A, tile)  # here
+
+    tilelang.compile(kernel, target="cuda:sm_90a")
+
+
 def no_config():
     @tilelang.autotune(configs=[{"block": 0}, {"block": -1}])
     @tilelang.jit(out_idx=[-1])
@@ -160,6 +171,7 @@ CASES = {
     out_of_bounds_region: ("out_of_bounds", "T.copy(A[0:6], tile[4:10])"),
     shared_memory: ("shared_memory", "T.alloc_shared((512, 128), \"float32\")"),
     divergent_hazard: ("divergent_hazard", "A[thread]"),
+    parted_threads: ("parted_threads", "T.copy(A, tile)"),
     out_of_bounds_when_run: ("out_of_bounds", "tile[A[1]]"),
     unsupported_on_target: ("unsupported_on_target", "T.copy(A[i * 8], tile)"),
     device_assert: ("device_assert", "T.device_assert(A[0] > 0.0, \"A must be positive\")"),

@@ -81,3 +81,47 @@ def test_what_never_runs_is_outside_of_nothing(keeps):
                     tile[i] = T.if_then_else(i >= 1, tile[T.max(i - 1, 0)], 0.0)
 
     keeps(check_kernel, kernel)
+
+
+def test_what_all_threads_do_together_is_not_for_some_of_them():
+    @T.prim_func
+    def kernel(x: T.Tensor((64, 64), "float32"), n: T.int32):
+        with T.Kernel(4, threads=256) as b:
+            thread = T.get_thread_binding()
+            tile, out = T.alloc_shared((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            seen = T.alloc_var("int32", 0)
+            if thread < 128:
+                T.gemm(tile, tile, out)  # product
+                seen = 1
+            if seen > 0:
+                T.copy(x, tile)  # of a variable
+            for i in T.serial(thread // 32):
+                for j in T.Parallel(64):  # nest
+                    tile[i, j] = 0
+            while seen < thread:
+                if b > 1:
+                    T.fill(tile, 0)  # while
+                seen += 1
+
+    places = ("product", "of a variable", "nest", "while")
+    assert lines(kernel) == [("parted_threads", place) for place in places]
+
+
+def test_what_a_thread_does_by_itself_is_for_any(keeps):
+    @T.prim_func
+    def kernel(x: T.Tensor((64, 64), "float32"), n: T.int32):
+        with T.Kernel(4, threads=256) as b:
+            thread = T.get_thread_binding()
+            tile, own = T.alloc_shared((64, 64), "float32"), T.alloc_local((4,), "float32")
+            if thread < 32:
+                T.copy(x[thread, 0:4], own)
+                T.atomic_add(x[thread, 4], own[0])
+                for v in T.vectorized(4):
+                    tile[thread, v] = own[v]
+            if thread < 256 and n > b:  # all of them, or none
+                T.copy(x, tile)
+            with T.ws(1):
+                if thread >= 128:  # all of the role
+                    T.copy(tile, x)
+
+    keeps(check_kernel, kernel)

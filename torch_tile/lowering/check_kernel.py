@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ..diagnostics import Diagnostic, TileError, diagnose
@@ -14,7 +15,9 @@ from ..ir.node import Node, Rewriter, find
 from ..ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, dimensions
 from ..tileop import RegisteredOp
 from ..tileop.base import describe
+from ..tileop.copy_tma import TmaCopy
 from .bulk_loads import BY_HAND
+from .divergence import Divergence
 
 
 def check_kernel(program: Program) -> Program:
@@ -32,6 +35,9 @@ class _Check(Rewriter):
         self.found: list[Diagnostic] = []
         self.ranges = Ranges()
         self.runs = True
+        self.divergence: Divergence | None = None  # of a kernel that names its threads
+        self.thread: Var | None = None
+        self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads take
 
     def sizes(self, program: Program) -> None:
         """Every size known only at run time is one of some tensor."""
@@ -44,7 +50,20 @@ class _Check(Rewriter):
 
     def Kernel(self, kernel: Kernel) -> Kernel:
         self.ranges = Ranges().kernel(kernel)
+        self.thread = kernel.thread
+        self.divergence = None
+        if kernel.thread is not None:
+            self.ranges = self.ranges.loop(kernel.thread, 0, math.prod(kernel.threads))
+            self.divergence = Divergence(kernel)
         return self.children(kernel)
+
+    def Role(self, role: stmt.Role) -> Stmt:
+        outer = self.ranges
+        if self.thread is not None:
+            self.ranges = outer.loop(self.thread, role.first, role.first + role.count)
+        self.children(role)
+        self.ranges = outer
+        return role
 
     def For(self, loop: For) -> Stmt:
         outer = self.ranges
@@ -53,16 +72,42 @@ class _Check(Rewriter):
             self.ranges = self.ranges.loop(var, start, stop, loop.step)
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
             self._independent(loop)
-        self._within(self.ranges, loop.body, runs)
+        if loop.kind is LoopKind.PARALLEL:
+            self._by_all(loop, "T.Parallel")
+        self._within(self.ranges, loop.body, runs, next(filter(self._parts, (*loop.starts, *loop.stops)), None))
         self.ranges = outer
         return loop
 
-    def _within(self, ranges: Ranges, body: Block, runs: bool) -> None:
-        """Check a body; in one that never runs, everything can be proved about indices and nothing is outside."""
-        outer = self.ranges, self.runs
-        self.ranges, self.runs = ranges, self.runs and runs
+    def While(self, loop: stmt.While) -> Stmt:
+        self(loop.condition)
+        self._within(self.ranges, loop.body, True, loop.condition if self._parts(loop.condition) else None)
+        return loop
+
+    def _parts(self, value: Expr) -> bool:
+        """Whether threads may see different values."""
+        return self.divergence is not None and self.divergence.is_divergent(value)
+
+    def _tells_apart(self, condition: Expr) -> bool:
+        """Whether some part of a condition may hold for some threads only."""
+        if isinstance(condition, Binary) and condition.op in ("and", "or"):
+            return self._tells_apart(condition.a) or self._tells_apart(condition.b)
+        known = self.ranges
+        return self._parts(condition) and not known.prove(condition) and not known.refute(condition)
+
+    def _by_all(self, one: Stmt, what: str) -> None:
+        """What all threads do together stands where all of them come by."""
+        if self.parted is not None and self.runs:
+            self.found.append(diagnose("parted_threads", one.span, what=what, condition=repr(self.parted)))
+
+    def _within(self, ranges: Ranges, body: Block, runs: bool, parted: Expr | None) -> None:
+        """Check a body, `parted` if only some threads run it.
+
+        In one that never runs, everything can be proved about indices and nothing is outside.
+        """
+        outer = self.ranges, self.runs, self.parted
+        self.ranges, self.runs, self.parted = ranges, self.runs and runs, self.parted if parted is None else parted
         self(body)
-        self.ranges, self.runs = outer
+        self.ranges, self.runs, self.parted = outer
 
     def Block(self, block: Block) -> Block:
         outer = self.ranges
@@ -76,8 +121,10 @@ class _Check(Rewriter):
     def If(self, node: If) -> Stmt:
         self(node.condition)
         known = self.ranges
-        self._within(known.assume(node.condition), node.then, not known.refute(node.condition))
-        self._within(known.assume(unary("not", node.condition)), node.otherwise, not known.prove(node.condition))
+        always, never = known.prove(node.condition), known.refute(node.condition)
+        parted = node.condition if self._tells_apart(node.condition) else None
+        self._within(known.assume(node.condition), node.then, not never, parted)
+        self._within(known.assume(unary("not", node.condition)), node.otherwise, not always, parted)
         return node
 
     def Alloc(self, node: Alloc) -> Stmt:
@@ -98,6 +145,9 @@ class _Check(Rewriter):
             reads, writes = op.accesses()
             for region in (*reads, *writes):
                 self._region(region, op)
+            by_one = isinstance(op, TmaCopy)  # of its threads, whichever come by
+            if not by_one and not _is_of_each((*reads, *writes)):
+                self._by_all(op, f"T.{op.op_name}")
         return op
 
     def Load(self, load: Load) -> Expr:
@@ -159,6 +209,12 @@ class _Check(Rewriter):
 
     def _refuse(self, node: Node, what: str, fix: str) -> None:
         self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
+
+
+def _is_of_each(regions: tuple[Region, ...]) -> bool:
+    """Whether each thread does an operation by itself: on memory of its own, or on single elements."""
+    own = any(region.buffer.scope in ("local", "var") for region in regions)
+    return own or all(isinstance(r.extent, Const) and r.extent.value == 1 for region in regions for r in region.ranges)
 
 
 def _own_statements(body: Block) -> Iterator[Stmt]:

@@ -11,9 +11,10 @@ from ..intrinsics.base import lookup
 from ..intrinsics.memory import option
 from ..ir import stmt as st
 from ..ir.expr import Address, Call, Expr, Load, Var
-from ..ir.node import Node, children, contains, find, symbols
-from ..ir.stmt import Block, Break, Continue, Do, For, If, Let, Role, Stmt, Store, While
+from ..ir.node import children, contains, find, symbols
+from ..ir.stmt import Break, Continue, Do, For, Let, Role, Stmt, Store, While
 from ..ir.substitute import Substitute
+from .divergence import Divergence
 from .hazards import Collector, overlap
 
 ENGINES = "wgmma", "tma_load", "tma_store", "bulk_wait"
@@ -81,10 +82,11 @@ class Crews:
         return self.free[at]
 
 
-class Facts:
+class Facts(Divergence):
     """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
 
     def __init__(self, kernel: st.Kernel, handed_over: frozenset[int] = frozenset()):
+        super().__init__(kernel)
         written = {id(n.buffer) for n in find(kernel, Store, Address)}
         touched = (n.buffer for n in find(kernel, Store, Address, Load))
         relevant = {id(b) for b in touched if b.scope == "shared" or (b.scope == "global" and id(b) in written)}
@@ -102,47 +104,10 @@ class Facts:
             if not contains(value, Load, Call):
                 names[id(let.var)] = value
         self.collector = Collector(names, relevant)
-        # Names and variables whose value differs between threads.
-        self.mixed = {id(n) for n in find(kernel, Var) if n.role == "thread"}
-        size = -1
-        while size != len(self.mixed):
-            size = len(self.mixed)
-            self._spread(kernel.body, False)
         self.memory: dict[int, tuple[st.Stmt, bool]] = {}
         self.ordered: tuple[str, ...] = ORDERED
         self.unknown: dict[int, Var] = {}
         self.stand_ins: dict[int, Mapping[int, Expr]] = {}
-
-    def _spread(self, node: Node, divergent: bool) -> None:
-        if isinstance(node, Let) and self.is_divergent(node.value):
-            self.mixed.add(id(node.var))
-        elif isinstance(node, Store) and node.buffer.scope == "var" and (divergent or self.is_divergent(node.value)):
-            self.mixed.add(id(node.buffer))
-        elif isinstance(node, If):
-            divergent = divergent or self.is_divergent(node.condition)
-        elif isinstance(node, For | While):
-            divergent = divergent or self.parts(node)
-        for child in children(node):
-            if isinstance(child, Stmt):
-                self._spread(child, divergent)
-
-    def is_divergent(self, e: Expr) -> bool:
-        """Whether threads of the block may see different values; registers are read alike where they decide."""
-        return not self.mixed.isdisjoint(symbols(e))
-
-    def parts(self, loop: For | While) -> bool:
-        """Whether threads may be in different iterations of a loop, or leave it at different times."""
-        bounds = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
-        return any(map(self.is_divergent, bounds)) or self._leaves(loop.body, False)
-
-    def _leaves(self, one: Stmt, divergent: bool) -> bool:
-        """Whether only some threads may leave the iteration in `one`."""
-        if isinstance(one, Break | Continue):
-            return divergent
-        if isinstance(one, If):
-            divergent = divergent or self.is_divergent(one.condition)
-        inside = children(one) if isinstance(one, Block | If) else ()
-        return any(self._leaves(child, divergent) for child in inside if isinstance(child, Stmt))
 
     def orders(self, one: Stmt) -> bool:
         """Whether a statement holds a barrier, a commit of or wait for copies, or leaves an iteration."""
