@@ -105,6 +105,18 @@ def test_small_operands_are_computed_inside(light, generator, final_graph):
     assert not final_graph[-1].find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_operands_that_are_cast(norm, agrees, generator):
+    """RecurrentGemma scales its embeddings by a number kept in bfloat16."""
+    x, y, c, _, w, b = inputs(generator)
+
+    def block(x, y, c, n, w, b):
+        return NORMS[norm](x * n.to(x.dtype) + y, w, b) * (1 + c[:, None, :N].float())
+
+    _, report = agrees(block, x, y, c.bfloat16(), torch.tensor(7.0, dtype=torch.bfloat16), w, b)
+    assert "with what makes its input and what follows" in report.replaced("norm")[-1].what
+
+
 @pytest.mark.parametrize("kind", ["layer", "layer by hand"])
 def test_a_residual_in_front_of_a_layer_norm(kind, agrees, generator):
     def block(x, y, w, b):

@@ -336,7 +336,7 @@ class Writer:
     def _op(self, node: Node) -> str:
         target: Any = node.target
         if is_call(node, *VIEWS, CAST):
-            return self.names[node.args[0]]  # type: ignore[index]
+            return self._name(node.args[0], node)
         words = [self._name(x, node) for x in operands_of(node) or []]
         if target in _UNARY:
             return self._say(_UNARY[target], *words)
