@@ -171,6 +171,20 @@ def test_large_scores_do_not_overflow(engine):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("text", [False, True], ids=["mask", "text"])
+def test_rows_of_numbers_that_stand_for_minus_infinity(text, low, engine):
+    """Such a row is the mean of all values, others do not see the keys."""
+    q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 70, 16), torch.randn(1, 2, 70, 8)
+    mask = torch.zeros(1, 1, 5, 70)
+    mask[:, :, :2], mask[:, :, 2, :66], mask[:, :, 3, 3:] = low, low, low
+    options = {"aux": [mask == 0], "score": f"v=where(x0,acc0,{low});ret v"} if text else {"mask": mask}
+    want = torch.softmax((q @ k.mT / 4).masked_fill(mask != 0, low), -1) @ v
+    for out, lse in (attention(q, k, v, **options), reference(q, k, v, **options)):
+        torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(lse[:, :, :2], torch.full((1, 2, 2), low))
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_packed_heads_that_are_apart(config, problems, check):
     """Rows of heads that share a key head are no view where heads lie within each query: still one result."""

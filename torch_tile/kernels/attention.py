@@ -82,8 +82,9 @@ def scores(
 def softmax_with_lse(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over the last dimension and its log-sum-exp; a row of `-inf` (or of no keys) gives 0 and `-inf`."""
     lse = torch.logsumexp(s, -1)
-    # exp(s - lse) would be NaN in a row that sees nothing; any finite stand-in for lse gives exp(-inf) = 0 there.
-    return (s - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1)).exp(), lse
+    # Not exp(s - lse): where all scores are as low as numbers go, lse has no digit left for their count.
+    empty = (lse == float("-inf")).unsqueeze(-1)
+    return torch.softmax(s.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0), lse
 
 
 def default_scale(head_dim: int) -> float:
@@ -224,7 +225,7 @@ def flash_attention(config: Config, form: Form) -> Any:
                         query = row % q_len if packed else row
                         seen = form.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-                exponentiate(scores, peak, shares, fade, factor)
+                exponentiate(scores, peak, shares, fade, factor, lows=form.lows)
                 for i, c in T.Parallel(rows, form.tile_dv):
                     sums[i, c] *= fade[i]
                 T.copy(scores, weights)

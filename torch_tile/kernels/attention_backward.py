@@ -94,6 +94,11 @@ def gradients(
     return dq, dk, dv, ds.reshape(batch, heads, q_len, kv_len)
 
 
+def probability(form: Form, score: Any, peak: Any) -> Any:
+    """`exp(score - log-sum-exp)` of a masked score; `peak` is the latter, in powers of two where that loses nothing."""
+    return T.exp2((score - peak) * LOG2_E if form.lows else score * LOG2_E - peak)
+
+
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 FAST = {"tl.enable_fast_math": True}
 
@@ -102,7 +107,7 @@ FAST = {"tl.enable_fast_math": True}
 def query_gradients(config: Config, form: Form) -> Any:
     """dq of a block of queries, and two numbers of each query for `key_gradients`, in rows of whole blocks.
 
-    The first is the log-sum-exp in powers of two, infinite for a query that sees no key; the second is the sum of
+    The first is what `probability` takes, infinite for a query that sees no key; the second is the sum of
     grad * out, which is what all probabilities' gradients of a query have in common.
     """
     rows, keys = config.block_q, config.block_kv
@@ -150,7 +155,7 @@ def query_gradients(config: Config, form: Form) -> Any:
             T.reduce_sum(product, common, dim=1)
             for i in T.Parallel(rows):
                 log_sum = lse[(*here, block * rows + i)]
-                peak[i] = T.if_then_else(log_sum == -infinity, infinity, log_sum * LOG2_E)
+                peak[i] = T.if_then_else(log_sum == -infinity, infinity, log_sum if form.lows else log_sum * LOG2_E)
             T.fill(weight, scale)
             T.copy(peak, statistics[(*here, 0, block * rows)])
             T.copy(common, statistics[(*here, 1, block * rows)])
@@ -182,7 +187,7 @@ def query_gradients(config: Config, form: Form) -> Any:
                         bias = [x[(*here, T.min(block * rows + i, q_len - 1), step * keys + j)] for x in mask]
                         seen = form.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
                         score = form.masked(p[i, j] * scale, seen, *bias)
-                        p[i, j] = T.exp2(score * LOG2_E - peak[i])
+                        p[i, j] = probability(form, score, peak[i])
                 for i, j in T.Parallel(rows, keys):
                     ds[i, j] = T.cast(p[i, j] * (dp[i, j] - common[i]), form.dtype)
                 T.gemm(ds, k_tile, sums, policy=T.GemmWarpPolicy.FullRow)
@@ -266,7 +271,7 @@ def key_gradients(config: Config, form: Form) -> Any:
                             bias = [x[(*here, T.min(step * queries + j, q_len - 1), key)] for x in mask]
                             seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
                             score = form.masked(p[i, j] * scale, True if seen is None else seen, *bias)
-                            p[i, j] = T.exp2(score * LOG2_E - numbers[0, j])
+                            p[i, j] = probability(form, score, numbers[0, j])
                     T.copy(p, p_rounded)
                     for i, j in T.Parallel(rows, queries):
                         ds[i, j] = T.cast(p[i, j] * (dp[i, j] - numbers[1, j]), form.dtype)

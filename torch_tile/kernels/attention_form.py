@@ -12,7 +12,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import strided
 from torch_tile.kernels.epilogue import Epilogue, parse
-from torch_tile.kernels.score import Aux, split_gain
+from torch_tile.kernels.score import Aux, has_lows, split_gain
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,11 @@ class Form:
     def program(self) -> Epilogue:
         """What makes of a scaled product a multiple of `unit`."""
         return split_gain(self.score)[0] if self.folded else parse(self.score)
+
+    @property
+    def lows(self) -> bool:
+        """Whether scores may be numbers, as low as they go, that stand for -inf."""
+        return (self.mask is not None and self.mask.is_floating_point) or has_lows(self.score, self.aux)
 
     def unit(self, scale: Any) -> Any:
         """What scores are kept in multiples of."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DIMS = "bhqk"
 """The dimensions of scores: batch, head, query, key. `i0..i3` count them."""
+LARGE = 2.0**16
+"""Of float32 up to here, products are rounded by less than 2 ** -7."""
 
 
 def inputs(s: torch.Tensor, aux: Sequence[torch.Tensor], q_offset: int) -> dict[str, torch.Tensor]:
@@ -74,6 +76,16 @@ class Aux:
         """The element for a score at `place`, as `dtype`."""
         value = x[tuple(index for d in self.dims for index in place[d]) or (0,)]
         return T.cast(value != 0, dtype) if self.dtype == torch.bool else T.cast(value, dtype)
+
+
+def has_lows(text: str, aux: Sequence[Aux]) -> bool:
+    """Whether a text may make of scores numbers of which a product with a factor overflows or loses all digits.
+
+    It may if it adds or chooses large ones, or reads numbers that differ between keys or queries: masks.
+    """
+    numbers = [abs(x) for s in parse(text).statements for x in s.operands if isinstance(x, float)] if text else []
+    masks = [x for x in aux if x.dtype != torch.bool and {"q", "k"} & set(x.dims)]
+    return bool(masks) or any(LARGE < x < float("inf") for x in numbers)
 
 
 def operand(x: torch.Tensor, kv_heads: int) -> tuple[Aux, torch.Tensor]:
