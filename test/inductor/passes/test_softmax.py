@@ -56,6 +56,19 @@ def test_a_sum_along_another_dimension_is_another_thing(form, agrees, generator)
     assert not report.rows
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x.softmax(-1),
+        lambda x: (e := torch.exp(x - x.amax(-1, keepdim=True))) / e.sum(-1, keepdim=True),
+        lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6),
+    ],
+)
+def test_tensors_of_no_dimensions(form, agrees, generator, caplog):
+    _, report = agrees(form, torch.randn((), generator=generator))
+    assert not report.replaced() and "failed" not in caplog.text
+
+
 def test_narrow_input_wide_arithmetic(light, generator):
     x = torch.randn(5, 33, generator=generator).bfloat16()
     f = lambda x: torch.softmax(x, -1, dtype=torch.float32)  # noqa: E731

@@ -68,7 +68,7 @@ def reduced(node: Any, *targets: Any) -> tuple[Node, int] | None:
     x: Any = plain.args[0]
     dims: Any = arg(plain, 1, "dim", [])
     dims = [dims] if isinstance(dims, int) else dims
-    if len(dims) != 1 or len(shape(node)) != len(shape(x)):
+    if len(dims) != 1 or len(shape(node)) != len(shape(x)) or not shape(x):
         return None
     dim = dims[0] % len(shape(x))
     return (x, dim) if arg(plain, 2, "keepdim", False) or dim == len(shape(x)) - 1 else None
@@ -101,7 +101,7 @@ def _reduces_last(node: Node) -> bool:
     dims: Any = arg(node, 1, "dim", None)
     dims = [dims] if isinstance(dims, int) else dims
     rank = len(shape(node.args[0]))
-    if not dims or len(dims) != 1:
+    if not dims or len(dims) != 1 or not rank:
         return False
     if dims[0] % rank == rank - 1:
         return True
