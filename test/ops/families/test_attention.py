@@ -66,6 +66,25 @@ def test_a_query_that_sees_nothing_gives_zero_and_no_nan_gradient(maker):
     torch.testing.assert_close(ops.attention(q, k, v, hidden), out)
 
 
+@pytest.mark.parametrize("lowest", [-1e9, -1e30, torch.finfo(torch.float32).min])
+def test_hiding_by_large_numbers(lowest, maker):
+    """As padding on the left is often hidden: in some rows all keys, in others whole blocks of them, first or last."""
+    t = maker(5, torch.float32)
+    q, k, v, grad = (t(2, 2, 150, 8).requires_grad_() for _ in range(4))
+    first, place = torch.tensor([90, 0])[:, None, None, None], torch.arange(150)
+    keep = (first <= place) & (place <= place[:, None])
+    mask, score = torch.where(keep, 0.0, lowest), f"v0=where(x0,acc0,{lowest});ret v0"
+    products = q.double() @ k.double().mT * 8**-0.5
+    want = products.masked_fill(~keep, lowest).softmax(-1) @ v.double()
+    sees = keep.any(-1, keepdim=True).expand_as(want)
+    wanted = torch.autograd.grad(want, (q, k, v), grad * sees)
+    for options in ((mask,), (None, False, None, 0, 0, [keep], score)):
+        out = ops.attention(q, k, v, *options)
+        torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-4)
+        for got, like in zip(torch.autograd.grad(out, (q, k, v), grad * sees), wanted, strict=True):
+            torch.testing.assert_close(got, like, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "shapes", [(0, 2, 3, 4, 5), (2, 0, 3, 4, 5), (2, 2, 0, 4, 5), (2, 2, 3, 0, 5), (2, 2, 3, 4, 0)]
 )
