@@ -69,6 +69,10 @@ FORMS = {
         lambda x, w: x @ (w.fp8.t().float() * w.row[None]).to(x.dtype),
         "8 bits of torch.float8_e4m3fn, ret acc0",
     ),
+    "einsum": (
+        lambda x, w: F.silu(torch.einsum("nk,bsk->bsn", w.int8.float() * w.row[:, None], x) + w.bias) + x[..., :N],
+        "8 bits of torch.int8, v0=add(acc0,x0);v1=silu(v0);v2=add(x1,v1);ret v2",
+    ),
     "stored [K, N]": (
         lambda x, w: x @ (w.int8.reshape(K, N).float() * w.row),
         "8 bits of torch.int8, ret acc0",

@@ -23,6 +23,21 @@ def linear(generator, k, n, bias=True):
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
+def test_einsum_is_a_linear_layer(dynamic, agrees, generator):
+    """Around its product it permutes dimensions of size one."""
+    x, *weights = (torch.randn(s, generator=generator) / 3 for s in ((3, 7, 16), (16, 40), (40, 16), (16, 40)))
+
+    def f(x, gate, down, up):
+        h = F.silu(torch.einsum("bsk,kn->bsn", x, gate)) * torch.einsum("kn,bsk->bsn", up, x)
+        return x + torch.einsum("bsn,nk->bsk", h, down)
+
+    _, report = agrees(f, x, *weights, dynamic=dynamic)
+    first, second = (r.what for r in report.replaced("gemm"))
+    assert first == "tile.gemm(2 products, v0=silu(acc0);v1=mul(acc1,v0);ret v1)"
+    assert second == "tile.gemm(v0=add(acc0,x0);ret v0)"
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(
     ("activation", "name"),
     [

@@ -35,10 +35,12 @@ def refine_families(settings: Settings) -> list[Family]:
         mla,
         norm,
         softmax,
+        unit_dims,
     )
 
     steps: list[tuple[str | None, Family]] = [
         (None, input_sizes.use),
+        (None, unit_dims.skip),
         ("softmax", softmax.recognise),
         ("mla", mla.match),
         ("attention", flex.match),

@@ -249,11 +249,11 @@ class Weight:
 
 def weight_of(node: Node) -> Weight | None:
     """Read the right operand of a product; None if it is not widened. Raises `Miss` for what no kernel widens."""
-    dims = axes_of(shape(node))
-    stored = read(node, dims)
+    *batch, rows, columns = axes_of(shape(node))
+    stored = None if any(batch) else read(node, [*batch, rows, columns])
     if stored is None or stored.words is node:
         return None
-    k, n = (leaves(d) for d in dims)
+    k, n = leaves(rows), leaves(columns)
     stored = replace(stored, dims=[leaves(d) for d in stored.dims], field=leaves(stored.field))
     if {a for d in stored.dims for a in d} != {*n, *k} - {*stored.field}:
         raise Miss("the weight repeats numbers that are stored once", "store a number for every weight", at=node)
@@ -275,7 +275,7 @@ def match(context: Context) -> None:
     """Replace every product with a widened weight."""
     taken: set[Node] = set()
     for node in list(context.graph.nodes):
-        if not is_call(node, aten.mm.default, aten.addmm.default) or node in taken or not node.users:
+        if not is_call(node, *epilogue.PRODUCTS) or node in taken or not node.users:
             continue
         try:
             weight = weight_of(epilogue.right(node)) if epilogue.bias_kind(node) is not None else None
@@ -307,7 +307,8 @@ def _replace(context: Context, seed: Node, weight: Weight) -> list[Node]:
     scales = [s for w in found if (s := w.scale(rewrite)) is not None]
     zeros = [w.by_group(rewrite, w.stored.zero) for w in found if w.stored.zero is not None]
     how = weight.stored
-    call = (epilogue.left(seed), bs, scales, zeros, how.bits, how.high_first, how.offset, aux, kinds, text, dtype(out))
+    a, *aux = (rewrite.reshape(x, shape(x)[-2:]) for x in (epilogue.left(seed), *aux))  # a batch of one, maybe
+    call = (a, bs, scales, zeros, how.bits, how.high_first, how.offset, aux, kinds, text, dtype(out))
     new = rewrite.call(torch.ops.tile.dequant_gemm.default, *call)
     new = rewrite.reshape(new, shape(out))
     group = f" in groups of {extent(weight.k[len(weight.prefix) :])}" if weight.prefix else ""
