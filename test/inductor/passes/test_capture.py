@@ -59,6 +59,30 @@ def test_refusals_say_why(f, family, reason, light, generator):
     assert any(reason in r.reason for r in report.missed(family)), report
 
 
+def row_loss(x, w):
+    x = F.layer_norm(x, (8,), w)[None, None]
+    return (F.scaled_dot_product_attention(x, x, x) + F.rms_norm(x, (8,)).softmax(-1)).square().sum()
+
+
+TRANSFORMS = {
+    "grad": lambda x, w: torch.func.grad(row_loss)(x[0], w),
+    "vmap": lambda x, w: torch.func.vmap(row_loss, (0, None))(x, w),
+    "grad for each sample": lambda x, w: torch.func.vmap(torch.func.grad(row_loss), (0, None))(x, w),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_of_torch_func(transform, light, generator):
+    """They are traced through ATen's operators; what stands outside of them is captured."""
+    args = torch.randn(3, 7, 8, generator=generator), torch.randn(8, generator=generator)
+    f = lambda x, w: F.softmax(F.layer_norm(x, (8,), w).sum() + transform(x, w), -1)  # noqa: E731
+    with torch.no_grad():
+        got, report = light(f, *args)
+        torch.testing.assert_close(got, f(*args), rtol=1e-4, atol=1e-5)
+    assert {r.family for r in report.missed() if "torch.func" in r.reason} == {"attention", "norm", "softmax"}
+    assert any("layer_norm([3, 7, 8]" in r.what for r in report.replaced("norm")), report
+
+
 def test_families_that_are_not_wanted_stay(light, generator):
     q = torch.randn(2, 4, 7, 8, generator=generator)
     f = lambda q: F.rms_norm(F.scaled_dot_product_attention(q, q, q), (8,))  # noqa: E731

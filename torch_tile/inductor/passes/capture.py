@@ -137,15 +137,25 @@ def capture(context: Context) -> None:
     """Swap every call that a tile op can take; say why for the others."""
     if "norm" in context.settings.families:
         _specialise_eps(context)
+    transforms = 0  # of torch.func, around a node
     for node in list(context.graph.nodes):
+        transforms += _transforms_begun(node)
         table: Any = {"call_function": FUNCTIONS, "call_method": METHODS}.get(node.op, {})
         family, binder = table.get(node.target, (None, None))
         if family is None or not _wanted(context, family):
             continue
         try:
+            if transforms:  # our ops have no rules for them
+                raise NotCaptured("under torch.func", "call it outside of vmap, grad and the like")
             _capture_one(context, node, family, binder)
         except NotCaptured as reason:
             context.miss(family, node, reason)
+
+
+def _transforms_begun(node: Node) -> int:
+    """1 where a transform of torch.func (grad, vmap, jvp, ...) begins, -1 where one ends, 0 elsewhere."""
+    name = getattr(node.target, "__name__", "")
+    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
 
 def _specialise_eps(context: Context) -> None:
