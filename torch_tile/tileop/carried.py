@@ -2,7 +2,7 @@
 """Which variables of a T.Parallel nest carry a value from iteration to iteration.
 
 A nest carries a value if it accumulates into a place that does not move with a loop variable, or reads what another
-iteration writes; along such a variable the iterations run in order, in one thread.
+iteration writes (places.py says which meet); along such a variable the iterations run in order, in one thread.
 """
 
 from __future__ import annotations
@@ -13,24 +13,36 @@ from ..ir.buffer import Buffer
 from ..ir.expr import Binary, Cast, Const, Expr, Load, Unary, Var
 from ..ir.node import Node, equal, find, walk
 from ..ir.stmt import Alloc, For, Let, Store
+from .places import Places
 
 
 def carried_vars(loop: For) -> list[Var]:
     """The variables of a nest whose iterations are not independent."""
-    uses = Uses(loop)
+    return [var for var, _ in carriers(loop)]
+
+
+def carriers(loop: For) -> list[tuple[Var, Store]]:
+    """Those variables, each with a store through which iterations may meet."""
+    known: list[tuple[Var, Store]] | None = loop.__dict__.get("_carriers")
+    if known is None:  # nests are asked about often, and never change
+        known = loop.__dict__["_carriers"] = _carriers(loop)
+    return known
+
+
+def _carriers(loop: For) -> list[tuple[Var, Store]]:
+    uses, places = Uses(loop), Places(loop)
     stores = [n for n in find(loop.body, Store) if not uses.is_private(n.buffer)]
     accesses = list(find(loop.body, Load, Store))
     found = []
-    for var in loop.vars:
-        for store in stores:
-            others = [x for x in accesses if x.buffer is store.buffer and x is not store]
-            moves = _moves_with(store.indices, var, uses)
-            if (others and (not moves or any(not _same_place(x, store) for x in others))) or (
-                not moves and uses.depends(store.value, var)
-            ):
-                found.append(var)
-                break
-    return found
+    for store in stores:
+        others = [x for x in accesses if x.buffer is store.buffer and x is not store and not places.apart(x, store)]
+        for var in loop.vars:
+            moves = _moves_with(store.indices, var, uses) or places.together(var, store, store)
+            meets = any(not places.together(var, x, store) for x in others)
+            if meets or (not moves and uses.depends(store.value, var)):
+                found.append((var, store))
+    first = {id(var): (var, store) for var, store in reversed(found)}
+    return [first[id(var)] for var in loop.vars if id(var) in first]
 
 
 class Uses:
@@ -102,7 +114,3 @@ def _is_affine(expr: Expr, var: Var, uses: Uses) -> bool:
             if _is_affine(a, var, uses) and isinstance(b, Const) and b.value:
                 return True
     return False
-
-
-def _same_place(a: Load | Store, b: Store) -> bool:
-    return equal(a.indices, b.indices)
