@@ -151,6 +151,22 @@ def test_sums_by_hand_and_names_bound_again():
     torch.testing.assert_close(c, a.sum(1)[torch.arange(24) // 2])
 
 
+def test_what_runs_in_order_is_told():
+    @T.prim_func
+    def kernel(x: T.Tensor((64,), "float32"), to: T.Tensor((64,), "int32"), y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(64):
+                y[to[i]] = x[i]
+            for i in T.Parallel(32):  # spread over threads
+                y[2 * i] = y[2 * i + 1]
+
+    build = Build(Target.of("cuda:sm_80"))
+    bind_threads(infer_layouts(kernel.program, build), build)
+    (told,) = (note for note in build.notes if note.why_not)
+    assert told.op == "T.Parallel" and told.became == "`i` runs in order, in one thread"
+    assert told.why_not == "iterations may touch the same elements of `y`"
+
+
 def test_what_stands_outside_nests_is_done_once():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "int32"), B: T.Tensor((4,), "int32")):

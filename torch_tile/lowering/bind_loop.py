@@ -20,6 +20,7 @@ from ..ir.node import Rewriter, contains
 from ..ir.polynomial import structure
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Print, Stmt, Store, While
 from ..ir.substitute import Expand, Substitute
+from ..tileop.carried import carriers
 from ..tileop.nest import Nest, nest_of
 from ..tileop.parallel import layout_of, misplaced
 from ..tileop.threads import Layouts, ThreadContext
@@ -35,6 +36,7 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     layout = layout_of(nest, ctx)
     staged = misplaced(nest, layout, Layouts())
     if not staged:
+        _note_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
     before, after = [], []
     tiles: dict[int, Buffer] = {}
@@ -51,6 +53,16 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     )  # fmt: skip
     moved: For = _Swap(tiles)(replace(loop, layout=layout))
     return Block((*before, bind_loop(moved, ctx), *after), span=loop.span)
+
+
+def _note_order(nest: Nest, ctx: ThreadContext) -> None:
+    """Tell of the variables that are not spread over threads."""
+    extents = {id(v): n for v, n in zip(nest.loop.vars, nest.extents, strict=True)}
+    met = [(var, store.buffer.name) for var, store in carriers(nest.loop) if extents[id(var)] > 1]
+    if met:
+        names, buffers = ("`, `".join(dict.fromkeys(part)) for part in ([v.name for v, _ in met], [b for _, b in met]))
+        why = f"iterations may touch the same elements of `{buffers}`"
+        ctx.build.note(nest.loop.span, "T.Parallel", f"`{names}` runs in order, in one thread", why)
 
 
 def _move(source: Buffer, target: Buffer, fragment: Buffer) -> For:
