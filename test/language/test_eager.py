@@ -78,6 +78,9 @@ def test_wrong_arguments():
         scaled(torch.randn(3), 1.0)
     with pytest.raises(LaunchError, match="argument `A` must have dtype"):
         scaled(torch.randn(3, 3).double(), 1.0)
+    for value, got in ((None, "NoneType"), ([[1.0]], "list"), (2.0, "float")):
+        with pytest.raises(LaunchError, match=f"argument `A` must be a tensor, got {got}"):
+            scaled(value, 1.0)
 
     @tilelang.jit
     def unannotated(A, B):

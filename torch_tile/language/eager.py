@@ -150,6 +150,8 @@ class _Run:
 
     def _learn(self, name: str, kind: TensorType) -> None:
         tensor, rank = self.call.arguments[name], len(kind.shape)
+        if name not in self.wanted:
+            raise LaunchError(f"argument `{name}` must be a tensor, got {type(tensor).__name__}")
         if tensor.dim() != rank:
             raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
         for dim, size in enumerate(kind.shape):
