@@ -66,3 +66,12 @@ def test_window(seed: int) -> None:
 def test_sizes_are_checked(arguments: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Attention(*arguments)
+
+
+@pytest.mark.parametrize("size", [(0, 5), (2, 0), (0, 0)])
+def test_an_empty_batch(size: tuple[int, int]) -> None:
+    x = torch.randn(*size, 24, requires_grad=True)
+    out = Attention(24, 3, 1, qk_norm=True)(x, (torch.randn(1, size[1], 8), torch.randn(1, size[1], 8)))[0]
+    assert out.shape == x.shape
+    out.sum().backward()
+    assert x.grad.shape == x.shape

@@ -77,3 +77,12 @@ def test_both_ways_have_the_same_gradients(seed: int) -> None:
         gradients.append(torch.autograd.grad(out.square().sum(), (kv, layer.kv_b_proj.weight)))
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rank", [None, 24])
+def test_an_empty_batch(rank: int | None) -> None:
+    x = torch.randn(0, 5, 40, requires_grad=True)
+    out = MLAAttention(40, 4, q_lora_rank=rank, **SIZES)(x, rope(5))[0]
+    assert out.shape == x.shape
+    out.sum().backward()
+    assert x.grad.shape == x.shape

@@ -96,8 +96,9 @@ class Attention(nn.Module):
         Returns:
             `[B, S, hidden_size]`, and None where transformers has the attention weights.
         """
-        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
-        q, k, v = (p(hidden_states).view(heads) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (p(hidden_states) for p in (self.q_proj, self.k_proj, self.v_proj))
+        # No -1 for the heads, which may be fewer on this rank: torch cannot tell their number of an empty batch.
+        q, k, v = (x.unflatten(-1, (x.shape[-1] // self.head_dim, self.head_dim)) for x in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -109,8 +110,7 @@ class Attention(nn.Module):
             out = attend(q, k, v, causal=self.causal, scale=self.scale, window=self.window)
         else:
             out = attend(q, k, v, attention_mask[..., : k.shape[2]], scale=self.scale)
-        out = out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)
-        return self.o_proj(out), None
+        return self.o_proj(out.transpose(1, 2).flatten(2)), None
 
     def extra_repr(self) -> str:
         """What the children do not say."""

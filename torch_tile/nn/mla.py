@@ -96,24 +96,24 @@ class MLAAttention(nn.Module):
         Returns:
             `[B, S, hidden_size]`, and None where transformers has the attention weights.
         """
-        batch, length = hidden_states.shape[:2]
+        length = hidden_states.shape[1]
         q = hidden_states
         q = self.q_proj(q) if self.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(q)))
-        q = q.view(batch, length, self.num_heads, -1).transpose(1, 2)
+        q = q.unflatten(-1, (self.num_heads, self.qk_nope_head_dim + self.qk_rope_head_dim)).transpose(1, 2)
         q_nope, q_pe = q.split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
         kv, k_pe = self.kv_a_proj_with_mqa(hidden_states).split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         kv, k_pe = self.kv_a_layernorm(kv)[:, None], k_pe[:, None]
         q_pe, k_pe = (rotate(x, *position_embeddings, self.rope_interleave) for x in (q_pe, k_pe))
         if isinstance(past_key_values, PagedLatents):
             out = self.paged(q_nope, q_pe, kv, k_pe, attention_mask, past_key_values)
-            return self.o_proj(out.reshape(batch, length, -1)), None
+            return self.o_proj(out.flatten(2)), None
         if past_key_values is not None:
             kv, k_pe = past_key_values.update(kv, k_pe, self.layer_idx)
         if attention_mask is None and past_key_values is not None and self.absorbing_pays(length):
             out = self.absorbed(q_nope, q_pe, kv[:, 0], k_pe[:, 0])
         else:
             out = self.expanded(q_nope, q_pe, kv, k_pe, attention_mask)
-        return self.o_proj(out.reshape(batch, length, -1)), None
+        return self.o_proj(out.flatten(2)), None
 
     def absorbing_pays(self, length: int) -> bool:
         """Whether `length` queries over the latents cost less than expanding the latents, counted for each key.
@@ -156,7 +156,8 @@ class MLAAttention(nn.Module):
     def expanded(self, q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, mask: Tensor | None) -> Tensor:
         """The same with keys and values of every head; latents are `[B, 1, keys, C]` and `[B, 1, keys, R]`."""
         batch, _, keys, _ = kv.shape
-        both = self.kv_b_proj(kv).view(batch, keys, self.num_heads, -1).transpose(1, 2)
+        sizes = batch, keys, self.num_heads, self.qk_nope_head_dim + self.v_head_dim
+        both = self.kv_b_proj(kv).view(sizes).transpose(1, 2)
         k_nope, v = both.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
         q = torch.cat([q_nope, q_pe], dim=-1)
         k = torch.cat([k_nope, k_pe.expand(-1, self.num_heads, -1, -1)], dim=-1)
