@@ -8,9 +8,10 @@ import warnings
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-import torch_tile  # noqa: F401
+import torch_tile
 from torch_tile.kernels.memory_order import empty_beside
 from torch_tile.ops.registration import SCHEMAS
 
@@ -204,6 +205,20 @@ def test_inductor_runs_the_op(name, samples, tmp_path, monkeypatch):
         got = torch.compile(lambda *a: overload(name)(*a), backend="inductor")(*args)
     for a, b in zip(outputs(got), outputs(overload(name)(*args)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_tangents_are_refused(samples):
+    """Those of torch's forward mode, which would be told that they are 0."""
+    for name in ("softmax", "attention", "gemm", "mla_decode"):
+        op, (first, *rest) = overload(name), samples(name, 3, torch.float32)[0]
+        with forward_ad.dual_level():
+            op(first, *rest)
+            with pytest.raises(NotImplementedError, match=f"tile.{name}: an argument has a tangent"):
+                op(forward_ad.make_dual(first, torch.ones_like(first)), *rest)
+    x, w = torch.randn(3, 7), torch.randn(7, 5)
+    for f, at in ((torch.ops.tile.softmax, x), (lambda b: torch_tile.ops.gemm(x, [b], dtype=x.dtype), w)):
+        with pytest.raises(NotImplementedError, match="an argument has a tangent"):
+            torch.func.jvp(f, (at,), (at,))
 
 
 def test_flop_counter_knows_the_products(maker):

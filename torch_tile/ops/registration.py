@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from torch_tile.ops.eager import Eager
 from torch_tile.ops.sharded_backward import sharded
@@ -52,7 +53,31 @@ SCHEMAS = {
 """All ops are functional: they return fresh dense tensors that never alias an input. Those are contiguous, except that
 what attention and mla_decode return lies in memory as their queries do (kernels/memory_order.py)."""
 
-LIBRARY = torch.library.Library("tile", "DEF")
+
+class _Library(torch.library.Library):
+    """Ops without forward-mode derivatives: torch would drop tangents without a word where no gradient is wanted."""
+
+    def impl(self, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
+        """As torch's; autograd's kernels refuse tangents."""
+        kernel = _without_tangents(op_name, fn) if dispatch_key == "Autograd" else fn
+        super().impl(op_name, kernel, dispatch_key, **options)  # type: ignore[no-untyped-call]
+
+
+def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def call(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+        if forward_ad._current_level >= 0:  # looked at in each call, and rarely so
+            given = [x for arg in args for x in (arg if isinstance(arg, list) else (arg,))]
+            if any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given):
+                raise NotImplementedError(
+                    f"tile.{name.removeprefix('tile::')}: an argument has a tangent, but the op has no forward-mode "
+                    "derivative; use the reverse mode, or torch's own operation"
+                )
+        return kernel(keys, *args)
+
+    return call
+
+
+LIBRARY: torch.library.Library = _Library("tile", "DEF")  # type: ignore[no-untyped-call]
 
 # flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager would have.
 for _name, _schema in SCHEMAS.items():
