@@ -130,6 +130,9 @@ def test_compiler_named_by_the_user(monkeypatch, tmp_path, fresh_compiler):
     find_compiler.cache_clear()
     monkeypatch.setenv("CXX", str(tmp_path / "missing"))
     assert find_compiler().command == ("g++",) or find_compiler().command == ("clang++",)
+    find_compiler.cache_clear()
+    monkeypatch.setenv("CXX", 'g++ "-O2')  # a quotation that does not end
+    assert find_compiler().command == ("g++",) or find_compiler().command == ("clang++",)
 
 
 def test_inductor_setting_is_followed(fresh_compiler):

@@ -134,7 +134,10 @@ def _candidates() -> Iterator[tuple[str, ...]]:
     first = chosen if isinstance(chosen, (tuple, list)) else (chosen,)
     for name in (*first, os.environ.get("CXX"), "g++", "clang++"):
         if isinstance(name, str) and name.strip():
-            yield tuple(shlex.split(name))
+            try:
+                yield tuple(shlex.split(name))
+            except ValueError:  # a quotation that does not end: shown among the commands that do not work
+                yield (name,)
 
 
 def _machine_flags() -> Iterator[tuple[str, ...]]:
