@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
 import subprocess
 import sys
 
@@ -69,13 +70,25 @@ def test_what_cannot_be_loaded(target: str, message: str, file) -> None:
 def test_mistakes_on_the_command_line(capsys) -> None:
     for arguments, message in (
         (["explain", "gpt"], "is neither llama"),
-        (["demo", "--tokens", "0"], "must be at least 1"),
+        (["demo", "--tokens", "0"], "'0' is no number of at least 1"),
+        (["demo", "--tokens", "x"], "'x' is no number of at least 1"),
+        (["show", "missing.py"], "there is no file missing.py"),
+        (["explain", "llama", "--html", "/missing/page.html"], "--html /missing/page.html: there is no such folder"),
         ([], "COMMAND"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_who_reads_the_output_may_leave() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys, torch_tile.__main__ as m\nm.main = lambda: print('much') or 0\nsys.exit(m.run())"
+    result = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (1, "")
 
 
 def test_help_does_not_import_torch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--format", action="append", choices=("svg", "png", "txt"), help="of the pictures (default: svg)")
     commands.add_parser("doctor", help="what is found on this machine")
     options = parser.parse_args(arguments)
+    if options.command == "show" and not Path(options.file).is_file():
+        parser.error(f"there is no file {options.file}")
+    if options.command == "explain" and options.html and not Path(options.html).absolute().parent.is_dir():
+        parser.error(f"--html {options.html}: there is no such folder")  # said before the model is compiled
     if options.command == "doctor":
         from torch_tile.tools.doctor import doctor
 
@@ -109,11 +114,21 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
+
+
+def run() -> int:
+    """`main` of a process, whose output may go to one that has read enough."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes once more at its end
+        return 1
+    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())
