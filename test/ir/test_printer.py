@@ -173,7 +173,7 @@ def every_statement() -> Program:
             If(y > 0, Block((Store(frag, (i, j), Call("exp2", (y,), dt.float32)),)), Block((
                 If(y < -1, Block((Store(frag, (i, j), natural(0.0)),)), Block((Store(frag, (i, j), -y),))),
             ))),
-        ))),
+        )), independent=True),
         While(Load(v, ()) < n, Block((
             Store(v, (), Load(v, ()) + 1),
             If(Load(v, ()) == 5, Block((Continue(),)), Block(())),
@@ -205,7 +205,7 @@ def main(A: T.Tensor((M, N), T.float32), S: T.StridedTensor((M, N), (N * 2, 2), 
         T.fill(acc, 0.0)
         for k in T.Pipelined(T.ceildiv(N, 4), num_stages=2, order=[0, 1], stage=[0, 1]):
             T.copy(A[by * 8:by * 8 + 8, k * 4:k * 4 + 4], tile, eviction_policy="evict_first")
-        for i, j in T.Parallel(8, 4):
+        for i, j in T.Parallel(8, 4, independent=True):
             y = acc[i, j] * 2.0
             if y > 0.0:
                 acc[i, j] = T.exp2(y)

@@ -164,7 +164,37 @@ def test_what_runs_in_order_is_told():
     bind_threads(infer_layouts(kernel.program, build), build)
     (told,) = (note for note in build.notes if note.why_not)
     assert told.op == "T.Parallel" and told.became == "`i` runs in order, in one thread"
-    assert told.why_not == "iterations may touch the same elements of `y`"
+    assert told.why_not == "iterations may touch the same elements of `y`; if they never do, say independent=True"
+
+
+def scatter(independent, size):
+    @T.prim_func
+    def kernel(x: T.Tensor((size,), "float32"), to: T.Tensor((size,), "int32"), y: T.Tensor((size,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(size, independent=independent):
+                y[to[i]] = x[i] + y[to[i]]
+
+    return kernel
+
+
+@pytest.mark.parametrize("length", [100, None])
+def test_iterations_that_never_meet_as_the_author_says(length):
+    """A permutation is spread over threads; where two iterations meet after all, the interpreter says so."""
+    size = T.dynamic("n") if length is None else length
+    x, y, to = random(100), random(100), torch.randperm(100).int()
+    want = y.index_add(0, to, x)
+    for independent in (False, True):
+        kernel, got = scatter(independent, size), y.clone()
+        run(kernel, x, to, got)
+        torch.testing.assert_close(got, want)
+        _, build = bound(kernel)
+        assert any("in order" in note.became for note in build.notes) != independent
+    to[40] = to[0]
+    findings = tilelang.compile(scatter(True, size), target=TARGET).interpret(x, to, y.clone())
+    assert {f.kind for f in findings} == {"race"}
+    got = y.clone()
+    tilelang.compile(scatter(True, size), target="cpu")(x, to, got)  # in order there
+    torch.testing.assert_close(got, y.index_add(0, to, x))
 
 
 def test_what_stands_outside_nests_is_done_once():

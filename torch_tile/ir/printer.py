@@ -149,7 +149,7 @@ class Printer(ExprPrinter):
         if f.kind is stmt.LoopKind.PIPELINED:
             args.append(f"num_stages={f.stages}")
             args += [f"{k}={list(v)!r}" for k, v in (("order", f.order), ("stage", f.stage)) if v]
-        args += [*options, *["ping_pong=True"] * f.ping_pong]
+        args += [*options, *["ping_pong=True"] * f.ping_pong, *["independent=True"] * f.independent]
         if f.layout is not None:
             args.append(f'loop_layout="{f.layout}"')
         with self.names.bound(f.vars) as names:

@@ -55,7 +55,8 @@ class For(Stmt):
 
     Iterations run from `start` while below `stop`, by `step`. `stages`, `order` and `stage` belong to PIPELINED;
     `layout` to PARALLEL: which thread runs which points of the box, in which of its own steps (axes "t" and "r").
-    `ping_pong`: warpgroups shall take turns in starting its products.
+    `ping_pong`: warpgroups shall take turns in starting its products. `independent`: the author says that iterations of
+    a PARALLEL nest never meet in an element.
     """
 
     binders: ClassVar[tuple[str, ...]] = ("vars",)
@@ -70,6 +71,7 @@ class For(Stmt):
     stage: tuple[int, ...] = ()
     layout: Layout | None = None
     ping_pong: bool = False
+    independent: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)

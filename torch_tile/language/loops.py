@@ -30,6 +30,7 @@ class Loop:
     stage: tuple[int, ...] = ()
     layout: Layout | None = None
     ping_pong: bool = False
+    independent: bool = False
     asynchronous: bool = False
 
     def iterate(self, names: Any = None) -> Iterator[Any]:
@@ -45,7 +46,7 @@ class Loop:
         body = close_body(scope)
         made = For(
             self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage,
-            self.layout, self.ping_pong,
+            self.layout, self.ping_pong, self.independent,
         )  # fmt: skip
         at.emit(AsyncLoop(made) if self.asynchronous else made)
 
@@ -86,8 +87,14 @@ def vectorized(start: Any, stop: Any = None, **hints: Any) -> Loop:
     return _range(LoopKind.VECTOR, start, stop)
 
 
-def Parallel(*extents: Any, loop_layout: Any = None, asynchronous: bool = False, **hints: Any) -> Loop:
-    """An elementwise nest over a box, spread over the threads of the block; iterations are independent.
+def Parallel(
+    *extents: Any, loop_layout: Any = None, asynchronous: bool = False, independent: bool = False, **hints: Any
+) -> Loop:
+    """An elementwise nest over a box, spread over the threads of the block.
+
+    Where iterations may meet in an element that one of them writes, they run in order, which on a GPU one thread does.
+    With `independent`, they never meet, as the author knows and the compiler cannot, of `y[to[i]] = x[i]` where `to` is
+    a permutation: threads then share the work, and where they do meet nevertheless, the last to come has its way.
 
     `loop_layout`, a T.Fragment or a function as it takes, says which thread runs which iterations, in which order.
     With `asynchronous`, a loop that only fills a shared tile from global memory is started as T.async_copy is.
@@ -99,8 +106,9 @@ def Parallel(*extents: Any, loop_layout: Any = None, asynchronous: bool = False,
     stops = tuple(index_bound(e, "T.Parallel") for e in extents)
     layout = requested(loop_layout, extents, tracer("T.Parallel").threads)
     return Loop(
-        LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops, layout=layout, asynchronous=asynchronous
-    )
+        LoopKind.PARALLEL, tuple(const(0, dt.int32) for _ in stops), stops, layout=layout,
+        independent=bool(independent), asynchronous=asynchronous,
+    )  # fmt: skip
 
 
 def Pipelined(

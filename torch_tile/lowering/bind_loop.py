@@ -59,9 +59,9 @@ def _note_order(nest: Nest, ctx: ThreadContext) -> None:
     """Tell of the variables that are not spread over threads."""
     extents = {id(v): n for v, n in zip(nest.loop.vars, nest.extents, strict=True)}
     met = [(var, store.buffer.name) for var, store in carriers(nest.loop) if extents[id(var)] > 1]
-    if met:
+    if met and nest.carried:
         names, buffers = ("`, `".join(dict.fromkeys(part)) for part in ([v.name for v, _ in met], [b for _, b in met]))
-        why = f"iterations may touch the same elements of `{buffers}`"
+        why = f"iterations may touch the same elements of `{buffers}`; if they never do, say independent=True"
         ctx.build.note(nest.loop.span, "T.Parallel", f"`{names}` runs in order, in one thread", why)
 
 

@@ -161,7 +161,10 @@ def _in_chunks(loop: For, count: int) -> Stmt:
     lane = Var(names[last].name, dt.int32, "loop")
     body = Substitute({id(names[last]): turn * count + lane})(body)
     inside = If(binary("<", turn * count + lane, size), body, Block(()), span=loop.span)
-    nest: Stmt = For(LoopKind.PARALLEL, (lane,), (ZERO,), (const(count, dt.int32),), Block((inside,)), span=loop.span)
+    extent, body = const(count, dt.int32), Block((inside,))
+    nest: Stmt = For(
+        LoopKind.PARALLEL, (lane,), (ZERO,), (extent,), body, independent=loop.independent, span=loop.span
+    )  # fmt: skip
     nest = For(LoopKind.SERIAL, (turn,), (ZERO,), ((size + (count - 1)) // count,), Block((nest,)), span=loop.span)
     for d in reversed(range(last)):
         nest = For(LoopKind.SERIAL, (names[d],), (loop.starts[d],), (loop.stops[d],), Block((nest,)), span=loop.span)

@@ -29,7 +29,8 @@ class Use:
 class Nest:
     """A nest over constant extents. `inner` are loops of constant extent in its body, whose variables count on.
 
-    `carried` numbers the variables along which iterations run in order in one thread; `uniform` says that the nest
+    `carried` numbers the variables along which iterations run in order in one thread, none if the author says that they
+    never meet; `uniform` says that the nest
     sets a variable that every thread has for itself, so that every thread runs it all.
     """
 
@@ -79,7 +80,7 @@ def nest_of(loop: For, values: Mapping[int, Expr]) -> Nest:
     for access in find(loop.body, Load, Store, Address):
         _enter(nest, access, inline, numbers, allocated)
     nest.effects = contains(loop.body, Do) or any(call.name == "atomic" for call in find(loop.body, Call))
-    nest.carried = frozenset(numbers[id(v)] for v in carried_vars(loop))
+    nest.carried = frozenset() if loop.independent else frozenset(numbers[id(v)] for v in carried_vars(loop))
     return nest
 
 
