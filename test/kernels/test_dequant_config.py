@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,24 @@ def test_every_problem_has_a_cut_that_fits(machine, dtype, bits, products):
                     stage = config.block_m * steps * dtype.itemsize + products * config.block_n * steps * bits // 8
                     assert config.stages * stage + 1024 <= machine.target.shared_limit
                     assert config.block_m * config.block_n * products // config.threads <= 128
+
+
+@pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
+@pytest.mark.parametrize("products", [3, 4, 5, 8, 100])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_many_products_have_a_cut_that_fits_or_none(machine, products, dtype):
+    """Rows and columns of a step are what instructions and words take."""
+    for m, bits, group in itertools.product((1, 16, 40, 64, 100, 1024), (1, 4, 8), (0, 16, 128, 192)):
+        config = config_for(Problem(dtype, m, 4096, 192 * 128, products, bits, group, True), machine)
+        if config is None:
+            assert products > 4
+            continue
+        assert config.block_m % 8 == 0 and config.block_k % 16 == 0 and config.stages > 0
+        assert not group or config.block_k % group == 0 or group % config.block_k == 0
+        stage = config.block_k * (config.block_m * dtype.itemsize + products * config.block_n * bits // 8)
+        assert config.stages * stage + 1024 <= machine.target.shared_limit
+        wide = max(1, dtype.itemsize // 4)
+        assert config.block_m * config.block_n * products * wide // config.threads <= 128
 
 
 def test_few_rows_fill_the_machine():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.dequant_gemm import dequant_gemm, dequantize, reference
 from torch_tile.kernels.gemm_config import Config
@@ -162,3 +163,16 @@ def test_products_whose_scales_differ_in_dtype(engine, problems):
     scales = [problems.tensor(12, 1), problems.tensor(12, 1).to(BF16)]
     args = a, bs, scales, [], 8, False, 0, [], "", "v=mul(acc0,acc1);ret v", F32
     torch.testing.assert_close(dequant_gemm(*args), reference(*args), rtol=2e-2, atol=1.0)
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("products, kernels", [(3, 1), (5, 0)])
+def test_many_products(products, kernels, engine, problems, check, monkeypatch):
+    """Three share the rows of a tile as four do; for more than tiles hold it is plain torch."""
+    made, compile = [], JITFunction.compile
+    monkeypatch.setattr(JITFunction, "compile", lambda *args: made.append(args) or compile(*args))
+    args = arguments(problems, SCHEMES["uint4"], 40, 64, 64, products)
+    text = "".join(f"v{n}=add({f'v{n - 1}' if n else 'acc0'},acc{n});" for n in range(products))
+    got = dequant_gemm(*args, [], "", f"{text}ret v{products - 1}", F32)
+    check(got, exact(*args, [], "", f"{text}ret v{products - 1}"), f"{products} products", HALF)
+    assert len(made) == kernels

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 import torch_tile
 import torch_tile.language as T
 from torch_tile.kernels import epilogue as epilogue_language
+from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import gemm, persistent_matmul, reference, tile_of
 from torch_tile.kernels.gemm_config import Config
 from torch_tile.kernels.gemm_form import Aux, Form
@@ -196,3 +198,12 @@ def test_tile_after_tile_on_hopper():
     findings = kernel.interpret(a, b, bias, out)
     assert not findings, findings.report()
     torch.testing.assert_close(out.float(), a.float() @ b.float().mT + bias.float(), rtol=1e-2, atol=2e-2)
+
+
+def test_more_products_than_tiles_hold_are_plain_torch(monkeypatch):
+    h200 = Machine(Target("cuda", 90), 132)
+    monkeypatch.setattr(importlib.import_module("torch_tile.kernels.gemm"), "machine_of", lambda x: h200)
+    a, bs = torch.randn(2, 40, 8), [torch.randn(1, 8, 16) for _ in range(40)]
+    text = "".join(f"v{n}=add({f'v{n - 1}' if n else 'acc0'},acc{n});" for n in range(40)) + "ret v39"
+    got = gemm(a, bs, [], "", text, torch.float32)
+    torch.testing.assert_close(got, a @ (bs[0] + sum(bs)), rtol=1e-4, atol=1e-4)

@@ -25,6 +25,21 @@ def test_every_problem_has_a_cut_that_fits(machine, dtype, products):
             assert config.block_m * config.block_n * products // config.threads <= 128
 
 
+@pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_products_that_no_tile_holds_have_no_cut(machine, dtype):
+    for products in (4, 5, 8, 40):
+        for m, n, k in SIZES:
+            config = config_for(Problem(dtype, 1, m, n, k, products), machine)
+            if config is None:
+                assert products > 4
+                continue
+            stage = (config.block_m + products * config.block_n) * config.block_k * dtype.itemsize
+            assert config.stages * stage <= machine.target.shared_limit
+            assert config.block_m * config.block_n * products // config.threads <= 128
+        assert (products < 40) or config is None
+
+
 def test_the_shape_decides():
     h200 = GPUS[2]
     large = config_for(Problem(torch.float16, 1, 8192, 8192, 8192), h200)

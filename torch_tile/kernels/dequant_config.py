@@ -18,6 +18,8 @@ MOST_GROUPS = 4  # of columns with a scale each in a step: each has sums of its 
 LEAST_COLUMNS = 64  # of a step, whatever groups are
 LEAST_SHARE, LONGEST_SHARE = 512, 4096  # columns that a block of a cluster sums up
 LONG_K = 8192  # columns, from which long steps pay where no sums are shared
+MOST_SUMS = 128  # of a thread
+MOST_PRODUCTS = 4  # of more than few rows, for which weights that are widened take registers, too
 LEAST_STAGES = 3  # of steps for few rows, with which two blocks may share a multiprocessor's memory
 
 
@@ -37,10 +39,11 @@ class Problem:
     aligned: bool
 
 
-def config_for(problem: Problem, machine: Machine) -> Config:
+def config_for(problem: Problem, machine: Machine) -> Config | None:
     """The cut of a problem on a machine: `block_m` rows of a, `block_n` of the weights, in steps of `block_k` columns.
 
-    Steps hold whole groups of columns that share a scale, or lie in one.
+    Steps hold whole groups of columns that share a scale, or lie in one. None for so many products that not even the
+    smallest tiles fit.
     """
     problem = typical(problem)
     if not machine.is_gpu:
@@ -56,19 +59,31 @@ def shape_class(problem: Problem) -> str | None:
     return f"{problem.products}*{rows_class(problem.m)}x{problem.n}x{problem.k} {bits}"
 
 
-def _gpu_config(problem: Problem, machine: Machine) -> Config:
+def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
+    config = _by_rules(problem, machine)
+    if config is None:
+        return None
+    stages = min(config.stages, _stages(config, problem, machine))
+    sums = config.block_m * config.block_n * problem.products * max(1, problem.dtype.itemsize // 4) // config.threads
+    return replace(config, stages=stages) if stages > 0 and sums <= MOST_SUMS else None
+
+
+def _by_rules(problem: Problem, machine: Machine) -> Config | None:
     """By few rules: exact numbers, few rows, wgmma, mma.sync."""
     if problem.dtype.itemsize > 2:  # exact: no tensor core for float32, one of its own shape for float64
         return Config(32, 64, 32, 128, 2)
-    if problem.m <= FEW_ROWS // problem.products:
+    products = power_of_two(problem.products)  # among which rows and columns are shared out
+    if problem.m <= FEW_ROWS // products:
         return _few_rows(problem, machine)
+    if products > MOST_PRODUCTS:
+        return None
     if machine.target.capability != 90 or not problem.aligned:
-        return Config(64 // problem.products, 128, 64, 128, 3)
-    wide = 256 // problem.products
-    columns = _columns(MANY_COLUMNS // problem.products, problem)  # weights under way stay in registers
+        return Config(64 // products, 128, 64, 128, 3)
+    wide = 256 // products
+    columns = _columns(MANY_COLUMNS // products, problem)  # weights under way stay in registers
     cuts = [Config(rows, 128, columns, 256) for rows in (wide, wide // 2)]
     best = min(cuts, key=lambda c: _waves(c, problem, machine))
-    return replace(best, stages=min(4, _stages(best, problem, machine)))
+    return replace(best, stages=4)
 
 
 def _few_rows(problem: Problem, machine: Machine) -> Config:
@@ -81,7 +96,10 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
     columns = ROW_BYTES.get(block_m, 128) * 8 // problem.bits
     long = block_m == 8 and fills and problem.group > 0 and problem.bits >= 4 and problem.k >= LONG_K
     columns = MOST_COLUMNS if long else min(columns, MANY_COLUMNS if block_m > 16 else 256)
+    columns //= max(1, power_of_two(problem.products) // 2)  # words of all products are in registers
     config = Config(block_m, block_n, _columns(columns, problem), 2 * block_n)
+    while not _stages(config, problem, machine) and config.block_k > LEAST_COLUMNS // 4:
+        config = replace(config, block_k=config.block_k // 2)
     most = _stages(config, problem, machine)
     stages = most if most < 2 * LEAST_STAGES else most // 2
     config = replace(config, stages=min(stages, 2 if long else 4) if block_m == 8 else stages)

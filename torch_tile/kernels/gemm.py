@@ -277,6 +277,7 @@ def run(
     if not a.shape[-1]:  # tensor maps cannot describe tensors without elements
         out.copy_(reference(a, bs, aux, kinds, epilogue, out.dtype))
         return
+    given, whole = (a, bs, aux, kinds, epilogue, out.dtype), out
     a, bs, aux, out = as_batches(a, bs, aux, kinds, out)
     batch, m, n = out.shape
     a, a_turned = matrix(a)
@@ -293,6 +294,9 @@ def run(
     form = Form(a.dtype, out.dtype, a_turned, b_turned, forms, epilogue, vector)
     row = bool(m == 1) and not a_turned and all(b_turned)  # a comparison of symbols could not be remembered
     config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1), machine)
+    if config is None:
+        whole.copy_(reference(*given))
+        return
     if config.splits == 1:
         kernel = row_times_matrix if config.block_m == 1 else persistent_matmul if config.blocks else matmul
         machine.kernel(kernel)(config, form)(a, *operands, *aux, out)

@@ -56,8 +56,8 @@ class Problem:
     aligned: bool = False
 
 
-def config_for(problem: Problem, machine: Machine) -> Config:
-    """The cut of a problem on a machine."""
+def config_for(problem: Problem, machine: Machine) -> Config | None:
+    """The cut of a problem on a machine; None for so many products that not even the smallest tiles fit."""
     problem = typical(problem)
     if not machine.is_gpu:
         return _cpu_config(problem, machine.units)
@@ -132,7 +132,7 @@ WIDE_TILES = {
 
 
 @lru_cache(KEPT_CHOICES)
-def _gpu_config(problem: Problem, machine: Machine) -> Config:
+def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     """The tile that finishes first by a model of waves: blocks run `resident` at a time on each SM.
 
     Few tiles and a long K: blocks share the sum, so that every SM has work.
@@ -144,8 +144,10 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config:
         return persistent
     if problem.m <= FEW_ROWS and not exact:
         return _few_rows_config(problem, machine)
-    tiles = WIDE_TILES.get(problem.dtype, HALF_TILES)
-    tile = min(_fitting(tiles, problem, machine), key=lambda t: _duration(t, problem, machine.units))
+    tiles = _fitting(WIDE_TILES.get(problem.dtype, HALF_TILES), problem, machine)
+    tile = min(tiles, key=lambda t: _duration(t, problem, machine.units), default=None)
+    if tile is None:
+        return None
     config, slots = tile.config, tile.resident * machine.units
     count = _count(config, problem)
     if 3 * count <= machine.units and problem.k >= 8 * config.block_k:
@@ -167,9 +169,11 @@ def _row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
     return problem.k <= 8192 or problem.k * problem.dtype.itemsize % 32768 == 0
 
 
-def _few_rows_config(problem: Problem, machine: Machine) -> Config:
+def _few_rows_config(problem: Problem, machine: Machine) -> Config | None:
     """Blocks for all SMs: they share sums over a K so long that adding up parts takes no time beside it."""
     config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
+    if not _fitting([Tile(config, 1, 1.0)], problem, machine):
+        return None
     if machine.target.capability >= 90 and (found := _few_rows_in_clusters(config, problem, machine)) is not None:
         return found
     config = _with_room(config, problem, machine)
