@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_tile.kernels.row_tiles import Config
-from torch_tile.kernels.softmax import reference, run, softmax
+from torch_tile.kernels.softmax import _as_outer_inner_n, reference, run, softmax
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4, 5), (0, 3), (3, 0)])
@@ -66,3 +67,12 @@ def test_special_values(engine):
     out = torch.empty(42)
     run(late, 0, out, Config(rows=1, width=8, whole=False))
     torch.testing.assert_close(out, torch.softmax(late, 0))
+
+
+def test_a_tensor_without_memory_is_copied_where_no_view_does():
+    """What a package is planned with refuses a view by another error than tensors do."""
+    x = torch.empty(5, 40, 300).mT
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for tensor in (x, mode.from_tensor(x)):
+            assert _as_outer_inner_n(tensor, 2) is None
+            assert _as_outer_inner_n(tensor.contiguous(), 2).shape == (1, 1500, 40)

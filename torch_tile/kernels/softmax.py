@@ -115,5 +115,5 @@ def _as_outer_inner_n(x: torch.Tensor, dim: int) -> torch.Tensor | None:
         outer, inner = 1, outer
     try:
         return x.movedim(dim, -1).view(outer, inner, x.shape[dim])
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # the latter of tensors without memory, which Inductor asks for a plan
         return None
