@@ -53,6 +53,30 @@ def test_negative_indices_and_open_slices():
     assert torch.equal(out, wanted)
 
 
+def test_an_ellipsis_is_all_that_is_not_given():
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 3, 4), "float32"), B: T.Tensor((2, 3, 4), "float32")):
+        with T.Kernel(1) as _:
+            T.copy(A[0, ...], B[1, ...])
+            T.copy(A[..., 2], B[..., 0])
+            B[1, 2, ..., 3] = A[1, 2, 3, ...]
+
+    a, b = torch.randn(2, 3, 4), torch.zeros(2, 3, 4)
+    evaluate(kernel, a, b)
+    wanted = torch.zeros(2, 3, 4)
+    wanted[1] = a[0]
+    wanted[..., 0] = a[..., 2]
+    wanted[1, 2, 3] = a[1, 2, 3]
+    assert torch.equal(b, wanted)
+
+    with pytest.raises(TileError, match="twice"):
+
+        @T.prim_func
+        def twice(A: T.Tensor((2, 3, 4), "float32")):
+            with T.Kernel(1) as _:
+                T.clear(A[..., 0, ...])
+
+
 def test_region_assignment():
     @T.prim_func
     def kernel(A: T.Tensor((4, 4), "float32"), B: T.Tensor((4, 4), "float16")):

@@ -84,8 +84,16 @@ class Handle(NotAValue):
 
 
 def locate(buffer: Buffer, key: Any) -> Load | Region:
-    """`buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are whole)."""
+    """`buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are whole).
+
+    An Ellipsis stands for all dimensions that are not given.
+    """
     keys = key if isinstance(key, tuple) else (key,)
+    if (gaps := sum(k is ... for k in keys)) == 1:
+        at = next(n for n, k in enumerate(keys) if k is ...)
+        keys = (*keys[:at], *[slice(None)] * (buffer.rank - len(keys) + 1), *keys[at + 1 :])
+    elif gaps:
+        raise error("bad_index", None, got="... twice", buffer=buffer.name)
     if len(keys) > buffer.rank:
         shape = describe(buffer.shape)
         raise error("wrong_rank", None, buffer=buffer.name, want=buffer.rank, got=len(keys), shape=shape)
