@@ -17,11 +17,18 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "symbolic_condition": (
         "the truth of a tile expression is not known while tracing",
-        "use `if`/`while`/`and`/`or` inside the kernel or a @T.macro, or T.if_then_else",
+        "use `if`/`while`/`and`/`or` inside the kernel or a @T.macro, T.if_then_else, or T.max for max()",
     ),
     "rebound_in_region": (
         "`{name}` was bound outside this {region} and is bound again inside it, which would not outlive the region",
         "make it a mutable variable before the region: {name} = T.alloc_var(dtype, init)",
+    ),
+    "unknown_name": ("torch_tile.language has no `{name}`", "{fix}"),
+    "bad_call": ("T.{name}() {why}", "its parameters are ({parameters})"),
+    "python_value": ("Python computes here, with what only the device knows: {problem}", "{fix}"),
+    "bad_choice": (
+        "`x if c else y` chooses between {got}, and the condition is known only on the device",
+        "write an `if` with the statements for each of them; only numbers and tile expressions can be chosen",
     ),
     "not_in_kernel": ("`{what}` is used outside `with T.Kernel(...)`", "move it into the kernel's body"),
     "nested_kernel": ("T.Kernel inside another T.Kernel", "close the first kernel before opening the second"),
@@ -51,7 +58,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "bad_break": (
         "`{word}` of a loop that Python runs while tracing, under a condition known only on the device",
-        "loop with T.serial, T.unroll or `for ... in range(...)`",
+        "loop with T.serial, T.unroll or `for ... in range(...)`, or write a condition of the device: `while x < n:`",
     ),
     "bad_dtype": ("{got!r} is not a dtype", "use T.float16, 'float16', torch.float16, ..."),
     "bad_scope": ("unknown buffer scope {got!r}", "use one of {known}"),

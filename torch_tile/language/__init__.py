@@ -76,6 +76,7 @@ from .math import (
     shift_right,
     truncdiv,
 )  # fmt: skip
+from .missing import unknown_name as _unknown_name
 from .persistent import Persistent
 from .products import wait_wgmma, wgmma_gemm
 from .program import PrimFunc, Ref, macro, prim_func
@@ -144,8 +145,10 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: Any = 
 
 
 def __getattr__(name: str) -> Any:
-    """A clear answer for names of TileLang that this compiler does not have yet."""
-    raise AttributeError(f"torch_tile.language has no `{name}`; see docs/writing-kernels.md for what it offers")
+    """A clear answer for names that are misspelt, and for those of TileLang that this compiler does not have."""
+    if name.startswith("__") and name.endswith("__"):  # Python asks modules for such names
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise _unknown_name(name, globals())
 
 
 __all__ = [

@@ -87,7 +87,7 @@ class Recorder:
         self, names: tuple[str | None, ...], values: Any, olds: Any, mutable: tuple[bool, ...]
     ) -> tuple[Any, ...]:
         """`a, b = values`."""
-        items = tuple(values)
+        items = (values,) if isinstance(values, Expr) else tuple(values)
         if len(items) != len(names):
             raise ValueError(f"expected {len(names)} values to unpack, got {len(items)}")
         # Read every value before the first store: a, b = b, a must swap.
@@ -229,7 +229,10 @@ class Recorder:
         """`a if test else b`."""
         condition = self.condition(test)
         if isinstance(condition, Expr):
-            return select(condition, *(self.tracer.maybe(way, "`if` in a line") for way in (a, b)))
+            ways = [self.tracer.maybe(way, "`if` in a line") for way in (a, b)]
+            if not all(map(is_scalar, ways)):
+                raise error("bad_choice", None, got=" and ".join(repr(way)[:60] for way in ways))
+            return select(condition, *ways)
         return a() if condition else b()
 
     @staticmethod

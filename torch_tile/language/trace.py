@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
-from ..diagnostics import Span, current_span, error, span_source
+from ..diagnostics import Span, TileError, current_span, error, span_source
 from ..ir.buffer import Buffer
 from ..ir.expr import Const, Expr, Load, Var
 from ..ir.node import Node, children
@@ -149,6 +149,10 @@ def tracing() -> Iterator[Tracer]:
         if region is not None:
             raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
         raise error("undefined_name", _span_of(problem), name=name) from problem
+    except (TypeError, AttributeError) as problem:
+        if (told := _explained(problem)) is not None:
+            raise told from problem
+        raise
     finally:
         span_source.pop()
         _STATE.tracer = outer
@@ -200,6 +204,19 @@ def describe_statement(stmt: Stmt) -> str:
     return f"T.{name}" if name else type(stmt).__name__.lower()
 
 
+def _explained(problem: TypeError | AttributeError) -> TileError | None:
+    """What Python says about the author's own line, as an error of the author's."""
+    from .. import language
+    from .misuse import explain
+
+    trace = problem.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        return None
+    return explain(problem, span_at(trace.tb_frame.f_code, trace.tb_lasti), language)
+
+
 def name_symbol(value: Any, name: str) -> None:
     """Give a nameless buffer or variable the name that its author bound it to."""
     symbol = getattr(value, "buffer", value)
@@ -241,7 +258,16 @@ def with_author(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A builder of statements as the function `T.name` of the language: it records what `function` returns."""
 
     def emitting(*args: Any, **kwargs: Any) -> None:
-        tracer(f"T.{name}").emit(function(*args, **kwargs))
+        at = tracer(f"T.{name}")
+        try:
+            stmt = function(*args, **kwargs)
+        except TypeError as problem:
+            if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
+                raise
+            from .misuse import bad_call
+
+            raise bad_call(name, function, str(problem), None) from None  # Python could not even call it
+        at.emit(stmt)
 
     emitting.__name__, emitting.__doc__ = name, function.__doc__
     return emitting

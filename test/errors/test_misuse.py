@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One kernel for each mistake that Python itself, or the language's name space, finds on an author's line."""
+
+import math
+
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.diagnostics import TileError
+
+
+def kernel_of(compute):
+    """A kernel that computes `compute(A[0], A)`, in the author's line of `compute`."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            A[1] = compute(A[0], A)
+
+    return kernel
+
+
+def misspelt():
+    kernel_of(lambda x, A: T.sqrtt(x))  # here
+
+
+def outside_kernels():
+    T.Tensr((4,), "float32")  # here
+
+
+def of_tilelang():
+    kernel_of(lambda x, A: T.reshape(A, (2, 2)))  # here
+
+
+def rounded():
+    kernel_of(lambda x, A: round(x))  # here
+
+
+def of_math():
+    def compute(x, A):
+        return math.exp(x)  # here
+
+    kernel_of(compute)
+
+
+def of_torch():
+    kernel_of(lambda x, A: torch.exp(x))  # here
+
+
+def method_of_tensors():
+    kernel_of(lambda x, A: A.sum())  # here
+
+
+def item():
+    kernel_of(lambda x, A: x.item())  # here
+
+
+def too_few():
+    kernel_of(lambda x, A: T.copy(A))  # here
+
+
+def unknown_keyword():
+    kernel_of(lambda x, A: T.alloc_shared((4,), "float32", colour=1))  # here
+
+
+def chosen_buffers():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
+        with T.Kernel(1) as _:
+            x = T.alloc_shared((4,), "float32")
+            z = T.alloc_shared((4,), "float32")
+            y = x if n > 0 else z  # here
+            T.clear(y)
+
+
+CASES = {
+    misspelt: ("unknown_name", "T.sqrtt"),
+    outside_kernels: ("unknown_name", "T.Tensr"),
+    of_tilelang: ("unknown_name", "T.reshape"),
+    rounded: ("python_value", "round(x)"),
+    of_math: ("python_value", "math.exp(x)"),
+    of_torch: ("python_value", "torch.exp(x)"),
+    method_of_tensors: ("python_value", "A.sum"),
+    item: ("python_value", "x.item"),
+    too_few: ("bad_call", "T.copy(A)"),
+    unknown_keyword: ("bad_call", 'T.alloc_shared((4,), "float32", colour=1)'),
+    chosen_buffers: ("bad_choice", "x if n > 0 else z"),
+}
+FIXES = {
+    misspelt: "did you mean T.sqrt",
+    outside_kernels: "did you mean T.Tensor",
+    rounded: "write T.round(...)",
+    of_math: "write T.exp(...)",
+    too_few: "(src, dst",
+    unknown_keyword: "(shape, dtype",
+    method_of_tensors: ".shape",
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
+def test_refused(case, refused):
+    problem = refused(case, *CASES[case])
+    assert FIXES.get(case, "") in problem.diagnostics[0].fix
+    assert "Load" not in str(problem) and "Handle" not in str(problem)  # classes of the compiler
+
+
+def test_names_that_are_missing_can_be_asked_for():
+    assert not hasattr(T, "teleport") and getattr(T, "teleport", 3) == 3
+
+
+def test_python_errors_of_the_author_stay_as_they_are():
+    with pytest.raises(TypeError, match="NoneType"):
+        kernel_of(lambda x, A: None + 1)
+    with pytest.raises(AttributeError, match="teleport"):
+        kernel_of(lambda x, A: math.teleport)
+
+
+def test_python_maximum_says_what_to_use():
+    with pytest.raises(TileError, match=r"T\.max for max\(\)"):
+        kernel_of(lambda x, A: max(x, 0.0))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Python itself finds wrong on an author's line, told as an error of the author's.
+
+Tile expressions and buffers are no numbers, lists or tensors: where an author gives one to a function of Python or
+torch, or asks it for a method of a tensor, Python names classes of the compiler, which authors do not know.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ..diagnostics import Span, TileError, error
+from ..ir.buffer import Region
+from ..ir.expr import Expr
+from .values import Handle
+
+_CLASSES = {c.__name__ for c in (*Expr.__subclasses__(), Handle, Region)}
+_CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')"}
+_HAVE = {
+    Handle: "a buffer has .shape, .strides, .dtype, .ndim, .name and .scope(); T's functions compute with it",
+    Region: "a region can be copied, filled, reduced and multiplied by T's functions",
+}
+
+
+def explain(problem: TypeError | AttributeError, span: Span | None, language: Any) -> TileError | None:
+    """The author's error that `problem`, raised on the author's own line at `span`, stands for; None if it is another.
+
+    `language` has the functions whose calls may be wrong.
+    """
+    text = str(problem)
+    if isinstance(problem, AttributeError):
+        if not isinstance(problem.obj, Expr | Handle | Region):
+            return None
+        what = f"`{str(problem.obj)[:60]}` has no `{problem.name}`"
+        fix = _HAVE.get(type(problem.obj), "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)")
+        return error("python_value", span, problem=what, fix=fix)
+    called = re.match(r"(\w+)\(\) (got|missing|takes)", text)
+    function = getattr(language, called[1], None) if called else None
+    if callable(function):
+        return bad_call(called[1], function, text, span)  # type: ignore[index]
+    words = set(re.findall(r"\w+", text))
+    if words.isdisjoint(_CLASSES):
+        return None
+    text = re.sub(rf"\b({'|'.join(_CLASSES)})\b", lambda m: _kind(m[0]), text)
+    return error("python_value", span, problem=text, fix=_instead(span, language))
+
+
+def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | None) -> TileError:
+    """The error for a call of `T.name` whose arguments do not fit, with Python's `text` about it."""
+    why = text[text.index("()") + 3 :] if "()" in text else text
+    parameters = [str(p).split(":")[0].split(" =")[0] for p in inspect.signature(function).parameters.values()]
+    return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters))
+
+
+def _kind(name: str) -> str:
+    return {"Handle": "a buffer", "Region": "a region"}.get(name, "a tile expression")
+
+
+def _instead(span: Span | None, language: Any) -> str:
+    """What to write for the function that is called where the span begins."""
+    source = span.source()[span.column :] if span else ""
+    called = re.match(r"([\w.]+)\(", source)
+    name = called[1].rpartition(".")[2] if called else ""
+    if name in _CASTS:
+        return f"write {_CASTS[name]}"
+    if called and not called[1].startswith("T.") and callable(getattr(language, name, None)):
+        return f"write T.{name}(...)"
+    return "write operators and T's functions, such as T.exp(x), T.max(x, y) or T.cast(x, dtype)"
