@@ -8,7 +8,7 @@ compared symbolically. What is not shown to be harmless is a hazard.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from ..ir.dtype import int32
 from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, const
 from ..ir.node import NONE, Node, children, symbols
 from ..ir.polynomial import structure
-from ..ir.simplify import Simplifier, simplify
+from ..ir.simplify import Simplifier
 from ..ir.stmt import For, If, Store
 from ..ir.substitute import Substitute
 from .place_shared import shared_size
@@ -69,19 +69,6 @@ class Access:
         """What indices and conditions use, by identity, without the variables of its own loops."""
         used = NONE.union(*map(symbols, (*self.indices, *self.conditions)))
         return used - {id(v) for loop in self.loops for v in loop.vars}
-
-    def earlier(
-        self, values: Mapping[int, Expr], forgotten: Mapping[int, Expr], limit: int,
-        simplify: Callable[[Expr], Expr] = simplify,
-    ) -> Access:  # fmt: skip
-        """The access as a later iteration sees it: with `values` of variables, after `limit` iterations `forgotten`."""
-        if self.symbols.isdisjoint(values):
-            return self
-        known = values if self.age < limit else forgotten
-        swap = Substitute({i: known[i] for i in self.symbols & known.keys()})
-        indices = tuple(simplify(swap(i)) for i in self.indices)
-        age = 0 if values is forgotten else self.age + 1
-        return replace(self, indices=indices, conditions=tuple(map(swap, self.conditions)), age=age)
 
 
 class Collector:

@@ -11,7 +11,7 @@ where only some threads come by. Afterwards every hazard is ordered.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 
@@ -28,10 +28,10 @@ from ..ir.substitute import Substitute
 from .hazards import Access, Hazards, trips
 from .sync_facts import ORDERED, Crews, Facts, handed_over, refilled
 from .sync_places import Insert, Place, is_barrier
+from .sync_shift import Shifts
 from .sync_state import COMMITS, WAITS, State, most_pending
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
-ITERATIONS = 6  # after so many, an access may be of any earlier iteration
 STARTS = 16  # points of a loop body from which placing is tried
 
 ARRIVALS = "mbarrier_arrive", "warp_arrive", "warp_barrier", "named_barrier", "named_barrier_arrive"
@@ -92,7 +92,7 @@ class Walk:
         self.last: list[Place] = []  # of the barriers that the loop walked last has inside
         self.leaves: dict[int, bool] = {}
         self.failing: dict[tuple[int, int], tuple[Expr, bool]] = {}
-        self.shifted: dict[tuple[int, bool], dict[int, tuple[Access, Access]]] = {}
+        self.shifts = Shifts(self.facts.forgotten, self.hazards.simplify)
 
     def by_hand(self, refilled: frozenset[int]) -> None:
         """Authors order the threads: what they arrive at, or meet at, hands over what engines read or fill again."""
@@ -361,7 +361,7 @@ class Walk:
                 changes = any(id(loop.vars[0]) in symbols(i) for i in access.indices)
                 if changes and any(self._fails_last(loop, c) for c in access.conditions):
                     del left.since[key]
-        return left.join(exits).earlier(self._shift(loop, leave=True))
+        return left.join(exits).earlier(self.shifts.of(loop, leave=True))
 
     def _fails_last(self, loop: For, condition: Expr) -> bool:
         """Whether a condition certainly fails in the last iteration."""
@@ -376,23 +376,7 @@ class Walk:
 
     def _next(self, loop: For | While, state: State) -> State:
         """What an iteration leaves, as the next one sees it."""
-        return state.earlier(self._shift(loop, leave=False))
-
-    def _shift(self, loop: For | While, leave: bool) -> Callable[[Access], Access]:
-        """How the next iteration, or what comes after the loop, sees an access of this one; answers are remembered."""
-        values = forgotten = self.facts.forgotten(loop)
-        if isinstance(loop, For) and not leave:
-            values = {**forgotten, id(loop.vars[0]): loop.vars[0] - loop.step}
-        known = self.shifted.setdefault((id(loop), leave), {})
-
-        def shift(access: Access) -> Access:
-            found = known.get(id(access))
-            if found is None:  # the access is kept, so that its id stays its own
-                new = access.earlier(values, forgotten, ITERATIONS, self.hazards.simplify)
-                found = known[id(access)] = access, new
-            return found[1]
-
-        return shift
+        return state.earlier(self.shifts.of(loop, leave=False))
 
 
 def _is_for_all(call: Call, threads: int) -> bool:
