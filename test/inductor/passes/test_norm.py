@@ -45,6 +45,16 @@ def divided(x, w):
     return (h / torch.sqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
 
 
+def divided_by_power(x, w):
+    h = x.float()
+    return (h / (h.pow(2).mean(-1, keepdim=True) + 1e-6) ** 0.5).to(x.dtype) * w
+
+
+def inverse_of_root(x, w):
+    h = x.float()
+    return (h * (1 / torch.sqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype) * w
+
+
 def plain(x, w):
     h = x.float()
     return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
@@ -64,7 +74,8 @@ def summed(x, w):
     return (h * torch.rsqrt((h * h).sum(-1, keepdim=True) / x.shape[-1] + 1e-6)).to(x.dtype) * w
 
 
-RMS = [llama, gemma, swapped, in_float, power, divided, plain, float_twice, keeps_no_dimension, summed]
+RMS = [llama, gemma, swapped, in_float, power, divided, divided_by_power, inverse_of_root, plain, float_twice]
+RMS += [keeps_no_dimension, summed]
 
 
 def by_var(x, w, b):
@@ -180,6 +191,13 @@ def test_a_gemm_takes_the_residual_first(agrees, generator):
             lambda x, w: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1e-6) * w,
             "unbiased",
         ),
+        (lambda x, w: F.normalize(x, dim=-1) * 4 * w, "bounds the length"),
+        (lambda x, w: F.normalize(x, dim=0) * 4 * w, "over dimension 0 of 2"),
+        (lambda x, w: x / (x.norm(dim=-1, keepdim=True) * 16**-0.5).clamp(min=1e-8) * w, "bounds the length"),
+        (lambda x, w: x / (x.norm(dim=-1, keepdim=True) * 16**-0.5 + 1e-8) * w, "eps is added to the length"),
+        (lambda x, w: x / x.norm(dim=-1, keepdim=True), "no eps"),
+        (lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6), "not of their mean"),
+        (lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp(min=1e-6)), "bounds the length"),
     ],
 )
 def test_near_misses_say_why(form, reason, agrees, generator):

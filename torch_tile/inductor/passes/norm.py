@@ -39,12 +39,12 @@ from torch_tile.inductor.passes.graph import (
     val,
 )
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.roots import divides, follow, is_root, tell_length
 from torch_tile.inductor.passes.statistics import (
     centred,
     mean_of,
     mean_square_of,
     one_per_row,
-    puts_back,
     same_value,
     variance_of,
 )
@@ -66,7 +66,7 @@ class Scale:
 def match(context: Context) -> None:
     """Replace every norm that is written out."""
     for node in list(context.graph.nodes):
-        if not _is_root(node) or node.target is None:
+        if not is_root(node):
             continue
         try:
             _match_one(context, node)
@@ -75,20 +75,15 @@ def match(context: Context) -> None:
                 context.miss("norm", node, reason)
 
 
-def _is_root(node: Node) -> bool:
-    if is_call(node, aten.pow.Tensor_Scalar):
-        return bool(node.args[1] == -0.5)
-    return is_call(node, aten.rsqrt.default, aten.sqrt.default)
-
-
 def _match_one(context: Context, root: Node) -> None:
     plus = root.args[0]
     if not is_call(plus, *ADD):
-        if is_call(root, aten.sqrt.default) and variance_of(plus) is not None:
+        if divides(root) and variance_of(plus) is not None:
             raise Miss(
                 "eps is not added to the variance",
                 "write (x - mean) / torch.sqrt(var + eps): eps in front of the root, not behind it",
             )
+        tell_length(root)
         return
     pair = binary_with_scalar(plus, *ADD)
     if pair is None:
@@ -103,6 +98,8 @@ def _match_one(context: Context, root: Node) -> None:
     h = mean_square_of(statistic)
     if h is not None:
         _rms_norm(context, root, h, eps)
+        return
+    tell_length(root)
 
 
 @dataclass
@@ -129,12 +126,11 @@ def _accepted(node: Any, accept: Callable[[Any], bool]) -> tuple[bool, Node | No
 def _normalised(root: Node, x: Node, accept: Callable[[Any], bool]) -> Normalised:
     """Where what `accept` accepts is multiplied by the reciprocal root (or divided by the root) of a statistic of x."""
     found = []
-    chain = _through_casts(root, statistic=True)
-    for user in chain:
+    chain = follow(root)
+    for user, divisor in chain.items():
         for node in user.users if one_per_row(user, x) else ():
-            divides = is_call(node, aten.div.Tensor) and is_call(root, aten.sqrt.default) and node.args[1] is user
-            multiplies = is_call(node, aten.mul.Tensor) and not is_call(root, aten.sqrt.default)
-            if divides or multiplies:
+            multiplies = is_call(node, aten.mul.Tensor) and not divisor
+            if multiplies or (is_call(node, aten.div.Tensor) and divisor and node.args[1] is user):
                 other = node.args[1] if multiplies and node.args[0] is user else node.args[0]
                 taken, weight = _accepted(other, accept)
                 if taken and same_shape(shape(node), shape(x)):
@@ -154,16 +150,10 @@ def _normalised(root: Node, x: Node, accept: Callable[[Any], bool]) -> Normalise
     return found[0]
 
 
-def _through_casts(node: Node, statistic: bool = False) -> list[Node]:
-    """The node and the chain of casts on it, as long as each is the only user.
-
-    On a statistic also the views that put back the dimension that it is over, or repeat it.
-    """
+def _through_casts(node: Node) -> list[Node]:
+    """The node and the chain of casts on it, as long as each is the only user."""
     chain = [node]
-    while (user := only_user(chain[-1])) is not None:
-        cast = is_call(user, CAST) and dtype(user).is_floating_point
-        if not cast and not (statistic and puts_back(user)):
-            break
+    while is_call(user := only_user(chain[-1]), CAST) and dtype(user).is_floating_point:
         chain.append(user)
     return chain
 

@@ -78,11 +78,11 @@ def mean_of(node: Any) -> Any:
     """`x` if `node` is the mean of x over its last dimension, whether or not it keeps that; None if it is no mean."""
     node = per_row(node)
     if is_call(node, aten.mean.dim):
-        return node.args[0] if _reduces_last(node) else None
+        return node.args[0] if reduces_last(node) else None
     for target, invert in ((aten.div.Tensor, True), (aten.mul.Tensor, False)):
         pair = binary_with_scalar(node, target)
         total = per_row(pair[0]) if pair else None
-        if pair is None or not is_call(total, aten.sum.dim_IntList) or not _reduces_last(total):
+        if pair is None or not is_call(total, aten.sum.dim_IntList) or not reduces_last(total):
             continue
         count = shape(total.args[0])[-1]
         if isinstance(count, int) and abs((1 / pair[1] if invert else pair[1]) * count - 1) < 1e-6:
@@ -91,12 +91,12 @@ def mean_of(node: Any) -> Any:
         divisor: Any = node.args[1]
         count = shape(total.args[0])[-1]
         size = divisor.meta.get("val") if isinstance(divisor, Node) else divisor
-        if _reduces_last(total) and not is_tensor(divisor) and known(size == count):
+        if reduces_last(total) and not is_tensor(divisor) and known(size == count):
             return total.args[0]
     return None
 
 
-def _reduces_last(node: Node) -> bool:
+def reduces_last(node: Node) -> bool:
     """Whether a reduction is over the last dimension alone; over one other it is a miss."""
     dims: Any = arg(node, 1, "dim", None)
     dims = [dims] if isinstance(dims, int) else dims
@@ -134,7 +134,7 @@ def variance_of(statistic: Any) -> Any:
     node = per_row(statistic)
     if is_call(node, operator.getitem) and node.args[1] == 0:
         node = node.args[0]
-    if is_call(node, aten.var.correction, aten.var_mean.correction) and _reduces_last(node):
+    if is_call(node, aten.var.correction, aten.var_mean.correction) and reduces_last(node):
         if arg(node, 2, "correction", 1) != 0:
             raise Miss("the variance is unbiased", "write var(-1, correction=0, keepdim=True)", at=node)
         return node.args[0]
