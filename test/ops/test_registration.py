@@ -46,6 +46,18 @@ def test_opcheck(name, dtype, samples, seed):
         torch.library.opcheck(overload(name), args)
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_none_for_a_tensor_is_refused_by_its_name(name, samples):
+    args = next(iter(samples(name, 0, torch.float32)))
+    wanted = [(i, a.name) for i, a in enumerate(overload(name)._schema.arguments) if str(a.type) == "Tensor"]
+    for i, argument in wanted:
+        with_none = (*args[:i], None, *args[i + 1 :])
+        for device in ("cpu", "meta"):  # the kernel, and the fake one
+            given = tree_map_only(torch.Tensor, lambda t, device=device: t.to(device), with_none)
+            with pytest.raises(TypeError, match=f"tile.{name}: {argument} is None; expected a tensor"):
+                overload(name)(*given)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", OPS)
 def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):

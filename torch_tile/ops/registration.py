@@ -7,6 +7,7 @@ about a millisecond an op, importing kernels and their compiler is more.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -105,9 +106,10 @@ def register(
     its dtype, on CPU and CUDA. full_precision_cuda: autocast casts all to float32, on CUDA only (torch's CPU autocast
     leaves norms and softmax alone). flops: from the shapes of the tensor arguments and `out_shape`.
     """
+    op = getattr(torch.ops.tile, name).default
+    fake = _with_tensors(op, fake)
     LIBRARY.impl(name, Eager(name, fake, check_values), "CompositeExplicitAutograd")
     torch.library.register_fake(f"tile::{name}", fake, lib=LIBRARY)
-    op = getattr(torch.ops.tile, name).default
     if backward is not None and setup_context is not None:
         setup_context, backward = sharded(op, setup_context, backward)
         torch.library.register_autograd(f"tile::{name}", _of_given(backward), setup_context=setup_context, lib=LIBRARY)
@@ -122,6 +124,20 @@ def register(
         from torch.utils.flop_counter import register_flop_formula
 
         register_flop_formula(op._overloadpacket)(flops)
+
+
+def _with_tensors(op: torch._ops.OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """`fake` after a refusal of None where the schema wants a tensor: torch lets it pass."""
+    wanted = [(i, a.name) for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor"]
+
+    @functools.wraps(fake)
+    def call(*args: Any) -> Any:
+        for i, name in wanted:
+            if args[i] is None:
+                raise TypeError(f"tile.{op._opname}: {name} is None; expected a tensor")
+        return fake(*args)
+
+    return call
 
 
 def _autograd(op: torch._ops.OpOverload, in_training: Callable[..., Any]) -> Callable[..., Any]:
