@@ -33,6 +33,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.online_softmax import exponentiate
+from torch_tile.kernels.positions import bounded
 
 
 def visible(
@@ -48,7 +49,8 @@ def visible(
     key = torch.arange(kv_len, device=device)[None, :]
     if not window:
         return key <= reach
-    return (key <= reach) & (key > reach - window) if causal else key > reach - window
+    near = key > reach - bounded(window)
+    return (key <= reach) & near if causal else near
 
 
 def scores(
@@ -324,7 +326,7 @@ def run(
         return
     lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
     shape = (*k.shape[:2], *lanes)
-    options = (float(scale), q.shape[2], q_offset, window)
+    options = (float(scale), q.shape[2], q_offset, bounded(window))
     kernel = machine.kernel(flash_attention)(config, form)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
     if not config.split:

@@ -39,6 +39,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.memory_order import empty_beside, placed_beside
+from torch_tile.kernels.positions import bounded
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -336,7 +337,7 @@ def attention_backward(
 
     statistics = lse.new_empty(*shape[:3], 2, round_up(q_len, PADDING))
     number = float(default_scale(head_dim) if scale is None else scale)
-    options = (number, q_offset, window)
+    options = (number, q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
     inputs = (grouped(queries), keys, values, *raw_masks, grouped(grads))
     dq, dk, dv = results

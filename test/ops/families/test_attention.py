@@ -38,6 +38,18 @@ def test_window_and_offset_are_the_written_rule(maker):
         torch.testing.assert_close(ops.attention(q, k, v, None, True, None, window, offset), want)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("offset", [0, 4, -2, -(2**29)])
+def test_a_window_wider_than_everything_hides_nothing(causal, offset, maker):
+    t = maker(1, torch.float32, True)
+    inputs = t(1, 2, 5, 16), t(1, 2, 9, 16), t(1, 2, 9, 16)
+    wanted, found = ([], [])
+    for window, results in ((0, wanted), (2**63 - 1, found)):
+        out = ops.attention(*inputs, None, causal, None, window, offset)
+        results += [out, *torch.autograd.grad(out.sum(), inputs)]
+    torch.testing.assert_close(found, wanted)
+
+
 def test_lse_is_the_logarithm_of_the_sum(maker):
     t = maker(2, torch.float64)
     q, k, v = t(1, 2, 5, 8), t(1, 1, 9, 8), t(1, 1, 9, 4)
@@ -124,6 +136,7 @@ def errors():
         ((q, k, v, t(1, 1, 1, 5, 7)), RuntimeError, "mask has shape"),
         ((q, k, v, t(5, 7, dtype=torch.int64)), TypeError, "mask has dtype torch.int64; expected bool"),
         ((q, k, v, None, True, None, -1), ValueError, r"window is -1; expected 0 \(none\)"),
+        ((q, k, v, None, True, None, 0, 2**31), ValueError, "q_offset is 2147483648; expected -536870912 to 536870912"),
         ((q, k.to("meta"), v), (RuntimeError, NotImplementedError), "k is on meta; expected cpu, as q"),
     ]
 

@@ -15,6 +15,7 @@ import torch
 from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue import parse
 from torch_tile.kernels.memory_order import empty_beside
+from torch_tile.kernels.positions import FAR
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
@@ -27,7 +28,7 @@ INDICES = 4  # of a score: batch, head, query, key
 
 def _check_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, window: int,
-    aux: Sequence[torch.Tensor], score: str,
+    q_offset: Size, aux: Sequence[torch.Tensor], score: str,
 ) -> None:  # fmt: skip
     checks.check_floating("attention", q=q, k=k, v=v)
     checks.check_same_dtype("attention", q=q, k=k, v=v)
@@ -44,6 +45,8 @@ def _check_attention(
         lambda: f"tile.attention: q has {heads} heads; expected a multiple of k's and v's {kv_heads}",
     )
     require_value(window >= 0, lambda: f"tile.attention: window is {window}; expected 0 (none) or a positive length")
+    if isinstance(q_offset, int):  # a symbol is the difference of lengths, and no bound of it has to be guarded
+        require_value(abs(q_offset) <= FAR, lambda: f"tile.attention: q_offset is {q_offset}; expected {-FAR} to {FAR}")
     if mask is not None:
         require_type(
             mask.dtype == torch.bool or mask.dtype in checks.FLOATING,
@@ -76,7 +79,7 @@ def _fake_attention_lse(
     aux: Sequence[torch.Tensor] | None = None,
     score: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_attention(q, k, v, mask, window, aux or (), score)
+    _check_attention(q, k, v, mask, window, q_offset, aux or (), score)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return empty_beside(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
@@ -133,7 +136,7 @@ def _check_backward(
     window: int = 0,
     q_offset: Size = 0,
 ) -> None:
-    _check_attention(q, k, v, mask, window, (), "")
+    _check_attention(q, k, v, mask, window, q_offset, (), "")
     checks.check_same_dtype("attention_backward", q=q, grad=grad, out=out)
     for name, x, dims in (("grad", grad, 4), ("out", out, 4), ("lse", lse, 3)):
         checks.check_dims("attention_backward", name, x, dims, "[B, H, Sq, Dv]" if dims == 4 else "[B, H, Sq]")
