@@ -55,6 +55,14 @@ def test_kernel_makes_the_plan(engine, problems):
             assert torch.equal(mla_schedule(lengths, 128, units), reference(lengths, 128, units))
 
 
+@pytest.mark.parametrize("lengths", [[2**31 - 1, 9], [-5, 9], [-(2**31), 2**31 - 1], [2**31 - 1] * 200])
+def test_a_plan_of_senseless_lengths_overflows_nowhere(lengths):
+    """A GPU cannot be asked what they are."""
+    lengths = torch.tensor(lengths, dtype=torch.int32)
+    for units in (1, 5):
+        assert torch.equal(mla_schedule(lengths, 128, units), reference(lengths, 128, units))
+
+
 @pytest.mark.parametrize("heads", [3, 40])
 def test_units_decode_what_is_theirs(heads, engine, problems, check):
     """Whole sequences, parts of some, and none; the cache holds NaN past each end."""

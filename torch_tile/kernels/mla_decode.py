@@ -323,7 +323,7 @@ def run(
     others += [] if seq_lens is None else [seq_lens.contiguous()]
     operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *others)
     if config.split:
-        splits = num_splits or splits_for(config, problem, machine)
+        splits = splits_for(config, problem, machine, num_splits)
         parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))
         machine.kernel(flash_mla)(config, form)(*operands, *parts, float(scale))
         combine_parts(*parts, out, lse, machine)

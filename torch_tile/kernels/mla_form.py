@@ -124,15 +124,21 @@ def units_for(rows: int, machine: Machine) -> int:
     return max(1, (machine.units if machine.is_gpu else 2 * machine.units) // max(1, blocks))
 
 
-def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
-    """How many shares to make of the positions: work for the whole machine, but shares that are worth starting."""
+def splits_for(config: Config, problem: Problem, machine: Machine, wanted: int = 0) -> int:
+    """How many shares to make of the positions: work for the whole machine, but shares that are worth starting.
+
+    As many as wanted, if any are, but none without a block of positions, nor more than a launch takes.
+    """
     problem = typical(problem)
+    if wanted:
+        return max(1, min(wanted, -(-problem.positions // config.block_kv), MOST_SHARES))
     blocks = problem.batch * -(-problem.rows // config.block_h)
     room = machine.units // blocks if machine.is_gpu else -(-2 * machine.units // blocks)  # one block fills an SM
     return max(1, min(room, problem.positions // LEAST_SHARE))
 
 
 LEAST_ROWS, MOST_ROWS = 16, 64  # of a block on a GPU
+MOST_SHARES = 65535  # blocks in the second dimension of a launch
 LEAST_SHARE = 256  # positions: joining shares takes as long as a block takes for so many
 
 # Cuts by falling size; the first whose tiles fit is taken.

@@ -20,6 +20,7 @@ from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into,
 from torch_tile.kernels.mla_form import units_for
 
 BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
+MOST_BLOCKS = 2**30  # of all sequences: beyond, units are as if there were so many, and sums fit in 32 bits
 BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
 FIELDS = 4
 ROWS = 4  # of a sequence that a block joins
@@ -33,7 +34,7 @@ FIRST, BEGIN, LAST, END = range(FIELDS)
 def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
     """The rows of a schedule: what `plan_units` computes."""
     sizes = [-(-max(n, 0) // BLOCK) for n in lengths]
-    load = max(-(-sum(n + BEGINNING for n in sizes) // units) + BEGINNING, 2 * BEGINNING)
+    load = max(-(-min(sum(n + BEGINNING for n in sizes), MOST_BLOCKS) // units) + BEGINNING, 2 * BEGINNING)
     rows, owners = [], [(0, 0)] * len(sizes)
     sequence, done = 0, 0
     for unit in range(units):
@@ -53,6 +54,11 @@ def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
     return [*rows, *((a, z, 0, 0) for a, z in owners)]
 
 
+def blocks_of(length: Any) -> Any:
+    """The blocks of a sequence of any length, which added to BLOCK may not fit in 32 bits."""
+    return (T.max(length, 0) - 1) // BLOCK + 1
+
+
 @jit
 def plan_units() -> Any:
     """One thread goes through sequences and units in turn, which takes some 200 ns for each."""
@@ -64,7 +70,7 @@ def plan_units() -> Any:
             units = entries - batch
             total = T.alloc_var("int32", 0)
             for b in T.serial(batch):
-                total += T.ceildiv(T.max(seq_lens[b], 0), BLOCK) + BEGINNING
+                total = T.min(total + blocks_of(seq_lens[b]) + BEGINNING, MOST_BLOCKS)
             load = T.max(T.ceildiv(total, units) + BEGINNING, 2 * BEGINNING)
             sequence: Any = T.alloc_var("int32", 0)
             done: Any = T.alloc_var("int32", 0)
@@ -76,7 +82,7 @@ def plan_units() -> Any:
                 schedule[unit, BEGIN] = done
                 last, end, left = sequence - 1, 0, load
                 while T.logical_and(left > 0, sequence < batch):
-                    size = T.ceildiv(T.max(seq_lens[sequence], 0), BLOCK)
+                    size = blocks_of(seq_lens[sequence])
                     rest = size - done
                     if done == 0:
                         schedule[units + sequence, FIRST] = unit

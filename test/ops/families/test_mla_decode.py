@@ -40,6 +40,9 @@ def test_is_attention_over_the_joined_heads(dtype, seed, maker):
     torch.testing.assert_close(
         ops.mla_decode(q, q_pe, kv, k_pe, scale=0.1, num_splits=3), out, rtol=tolerance, atol=tolerance
     )
+    torch.testing.assert_close(  # no more parts than there are blocks
+        ops.mla_decode(q, q_pe, kv, k_pe, scale=0.1, num_splits=2**40), out, rtol=tolerance, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
@@ -144,6 +147,8 @@ def errors():
         ((int32([[1]]), 3), RuntimeError, r"seq_lens has 2 dimensions .* \[B\]"),
         ((int32([1]), -1), ValueError, "rows is -1"),
         ((int32([1]), 3, -2), ValueError, "units is -2"),
+        ((int32([1]), 3, 2**40), ValueError, "units is 1099511627776; expected 0 .automatic. to 65535"),
+        ((int32([9, -5]), 3, 2), RuntimeError, "seq_lens has the value -5; expected 0 or more"),
     ],
 )
 def test_no_schedule(args, error, message):
