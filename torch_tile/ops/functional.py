@@ -4,8 +4,9 @@
 Common to all: tensors are float16, bfloat16, float32 or float64, of any strides, on one device; sums are kept in
 float32 (float64 for float64); results are fresh and, but for attention's, contiguous; empty tensors give empty or zero
 results. All have gradients; log-sum-exps have none. Refused arguments raise RuntimeError (shapes, devices), TypeError
-(dtypes), ValueError (strings and numbers) or IndexError (`dim`), and name the argument, what was got and what is
-wanted. Under autocast, products follow its dtype as `F.linear` does, norms and softmax run in float32 on CUDA.
+(dtypes, None for a tensor), ValueError (strings and numbers) or IndexError (`dim`), and name the argument, what was
+got and what is wanted. Under autocast, products follow its dtype as `F.linear` does, norms and softmax run in float32
+on CUDA.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ def attention(
         causal: query `i` sees the keys `j <= i + q_offset`.
         scale: default `D ** -0.5`.
         window: if positive, query `i` sees only the keys `j > i + q_offset - window`, with or without `causal`.
-        q_offset: position of the first query: 0 is `is_causal` of torch, `Skv - Sq` aligns the ends.
+        q_offset: position of the first query, `-2**29` to `2**29`: 0 is `is_causal` of torch, `Skv - Sq` aligns the
+            ends.
         aux: operands of `score`, of a floating dtype or bool, each broadcastable to `[B, H, Sq, Skv]`.
         score: a text of `gemm`'s epilogue language that changes scores before the mask: `acc0` is the scaled product,
             `x0..` are `aux`, and `i0..i3` the numbers of the batch, the head, the query plus `q_offset`, and the key.
@@ -251,7 +253,7 @@ def mla_decode(
         seq_lens: int32 `[B]`: positions in use, the new ones included; default all of the cache.
         scale: default `(C + R) ** -0.5`. Absorbing does not change a model's own scale, so pass it: DeepSeek-V3's is
             `(128 + 64) ** -0.5`.
-        num_splits: into how many parts a kernel may split a sequence; 0 lets it choose. The result is the same.
+        num_splits: into how many parts at most a kernel splits a sequence; 0 lets it choose. The result is the same.
         schedule: what `mla_schedule` made of seq_lens, for sequences that differ in length.
 
     Returns:
@@ -296,9 +298,9 @@ def mla_schedule(seq_lens: Tensor, rows: int, units: int = 0) -> Tensor:
     device, without a look from the host, once for all layers of a step: it depends on the lengths only.
 
     Args:
-        seq_lens: int32 `[B]`, as for `mla_decode`.
+        seq_lens: int32 `[B]`, as for `mla_decode`. Negative ones are refused on the CPU, and count as 0 elsewhere.
         rows: Sq * H: how many rows of queries each sequence has.
-        units: how many there are; 0 for as many as the GPU runs at a time.
+        units: how many there are, up to 65535; 0 for as many as the GPU runs at a time.
 
     Returns:
         int32 `[units + B, 4]`. For each unit the first sequence, the first block of 64 positions in it, the last
