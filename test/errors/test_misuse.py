@@ -74,7 +74,35 @@ def chosen_buffers():
             T.clear(y)
 
 
+def indexed_tensor():
+    weights = torch.ones(4)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            for i in T.serial(4):
+                A[i] = weights[i]  # here
+
+
+def shape_assigned():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            A.shape = (2, 2)  # here
+
+
+def compared_buffer():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            if A == 0:  # here
+                A[0] = 1.0
+
+
 CASES = {
+    indexed_tensor: ("python_value", "weights[i]"),
+    shape_assigned: ("python_value", "A.shape"),
+    compared_buffer: ("region_as_value", "A == 0"),
     misspelt: ("unknown_name", "T.sqrtt"),
     outside_kernels: ("unknown_name", "T.Tensr"),
     of_tilelang: ("unknown_name", "T.reshape"),
@@ -88,6 +116,7 @@ CASES = {
     chosen_buffers: ("bad_choice", "x if n > 0 else z"),
 }
 FIXES = {
+    indexed_tensor: "as a parameter",
     misspelt: "did you mean T.sqrt",
     outside_kernels: "did you mean T.Tensor",
     rounded: "write T.round(...)",

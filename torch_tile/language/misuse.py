@@ -25,18 +25,18 @@ _HAVE = {
 }
 
 
-def explain(problem: TypeError | AttributeError, span: Span | None, language: Any) -> TileError | None:
+def explain(problem: Exception, span: Span | None, language: Any) -> TileError | None:
     """The author's error that `problem`, raised on the author's own line at `span`, stands for; None if it is another.
 
     `language` has the functions whose calls may be wrong.
     """
     text = str(problem)
     if isinstance(problem, AttributeError):
-        if not isinstance(problem.obj, Expr | Handle | Region):
-            return None
-        what = f"`{str(problem.obj)[:60]}` has no `{problem.name}`"
-        fix = _HAVE.get(type(problem.obj), "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)")
-        return error("python_value", span, problem=what, fix=fix)
+        kind = type(problem.obj)
+        if isinstance(problem.obj, Expr | Handle | Region):
+            what = f"`{str(problem.obj)[:60]}` has no `{problem.name}`"
+            fix = _HAVE.get(kind, "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)")
+            return error("python_value", span, problem=what, fix=fix)
     called = re.match(r"(\w+)\(\) (got|missing|takes)", text)
     function = getattr(language, called[1], None) if called else None
     if callable(function):
@@ -45,7 +45,10 @@ def explain(problem: TypeError | AttributeError, span: Span | None, language: An
     if words.isdisjoint(_CLASSES):
         return None
     text = re.sub(rf"\b({'|'.join(_CLASSES)})\b", lambda m: _kind(m[0]), text)
-    return error("python_value", span, problem=text, fix=_instead(span, language))
+    fix = _instead(span, language)
+    if isinstance(problem, IndexError):  # of a tensor or array that the author's Python holds
+        fix = "give the tensor to the kernel as a parameter; only Python's own numbers may be captured"
+    return error("python_value", span, problem=text, fix=fix)
 
 
 def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | None) -> TileError:

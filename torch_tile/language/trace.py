@@ -149,7 +149,7 @@ def tracing() -> Iterator[Tracer]:
         if region is not None:
             raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
         raise error("undefined_name", _span_of(problem), name=name) from problem
-    except (TypeError, AttributeError) as problem:
+    except (TypeError, AttributeError, IndexError) as problem:
         if (told := _explained(problem)) is not None:
             raise told from problem
         raise
@@ -204,7 +204,7 @@ def describe_statement(stmt: Stmt) -> str:
     return f"T.{name}" if name else type(stmt).__name__.lower()
 
 
-def _explained(problem: TypeError | AttributeError) -> TileError | None:
+def _explained(problem: Exception) -> TileError | None:
     """What Python says about the author's own line, as an error of the author's."""
     from .. import language
     from .misuse import explain

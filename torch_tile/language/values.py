@@ -82,6 +82,14 @@ class Handle(NotAValue):
     def __iter__(self) -> Any:
         raise error("region_as_value", None, region=repr(self))
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are one buffer. Numbers are refused: False would silently drop the branch of an author."""
+        if is_number(other) or isinstance(other, Expr):
+            raise error("region_as_value", None, region=repr(self))
+        return self is other
+
+    __hash__ = object.__hash__
+
 
 def locate(buffer: Buffer, key: Any) -> Load | Region:
     """`buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are whole).

@@ -46,7 +46,7 @@ class Reduce(RegisteredOp):
         """`dim` counts the dimensions of the source region; `hints` (batch, nan_propagate) only concern GPUs."""
         a, b = need_region(src, cls.op_name, "buffer"), need_region(dst, cls.op_name, "out")
         rank = len(a.tile_shape)
-        if not -rank <= dim < rank:
+        if not (isinstance(dim, int) and -rank <= dim < rank):
             raise error("reduce_dim", None, op=cls.op_name, dim=dim, rank=rank)
         return cls(a, b, dim % rank, bool(clear))
 
