@@ -91,6 +91,13 @@ def shape_assigned():
             A.shape = (2, 2)  # here
 
 
+def too_many_names():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1, 2) as (bx, by, bz):  # here
+            A[bx] = by + bz
+
+
 def compared_buffer():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):
@@ -102,6 +109,7 @@ def compared_buffer():
 CASES = {
     indexed_tensor: ("python_value", "weights[i]"),
     shape_assigned: ("python_value", "A.shape"),
+    too_many_names: ("bad_argument", "T.Kernel(1, 2)"),
     compared_buffer: ("region_as_value", "A == 0"),
     misspelt: ("unknown_name", "T.sqrtt"),
     outside_kernels: ("unknown_name", "T.Tensr"),

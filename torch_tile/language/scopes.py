@@ -48,6 +48,9 @@ class Kernel:
 
     def take_names(self, names: tuple[str | None, ...]) -> None:
         """The author's names for the block indices."""
+        if len(names) > 1 and None not in names and len(names) != len(self.grid):
+            why, fix = f"is a grid of {len(self.grid)} for {len(names)} names", "give one name for each size"
+            raise error("bad_argument", self.span, op="T.Kernel", name="blocks", why=why, fix=fix)
         if len(names) == len(self.grid):
             self.names = names
 
