@@ -98,6 +98,14 @@ def too_many_names():
             A[bx] = by + bz
 
 
+def too_few_extents():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            for i, j in T.Parallel(4):  # here
+                A[i] = j
+
+
 def compared_buffer():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32")):
@@ -110,6 +118,7 @@ CASES = {
     indexed_tensor: ("python_value", "weights[i]"),
     shape_assigned: ("python_value", "A.shape"),
     too_many_names: ("bad_argument", "T.Kernel(1, 2)"),
+    too_few_extents: ("bad_argument", "for i, j in T.Parallel(4):"),
     compared_buffer: ("region_as_value", "A == 0"),
     misspelt: ("unknown_name", "T.sqrtt"),
     outside_kernels: ("unknown_name", "T.Tensr"),

@@ -37,6 +37,9 @@ class Loop:
         """Record the body, which Python runs once with symbolic loop variables."""
         at = tracer(f"T.{self.kind.value}")
         given = names if isinstance(names, tuple) else (names,)
+        if isinstance(names, tuple) and None not in names and len(names) != len(self.stops):
+            why, fix = f"are {len(self.stops)} for {len(names)} names", "give one name for each extent"
+            raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
         given = given if len(given) == len(self.stops) else (None,) * len(self.stops)
         loop_vars = tuple(Var(n or "ijklmn"[d % 6], dt.int32, "loop") for d, n in enumerate(given))
         with at.open("loop") as scope:
