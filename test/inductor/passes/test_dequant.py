@@ -38,6 +38,13 @@ def nibbles(x):
     return torch.stack([x & 15, x >> 4], -1).flatten(1)
 
 
+def interleaved(x):
+    out = torch.empty(N, K)
+    out[:, ::2] = (x & 15).to(out.dtype)
+    out[:, 1::2] = (x >> 4).to(out.dtype)
+    return out
+
+
 FORMS = {
     "scale of each row, on the result": (
         lambda x, w: F.linear(x, w.int8.float()) * w.row,
@@ -80,6 +87,16 @@ FORMS = {
     "4 bits": (
         lambda x, w: F.linear(x, grouped(nibbles(w.packed), w)),
         "4 bits of torch.uint8 in groups of 32, ret acc0",
+    ),
+    "4 bits, written into every second column": (
+        lambda x, w: F.linear(x, grouped(interleaved(w.packed), w)),
+        "4 bits of torch.uint8 in groups of 32, ret acc0",
+    ),
+    "4 bits, cast before they are stacked": (
+        lambda x, w: F.linear(
+            x, (torch.stack([(w.packed & 15).float(), (w.packed >> 4).float()], -1).view(N, K) - 8) * w.row[:, None]
+        ),
+        "4 bits of torch.uint8, ret acc0",
     ),
     "4 bits, the high ones first, shifted by 8": (
         lambda x, w: F.linear(
@@ -148,7 +165,27 @@ def test_low_precision_is_closer_to_the_truth(light, generator):
     assert (got.double() - want).norm() <= (f(x, scale).double() - want).norm()
 
 
+def words_of_four_bytes(x, w):
+    """GPTQ's: eight input features in a word, the group of each by an index."""
+    words, shifts = w.packed.view(torch.int32).t(), torch.arange(0, 32, 4, dtype=torch.int32)
+    q = (torch.bitwise_right_shift(words[:, None].expand(-1, 8, -1), shifts[None, :, None]) & 15).reshape(K, N)
+    return x @ ((q - 8) * w.groups.t()[torch.arange(K) // GROUP])
+
+
+def half_written(x, w):
+    """Every second column is what it was before."""
+    out = torch.ones(N, K)
+    out[:, ::2] = (w.packed & 15).float()
+    return F.linear(x, out)
+
+
 MISSES = {
+    "words of four bytes": (words_of_four_bytes, "words of torch.int32"),
+    "half written": (half_written, "not put together"),
+    "scales by an index": (
+        lambda x, w: F.linear(x, (nibbles(w.packed).float() - 8) * w.groups[:, torch.arange(K) // GROUP]),
+        "gathered by an index",
+    ),
     "small groups": (
         lambda x, w: F.linear(
             x, (w.int8.unflatten(1, (-1, 8)).float() * w.int8[:, :16, None].float().cos()).flatten(1)

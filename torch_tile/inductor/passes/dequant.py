@@ -29,12 +29,14 @@ from torch_tile.inductor.passes.graph import (
     is_tensor,
     known,
     ordered,
+    same_shape,
     shape,
     val,
 )
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.packed import ANDS, SHIFTS, tell_packed
 from torch_tile.inductor.passes.scores import aligned
-from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
+from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, regroup, trace
 from torch_tile.ops.families.dequant_gemm import FLOAT8, WHOLE, ZEROS, supported_group
 
 Factor = tuple[Node, list[Group]]
@@ -77,6 +79,8 @@ def read(node: Any, dims: list[Group]) -> Stored | None:
         found = _shifted(node, dims)
     elif is_call(node, aten.cat.default, aten.stack.default):
         found = _side_by_side(node, dims)
+    elif is_call(node, aten.slice_scatter.default):
+        found = _interleaved(node, dims)
     return found or whole
 
 
@@ -142,14 +146,45 @@ def _side_by_side(node: Node, dims: list[Group]) -> Stored | None:
     if is_call(node, aten.cat.default) and not all(known(shape(p)[along] == 1) for p in parts):
         return None
     inner = [*before, *after] if is_call(node, aten.stack.default) else [*before, [], *after]
+    return _together(node, parts, inner, dims[along])
+
+
+def _interleaved(node: Node, dims: list[Group]) -> Stored | None:
+    """Fields written into every second (fourth, eighth) column, until none is left of what was there before."""
+    along, step = arg(node, 2, "dim", 0) % len(dims), arg(node, 5, "step", 1)
+    parts: dict[int, Any] = {}
+    size, layer = shape(node)[along], node
+    if not isinstance(size, int) or step not in (2, 4, 8) or size % step:
+        return None
+    while is_call(layer, aten.slice_scatter.default) and len(parts) < step:
+        base, part, dim, start, _, own = (arg(layer, i, n, d) for i, (n, d) in enumerate(_SCATTER))
+        if dim % len(dims) != along or own != step or start not in range(step) or shape(part)[along] != size // step:
+            return None
+        if is_call(part, aten.copy.default) and same_shape(shape(part), shape(part.args[1])):
+            part = part.args[1]
+        parts.setdefault(start, part)  # the last to write is the first to be met
+        layer = base
+    cut = regroup(dims[along], [size // step, step]) if len(parts) == step else None
+    if cut is None:
+        return None
+    return _together(node, [parts[i] for i in range(step)], [*dims[:along], cut[0], *dims[along + 1 :]], cut[1])
+
+
+_SCATTER = (("self", None), ("src", None), ("dim", 0), ("start", 0), ("end", None), ("step", 1))
+
+
+def _together(node: Node, parts: list[Node], inner: list[Group], field: Group) -> Stored | None:
+    """What `node` is stored as if its neighbours along `field` are `parts`, of dimensions `inner`: all of a byte."""
     fields = [_field(p, inner) for p in parts]
     first, bits = fields[0], 8 // len(parts)
     if first is None or not all(f is not None and f.beside(first) for f in fields):
         return None
+    if first.signed and not dtype(node).is_signed:
+        return None
     places = [(f.place, f.bits) for f in fields if f is not None]
     for high_first in (False, True):
         if places == [(place, bits) for place in range(0, 8, bits)][:: -1 if high_first else 1]:
-            return Stored(first.words, first.dims, bits, high_first, first.signed, leaves(dims[along]))
+            return Stored(first.words, first.dims, bits, high_first, first.signed, leaves(field))
     return None
 
 
@@ -173,7 +208,9 @@ def _field(node: Any, dims: list[Group]) -> Field | None:
     """Read `(words >> place) & mask`, either of them left out, or `(words << unwanted) >> unwanted` of signed ones."""
     place, mask, masked, lifted = 0, 255, False, 0
     node, dims = trace(node, dims)
-    while is_call(node, CAST, *_SHIFTS, *_ANDS, *_LIFTS):
+    while is_call(node, CAST) and dtype(node).is_floating_point and dtype(node).itemsize > 1:
+        node, dims = trace(node.args[0], dims)  # which every field fits into
+    while is_call(node, CAST, *SHIFTS, *ANDS, *_LIFTS):
         source: Any = node.args[0]
         if not is_tensor(source) or dtype(node).is_floating_point or dtype(source).is_floating_point:
             return None
@@ -181,9 +218,9 @@ def _field(node: Any, dims: list[Group]) -> Field | None:
             number = constant(node.args[1])
             if number is None or lifted:
                 return None
-            if is_call(node, *_ANDS):
+            if is_call(node, *ANDS):
                 mask, masked = mask & (int(number) >> place), True
-            elif is_call(node, *_SHIFTS):
+            elif is_call(node, *SHIFTS):
                 place += int(number)
             elif masked or dtype(node) != torch.int8:
                 return None  # a shift to the left makes a sign only where it drops what is above
@@ -197,9 +234,7 @@ def _field(node: Any, dims: list[Group]) -> Field | None:
     return Field(node, dims, place - lifted, mask.bit_length(), signed) if mask & (mask + 1) == 0 else None
 
 
-_SHIFTS = (aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar)
 _LIFTS = (aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar)
-_ANDS = (aten.bitwise_and.Scalar, aten.bitwise_and.Tensor)
 
 
 @dataclass(frozen=True)
@@ -260,13 +295,18 @@ def weight_of(node: Node) -> Weight | None:
     if stored.field and k[len(k) - len(stored.field) :] != stored.field:
         raise Miss("neighbouring columns of the weight are not in one byte", "pack along the input features", at=node)
     prefix: Group = []
-    for _, groups in (*stored.scales, *([stored.zero] if stored.zero else [])):
+    gathered = None
+    for factor, groups in (*stored.scales, *([stored.zero] if stored.zero else [])):
+        gathered = factor if is_call(factor, aten.index.Tensor) else gathered
         own = [a for d in groups for a in leaves(d) if a not in n]
         if own != k[: len(own)]:
             raise Miss("scales do not belong to runs of input features", "give each run of columns a scale", at=node)
         prefix = max(prefix, own, key=len)
     group, whole = extent(k[len(prefix) :]), extent(prefix) == 1
     if not whole and not (isinstance(group, int) and supported_group(group)):
+        if gathered is not None:
+            fix = "sort the input features by their group once, and give each run one scale (repeat_interleave)"
+            raise Miss("scales are gathered by an index", fix, at=gathered)
         raise Miss(f"scales of {group} input features", "use groups of 16, 32 or a multiple of 64", at=node)
     return Weight(stored, n, k, prefix)
 
@@ -281,6 +321,8 @@ def match(context: Context) -> None:
             weight = weight_of(epilogue.right(node)) if epilogue.bias_kind(node) is not None else None
             if weight is not None:
                 taken.update(_replace(context, node, weight))
+            else:
+                tell_packed(epilogue.right(node))
         except Miss as why:
             context.miss("dequant", node, why)
 
