@@ -156,3 +156,18 @@ def test_training_gradients(light, generator):
     f(x).backward()
     torch.testing.assert_close(grads, [p.grad for p in (*one.parameters(), *two.parameters())])
     assert {r.graph for r in report.replaced("gemm")} == {"forward", "backward"}
+
+
+def test_sums_of_many_products(agrees, generator):
+    """As experts computed for every token are: what one match leaves behind is no epilogue of the next product."""
+    x, ws = torch.randn(10, 16, generator=generator), torch.randn(4, 16, 16, generator=generator)
+    gates = torch.rand(4, 10, 1, generator=generator)
+
+    def experts(x, ws, gates):
+        out = torch.zeros_like(x)
+        for w, gate in zip(ws, gates, strict=True):
+            out = out + gate * (F.silu(x @ w) @ w)
+        return out
+
+    _, report = agrees(experts, x, ws, gates)
+    assert len(report.replaced("gemm")) >= 7, report

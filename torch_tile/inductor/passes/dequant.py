@@ -25,6 +25,7 @@ from torch_tile.inductor.passes.graph import (
     constant,
     dtype,
     equivalent,
+    erase_dead,
     is_call,
     is_tensor,
     known,
@@ -356,4 +357,7 @@ def _replace(context: Context, seed: Node, weight: Weight) -> list[Node]:
     group = f" in groups of {extent(weight.k[len(weight.prefix) :])}" if weight.prefix else ""
     layers = f"{len(bs)} products, " if len(bs) > 1 else ""
     what = f"tile.dequant_gemm({layers}{how.bits} bits of {dtype(bs[0])}{group}, {text or 'no epilogue'})"
-    return region.products if context.replace(rewrite, "dequant", [(out, new)], what, seed) else []
+    if not context.replace(rewrite, "dequant", [(out, new)], what, seed):
+        return []
+    erase_dead(out)
+    return region.products

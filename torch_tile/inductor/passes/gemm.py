@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from torch_tile.inductor import foregone, report
 from torch_tile.inductor.passes import columns, epilogue
-from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_call, ordered, shape
+from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, erase_dead, is_call, ordered, shape
 from torch_tile.inductor.passes.manager import Context
 
 # Epilogues with which nobody is much faster than ATen: it adds biases itself, and Inductor residuals in a norm behind.
@@ -67,4 +67,7 @@ def _replace(context: Context, seed: Node, region: epilogue.Region, out: Node) -
         rewrite.discard()
         return []
     sure = foregone.with_epilogue(rewrite.nodes)
-    return region.products if context.replace(rewrite, "gemm", [(out, new)], what, seed, sure) else []
+    if not context.replace(rewrite, "gemm", [(out, new)], what, seed, sure):
+        return []
+    erase_dead(out)
+    return region.products

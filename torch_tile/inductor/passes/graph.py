@@ -165,6 +165,17 @@ def equivalent(a: Any, b: Any, depth: int = 8) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
+def erase_dead(node: Node) -> None:
+    """Erase a node that nothing reads, and what only it read: as users they would pass for what follows a match."""
+    pending = [node]
+    while pending:
+        dead = pending.pop()
+        if dead.op == "call_function" and not dead.users and not dead.is_impure() and not dead._erased:
+            inputs = dead.all_input_nodes
+            dead.graph.erase_node(dead)
+            pending.extend(inputs)
+
+
 def ordered(graph: Graph) -> dict[Node, int]:
     """Each node's position in the graph."""
     return {node: index for index, node in enumerate(graph.nodes)}
