@@ -267,3 +267,18 @@ def test_what_is_too_small_to_matter_is_not_timed(family, rows, device, kept, mo
     (row,) = report.rows
     assert row.status == "kept" and "so small" in row.reason
     assert not [n for n in graph.nodes if getattr(n.target, "namespace", "") == "tile"]
+
+
+def test_sums_of_many_norms(agrees, generator):
+    """What one match leaves behind is no epilogue of the next norm."""
+    x, ws = torch.randn(10, 16, generator=generator), torch.rand(4, 16, generator=generator)
+    gates = torch.rand(4, 10, 1, generator=generator)
+
+    def mixture(x, ws, gates):
+        out = torch.zeros_like(x)
+        for i in range(4):
+            out = out + gates[i] * F.rms_norm(x + i, (16,), ws[i])
+        return out
+
+    _, report = agrees(mixture, x, ws, gates)
+    assert len(report.replaced("norm")) == 4, report

@@ -28,6 +28,7 @@ from torch_tile.inductor.passes.graph import (
     aten,
     constant,
     dtype,
+    erase_dead,
     is_call,
     is_tensor,
     known,
@@ -118,7 +119,7 @@ def _inlines(node: Node, region: Region) -> bool:
 def match(context: Context) -> None:
     """Every norm that is an op from the start, with what stands around it; one that was matched had its chance."""
     for node in list(context.graph.nodes):
-        norm = _norm_of(node)
+        norm = _norm_of(node) if node.users else None
         if norm is not None and node not in context.handled:
             take(context, norm, node)
 
@@ -156,7 +157,10 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
     if not left:
         rewrite = Rewrite(last)
         pairs = _write(rewrite, norm, epilogue, writer, last, front)
-        left = not context.replace(rewrite, "norm", pairs, what, anchor) and not won_alone
+        replaced = context.replace(rewrite, "norm", pairs, what, anchor)
+        left = not replaced and not won_alone
+        for old, _ in pairs if replaced else ():
+            erase_dead(old)
     if left and anchor is norm.out:
         # Alone this op of ours would win still less, as Inductor fuses what stands around a norm either way.
         context.left.add(anchor)
@@ -295,7 +299,7 @@ def _write(
 def take_front(context: Context) -> None:
     """Once products have taken what they can: layer norms of sums that are left, modulated or not."""
     for node in list(context.graph.nodes):
-        norm = _norm_of(node)
+        norm = _norm_of(node) if node.users else None
         if norm is not None and norm.centred and is_call(norm.x, aten.add.Tensor):
             take(context, norm, node, late=True)
 

@@ -66,7 +66,7 @@ class Scale:
 def match(context: Context) -> None:
     """Replace every norm that is written out."""
     for node in list(context.graph.nodes):
-        if not is_root(node):
+        if not node.users or not is_root(node):
             continue
         try:
             _match_one(context, node)
