@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_tile
 import torch_tile.nn as tnn
@@ -120,7 +121,7 @@ def test_says_what_it_did_and_keeps_names(seed: int) -> None:
         "0: Linear -> torch_tile.nn.Linear",
         "3: LayerNorm -> torch_tile.nn.LayerNorm",
         "4: Linear -> torch_tile.nn.Linear",
-        "1: GELU -> activation='gelu_tanh' of the layer before",
+        "1: GELU -> gelu_tanh in the kernel of the layer before",
     ]
     assert list(model.state_dict()) == names and type(model[5]) is nn.Sigmoid
     torch.testing.assert_close(model(x).double(), wanted, rtol=1e-4, atol=1e-5)
@@ -168,9 +169,47 @@ def test_ties_hooks_and_sharing_survive(seed: int) -> None:
     model.head.register_forward_hook(lambda *args: calls.append(1))
     wanted = model(ids)
     changes = replace_layers(model)
-    assert {c.name for c in changes} == {"head", "twice.0.0", "twice.1.0"}  # the shared activation stays
+    assert {c.name for c in changes} == {"head", "twice.0.0", "twice.0.1", "twice.1.0", "twice.1.1"}
     torch.testing.assert_close(model(ids), wanted)
     assert len(calls) == 2 and model.head.weight is model.embed.weight
+
+
+class Activations(TorchDispatchMode):
+    """Those that linear kernels compute, in the order of the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op is torch.ops.tile.linear.default:
+            self.names.append(args[4] if len(args) > 4 else "none")
+        return op(*args, **(kwargs or {}))
+
+
+def fused(model: nn.Module, x: torch.Tensor) -> list[str]:
+    with torch.no_grad(), Activations() as found:
+        model(x)
+    return found.names
+
+
+def test_children_of_a_sequence_stay_what_they_are(seed: int) -> None:
+    """Whoever calls one of them alone, cuts the sequence, or hooks a layer later on gets what torch gives."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.SiLU()), torch.randn(3, 8)
+    before = copy.deepcopy(model)
+    changes = replace_layers(model)
+    assert [c.name for c in changes] == ["0", "2", "1", "3"] and fused(model, x) == ["relu", "silu"]
+    for part in (lambda m: m, lambda m: m[0], lambda m: m[:1], lambda m: m[1:], lambda m: m[0:3], lambda m: m[3]):
+        torch.testing.assert_close(part(model)(x), part(before)(x))
+    ops = [node.target for node in torch.export.export(model, (x,)).graph.nodes if node.op == "call_function"]
+    assert ops == [torch.ops.tile.linear.default] * 2
+    seen: list[torch.Tensor] = []
+    model[0].register_forward_hook(lambda layer, args, out: seen.append(out))
+    torch.testing.assert_close(model(x), before(x))
+    torch.testing.assert_close(seen[0], before[0](x))
+    assert fused(model, x) == ["none", "silu"]
+    model[1], before[1] = nn.Tanh(), nn.Tanh()
+    torch.testing.assert_close(model(x), before(x))
 
 
 def test_copies_and_pickles(seed: int) -> None:
@@ -178,7 +217,7 @@ def test_copies_and_pickles(seed: int) -> None:
     replace_layers(model)
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.testing.assert_close(again(x), model(x))
-        assert "activation='silu'" in repr(again)
+        assert [type(m).__name__ for m in again] == ["Linear", "SiLU", "RMSNorm"] and fused(again, x) == ["silu"]
 
 
 def test_meta_device(build) -> None:

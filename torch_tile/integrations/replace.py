@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import logging
 import sys
@@ -15,6 +14,7 @@ from torch import nn
 
 import torch_tile.nn as tnn
 from torch_tile.integrations.recognise import activation_of, is_plain_linear, is_watched, plan_for
+from torch_tile.integrations.sequential import ACTIVATION, Sequential
 
 log = logging.getLogger("torch_tile")
 
@@ -77,23 +77,20 @@ def replace_layers(
 
 
 def fuse_activations(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> Iterator[Replacement]:
-    """In every nn.Sequential, give a linear layer of ours the activation that follows it, which becomes an Identity."""
-    uses = collections.Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
+    """Let every nn.Sequential compute a linear layer of ours together with the activation that follows it."""
     for prefix, parent in list(model.named_modules()):
-        if type(parent) is not nn.Sequential:
+        if type(parent) is not nn.Sequential or "forward" in parent.__dict__:
             continue
-        children = list(parent.named_children())
-        for (_, first), (key, second) in itertools.pairwise(children):
+        for (_, first), (key, second) in itertools.pairwise(list(parent.named_children())):
             if type(first) is not tnn.Linear or not is_plain_linear(first) or is_watched(second):
                 continue
-            activation = activation_of(second) if not isinstance(second, nn.Identity) else None
+            activation = activation_of(second)
             name = f"{prefix}.{key}" if prefix else key
-            alone = uses[id(first)] == uses[id(second)] == 1
-            if activation in (None, "none") or not alone or not wanted(second, name):
+            if activation in (None, "none") or not wanted(second, name):
                 continue
-            first.activation = activation
-            parent._modules[key] = nn.Identity()
-            yield Replacement(name, type(second).__name__, f"activation={activation!r} of the layer before")
+            second.__dict__[ACTIVATION] = activation
+            parent.__class__ = Sequential
+            yield Replacement(name, type(second).__name__, f"{activation} in the kernel of the layer before")
 
 
 def switch_attention(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> Iterator[Replacement]:
