@@ -2,7 +2,8 @@
 """Attention forward and decoding: `python -m benchmarks.attention [--quick] [--only decode] [--rivals cuDNN,FA2]`.
 
 Work counts half for causal masks. Rivals: cuDNN and FlashAttention-2 as torch ships them, flex_attention (Triton) on a
-few rows because it compiles for each, FlashAttention-3 and TileLang where they are installed.
+few rows because it compiles for each, FlashAttention-3 and TileLang where they are installed; under masks in memory
+cuDNN and torch's memory-efficient kernel, which take them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from torch_tile.kernels.attention import attention, reference
 
 @dataclass(frozen=True)
 class Shape:
-    """`cudnn` is how many times faster than cuDNN we should be, where FlashAttention-3 is not there to be matched."""
+    """`cudnn` is how many times faster than cuDNN we should be, where FlashAttention-3 is not there to be matched.
+
+    `mask` is a mask in memory, for all heads of a sequence: "bool", or "bias", numbers of the operands' dtype.
+    """
 
     batch: int
     heads: int
@@ -40,6 +44,7 @@ class Shape:
     dtype: torch.dtype = torch.float16
     flex: bool = False
     quick: bool = False
+    mask: str = ""
 
     @property
     def is_decode(self) -> bool:
@@ -50,15 +55,15 @@ class Shape:
         heads = f"h{self.heads}" if self.heads == self.kv_heads else f"h{self.heads}/{self.kv_heads}"
         d = f"d{self.d}/{self.v_d}" if self.v_d else f"d{self.d}"
         kind, queries = ("decode", f" q{self.queries}") if self.is_decode else ("attention", "")
-        order = "causal" if self.causal else "full"
+        order = "causal" if self.causal else self.mask or "full"
         return f"{kind} b{self.batch} s{self.keys}{queries} {heads} {d} {order} {name_of(self.dtype)}"
 
 
 def square(
     batch: int, n: int, causal: bool, cudnn: float, heads: int = 32, kv_heads: int = 32, d: int = 128, v_d: int = 0,
-    dtype: torch.dtype = torch.float16, flex: bool = False, quick: bool = False,
+    dtype: torch.dtype = torch.float16, flex: bool = False, quick: bool = False, mask: str = "",
 ) -> Shape:  # fmt: skip
-    return Shape(batch, heads, kv_heads, n, n, d, causal, cudnn, v_d, dtype, flex, quick)
+    return Shape(batch, heads, kv_heads, n, n, d, causal, cudnn, v_d, dtype, flex, quick, mask)
 
 
 def decode(batch: int, keys: int, cudnn: float, queries: int = 1, quick: bool = False) -> Shape:
@@ -79,6 +84,13 @@ ON_GPU = (
     square(16, 512, False, 0.98, 16, 16, 64, dtype=BF16), square(64, 197, False, 0.98, 16, 16, 64, dtype=BF16),
     square(128, 49, False, 0.98, 12, 12, 64, dtype=BF16), square(4, 1500, False, 0.98, 20, 20, 64, dtype=BF16),
     square(8, 1024, True, 0.98, 25, 25, 64, dtype=BF16), square(8, 512, True, 0.98, 32, 8, dtype=BF16),
+    # Masks in memory: padding, packed documents, relative positions.
+    square(1, 4096, False, 1.0, dtype=BF16, mask="bias", quick=True),
+    square(1, 4096, False, 1.0, dtype=BF16, mask="bool"), square(1, 1024, False, 1.0, dtype=BF16, mask="bias"),
+    square(8, 512, False, 1.0, 32, 8, dtype=BF16, mask="bool"),
+    square(4, 1024, False, 1.0, 16, 16, 64, dtype=BF16, mask="bias"),
+    square(16, 512, False, 1.0, 12, 12, 64, dtype=BF16, mask="bool"),
+    square(256, 64, False, 1.0, 12, 12, 64, dtype=BF16, mask="bias"),
     decode(1, 8192, 1.3), decode(8, 8192, 1.15, quick=True), decode(32, 8192, 0.98), decode(128, 4096, 0.98),
     decode(8, 8192, 3.0, queries=8), decode(8, 8192, 3.0, queries=16),
 )  # fmt: skip
@@ -86,6 +98,7 @@ FP32 = torch.float32
 ON_CPU = (
     Shape(1, 2, 2, 40, 40, 16, True, dtype=FP32, quick=True), Shape(2, 4, 2, 1, 70, 16, False, dtype=FP32, quick=True),
     Shape(1, 2, 1, 33, 33, 24, False, v_d=16, dtype=BF16, quick=True),
+    Shape(1, 4, 4, 100, 100, 32, False, dtype=FP32, mask="bool", quick=True),
     Shape(1, 8, 8, 1024, 1024, 64, False, dtype=FP32), Shape(1, 8, 8, 1024, 1024, 64, True, dtype=FP32),
     Shape(1, 8, 2, 512, 512, 128, True, dtype=FP32), Shape(1, 8, 8, 512, 512, 64, True, dtype=BF16),
     Shape(1, 32, 8, 1, 2048, 128, False, dtype=FP32),
@@ -97,10 +110,11 @@ def problems(device: str) -> Iterator[Problem]:
         v_d = s.v_d or s.d
         pairs = s.batch * s.heads * s.queries * s.keys * (0.5 if s.causal else 1.0)
         elements = s.batch * (s.heads * s.queries + s.kv_heads * s.keys) * (s.d + v_d)
-        group = "decode" if s.is_decode else f"attention {name_of(s.dtype)}"
-        asked = {"cuDNN": s.cudnn} if s.is_decode else {"FA3": 1.0, "cuDNN": s.cudnn}
+        seen = {"": 0, "bool": 1, "bias": s.dtype.itemsize}[s.mask] * s.batch * s.queries * s.keys
+        group = "decode" if s.is_decode else "masks in memory" if s.mask else f"attention {name_of(s.dtype)}"
+        asked = {"cuDNN": s.cudnn} if s.is_decode or s.mask else {"FA3": 1.0, "cuDNN": s.cudnn}
         yield Problem(
-            s.name, group, s.dtype, 2.0 * pairs * (s.d + v_d), float(s.dtype.itemsize * elements),
+            s.name, group, s.dtype, 2.0 * pairs * (s.d + v_d), float(s.dtype.itemsize * elements + seen),
             partial(case, s, device), asked if device == "cuda" else {}, quick=s.quick,
         )  # fmt: skip
 
@@ -109,6 +123,7 @@ def case(s: Shape, device: str) -> Case:
     draw = partial(torch.randn, device=device, dtype=s.dtype)
     q = draw(s.batch, s.heads, s.queries, s.d)
     k, v = (draw(s.batch, s.kv_heads, s.keys, d) for d in (s.d, s.v_d or s.d))
+    mask = mask_of(s, device)
     heads = sample_of(s.batch * s.heads, 8, device)
     b, h = heads // s.heads, heads % s.heads
     rows = sample_of(s.queries, 64, device)
@@ -117,19 +132,33 @@ def case(s: Shape, device: str) -> Case:
         own = [x.double()[:, None] for x in (q[b, h][:, rows], k[b, h // (s.heads // s.kv_heads)])]
         values = v[b, h // (s.heads // s.kv_heads)].double()[:, None]
         seen = torch.arange(s.keys, device=device) <= rows[:, None] if s.causal else None
+        if mask is not None:
+            seen = mask[b][:, :, rows] if mask.dtype == torch.bool else mask[b][:, :, rows].double()
         return reference(*own, values, seen)[0][:, 0]
 
     def sample(out: torch.Tensor) -> torch.Tensor:
         return out[b, h][:, rows]
 
-    return Case(partial(attention, q, k, v, None, s.causal), rivals_of(s, q, k, v), sample, expected)
+    return Case(partial(attention, q, k, v, mask, s.causal), rivals_of(s, q, k, v, mask), sample, expected)
 
 
-def rivals_of(s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Prepare]:
+def mask_of(s: Shape, device: str) -> torch.Tensor | None:
+    size = (s.batch, 1, s.queries, s.keys)
+    if s.mask == "bool":
+        return torch.rand(size, device=device) < 0.7
+    return torch.randn(size, device=device, dtype=s.dtype) if s.mask else None
+
+
+def rivals_of(
+    s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> dict[str, Prepare]:
     grouped = s.heads != s.kv_heads
-    sdpa = partial(F.scaled_dot_product_attention, q, k, v, is_causal=s.causal, enable_gqa=grouped)
+    sdpa = partial(F.scaled_dot_product_attention, q, k, v, mask, is_causal=s.causal, enable_gqa=grouped)
     if q.device.type == "cpu":
         return {"torch": lambda: sdpa, "flex": partial(flex, s, q, k, v)}
+    if mask is not None:
+        backends = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+        return {name: partial(partial, through, backend, sdpa) for name, backend in backends.items()}
     rivals: dict[str, Prepare] = {
         "cuDNN": lambda: partial(through, SDPBackend.CUDNN_ATTENTION, sdpa),
         "FA2": lambda: partial(through, SDPBackend.FLASH_ATTENTION, sdpa),

@@ -117,9 +117,11 @@ def test_attention(masked, problems, check):
         v = problems.tensor(batch, kv_heads, kv_len, dv, dtype=dtype, layout=layout)
         mask = None
         if masked is not None:
-            shape = problems.pick((kv_len,), (q_len, kv_len), (batch, 1, q_len, kv_len), (kv_heads * groups, 1, kv_len))
+            heads, sizes = kv_heads * groups, (q_len, kv_len)
+            shape = problems.pick((kv_len,), sizes, (batch, 1, *sizes), (heads, *sizes), (heads, 1, kv_len))
             keep = torch.rand(shape, device=q.device, generator=problems.generator) > problems.pick(0.1, 0.9)
-            mask = keep if masked == torch.bool else torch.randn_like(keep, dtype=masked).masked_fill(~keep, -math.inf)
+            kind = problems.pick(masked, dtype if dtype.itemsize < 4 else masked)
+            mask = keep if masked == torch.bool else torch.randn_like(keep, dtype=kind).masked_fill(~keep, -math.inf)
         options = causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5)
         got = torch.ops.tile.attention_lse(q, k, v, mask, *options)
         shown = None if mask is None else (mask.dtype, tuple(mask.shape))

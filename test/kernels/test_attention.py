@@ -228,3 +228,41 @@ def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, config, spl
     want, want_lse = reference(q, k, v, *options)
     torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=1e-4)
+
+
+TILED = replace(TWO_STAGES, packed=False, tiled=True)
+AMPERE = Machine(Target("cuda", 80), 4)
+
+
+@pytest.mark.parametrize(
+    "machine, dtype, shape, kv_len, causal, config",
+    [
+        (HOPPER, torch.float16, (1, 2, 70, 208), 203, False, TILED),  # read past the last key, which nobody sees
+        (HOPPER, torch.bool, (1, 1, 70, 208), 200, True, TILED),
+        (HOPPER, torch.float32, (70, 208), 208, False, replace(TILED, block_q=128, threads=256)),
+        (AMPERE, torch.float16, (1, 2, 70, 208), 203, False, Config(64, 32, 128, shares=8, packed=False, tiled=True)),
+        (AMPERE, torch.bool, (70, 208), 208, True, Config(64, 32, 128, shares=8, packed=False, tiled=True)),
+    ],
+)
+def test_masks_come_by_tiles(monkeypatch, machine, dtype, shape, kv_len, causal, config):
+    """Each tile is waited for, and let go when it was read, beside products that are under way."""
+
+    def call(kernel, *args):
+        flat = lower(kernel.program, cuda_passes(Build(machine.target, PassOptions(fast_math=True))))
+        assert not interpret(flat, kernel.program, args)
+        notes = [str(note) for note in kernel.schedule.notes]
+        if machine is HOPPER:
+            assert any("operand_tile: bulk copies" in note for note in notes), notes
+            assert any("beside the arithmetic of the turn before" in note for note in notes), notes
+
+    monkeypatch.setattr(module, "machine_of", lambda x: machine)
+    monkeypatch.setattr(JITKernel, "__call__", call)
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, s, 64, generator=g).half() for h, s in ((2, 70), (1, kv_len), (1, kv_len)))
+    stored = torch.randn(shape, generator=g)
+    mask = (stored > 0 if dtype == torch.bool else stored.to(dtype))[..., :kv_len]
+    options = (mask, causal, 0.125, 0, kv_len - 70)
+    out, lse = attention(q, k, v, *options, config=config)
+    want, want_lse = reference(q, k, v, *options)
+    torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=1e-4)

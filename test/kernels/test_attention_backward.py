@@ -144,3 +144,36 @@ def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, window, sta
     want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)
+
+
+@pytest.mark.parametrize(
+    "target, dtype, shape, kv_len, causal, stages",
+    [
+        (90, torch.float16, (1, 2, 70, 208), 203, False, 3),
+        (90, torch.bool, (70, 208), 200, True, 2),
+        (80, torch.float32, (1, 1, 70, 208), 203, True, 2),
+    ],
+)
+def test_masks_come_by_tiles(monkeypatch, target, dtype, shape, kv_len, causal, stages):
+    """Blocks of queries read them row by row, blocks of keys across."""
+    machine = Machine(Target("cuda", target), 132)
+
+    def call(kernel, *args):
+        flat = lower(kernel.program, cuda_passes(Build(machine.target, PassOptions(fast_math=True))))
+        assert not interpret(flat, kernel.program, args)
+        assert target == 80 or any("operand_tile" in str(note) for note in kernel.schedule.notes)
+
+    g = torch.Generator().manual_seed(0)
+    sizes = (2, 70), (1, kv_len), (1, kv_len), (2, 70)
+    q, k, v, grad = (torch.randn(1, *size, 64, generator=g).half() for size in sizes)
+    stored = torch.randn(shape, generator=g)
+    mask = (stored > 0 if dtype == torch.bool else stored.to(dtype))[..., :kv_len]
+    options = (mask, causal, 0.125, 0, kv_len - 70)
+    out, lse = attention(q, k, v, *options)
+    monkeypatch.setattr(module, "machine_of", lambda x: machine)
+    monkeypatch.setattr(JITKernel, "__call__", call)
+    cut = Config(64, 64, 128, stages, packed=False, tiled=True)
+    got = attention_backward(grad, q, k, v, out, lse, *options, Cuts(cut, cut))
+    want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)

@@ -17,7 +17,7 @@ from torch_tile.kernels.common import Machine
 from torch_tile.target import Target
 
 GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
-FORM = Form(torch.float16, 128, 128, True, True, False, None, True, False, True, 8)
+FORM = Form(torch.float16, 128, 128, True, True, False, None, False, True, 8)
 
 
 @pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))

@@ -8,13 +8,14 @@ from torch_tile.kernels.attention import attention
 from torch_tile.kernels.attention_config import HOPPER, Problem, config_for, splits_for
 from torch_tile.kernels.attention_form import Form
 from torch_tile.kernels.common import Machine
+from torch_tile.kernels.score_operands import Operand
 from torch_tile.target import Target
 from torch_tile.tools.library import Case, compiled
 
 CPU = Machine(Target("cpu"), 16)
 GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
 H200 = GPUS[2]
-FORM = Form(torch.float16, 128, 128, True, True, False, None, True, False, True, 8)
+FORM = Form(torch.float16, 128, 128, True, True, False, None, False, True, 8)
 
 
 @pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
@@ -90,6 +91,31 @@ def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
     config = config_for(form, Problem(heads, rows, keys), H200)
     assert (config.block_q, config.block_kv, config.stages, config.blocks, config.side) == cut
     assert not config.split and config.staged
+
+
+@pytest.mark.parametrize(
+    "width, dtype, heads, keys, cut",
+    [
+        (64, torch.bfloat16, 64, 1024, (64, 64, 3)),
+        (64, torch.bool, 192, 512, (64, 64, 3)),
+        (64, torch.float32, 192, 512, (64, 64, 2)),
+        (128, torch.bfloat16, 256, 512, (128, 128, 1)),
+        (128, torch.bool, 64, 4096, (128, 128, 1)),
+        (128, torch.float32, 32, 1024, (128, 128, 1)),
+    ],
+)
+def test_cuts_under_masks_measured_on_an_h200(width, dtype, heads, keys, cut):
+    """Block rows, block keys and blocks that share an SM; masks come by tiles where their rows are aligned."""
+    form = replace(
+        FORM, dtype=torch.bfloat16, tile_d=width, tile_dv=width, causal=False, folded=dtype == torch.bool,
+        mask=Operand("bqk", dtype, aligned=True),
+    )  # fmt: skip
+    config = config_for(form, Problem(heads, keys, keys), H200)
+    assert (config.block_q, config.block_kv, config.blocks) == cut and config.tiled and config.staged
+    loose = config_for(replace(form, mask=Operand("bqk", dtype)), Problem(heads, keys, keys), H200)
+    assert not loose.tiled and loose.block_kv == 64
+    packed = config_for(replace(form, grouped=True), Problem(heads, 4 * 40, keys, 4), H200)
+    assert packed.packed and not packed.tiled
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from torch_tile.kernels.attention import attention, reference
 from torch_tile.kernels.attention_form import Config
 from torch_tile.kernels.epilogue import soft_cap
 from torch_tile.kernels.epilogue_rewrite import canonical
-from torch_tile.kernels.score import modified, operand, split_gain
+from torch_tile.kernels.score import modified, split_gain
+from torch_tile.kernels.score_operands import operand
 
 ALIBI = "v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2"
 PADDING = "v0=where(x0,acc0,-inf);ret v0"
@@ -91,7 +92,7 @@ def test_random_problems(name, rounds, problems, check):
 
 def test_operands_lose_what_they_repeat():
     def form(x):
-        found, stored = operand(x, 2)
+        found, stored = operand(x, 2, False)
         return found.dims, tuple(stored.shape)
 
     assert form(torch.zeros(4, 1, 1)) == ("h", (2, 2))
@@ -99,7 +100,20 @@ def test_operands_lose_what_they_repeat():
     assert form(torch.zeros(7)) == ("k", (7,))
     assert form(torch.zeros(1, 1)) == form(torch.tensor(2.0)) == ("", (1,))
     assert form(torch.zeros(1, 4, 5, 1).expand(3, 4, 5, 7)) == ("hq", (2, 2, 5))
-    assert operand(torch.ones(7, dtype=torch.bool), 1)[1].dtype == torch.uint8
+    assert operand(torch.ones(7, dtype=torch.bool), 1, False)[1].dtype == torch.uint8
+
+
+def test_operands_that_come_by_tiles():
+    """Those of queries and keys whose rows begin at multiples of 16 bytes, on GPUs."""
+
+    def tiled(x, on_gpu=True):
+        return operand(x, 2, on_gpu)[0].tiled
+
+    assert tiled(torch.zeros(3, 1, 5, 8)) and tiled(torch.zeros(5, 16, dtype=torch.bool))
+    assert tiled(torch.zeros(5, 24)[:, :21]) and not tiled(torch.zeros(5, 8), on_gpu=False)
+    for other in (torch.zeros(5, 7), torch.zeros(5, 8, dtype=torch.bool), torch.zeros(5, 16)[:, 1:9], torch.zeros(8),
+                  torch.zeros(5, 1), torch.zeros(8, 8).T, torch.zeros(1, 8).expand(5, 8)):  # fmt: skip
+        assert not tiled(other)
 
 
 def test_the_end_of_a_cap_is_a_factor():

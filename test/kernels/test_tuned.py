@@ -9,6 +9,7 @@ import torch
 
 from torch_tile.kernels import attention_config, attention_form, gemm_config, mla_form, tuned as module
 from torch_tile.kernels.common import Machine
+from torch_tile.kernels.score_operands import Operand
 from torch_tile.kernels.tuned import FOLDER, file_of, read, rows_class, tuned
 from torch_tile.target import Target
 
@@ -16,7 +17,7 @@ H200 = Machine(Target("cuda", 90), 132, "NVIDIA H200")
 KINDS = {"gemm": gemm_config.Config, "attention": attention_form.Config, "mla": mla_form.Config}
 PROBLEM = gemm_config.Problem(torch.float16, 1, 4096, 1024, 8192)
 ATTENTION = (
-    attention_form.Form(torch.bfloat16, 128, 128, True, True, False, None, True, False, True, 8),
+    attention_form.Form(torch.bfloat16, 128, 128, True, True, False, None, False, True, 8),
     attention_config.Problem(32, 4096, 4096),
 )
 MLA = mla_form.Form(torch.bfloat16, 512, 64, False, False, True, 8), mla_form.Problem(64, 128, 4096)
@@ -55,7 +56,11 @@ def test_attention(ship):
     ship("attention", attention_config.shape_class(form, problem), cut)
     assert attention_config.config_for(form, problem, H200) == cut
     assert attention_config.config_for(form, replace(problem, keys=3000), H200) == cut
-    for other in (replace(form, causal=False), replace(form, windowed=True), replace(form, mask=torch.bool)):
+    for other in (
+        replace(form, causal=False),
+        replace(form, windowed=True),
+        replace(form, mask=Operand("qk", torch.bool)),
+    ):
         assert attention_config.config_for(other, problem, H200) != cut
     assert attention_config.shape_class(replace(form, dtype=torch.float32), problem) is None
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.build import Build
 from torch_tile.ir.expr import Address
@@ -319,3 +321,77 @@ def test_a_loop_with_an_arrival_is_not_turned(arrives: bool) -> None:
     if arrives:
         names = [type(s).__name__ for s in loop.body.stmts]
         assert names.count("ArriveLast") == 1 and "Copy" in names[: names.index("ArriveLast")]
+
+
+def biased(late: bool):
+    """Attention whose arithmetic reads a tile of its own: with `late` where it touches the second products' sums."""
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((128, 64), T.float16), K: T.Tensor((512, 64), T.float16), B: T.Tensor((128, 512), T.float16),
+        O: T.Tensor((128, 64), T.float32),
+    ):  # fmt: skip
+        with T.Kernel(2, threads=128) as bx:
+            q, k, v, bias = (T.alloc_shared((64, 64), T.float16) for _ in range(4))
+            s, o = T.alloc_fragment((64, 64), T.float32), T.alloc_fragment((64, 64), T.float32)
+            p = T.alloc_fragment((64, 64), T.float16)
+            T.copy(Q[bx * 64, 0], q)
+            T.clear(o)
+            for j in T.Pipelined(8, num_stages=2):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(B[bx * 64, j * 64], bias)
+                for x, y in T.Parallel(64, 64):
+                    if late:
+                        o[x, y] += bias[x, y]
+                    else:
+                        s[x, y] += bias[x, y]
+                for x, y in T.Parallel(64, 64):
+                    p[x, y] = s[x, y] * 0.125
+                T.copy(K[j * 64, 0], v)
+                T.gemm(p, v, o)
+            T.copy(o, O[bx * 64, 0])
+
+    return kernel
+
+
+def order(kernel) -> str:
+    """What the turned loop does, one after another: Products, (W)aits for them, waits for <tiles>, arithmetic, and >
+    where they are let go.
+    """
+    build = Build(Target.of("cuda:sm_90a"))
+    program = async_products(split_warps(kernel.program, build), build)
+    (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
+    said = []
+    for one in loop.body.stmts:
+        names = [n.buffer.name for n in walk(one) if isinstance(n, Address) and n.buffer.scope == "barrier"]
+        if isinstance(one, Gemm):
+            said.append(f"P{one.C.buffer.name}")
+        elif names:
+            said.append(names[0])
+        elif isinstance(one, For):
+            said.append("arithmetic")
+        elif isinstance(one, Do) and one.call.name == "wgmma_wait":
+            said.append("W")
+    return " ".join(said)
+
+
+def test_arithmetic_waits_for_a_tile_of_its_own() -> None:
+    kernel = biased(late=False)
+    assert order(kernel) == ("k_full Ps v_full Po W k_empty bias_full arithmetic bias_empty W v_empty arithmetic")
+
+
+def test_such_a_tile_is_let_go_after_arithmetic_that_waits_for_the_second_products() -> None:
+    kernel = biased(late=True)
+    assert order(kernel) == "k_full Ps v_full Po W k_empty bias_full W v_empty arithmetic bias_empty arithmetic"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_values_with_a_tile_of_its_own(late: bool) -> None:
+    q, k, bias = (torch.randn(shape).half() for shape in ((128, 64), (512, 64), (128, 512)))
+    out = torch.empty(128, 64)
+    assert not torch_tile.compile(biased(late), target="cuda:sm_90a").interpret(q, k, bias, out)
+    scores = q.float() @ k.float().T
+    want = ((scores if late else scores + bias) * 0.125).half().float() @ k.float()
+    want += bias.float().unflatten(1, (8, 64)).sum(1) if late else 0
+    torch.testing.assert_close(out, want, rtol=2e-3, atol=2e-1)

@@ -25,7 +25,6 @@ from torch_tile.kernels.common import (
     dynamic,
     has_kernels,
     into,
-    is_unit,
     machine_of,
     round_up,
     strided,
@@ -34,6 +33,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.online_softmax import exponentiate
 from torch_tile.kernels.positions import bounded
+from torch_tile.kernels.score_operands import Rows, hold, load, operands_of
 
 
 def visible(
@@ -201,27 +201,25 @@ def flash_attention(config: Config, form: Form) -> Any:
             T.clear(shares)
             T.fill(peak, -infinity)
 
-            mask, aux = operands[: form.mask is not None], operands[form.mask is not None :]
-            here = score_text.Rows(block * rows, length, q_len, packed, sequence, head, member, members, q_offset)
-            held = score_text.held_rows(form.aux, aux, rows, here, accum)
+            here = Rows(block * rows, length, q_len, packed, sequence, head, member, members, q_offset)
+            held = hold(form.operands, operands, (rows, keys), config.tiled and not packed, here)
+            mask, aux = held[: form.mask is not None], held[form.mask is not None :]
             extremes = (0, q_len - 1) if packed else (block * rows, T.min(block * rows + rows - 1, length - 1))
             first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
             unit = form.unit(scale)
             factor = unit * LOG2_E
             for turn in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
                 step = end - 1 - turn if form.backwards(config) else first + turn
+                load(held, here, step * keys)
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 if form.score:
-                    score_text.modify(form.program, scores, scale, form.aux, held, here, step * keys)
-                if not form.folded:
+                    score_text.modify(form.program, scores, scale, aux, here, step * keys)
+                if form.mask is not None or not form.folded:
                     for i, j in T.Parallel(rows, keys):
-                        row = T.min(block * rows + i, length - 1)
-                        query, lane = (row % q_len, row // q_len) if packed else (row, member)
-                        bias = [x[sequence, head, lane, query, step * keys + j] for x in mask]
-                        seen = form.sees(query, step * keys, j, keys, q_offset, window, kv_len)
-                        scores[i, j] = form.masked(scores[i, j] if form.score else scores[i, j] * scale, seen, *bias)
-                elif form.cut(config, turn, step, extremes, q_offset, window, kv_len):
+                        product = scores[i, j] if form.score or form.folded else scores[i, j] * scale
+                        scores[i, j] = form.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
+                if form.cut(config, turn, step, extremes, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
                         row = T.min(block * rows + i, length - 1)
                         query = row % q_len if packed else row
@@ -304,18 +302,15 @@ def run(
     batch, kv_heads, (head_dim, v_dim) = k.shape[0], k.shape[1], (k.shape[3], v.shape[3])
     groups = q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
-    masks = [] if mask is None else [mask.expand(*q.shape[:3], k.shape[2]).unflatten(1, (kv_heads, groups))]
-    raw_masks = [x.view(torch.uint8) if x.dtype == torch.bool else x for x in masks]
-    extra = [score_text.operand(x, kv_heads) for x in aux]
-    operands = [*raw_masks, *(x for _, x in extra)]
     q, k, v = dense_last(q), dense_last(k), dense_last(v)
     machine = machine_of(q)
+    forms, operands = operands_of([x for x in (mask, *aux) if x is not None], kv_heads, machine.is_gpu)
     form = Form(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
-        None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1,
-        mask is None and (scale > 0 or bool(score)),
+        None if mask is None else forms[0], groups > 1,
+        (mask is None or mask.dtype == torch.bool) and (scale > 0 or bool(score)),
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=is_shifted(causal, window, q_offset), score=score, aux=tuple(form for form, _ in extra),
+        shifted=is_shifted(causal, window, q_offset), score=score, aux=forms[mask is not None :],
     )  # fmt: skip
     adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)

@@ -32,7 +32,6 @@ from torch_tile.kernels.common import (
     dense_last,
     dynamic,
     has_kernels,
-    is_unit,
     machine_of,
     round_up,
     strided,
@@ -40,6 +39,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.positions import bounded
+from torch_tile.kernels.score_operands import Rows, hold, load, operands_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -95,9 +95,14 @@ def gradients(
     return dq, dk, dv, ds.reshape(batch, heads, q_len, kv_len)
 
 
-def probability(form: Form, score: Any, peak: Any) -> Any:
-    """`exp(score - log-sum-exp)` of a masked score; `peak` is the latter, in powers of two where that loses nothing."""
-    return T.exp2((score - peak) * LOG2_E if form.lows else score * LOG2_E - peak)
+def probability(form: Form, product: Any, scale: Any, peak: Any, *mask: Any) -> Any:
+    """`exp(score - log-sum-exp)` of a product of a query and a key under the mask's element, if there is a mask; `peak`
+    is the latter, in powers of two where that loses nothing.
+    """
+    if form.lows:
+        return T.exp2((form.masked(product * scale, *mask) - peak) * LOG2_E)
+    seen = T.exp2(product * (scale * LOG2_E) - peak)
+    return T.if_then_else(mask[0] != 0, seen, 0.0) if mask else seen
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
@@ -126,7 +131,7 @@ def query_gradients(config: Config, form: Form) -> Any:
         q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *mask: form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
+        *operands: form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
         grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
         out: strided("out", (*q_shape, dv), form.dtype, multiple=form.vector),
         lse: T.Tensor(q_shape, accum),
@@ -138,6 +143,7 @@ def query_gradients(config: Config, form: Form) -> Any:
     ):
         blocks = padded // rows
         with T.Kernel(*config.grid(blocks, kv_heads * groups, batch, 1), threads=config.threads) as (bx, by, bz):
+            T.annotate_min_blocks_per_sm(config.blocks)
             block, any_head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads * groups, 1)
             head, member = any_head // groups, any_head % groups
             here = (sequence, head, member)
@@ -145,6 +151,8 @@ def query_gradients(config: Config, form: Form) -> Any:
             grad_tile = T.alloc_shared((rows, form.tile_dv), form.dtype)
             k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
             v_tile = T.alloc_shared((keys, form.tile_dv), form.dtype)
+            queries = Rows(block * rows, q_len, q_len, False, *here, groups)
+            mask = hold(form.operands, operands, (rows, keys), config.tiled, queries)
             common = T.alloc_fragment((rows,), accum)
             peak = T.alloc_fragment((rows,), accum)
             weight = T.alloc_fragment((rows,), accum)
@@ -169,26 +177,20 @@ def query_gradients(config: Config, form: Form) -> Any:
             T.clear(sums)
             extremes = (block * rows, T.min(block * rows + rows - 1, q_len - 1))
             first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
-            factor = scale * LOG2_E
             for turn in T.Pipelined(end - first, num_stages=config.stages):
                 step = end - 1 - turn if form.backwards(config) else first + turn
+                load(mask, queries, step * keys)
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(q_tile, k_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 T.copy(v[sequence, head, step * keys, 0], v_tile)
                 T.gemm(grad_tile, v_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                if form.mask is None:
+                for i, j in T.Parallel(rows, keys):
+                    bias = [x.element(queries, i, j, step * keys) for x in mask]
+                    p[i, j] = probability(form, p[i, j], scale, peak[i], *bias)
+                if form.cut(config, turn, step, extremes, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
-                        p[i, j] = T.exp2(p[i, j] * factor - peak[i])
-                    if form.cut(config, turn, step, extremes, q_offset, window, kv_len):
-                        for i, j in T.Parallel(rows, keys):
-                            seen = form.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
-                            p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
-                else:
-                    for i, j in T.Parallel(rows, keys):
-                        bias = [x[(*here, T.min(block * rows + i, q_len - 1), step * keys + j)] for x in mask]
                         seen = form.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
-                        score = form.masked(p[i, j] * scale, seen, *bias)
-                        p[i, j] = probability(form, score, peak[i])
+                        p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
                 for i, j in T.Parallel(rows, keys):
                     ds[i, j] = T.cast(p[i, j] * (dp[i, j] - common[i]), form.dtype)
                 T.gemm(ds, k_tile, sums, policy=T.GemmWarpPolicy.FullRow)
@@ -218,7 +220,7 @@ def key_gradients(config: Config, form: Form) -> Any:
         q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *mask: form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
+        *operands: form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
         grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
         statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
         dk: strided("dk", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
@@ -229,6 +231,7 @@ def key_gradients(config: Config, form: Form) -> Any:
     ):
         blocks = T.ceildiv(kv_len, rows)
         with T.Kernel(*config.grid(blocks, kv_heads, batch, 1), threads=config.threads) as (bx, by, bz):
+            T.annotate_min_blocks_per_sm(config.blocks)
             place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
             block = blocks - 1 - place if config.heavy_first else place  # the first keys are the heavy ones
             first_key = block * rows
@@ -243,36 +246,31 @@ def key_gradients(config: Config, form: Form) -> Any:
             ds = alloc_weights((rows, queries), form.dtype)
             dk_sums = T.alloc_fragment((rows, form.tile_d), accum)
             dv_sums = T.alloc_fragment((rows, form.tile_dv), accum)
+            mask = hold(form.operands, operands, (queries, rows), config.tiled, None)
 
             T.copy(k[sequence, head, first_key, 0], k_tile)
             T.copy(v[sequence, head, first_key, 0], v_tile)
             T.clear(dk_sums)
             T.clear(dv_sums)
             first, end = query_blocks(form, config, first_key, q_offset, window, q_len)
-            factor = scale * LOG2_E
             for member in T.serial(groups) if form.grouped else (0,):
                 here = (sequence, head, member)
                 for turn in T.Pipelined(end - first, num_stages=config.stages):
                     step = first + turn
+                    seers = Rows(step * queries, q_len, q_len, False, *here, groups)
+                    load(mask, seers, first_key)
                     T.copy(q[(*here, step * queries, 0)], q_tile)
                     T.gemm(k_tile, q_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                     T.copy(grad[(*here, step * queries, 0)], grad_tile)
                     T.gemm(v_tile, grad_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                     T.copy(statistics[(*here, 0, step * queries)], numbers)
-                    if form.mask is None:
+                    for i, j in T.Parallel(rows, queries):
+                        bias = [x.element(seers, j, i, first_key) for x in mask]
+                        p[i, j] = probability(form, p[i, j], scale, numbers[0, j], *bias)
+                    if cuts_queries(form, config, step, first_key, q_offset, window):
                         for i, j in T.Parallel(rows, queries):
-                            p[i, j] = T.exp2(p[i, j] * factor - numbers[0, j])
-                        if cuts_queries(form, config, step, first_key, q_offset, window):
-                            for i, j in T.Parallel(rows, queries):
-                                seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
-                                p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
-                    else:
-                        for i, j in T.Parallel(rows, queries):
-                            key = T.min(first_key + i, kv_len - 1)
-                            bias = [x[(*here, T.min(step * queries + j, q_len - 1), key)] for x in mask]
                             seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
-                            score = form.masked(p[i, j] * scale, True if seen is None else seen, *bias)
-                            p[i, j] = probability(form, score, numbers[0, j])
+                            p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
                     T.copy(p, p_rounded)
                     for i, j in T.Parallel(rows, queries):
                         ds[i, j] = T.cast(p[i, j] * (dp[i, j] - numbers[1, j]), form.dtype)
@@ -316,13 +314,12 @@ def attention_backward(
     batch, kv_heads, kv_len, head_dim = k.shape
     q_len, v_dim, groups = q.shape[2], v.shape[3], q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
-    masks = [] if mask is None else [mask.expand(*q.shape[:3], kv_len).unflatten(1, (kv_heads, groups))]
-    raw_masks = [x.view(torch.uint8) if x.dtype == torch.bool else x for x in masks]
     dense = [dense_last(x) for x in (q, k, v, grad, out)]
     machine = machine_of(q)
+    forms, operands = operands_of([] if mask is None else [mask], kv_heads, machine.is_gpu)
     form = Form(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
-        None if mask is None else mask.dtype, mask is None or is_unit(masks[0]), groups > 1, mask is None,
+        forms[0] if forms else None, groups > 1, mask is None,
         vector_of((*dense, *results), (head_dim, v_dim)) if machine.is_gpu else 1,
         shifted=is_shifted(causal, window, q_offset),
     )  # fmt: skip
@@ -339,7 +336,7 @@ def attention_backward(
     number = float(default_scale(head_dim) if scale is None else scale)
     options = (number, q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
-    inputs = (grouped(queries), keys, values, *raw_masks, grouped(grads))
+    inputs = (grouped(queries), keys, values, *operands, grouped(grads))
     dq, dk, dv = results
     machine.kernel(query_gradients)(cuts.dq, form)(
         *inputs, grouped(outs), lse.reshape(shape), grouped(dq), statistics, *options

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch_tile.language as T
 from torch_tile.kernels.attention_config import SIDE_BY_SIDE, Problem
 from torch_tile.kernels.attention_form import Config, Form
-from torch_tile.kernels.common import Machine
+from torch_tile.kernels.common import KEPT_CHOICES, Machine, typical
 
 PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads statistics past their end
 
@@ -65,6 +65,11 @@ def seen_by(form: Form, key: Any, first: Any, query: Any, block_q: int, q_offset
 
 def cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
     """The cuts of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
+    return _cuts_for(form, typical(problem), machine)
+
+
+@lru_cache(KEPT_CHOICES)
+def _cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
     if not machine.is_gpu:
         plain = Config(packed=False)
         return Cuts(plain, plain)
@@ -74,7 +79,8 @@ def cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
     dkv = next((cut for cut in kind.dkv if _fits(cut, form, machine, True, kind.registers)), None)
     if dq is None or dkv is None:
         return None
-    return Cuts(_ordered(dq, form, problem.heads * problem.groups), _ordered(dkv, form, problem.heads))
+    heads = problem.heads * problem.groups
+    return Cuts(_finished(dq, form, machine, False, heads), _finished(dkv, form, machine, True, problem.heads))
 
 
 @dataclass(frozen=True)
@@ -107,18 +113,31 @@ WIDE = _Kind(
 
 
 def _fits(config: Config, form: Form, machine: Machine, by_keys: bool, registers: int) -> bool:
-    """Whether a block's sums and tiles fit, of which those of the loop have `stages`."""
+    """Whether a block's sums and tiles fit."""
     size, widths = form.dtype.itemsize, form.tile_d + form.tile_dv
     own, step = (config.block_kv, config.block_q) if by_keys else (config.block_q, config.block_kv)
-    weights = 2 * own * step if config.shared_weights else 0
-    held = own * (step * 3 + (widths if by_keys else form.tile_d)) - weights // 2
-    shared = ((own + config.stages * step) * widths + weights) * size + 4096
+    held = own * (step * 3 + (widths if by_keys else form.tile_d)) - (own * step if config.shared_weights else 0)
     wide = max(1, size // 4)
-    return held * wide // config.threads <= registers and shared <= machine.target.shared_limit
+    return held * wide // config.threads <= registers and _shared(config, form, by_keys) <= machine.target.shared_limit
 
 
-def _ordered(config: Config, form: Form, heads: int) -> Config:
-    """Heavy blocks first; and few heads side by side, so that what their blocks share stays in the second level."""
+def _shared(config: Config, form: Form, by_keys: bool, stored: int = 0) -> int:
+    """Bytes of a block's tiles, of which those of the loop have `stages`, and of results of so many columns."""
+    own, step = (config.block_kv, config.block_q) if by_keys else (config.block_q, config.block_kv)
+    weights = 2 * own * step if config.shared_weights else 0
+    tiles = (own + config.stages * step) * (form.tile_d + form.tile_dv) + weights + own * stored
+    return tiles * form.dtype.itemsize + form.operand_bytes(config) + 4096
+
+
+def _finished(config: Config, form: Form, machine: Machine, by_keys: bool, heads: int) -> Config:
+    """Heavy blocks first; few heads side by side, so that what their blocks share stays in the second level; results
+    through shared memory, where the tiles of operands leave room for that.
+    """
     side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
-    staged = form.dtype.itemsize == 2
-    return replace(config, packed=False, heavy_first=form.causal, side=side, staged=staged)
+    # Numbers of 4 bytes that are read across rows take registers that only products by wgmma leave.
+    narrow = not by_keys or machine.target.capability == 90 or all(x.stored.itemsize < 4 for x in form.operands)
+    tiled = narrow and any(x.tiled for x in form.operands)
+    columns = form.tile_d + form.tile_dv if by_keys else form.tile_d
+    room = not tiled or _shared(config, form, by_keys, columns) <= machine.target.shared_limit
+    staged = form.dtype.itemsize == 2 and room
+    return replace(config, packed=False, heavy_first=form.causal, side=side, staged=staged, tiled=tiled)

@@ -89,6 +89,7 @@ WIDE = (
     *LONG[-3:],
 )  # float32 and float64
 MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
+OPERAND_REGISTERS = 42  # for what scores are computed from besides
 
 
 # By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
@@ -107,6 +108,9 @@ SHARING = {
     64: Config(64, 96, 128, 2, shares=8, blocks=3),
     128: Config(64, 64, 128, 2, shares=8, blocks=2),
 }
+# Under masks, whose tiles stand beside those of keys and values.
+SHARING_MASKED = {64: Config(64, 64, 128, 2, shares=8, blocks=3), 128: SHARING[128]}
+BARRIERS, RESERVED = 1024, 1024  # bytes of shared memory of each block: for mbarriers, and what the driver takes
 SIDE_BY_SIDE = 8, 4, 2
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
@@ -118,7 +122,8 @@ def _hopper_config(form: Form, problem: Problem, machine: Machine) -> Config | N
     if (sharing := _sharing(form, problem, machine)) is not None:
         return sharing
     fitting = [c for c in HOPPER if _fits_hopper(c, form, machine) and (c.block_q == 64) == (problem.rows <= 64)]
-    if problem.keys <= SHORT_KEYS and problem.rows > 64 and problem.heads * -(-problem.rows // 128) <= machine.units:
+    few = problem.keys <= SHORT_KEYS and problem.rows > 64
+    if _is_loose(HOPPER[1], form, problem) or (few and problem.heads * -(-problem.rows // 128) <= machine.units):
         fitting = [c for c in fitting if c.block_kv == 64]
 
     def duration(config: Config) -> float:
@@ -128,19 +133,29 @@ def _hopper_config(form: Form, problem: Problem, machine: Machine) -> Config | N
     return min(fitting, key=duration, default=None)
 
 
+def _is_loose(config: Config, form: Form, problem: Problem) -> bool:
+    """Whether an operand is read from memory element by element, which takes registers for addresses."""
+    if _packed(config, form, problem):
+        return any("k" in x.dims for x in form.operands)
+    return any(x.dims.endswith("qk") and not x.tiled for x in form.operands)
+
+
 def _sharing(form: Form, problem: Problem, machine: Machine) -> Config | None:
     """The cut for blocks that live for few turns, several of which share an SM; None where larger blocks are faster.
 
     Measured on an H200. Larger blocks read keys and values half as often, which counts for wide heads and many keys.
     """
+    cuts = SHARING_MASKED if form.operands else SHARING
     width = max(form.tile_d, form.tile_dv)
-    widest = next((n for n in SHARING if width <= n), 0)
-    if not widest or not form.folded or form.score or form.windowed:
+    widest = next((n for n in cuts if width <= n), 0)
+    if not widest or form.score or form.windowed or not (form.folded or form.mask):
         return None
     # Packed rows ask of each tile whether a causal mask cuts it, for which three blocks on an SM have no registers.
-    config = SHARING[128 if form.causal and _packed(SHARING[widest], form, problem) else widest]
+    config = cuts[128 if form.causal and _packed(cuts[widest], form, problem) else widest]
+    room = (machine.target.shared_limit + RESERVED) // (_shared(config, form) + form.operand_bytes(config) + RESERVED)
+    config = replace(config, blocks=min(config.blocks, room))
     blocks = _blocks(config, problem)
-    if problem.rows <= config.block_q and blocks <= machine.units:
+    if config.blocks < 2 or (problem.rows <= config.block_q and blocks <= machine.units):
         return None
     few = 4096 if widest == 64 else 512 if form.causal else 384
     if width == 128 and blocks <= config.blocks * machine.units:
@@ -149,11 +164,17 @@ def _sharing(form: Form, problem: Problem, machine: Machine) -> Config | None:
 
 
 def _fits_hopper(config: Config, form: Form, machine: Machine) -> bool:
-    """Whether the tiles of queries, keys, values and the result fit, with room for addresses and barriers."""
+    """Whether sums and tiles fit; those of operands beside fewer stages, which the compiler then takes itself."""
     held = config.block_q * (config.block_kv * 3 // 2 + form.tile_dv) // config.threads
-    rows = config.block_q + config.stages * config.block_kv
-    shared = rows * (form.tile_d + form.tile_dv) * form.dtype.itemsize + 4096
+    one = replace(config, stages=1)
+    shared = max(_shared(config, form), _shared(one, form) + form.operand_bytes(one))
     return held <= HOPPER_REGISTERS[config.threads] and shared <= machine.target.shared_limit
+
+
+def _shared(config: Config, form: Form) -> int:
+    """Bytes of the tiles of queries, keys, values and the result, with room for barriers."""
+    rows = config.block_q + config.stages * config.block_kv
+    return rows * (form.tile_d + form.tile_dv) * form.dtype.itemsize + BARRIERS
 
 
 @lru_cache(KEPT_CHOICES)
@@ -165,7 +186,8 @@ def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None
         return None
     packed = _packed(config, form, problem)
     staged = not packed and form.dtype.itemsize == 2
-    config = replace(config, packed=packed, heavy_first=form.causal, staged=staged)
+    tiled = not packed and any(x.tiled for x in form.operands)
+    config = replace(config, packed=packed, heavy_first=form.causal, staged=staged, tiled=tiled)
     if form.causal:
         config = replace(config, side=_side(config, form, problem))
     if splits_for(config, problem, machine) > 1:
@@ -202,4 +224,6 @@ def _fits(config: Config, form: Form, machine: Machine) -> bool:
     held += config.block_q * form.tile_d * size // 4 if config.resident else 0
     tiles = config.block_q * form.tile_d + config.stages * config.block_kv * (form.tile_d + form.tile_dv)
     tiles += config.block_q * config.block_kv if config.shared_weights else 0
-    return held // config.threads <= MOST_REGISTERS[size] and tiles * size + 2048 <= machine.target.shared_limit
+    shared = tiles * size + form.operand_bytes(config) + 2048
+    registers = MOST_REGISTERS[size] - (OPERAND_REGISTERS if form.operands else 0)
+    return held // config.threads <= registers and shared <= machine.target.shared_limit

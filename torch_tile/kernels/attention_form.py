@@ -12,7 +12,8 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import strided
 from torch_tile.kernels.epilogue import Epilogue, parse
-from torch_tile.kernels.score import Aux, has_lows, split_gain
+from torch_tile.kernels.score import has_lows, split_gain
+from torch_tile.kernels.score_operands import Operand
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class Config:
     (where it does not divide the heads of all sequences, some blocks have none); `resident` keeps the queries in
     registers; `shared_weights` hands the probabilities to other warps, as tiles of few rows need; `shares` is in how
     many parts the sum of a row is kept, 8 being what leaves each thread of an accumulator with its own; `staged` sends
-    the result through shared memory; `ping_pong` lets warpgroups start their products in turns; so many `blocks` shall
-    run on an SM at the same time.
+    the result through shared memory, `tiled` also masks and other operands that have queries and keys, unless rows are
+    packed; `ping_pong` lets warpgroups start their products in turns; so many `blocks` shall run on an SM at the same
+    time.
     """
 
     block_q: int = 64
@@ -41,6 +43,7 @@ class Config:
     shared_weights: bool = False
     shares: int = 1
     staged: bool = False
+    tiled: bool = False
     ping_pong: bool = False
     blocks: int = 1
 
@@ -66,12 +69,11 @@ class Config:
 class Form:
     """What a kernel is compiled for, besides its `Config`.
 
-    Tiles are `tile_d` and `tile_dv` wide; heads of exactly that size have `exact`, others end in zeros. `mask` is the
-    mask's dtype, or None, and `mask_unit` says whether its last dimension is dense. `grouped`: several heads share a
-    key head. `folded`: no mask, so that only blocks at an edge are masked, and a positive factor of the scores is
-    applied inside the exponent. Rows of q, k, v and the result start at multiples of `vector` elements. `shifted`:
-    query 0 may stand at another key than key 0; else a causal mask without a window cuts fewer tiles. `score` is
-    the text that changes scores (score.py), and `aux` its operands.
+    Tiles are `tile_d` and `tile_dv` wide; heads of exactly that size have `exact`, others end in zeros. `mask` is what
+    is known of the mask, or None. `grouped`: several heads share a key head. `folded`: a positive factor of the scores
+    is applied inside the exponent, as no mask adds to them. Rows of q, k, v and the result start at multiples of
+    `vector` elements. `shifted`: query 0 may stand at another key than key 0; else a causal mask without a window cuts
+    fewer tiles. `score` is the text that changes scores (score.py), and `aux` its operands.
     """
 
     dtype: torch.dtype
@@ -80,25 +82,28 @@ class Form:
     exact: bool
     causal: bool
     windowed: bool
-    mask: torch.dtype | None
-    mask_unit: bool
+    mask: Operand | None
     grouped: bool
     folded: bool
     vector: int = 1
     shifted: bool = True
     score: str = ""
-    aux: tuple[Aux, ...] = ()
+    aux: tuple[Operand, ...] = ()
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The mask, if there is one, and what `score` reads."""
+        return self.aux if self.mask is None else (self.mask, *self.aux)
+
+    def operand_bytes(self, config: Config) -> int:
+        """Of the tiles of operands in shared memory."""
+        each = sum(x.stored.itemsize for x in self.operands if x.tiled)
+        return config.stages * config.block_q * config.block_kv * each
 
     def operand_types(self, batch: Any, heads: tuple[Any, Any], queries: Any, keys: Any) -> list[Any]:
-        """The types of the mask, if there is one (bytes for bool, as compilers vectorise their comparison with 0), and
-        of what `score` reads; `heads` are key heads and heads of a group.
-        """
+        """The types of the operands; `heads` are key heads and heads of a group."""
         sizes = {"b": (batch,), "h": heads, "q": (queries,), "k": (keys,)}
-        given = [x.type(f"x{n}", sizes) for n, x in enumerate(self.aux)]
-        if self.mask is None:
-            return given
-        kind = torch.uint8 if self.mask == torch.bool else self.mask
-        return [strided("mask", (batch, *heads, queries, keys), kind, self.mask_unit), *given]
+        return [x.type(f"x{n}", sizes) for n, x in enumerate(self.operands)]
 
     @property
     def program(self) -> Epilogue:
@@ -108,7 +113,7 @@ class Form:
     @property
     def lows(self) -> bool:
         """Whether scores may be numbers, as low as they go, that stand for -inf."""
-        return (self.mask is not None and self.mask.is_floating_point) or has_lows(self.score, self.aux)
+        return (self.mask is not None and self.mask.dtype.is_floating_point) or has_lows(self.score, self.aux)
 
     def unit(self, scale: Any) -> Any:
         """What scores are kept in multiples of."""
@@ -177,13 +182,13 @@ class Form:
             seen = T.logical_and(seen, key > T.max(T.min(query + q_offset - window - first, block_kv), -1))
         return seen
 
-    def masked(self, product: Any, seen: Any, mask: Any = None) -> Any:
-        """The score of a query and a key under the mask; -inf where the query may not see the key."""
-        if self.mask == torch.bool:
-            seen = T.logical_and(seen, mask != 0)
-        elif self.mask is not None:
-            product = product + T.cast(mask, product.dtype)
-        return T.if_then_else(seen, product, -T.infinity(product.dtype))
+    def masked(self, score: Any, *mask: Any) -> Any:
+        """A score under the mask's element, if there is a mask; -inf where that hides it."""
+        if self.mask is None:
+            return score
+        if self.mask.dtype == torch.bool:
+            return T.if_then_else(mask[0] != 0, score, -T.infinity(score.dtype))
+        return score + T.cast(mask[0], score.dtype)
 
 
 def is_shifted(causal: bool, window: int, q_offset: int | torch.SymInt) -> bool:

@@ -243,7 +243,7 @@ class _Async(Rewriter):
         parts = _Parts(
             allocs, first, (*early, *stmts[start:begin]), tuple(stmts[begin:finish]), second, (*late, *stmts[last:])
         )
-        calm = all(not q for q in quiet[begin:finish]) and all(quiet[last:])
+        calm = all(quiet[last:])
         names = {id(s.var) for s in stmts if isinstance(s, Let)}
         later = (*parts.second, *parts.last)
         named = any(contains(s, Let) or not names.isdisjoint(symbols(s)) for s in later)
@@ -325,7 +325,10 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
-    """The arithmetic that can run beside the second products of the turn before, and what has to wait for them."""
+    """The arithmetic that can run beside the second products of the turn before, and what has to wait for them.
+
+    Tiles that the arithmetic reads itself are waited for as they come, and let go after all that stands before that.
+    """
     second = [s for s in parts.second if isinstance(s, Gemm)]
     touched = {id(r.buffer) for op in second for r in (op.A, op.B, op.C)}
     written = set(touched)
@@ -337,6 +340,7 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
         mine = {id(b) for b in writes}
         read = {id(r.buffer) for r in reads}
         late = bool((read & written) or (mine & (touched | written)) or not names.isdisjoint(symbols(one)))
+        late = late or bool(bound and _lets_go(one))
         (bound if late else free).append(one)
         if late:
             touched |= read
