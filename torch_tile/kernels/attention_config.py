@@ -89,7 +89,8 @@ WIDE = (
     *LONG[-3:],
 )  # float32 and float64
 MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
-OPERAND_REGISTERS = 42  # for what scores are computed from besides
+# Less for what scores are computed from besides, and for addresses of what is read element by element.
+SCORE_REGISTERS, LOOSE_REGISTERS = 30, 42
 
 
 # By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
@@ -134,7 +135,7 @@ def _hopper_config(form: Form, problem: Problem, machine: Machine) -> Config | N
 
 
 def _is_loose(config: Config, form: Form, problem: Problem) -> bool:
-    """Whether an operand is read from memory element by element, which takes registers for addresses."""
+    """Whether operands are read from memory element by element, other ones for each row."""
     if _packed(config, form, problem):
         return any("k" in x.dims for x in form.operands)
     return any(x.dims.endswith("qk") and not x.tiled for x in form.operands)
@@ -168,7 +169,9 @@ def _fits_hopper(config: Config, form: Form, machine: Machine) -> bool:
     held = config.block_q * (config.block_kv * 3 // 2 + form.tile_dv) // config.threads
     one = replace(config, stages=1)
     shared = max(_shared(config, form), _shared(one, form) + form.operand_bytes(one))
-    return held <= HOPPER_REGISTERS[config.threads] and shared <= machine.target.shared_limit
+    # Three warpgroups leave each no registers for what changes scores.
+    registers = 0 if form.score and config.threads == 384 else HOPPER_REGISTERS[config.threads]
+    return held <= registers and shared <= machine.target.shared_limit
 
 
 def _shared(config: Config, form: Form) -> int:
@@ -181,7 +184,7 @@ def _shared(config: Config, form: Form) -> int:
 def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
     cuts: Sequence[Config] = WIDE if form.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
     cuts = [c for c in cuts if c.block_q == 16 or problem.rows > 16]
-    config = _hopper_config(form, problem, machine) or next((c for c in cuts if _fits(c, form, machine)), None)
+    config = _hopper_config(form, problem, machine) or next((c for c in cuts if _fits(c, form, problem, machine)), None)
     if config is None:
         return None
     packed = _packed(config, form, problem)
@@ -217,7 +220,7 @@ def _side(config: Config, form: Form, problem: Problem) -> int:
     return next((n for n in (16, *SIDE_BY_SIDE) if n <= most and apart % n == 0 and apart > n), 1)
 
 
-def _fits(config: Config, form: Form, machine: Machine) -> bool:
+def _fits(config: Config, form: Form, problem: Problem, machine: Machine) -> bool:
     """Whether the tiles fit in registers (with room for addresses) and in shared memory."""
     size, wide = form.dtype.itemsize, 2 if form.dtype == torch.float64 else 1
     held = config.block_q * (form.tile_dv + config.block_kv) * wide
@@ -225,5 +228,6 @@ def _fits(config: Config, form: Form, machine: Machine) -> bool:
     tiles = config.block_q * form.tile_d + config.stages * config.block_kv * (form.tile_d + form.tile_dv)
     tiles += config.block_q * config.block_kv if config.shared_weights else 0
     shared = tiles * size + form.operand_bytes(config) + 2048
-    registers = MOST_REGISTERS[size] - (OPERAND_REGISTERS if form.operands else 0)
+    spare = LOOSE_REGISTERS if _is_loose(config, form, problem) else SCORE_REGISTERS if form.score or form.mask else 0
+    registers = MOST_REGISTERS[size] - spare
     return held // config.threads <= registers and shared <= machine.target.shared_limit
