@@ -164,14 +164,17 @@ def test_attention_scores(score, problems, check):
         check(got, exact, (q, k, v), f"{score} {dtype} {tuple(q.shape)} {tuple(k.shape)} {options}", dtype)
 
 
-def gradients(grad, q, k, v, out, mask, causal, scale, window, q_offset):
-    """dq, dk, dv as sums over scores' gradients, which are what is left of two large numbers: one comes from `out`."""
+def gradients(grad, q, k, v, out, mask, causal, scale, window, q_offset, keep):
+    """dq, dk and dv as sums over scores' gradients, which are what is left of two large numbers (one comes from `out`);
+    and these, to keep them.
+    """
     scale = attention.default_scale(q.shape[3]) if scale is None else scale
     p, _ = attention.softmax_with_lse(attention.scores(q, k, mask, causal, scale, window, q_offset))
     by_group = (q.shape[0], k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
     p, q, grad, out = (x.reshape(*by_group, x.shape[-1]) for x in (p, q, grad, out))
     ds = p * (grad @ v.mT[:, :, None] - (grad * out).sum(-1, keepdim=True))
-    return (ds @ k[:, :, None]).flatten(1, 2) * scale, (ds.mT @ q).sum(2) * scale, (p.mT @ grad).sum(2)
+    kept = ds.flatten(1, 2) if keep else ds.new_empty(0)
+    return (ds @ k[:, :, None]).flatten(1, 2) * scale, (ds.mT @ q).sum(2) * scale, (p.mT @ grad).sum(2), kept
 
 
 @pytest.mark.parametrize("masked", [None, torch.bool, torch.float32], ids=str)
@@ -189,6 +192,7 @@ def test_attention_backward(masked, problems, check):
             mask = keep if masked == torch.bool else torch.randn_like(keep, dtype=masked)
         options = problems.pick(True, False), None, problems.pick(0, 0, 100), problems.pick(0, kv_len - q_len)
         out, lse = torch.ops.tile.attention_lse(q, k, v, mask, *options)
+        options = *options, problems.pick(True, False)
         got = torch.ops.tile.attention_backward(grad, q, k, v, out, lse, mask, *options)
         what = f"{dtype} {tuple(q.shape)} {tuple(k.shape)} dv {dv} {layout} {options} {masked}"
 

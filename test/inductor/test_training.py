@@ -30,7 +30,7 @@ def run(f, args, backend, dynamic=None):
     torch._dynamo.reset()
     with no_caches(), collect() as report:
         out = torch.compile(f, backend=backend, dynamic=dynamic)(*args)
-        return torch.autograd.grad(out.square().sum(), args[:3]), report
+        return torch.autograd.grad(out.square().sum(), [x for x in args if x.requires_grad]), report
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -57,22 +57,26 @@ def test_the_winner_stays(monkeypatch, wins, dynamic):
     assert not any(name.startswith("tile.") for name in theirs) and any("backward" in name for name in theirs)
 
 
-@pytest.mark.parametrize("with_mask", [False, True])
-def test_it_is_measured(with_mask, tmp_path, monkeypatch):
+MASKS = {
+    "none": lambda: None,
+    "bool": lambda: torch.rand(9, 9) > 0.3,
+    "learned": lambda: torch.randn(4, 9, 9, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("masked", MASKS)
+def test_it_is_measured(masked, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
     competition._outcomes.clear()
-    q, k, v = operands(4)
-    mask = torch.rand(9, 9) > 0.3 if with_mask else None
-    outcome = compete_attention((q, k, v, mask), not with_mask, 0.3, Settings())
+    outcome = compete_attention((*operands(4), MASKS[masked]()), masked == "none", 0.3, Settings())
     assert outcome.tile > 0 and outcome.inductor > 0
 
 
-@pytest.mark.parametrize("with_mask", [False, True])
-def test_generated_code(with_mask):
-    """Several outputs of one call, in buffers of Inductor's."""
-    args = operands()
-    if with_mask:
-        args.append(torch.rand(9, 9) > 0.3)
+@pytest.mark.parametrize("masked", MASKS)
+def test_generated_code(masked):
+    """Several outputs of one call, in buffers of Inductor's; a learned mask gets its gradient."""
+    args = [*operands(), *([] if masked == "none" else [MASKS[masked]()])]
     got, report = run(attend, args, functools.partial(tile, options={"select": "tile"}))
-    torch.testing.assert_close(got, torch.autograd.grad(attend(*args).square().sum(), args[:3]), rtol=1e-4, atol=1e-4)
+    wanted = [x for x in args if x.requires_grad]
+    torch.testing.assert_close(got, torch.autograd.grad(attend(*args).square().sum(), wanted), rtol=1e-4, atol=1e-4)
     assert [r.graph for r in report.replaced("attention")] == ["forward", "backward"]

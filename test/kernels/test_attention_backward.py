@@ -22,11 +22,13 @@ from torch_tile.target import Target
 def test_reference_is_what_autograd_finds(causal, window, q_offset):
     shapes = (2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 6)
     q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
-    options = (torch.randn(4, 5, 7, dtype=torch.float64), causal, 0.4, window, q_offset)
+    mask = torch.randn(2, 4, 5, 7, dtype=torch.float64, requires_grad=True)
+    options = (mask, causal, 0.4, window, q_offset)
     out, lse = forward(q, k, v, *options)
     grad = torch.randn_like(out)
-    got = reference(grad, q, k, v, out, lse, *options)
-    for a, b in zip(got, torch.autograd.grad(out, (q, k, v), grad), strict=True):
+    got = reference(grad, q, k, v, out, lse, *options, keep=True)
+    assert not reference(grad, q, k, v, out, lse, *options)[3].numel()
+    for a, b in zip(got, torch.autograd.grad(out, (q, k, v, mask), grad), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -63,12 +65,13 @@ def test_random_problems(form, rounds, problems, check):
         window = problems.random.randint(1, 30) if windowed else 0
         options = (mask, causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
         out, lse = forward(q, k, v, *options)
-        cuts = problems.pick(*CUTS) if number % 4 else None
-        got = attention_backward(grad, q, k, v, out, lse, *options, cuts)
-        want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
-        for name, a, b, like in zip(("dq", "dk", "dv"), got, want, (q, k, v), strict=True):
-            what = f"{name} of {form} {tuple(q.shape)} {tuple(k.shape)} {options[1:]} {cuts}"
-            check(a, b, what, dtype, empty_beside(like, a.shape[3]), LEAST)
+        cuts, keep = problems.pick(*CUTS) if number % 4 else None, problems.pick(False, True)
+        got = attention_backward(grad, q, k, v, out, lse, *options, keep, cuts)
+        want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep)
+        what = f"{form} {tuple(q.shape)} {tuple(k.shape)} {options[1:]} {keep} {cuts}"
+        for name, a, b, like in zip(("dq", "dk", "dv"), got[:3], want[:3], (q, k, v), strict=True):
+            check(a, b, f"{name} of {what}", dtype, empty_beside(like, a.shape[3]), LEAST)
+        check(got[3], want[3], f"ds of {what}", dtype, least=LEAST)
 
 
 @pytest.mark.parametrize("head_dim, v_dim", [(72, 80), (192, 128), (64, 1), (1, 64)])
@@ -80,7 +83,7 @@ def test_head_dims(head_dim, v_dim, problems, check):
     options = (None, True, None, 0, 40)
     got = attention_backward(grad, q, k, v, *attention(q, k, v, *options), *options)
     want = reference(*(x.double() for x in (grad, q, k, v)), None, None, *options)
-    for a, b, like in zip(got, want, (q, k, v), strict=True):
+    for a, b, like in zip(got[:3], want[:3], (q, k, v), strict=True):
         check(a, b, f"{head_dim} {v_dim}", None, empty_beside(like, a.shape[3]), LEAST)
 
 
@@ -89,7 +92,8 @@ def test_head_dims(head_dim, v_dim, problems, check):
 def test_empty_problems(shape, keys, engine):
     q, k, v = torch.randn(shape), torch.randn(*shape[:2], keys, shape[3]), torch.randn(*shape[:2], keys, 6)
     out, lse = attention(q, k, v)
-    for got, want in zip(attention_backward(out, q, k, v, out, lse), reference(out, q, k, v, out, lse), strict=True):
+    both = (call(out, q, k, v, out, lse, keep=True) for call in (attention_backward, reference))
+    for got, want in zip(*both, strict=True):
         torch.testing.assert_close(got, want)
 
 
@@ -140,7 +144,7 @@ def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, window, sta
     monkeypatch.setattr(module, "machine_of", lambda x: HOPPER)
     monkeypatch.setattr(JITKernel, "__call__", call)
     cut = Config(64, 64, 128, stages, packed=False, staged=True, heavy_first=causal)
-    got = attention_backward(grad, q, k, v, out, lse, *options, Cuts(cut, cut))
+    got = attention_backward(grad, q, k, v, out, lse, *options, cuts=Cuts(cut, cut))
     want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)
@@ -173,7 +177,7 @@ def test_masks_come_by_tiles(monkeypatch, target, dtype, shape, kv_len, causal, 
     monkeypatch.setattr(module, "machine_of", lambda x: machine)
     monkeypatch.setattr(JITKernel, "__call__", call)
     cut = Config(64, 64, 128, stages, packed=False, tiled=True)
-    got = attention_backward(grad, q, k, v, out, lse, *options, Cuts(cut, cut))
-    want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
+    got = attention_backward(grad, q, k, v, out, lse, *options, keep=True, cuts=Cuts(cut, cut))
+    want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep=True)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)

@@ -107,6 +107,7 @@ def attention_backward_samples(t: Maker) -> list[tuple]:
     for q, k, v, *options in (samples[n] for n in (1, 3, 4, 6)):
         out, lse = (x.detach() for x in torch.ops.tile.attention_lse(q, k, v, *options))
         made.append((torch.randn_like(out).requires_grad_(q.requires_grad), q, k, v, out, lse, *options))
+    made.append((*made[1], True))  # gradients of scores are kept
     return made
 
 

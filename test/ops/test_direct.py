@@ -89,10 +89,10 @@ CALLS = {
     ),
     "attention": ("tt", attention_call, lambda: (half(2, 40, 384), half(2, 4, 40, 32))),
     "attention_backward": (
-        "ttttttt",
+        "tttttttt",
         lambda g, q, k, lse, *out: direct.attention_backward(g, q, k, k, g, lse, None, True, out=out),
         lambda: (half(2, 4, 40, 32), half(2, 4, 40, 32), half(2, 2, 40, 32), torch.empty(2, 4, 40),
-                 half(2, 4, 40, 32), half(2, 2, 40, 32), half(2, 2, 40, 32)),
+                 half(2, 4, 40, 32), half(2, 2, 40, 32), half(2, 2, 40, 32), half(0)),
     ),
     "decode": ("ttttq", decode_call, lambda: (half(1, 8, 1, 64), half(1, 2, 900, 64), half(1, 2, 900, 64),
                                               half(1, 8, 1, 64), 899)),

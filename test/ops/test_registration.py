@@ -68,7 +68,7 @@ def test_agrees_with_float64_and_is_dense_and_fresh(name, dtype, samples):
             inputs = {t.untyped_storage().data_ptr() for t in tree_leaves(args) if isinstance(t, torch.Tensor)}
             results = outputs(overload(name)(*args))
             for n, (got, want) in enumerate(zip(results, outputs(overload(name)(*to_double(args))), strict=True)):
-                if name == "attention_backward" or (n == 0 and name in LIKE_QUERY):
+                if (name == "attention_backward" and n < 3) or (n == 0 and name in LIKE_QUERY):
                     like = args[n + 1 if name == "attention_backward" else 0]
                     assert got.stride() == empty_beside(like, got.shape[-1]).stride()
                 else:

@@ -9,6 +9,7 @@ have blocks add to dq in memory in any order.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.positions import bounded
 from torch_tile.kernels.score_operands import Rows, hold, load, operands_of
 
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def reference(
@@ -56,15 +57,24 @@ def reference(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    keep: bool = False,
 ) -> Gradients:
-    """Gradients of `attention`'s first result: `[B, H, Sq, D]`, `[B, Hkv, Skv, D]` and `[B, Hkv, Skv, Dv]`.
+    """Gradients of `attention`'s first result: `[B, H, Sq, D]`, `[B, Hkv, Skv, D]` and `[B, Hkv, Skv, Dv]`; and, to
+    `keep`, of its masked scores, `[B, H, Sq, Skv]` (else nothing: `[0]`), of which that of a mask is a sum.
 
     grad and out are `[B, H, Sq, Dv]`, lse is `[B, H, Sq]`; the others as in `attention.reference`. Summed in float32
     (float64 for float64), each in its tensor's dtype and memory order. Does not read `out` and `lse`, so that it can be
     differentiated in what they were computed from.
     """
-    dq, dk, dv, _ = gradients(grad, q, k, v, mask, causal, scale, window, q_offset)
-    return placed_beside(dq, q), placed_beside(dk, k), placed_beside(dv, v)
+    dq, dk, dv, ds = gradients(grad, q, k, v, mask, causal, scale, window, q_offset)
+    kept = ds.to(q.dtype) if keep else q.new_empty(0)
+    return placed_beside(dq, q), placed_beside(dk, k), placed_beside(dv, v), kept
+
+
+def empty_results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: bool) -> Gradients:
+    """Tensors for `reference`'s results."""
+    kept = q.new_empty((*q.shape[:3], k.shape[2]) if keep else 0)
+    return empty_beside(q, q.shape[3]), empty_beside(k, k.shape[3]), empty_beside(v, v.shape[3]), kept
 
 
 def gradients(
@@ -111,9 +121,10 @@ FAST = {"tl.enable_fast_math": True}
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def query_gradients(config: Config, form: Form) -> Any:
-    """dq of a block of queries, and two numbers of each query for `key_gradients`, in rows of whole blocks.
+    """dq of a block of queries, two numbers of each query for `key_gradients`, in rows of whole blocks, and, to keep,
+    the gradients of the scores that it may see.
 
-    The first is what `probability` takes, infinite for a query that sees no key; the second is the sum of
+    The first number is what `probability` takes, infinite for a query that sees no key; the second is the sum of
     grad * out, which is what all probabilities' gradients of a query have in common.
     """
     rows, keys = config.block_q, config.block_kv
@@ -125,13 +136,15 @@ def query_gradients(config: Config, form: Form) -> Any:
     groups = T.dynamic("groups") if form.grouped else 1
     d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
     q_shape = (batch, kv_heads, groups, q_len)
+    operand_types = form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len)
+    kept_types = [T.Tensor((*q_shape, kv_len), form.dtype)] if form.keep else []
 
     @T.prim_func
     def query_gradients(
         q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *operands: form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
+        *operands: [*operand_types, *kept_types],
         grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
         out: strided("out", (*q_shape, dv), form.dtype, multiple=form.vector),
         lse: T.Tensor(q_shape, accum),
@@ -152,7 +165,7 @@ def query_gradients(config: Config, form: Form) -> Any:
             k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
             v_tile = T.alloc_shared((keys, form.tile_dv), form.dtype)
             queries = Rows(block * rows, q_len, q_len, False, *here, groups)
-            mask = hold(form.operands, operands, (rows, keys), config.tiled, queries)
+            mask = hold(form.operands, operands[: len(operand_types)], (rows, keys), config.tiled, queries)
             common = T.alloc_fragment((rows,), accum)
             peak = T.alloc_fragment((rows,), accum)
             weight = T.alloc_fragment((rows,), accum)
@@ -193,6 +206,8 @@ def query_gradients(config: Config, form: Form) -> Any:
                         p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
                 for i, j in T.Parallel(rows, keys):
                     ds[i, j] = T.cast(p[i, j] * (dp[i, j] - common[i]), form.dtype)
+                for all_ds in operands[len(operand_types) :]:
+                    T.copy(ds, all_ds[(*here, block * rows, step * keys)])
                 T.gemm(ds, k_tile, sums, policy=T.GemmWarpPolicy.FullRow)
 
             store = store_staged if config.staged else store_rows
@@ -300,17 +315,18 @@ def attention_backward(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    keep: bool = False,
     cuts: Cuts | None = None,
     results: Gradients | None = None,
 ) -> Gradients:
     """See `reference`; `cuts` overrides the choice of `cuts_for`.
 
-    `results` may be given, laid out as `empty_beside` q, k and v.
+    `results` may be given, laid out as those of `empty_results`.
     """
     if results is None:
-        results = empty_beside(q, q.shape[3]), empty_beside(k, k.shape[3]), empty_beside(v, v.shape[3])
+        results = empty_results(q, k, v, keep)
     if not has_kernels(q) or not (q.numel() and k.numel() and v.numel()):
-        return _by_reference(results, grad, q, k, v, out, lse, mask, causal, scale, window, q_offset)
+        return _by_reference(results, grad, q, k, v, out, lse, mask, causal, scale, window, q_offset, keep)
     batch, kv_heads, kv_len, head_dim = k.shape
     q_len, v_dim, groups = q.shape[2], v.shape[3], q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
@@ -320,12 +336,12 @@ def attention_backward(
     form = Form(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
         forms[0] if forms else None, groups > 1, mask is None,
-        vector_of((*dense, *results), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=is_shifted(causal, window, q_offset),
+        vector_of((*dense, *results[:3]), (head_dim, v_dim)) if machine.is_gpu else 1,
+        shifted=is_shifted(causal, window, q_offset), keep=keep,
     )  # fmt: skip
     cuts = cuts or cuts_for(form, Problem(batch * kv_heads, groups * q_len, kv_len, groups), machine)
     if cuts is None:
-        return _by_reference(results, grad, q, k, v, out, lse, mask, causal, scale, window, q_offset)
+        return _by_reference(results, grad, q, k, v, out, lse, mask, causal, scale, window, q_offset, keep)
     shape = (batch, kv_heads, groups, q_len)
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
@@ -336,12 +352,16 @@ def attention_backward(
     number = float(default_scale(head_dim) if scale is None else scale)
     options = (number, q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
-    inputs = (grouped(queries), keys, values, *operands, grouped(grads))
-    dq, dk, dv = results
+    tensors = grouped(queries), keys, values, *operands
+    dq, dk, dv, ds = results
+    # Of scores that nobody may see, no block stores gradients.
+    kept = [grouped(ds.zero_() if causal or window else ds)] if keep else []
     machine.kernel(query_gradients)(cuts.dq, form)(
-        *inputs, grouped(outs), lse.reshape(shape), grouped(dq), statistics, *options
+        *tensors, *kept, grouped(grads), grouped(outs), lse.reshape(shape), grouped(dq), statistics, *options
     )
-    machine.kernel(key_gradients)(cuts.dkv, form)(*inputs, statistics, dk, dv, *options)
+    machine.kernel(key_gradients)(cuts.dkv, replace(form, keep=False))(
+        *tensors, grouped(grads), statistics, dk, dv, *options
+    )
     return results
 
 

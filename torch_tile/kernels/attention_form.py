@@ -73,7 +73,8 @@ class Form:
     is known of the mask, or None. `grouped`: several heads share a key head. `folded`: a positive factor of the scores
     is applied inside the exponent, as no mask adds to them. Rows of q, k, v and the result start at multiples of
     `vector` elements. `shifted`: query 0 may stand at another key than key 0; else a causal mask without a window cuts
-    fewer tiles. `score` is the text that changes scores (score.py), and `aux` its operands.
+    fewer tiles. `score` is the text that changes scores (score.py), and `aux` its operands. `keep`: gradients of
+    scores are stored, too.
     """
 
     dtype: torch.dtype
@@ -89,6 +90,7 @@ class Form:
     shifted: bool = True
     score: str = ""
     aux: tuple[Operand, ...] = ()
+    keep: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:

@@ -53,7 +53,7 @@ softmax = _into("softmax", "softmax", "out")
 
 
 def attention_backward(*args: Any, out: tuple[torch.Tensor, ...], **options: Any) -> None:
-    """All three gradients at once."""
+    """All gradients at once."""
     kernels("attention_backward").attention_backward(*args, **options, results=out)
 
 

@@ -223,8 +223,8 @@ def attention_backward(
         dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
     """
     options = mask, causal, scale, window, q_offset
-    made: tuple[Tensor, Tensor, Tensor] = torch.ops.tile.attention_backward.default(grad, q, k, v, out, lse, *options)
-    return made
+    dq, dk, dv, _ = torch.ops.tile.attention_backward.default(grad, q, k, v, out, lse, *options)
+    return dq, dk, dv
 
 
 def mla_decode(

@@ -49,10 +49,6 @@ def _sdpa(
         )
     if not (known(q.shape[0] == k.shape[0]) and known(k.shape[0] == v.shape[0])):
         raise NotCaptured("the batch sizes of q, k and v broadcast", "expand them to one batch size before the call")
-    if attn_mask is not None and val(attn_mask).requires_grad:
-        raise NotCaptured(
-            "the mask needs a gradient", "detach the mask, or write the attention out as matmul and softmax"
-        )
     options = {"causal": bool(is_causal), "scale": None if scale is None else _number(scale, "scale")}
     return "attention", (query, key, value, attn_mask), options
 

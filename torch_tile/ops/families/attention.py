@@ -2,7 +2,8 @@
 """`tile.attention`, `tile.attention_lse` and `tile.attention_backward`: scaled dot-product attention.
 
 Where a gradient is wanted, the first one is the second one, which keeps its result and the log-sum-exp; the third one
-computes the probabilities again from these. Gradients of masks, and those of gradients, are plain torch.
+computes the probabilities again from these, and keeps the gradients of scores where a mask wants its own. Gradients of
+gradients are plain torch.
 """
 
 from __future__ import annotations
@@ -107,20 +108,21 @@ def _attention_gradients(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | 
     q, k, v, mask, out, lse = ctx.saved_tensors
     options = ctx.causal, ctx.scale, ctx.window, ctx.q_offset
     unread: tuple[Any, ...] = ([] if ctx.has_aux else None, None)
-    if mask is None or not ctx.needs_input_grad[3]:
-        # Gradients of gradients are computed from the inputs alone.
-        known = out.detach(), lse.detach()
-        found = torch.ops.tile.attention_backward.default(grad, q, k, v, *known, mask, *options)
-        return *found, None, None, None, None, None, *unread
-    # The gradient of a mask has the size of all scores: nothing is saved by a kernel that does not keep them.
-    *found, ds = kernels("attention_backward").gradients(grad, q, k, v, mask, *options)
-    cast = [new.to(x.dtype) for new, x in zip(found, (q, k, v), strict=True)]
-    return *cast, ds.sum_to_size(mask.shape).to(mask.dtype), None, None, None, None, *unread
+    keep = mask is not None and mask.is_floating_point() and ctx.needs_input_grad[3]
+    # Gradients of gradients are computed from the inputs alone.
+    known = out.detach(), lse.detach()
+    *found, ds = torch.ops.tile.attention_backward.default(grad, q, k, v, *known, mask, *options, keep)
+    of_mask = None
+    if keep:
+        of_mask = ds.to(torch.promote_types(ds.dtype, mask.dtype)).sum_to_size(mask.shape).to(mask.dtype)
+    return *found, of_mask, None, None, None, None, *unread
 
 
 def _fake_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     _check_backward(*args)
-    return tuple(empty_beside(x, x.shape[3]) for x in args[1:4])
+    keep = len(args) > 11 and args[11]
+    made: tuple[torch.Tensor, ...] = kernels("attention_backward").empty_results(*args[1:4], keep)
+    return made
 
 
 def _check_backward(
@@ -135,6 +137,7 @@ def _check_backward(
     scale: float | None = None,
     window: int = 0,
     q_offset: Size = 0,
+    keep: bool = False,
 ) -> None:
     _check_attention(q, k, v, mask, window, q_offset, (), "")
     checks.check_same_dtype("attention_backward", q=q, grad=grad, out=out)
@@ -147,7 +150,7 @@ def _check_backward(
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    grad, q, k, v, _, _, mask, *ctx.options = inputs
+    grad, q, k, v, _, _, mask, *ctx.options, ctx.keep = inputs
     ctx.save_for_backward(grad, q, k, v, mask)
 
 
@@ -164,12 +167,13 @@ def _twice(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         # Views, as what one of them was computed from is no way for gradients here.
         given = [None if x is None else x.view_as(x) if twice else x.detach() for x in saved]
         leaves = [x.requires_grad_() for n in wanted if (x := given[n]) is not None]
-        found = kernels("attention_backward").gradients(*given, *ctx.options)[:3]
+        *found, ds = kernels("attention_backward").gradients(*given, *ctx.options)
         found = [new.to(x.dtype) for new, x in zip(found, saved[1:4], strict=True) if x is not None]
-        made = torch.autograd.grad(found, leaves, grads, create_graph=twice, allow_unused=True)
+        found += [ds.to(found[0].dtype)] * ctx.keep
+        made = torch.autograd.grad(found, leaves, grads[: len(found)], create_graph=twice, allow_unused=True)
     by_place = dict(zip(wanted, made, strict=True))
     grad, q, k, v, mask = map(by_place.get, range(5))
-    return grad, q, k, v, None, None, mask, None, None, None, None
+    return grad, q, k, v, None, None, mask, None, None, None, None, None
 
 
 def _with_score(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
