@@ -122,6 +122,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {dim} of `{buffer}` is {index}, always outside [0, {size})",
         "indices of on-chip buffers must stay inside {shape}",
     ),
+    "leaves_tile": (
+        "index {dim} of `{buffer}`, {index}, is {value} for {where}, outside [0, {size})",
+        "guard it, `if {kept}:`, or mend the extents around it: indices of on-chip buffers must stay inside {shape}",
+    ),
     "bad_layout": ("{what} is not a layout: {why}", "{fix}"),
     "layout_conflict": (
         "`{buffer}` is needed in two layouts at once",

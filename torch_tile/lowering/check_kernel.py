@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from ..diagnostics import Diagnostic, TileError, diagnose
-from ..ir import stmt
+from ..ir import dtype as dt, stmt
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer, Region
-from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Var, unary
-from ..ir.node import Node, Rewriter, find
+from ..ir.expr import LOGICAL, Address, Binary, Call, Const, Expr, Load, Select, Var, binary, const, unary
+from ..ir.node import Node, Rewriter, contents, find
 from ..ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, dimensions
 from ..tileop import RegisteredOp
 from ..tileop.base import describe
 from ..tileop.copy_tma import TmaCopy
 from .bulk_loads import BY_HAND
 from .divergence import Divergence
+from .reached import LOST, Path
+
+ONE = const(1, dt.int32)
 
 
 def check_kernel(program: Program) -> Program:
@@ -34,10 +38,15 @@ class _Check(Rewriter):
     def __init__(self) -> None:
         self.found: list[Diagnostic] = []
         self.ranges = Ranges()
+        self.path = Path()
         self.runs = True
         self.divergence: Divergence | None = None  # of a kernel that names its threads
         self.thread: Var | None = None
         self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads take
+
+    def __call__(self, node: Any) -> Any:
+        """Nothing is to be found in values that read no memory."""
+        return node if isinstance(node, Expr) and not contents(node) & Load.bit else super().__call__(node)
 
     def sizes(self, program: Program) -> None:
         """Every size known only at run time is one of some tensor."""
@@ -49,7 +58,7 @@ class _Check(Rewriter):
                     self.found.append(diagnose("unbound_const", kernel.span, name=var.name))
 
     def Kernel(self, kernel: Kernel) -> Kernel:
-        self.ranges = Ranges().kernel(kernel)
+        self.ranges, self.path = Ranges().kernel(kernel), Path().kernel(kernel)
         self.thread = kernel.thread
         self.divergence = None
         if kernel.thread is not None:
@@ -58,11 +67,13 @@ class _Check(Rewriter):
         return self.children(kernel)
 
     def Role(self, role: stmt.Role) -> Stmt:
-        outer = self.ranges
+        outer = self.ranges, self.path
         if self.thread is not None:
-            self.ranges = outer.loop(self.thread, role.first, role.first + role.count)
+            first, last = role.first, role.first + role.count - 1
+            self.ranges = self.ranges.within(self.thread, first, last)
+            self.path = self.path.under(self.thread >= first).under(self.thread <= last)
         self.children(role)
-        self.ranges = outer
+        self.ranges, self.path = outer
         return role
 
     def For(self, loop: For) -> Stmt:
@@ -74,13 +85,15 @@ class _Check(Rewriter):
             self._independent(loop)
         if loop.kind is LoopKind.PARALLEL:
             self._by_all(loop, "T.Parallel")
-        self._within(self.ranges, loop.body, runs, next(filter(self._parts, (*loop.starts, *loop.stops)), None))
+        parted = next(filter(self._parts, (*loop.starts, *loop.stops)), None)
+        self._within(self.ranges, self.path.loop(loop), loop.body, runs, parted)
         self.ranges = outer
         return loop
 
     def While(self, loop: stmt.While) -> Stmt:
         self(loop.condition)
-        self._within(self.ranges, loop.body, True, loop.condition if self._parts(loop.condition) else None)
+        parted = loop.condition if self._parts(loop.condition) else None
+        self._within(self.ranges, LOST, loop.body, True, parted)
         return loop
 
     def _parts(self, value: Expr) -> bool:
@@ -99,32 +112,53 @@ class _Check(Rewriter):
         if self.parted is not None and self.runs:
             self.found.append(diagnose("parted_threads", one.span, what=what, condition=repr(self.parted)))
 
-    def _within(self, ranges: Ranges, body: Block, runs: bool, parted: Expr | None) -> None:
-        """Check a body, `parted` if only some threads run it.
+    def _within(self, ranges: Ranges, path: Path, body: Node, runs: bool, parted: Expr | None = None) -> None:
+        """Check a body or a value, `parted` if only some threads run it.
 
         In one that never runs, everything can be proved about indices and nothing is outside.
         """
-        outer = self.ranges, self.runs, self.parted
-        self.ranges, self.runs, self.parted = ranges, self.runs and runs, self.parted if parted is None else parted
+        outer = self.ranges, self.path, self.runs, self.parted
+        self.ranges, self.path, self.runs = ranges, path, self.runs and runs
+        self.parted = self.parted if parted is None else parted
         self(body)
-        self.ranges, self.runs, self.parted = outer
+        self.ranges, self.path, self.runs, self.parted = outer
 
     def Block(self, block: Block) -> Block:
-        outer = self.ranges
+        outer = self.ranges, self.path
         for one in block.stmts:
             self(one)
             if isinstance(one, Let):
                 self.ranges = self.ranges.define(one.var, one.value)
-        self.ranges = outer
+                self.path = self.path.define(one.var, one.value)
+            self.path = self.path.after(one)
+        self.ranges, self.path = outer
         return block
 
     def If(self, node: If) -> Stmt:
         self(node.condition)
-        known = self.ranges
-        always, never = known.prove(node.condition), known.refute(node.condition)
         parted = node.condition if self._tells_apart(node.condition) else None
-        self._within(known.assume(node.condition), node.then, not never, parted)
-        self._within(known.assume(unary("not", node.condition)), node.otherwise, not always, parted)
+        self._under(node.condition, True, node.then, parted)
+        self._under(node.condition, False, node.otherwise, parted)
+        return node
+
+    def _under(self, condition: Expr, holds: bool, node: Node, parted: Expr | None = None) -> None:
+        """Check a branch or a value that is there only where a condition holds, or only where it does not."""
+        known, wanted = self.ranges, condition if holds else unary("not", condition)
+        path = self.path if known.prove(wanted) else self.path.under(condition, holds)
+        self._within(known.assume(wanted), path, node, not known.refute(wanted), parted)
+
+    def Select(self, node: Select) -> Expr:
+        self(node.condition)
+        self._under(node.condition, True, node.a)
+        self._under(node.condition, False, node.b)
+        return node
+
+    def Binary(self, node: Binary) -> Expr:
+        self(node.a)
+        if node.op in LOGICAL:
+            self._under(node.a, node.op == "and", node.b)
+        else:
+            self(node.b)
         return node
 
     def Alloc(self, node: Alloc) -> Stmt:
@@ -148,6 +182,7 @@ class _Check(Rewriter):
             by_one = isinstance(op, TmaCopy)  # of its threads, whichever come by
             if not by_one and not _is_of_each((*reads, *writes)):
                 self._by_all(op, f"T.{op.op_name}")
+            self.children(op)
         return op
 
     def Load(self, load: Load) -> Expr:
@@ -167,31 +202,36 @@ class _Check(Rewriter):
                 text = repr(r.start)
                 self.found.append(diagnose("non_affine_region", op.span, buffer=region.buffer.name, start=text))
                 return
-            size = region.buffer.shape[dim]
-            if region.buffer.scope != "global" and (
-                self._always(r.start < 0) or self._always(r.start + r.extent > size)
-            ):
-                text = f"{r.start!r}:{r.start + r.extent!r}"
-                self._outside(region.buffer, dim, text, op)
+            if region.buffer.scope != "global":
+                self._inside(region.buffer, dim, (r.start, r.start + r.extent), r.extent, op)
 
     def _element(self, buffer: Buffer, indices: tuple[Expr, ...], node: Node) -> None:
-        if buffer.scope == "global":
-            return
-        for dim, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
-            if self._always(index < 0) or self._always(index >= size):
-                self._outside(buffer, dim, repr(index), node)
+        if buffer.scope != "global":
+            for dim, index in enumerate(indices):
+                self._inside(buffer, dim, (index,), ONE, node)
 
-    def _always(self, condition: Expr) -> bool:
-        """Whether a condition certainly holds; where its contrary does too, nothing ever runs."""
-        return self.ranges.prove(condition) and not self.ranges.refute(condition)
-
-    def _outside(self, buffer: Buffer, dim: int, index: str, node: Node) -> None:
-        if not self.runs:
+    def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], extent: Expr, node: Node) -> None:
+        """Check an index, or the first and the end of several in a row, against a dimension of a tile."""
+        known, size, text = self.ranges, buffer.shape[dim], ":".join(map(repr, index))
+        low, fits = index[0] >= 0, index[0] < size if len(index) == 1 else index[1] <= size
+        if not self.runs or (known.prove(low) and known.prove(fits)):
             return
-        size, shape = repr(buffer.shape[dim]), describe(buffer.shape)
-        self.found.append(
-            diagnose("out_of_bounds", node.span, dim=dim, buffer=buffer.name, index=index, size=size, shape=shape)
-        )
+        name, shape, span = buffer.name, describe(buffer.shape), node.span
+        if any(known.refute(kept) and not known.prove(kept) for kept in (low, fits)):
+            found = diagnose("out_of_bounds", span, dim=dim, buffer=name, index=text, size=repr(size), shape=shape)
+            self.found.append(found)
+            return
+        for kept in (fits, low):
+            example = self.path.where(binary("and", extent >= 1, unary("not", kept)), index, known)
+            if example is not None:
+                value = ":".join(map(str, example[0]))
+                where = ", ".join(f"{var} = {n}" for var, n in example[1].items()) or "every turn"
+                found = diagnose(
+                    "leaves_tile", span, dim=dim, buffer=name, index=text, size=repr(size), shape=shape,
+                    value=value, where=where, kept=repr(kept),
+                )  # fmt: skip
+                self.found.append(found)
+                return
 
     def _independent(self, loop: stmt.For) -> None:
         """Iterations that may run at once hold no operation of the whole block, and do not decide about each other."""
