@@ -10,7 +10,7 @@ from typing import Any
 from ..diagnostics import Diagnostic, TileError, diagnose
 from ..ir import dtype as dt, stmt
 from ..ir.bounds import Ranges
-from ..ir.buffer import Buffer, Region
+from ..ir.buffer import Buffer, Range, Region
 from ..ir.expr import LOGICAL, Address, Binary, Call, Const, Expr, Load, Select, Var, binary, const, unary
 from ..ir.node import Node, Rewriter, contents, find
 from ..ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, Let, LoopKind, Program, Stmt, Store, dimensions
@@ -21,7 +21,7 @@ from .bulk_loads import BY_HAND
 from .divergence import Divergence
 from .reached import LOST, Path
 
-ONE = const(1, dt.int32)
+TRUE = const(True, dt.bool_)
 
 
 def check_kernel(program: Program) -> Program:
@@ -202,27 +202,30 @@ class _Check(Rewriter):
                 text = repr(r.start)
                 self.found.append(diagnose("non_affine_region", op.span, buffer=region.buffer.name, start=text))
                 return
-            if region.buffer.scope != "global":
-                self._inside(region.buffer, dim, (r.start, r.start + r.extent), r.extent, op)
+            if region.buffer.scope != "global" and not _is_whole(r, region.buffer.shape[dim]):
+                stop = r.start + r.extent
+                self._inside(region.buffer, dim, (r.start, stop), stop <= region.buffer.shape[dim], op)
 
     def _element(self, buffer: Buffer, indices: tuple[Expr, ...], node: Node) -> None:
         if buffer.scope != "global":
-            for dim, index in enumerate(indices):
-                self._inside(buffer, dim, (index,), ONE, node)
+            for dim, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
+                if not self.ranges.inside(index, size):
+                    self._inside(buffer, dim, (index,), index < size, node)
 
-    def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], extent: Expr, node: Node) -> None:
-        """Check an index, or the first and the end of several in a row, against a dimension of a tile."""
-        known, size, text = self.ranges, buffer.shape[dim], ":".join(map(repr, index))
-        low, fits = index[0] >= 0, index[0] < size if len(index) == 1 else index[1] <= size
+    def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], fits: Expr, node: Node) -> None:
+        """Check an index, or the first and the end of several in a row, which shall fit into a dimension of a tile."""
+        known, low = self.ranges, index[0] >= 0
         if not self.runs or (known.prove(low) and known.prove(fits)):
             return
+        text, size = ":".join(map(repr, index)), buffer.shape[dim]
         name, shape, span = buffer.name, describe(buffer.shape), node.span
+        some = index[0] < index[-1] if len(index) > 1 else TRUE
         if any(known.refute(kept) and not known.prove(kept) for kept in (low, fits)):
             found = diagnose("out_of_bounds", span, dim=dim, buffer=name, index=text, size=repr(size), shape=shape)
             self.found.append(found)
             return
         for kept in (fits, low):
-            example = self.path.where(binary("and", extent >= 1, unary("not", kept)), index, known)
+            example = self.path.where(binary("and", some, unary("not", kept)), index, known)
             if example is not None:
                 value = ":".join(map(str, example[0]))
                 where = ", ".join(f"{var} = {n}" for var, n in example[1].items()) or "every turn"
@@ -249,6 +252,11 @@ class _Check(Rewriter):
 
     def _refuse(self, node: Node, what: str, fix: str) -> None:
         self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
+
+
+def _is_whole(r: Range, size: Expr) -> bool:
+    """Whether a range is written as all of a dimension."""
+    return r.extent is size and isinstance(r.start, Const) and r.start.value == 0
 
 
 def _is_of_each(regions: tuple[Region, ...]) -> bool:
