@@ -37,6 +37,13 @@ inline float bits_float(uint32_t bits) {
   memcpy(&x, &bits, 4);
   return x;
 }
+// The bits of x as a To of the same size.
+template <class To, class From> inline To reinterpret(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To y;
+  memcpy(&y, &x, sizeof(y));
+  return y;
+}
 inline float float_from_bits(int32_t bits, int32_t mask, int32_t flip) { return bits_float(uint32_t((bits & mask) ^ flip)); }
 inline float nibble(int32_t word, int byte, int upper) { return float(uint32_t(word) >> (8 * byte + 4 * upper) & 15); }
 

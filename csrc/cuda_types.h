@@ -38,6 +38,12 @@ TILE_DEVICE float float_from_bits(uint32_t bits, uint32_t mask, uint32_t flip) {
   asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(y) : "r"(bits), "r"(mask), "r"(flip));  // (a & b) ^ c
   return __uint_as_float(y);
 }
+// The bits of x as a To of the same size.
+template <class To, class From> TILE_DEVICE To reinterpret(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  union { From from; To to; } both{x};
+  return both.to;
+}
 TILE_DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
 TILE_DEVICE float nan() { return __uint_as_float(0x7fffffffu); }
 

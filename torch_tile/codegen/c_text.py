@@ -144,10 +144,24 @@ class Text:
     def converted(self, expr: Expr, to: DType) -> str:
         """C++ text of the element of type `to` that stores this value."""
         if is_small(to):
-            return f"tile::narrow<{storage(to)}>({self.unrounded(expr, to)})"
+            kept = self.unchanged(expr)
+            return f"tile::narrow<{storage(to)}>({self.unrounded(expr, to)})" if kept is None else kept
         if expr.dtype.is_integer and self.is_index(expr):
             return f"({storage(to)}){self.value(expr, above=PREFIX)}"
         return self.value(expr)
+
+    def unchanged(self, expr: Expr) -> str | None:
+        """C++ text of a small float as it is stored, if it is made from bits."""
+        return self.reinterpreted(expr) if isinstance(expr, Call) and expr.name == "reinterpret" else None
+
+    def reinterpreted(self, call: Call) -> str:
+        """C++ text of the bits of a value as they are stored in another type; what lies in memory is not decoded."""
+        value, of = call.args[0], call.args[0].dtype
+        if isinstance(value, Load) and value.buffer.scope != "var":
+            text = self.element(value.buffer, value.indices)
+        else:
+            text = self.converted(value, of)
+        return f"tile::reinterpret<{storage(call.type)}, {storage(of)}>({text})"
 
     def unrounded(self, expr: Expr, to: DType) -> str:
         """C++ text of a float that gives `expr` once it is rounded to `to`."""
@@ -236,8 +250,16 @@ class Text:
     def _call(self, node: Call, wide: bool) -> tuple[str, int]:
         if node.name == "cpu_reduce":
             return self._reduce(node)
+        if node.name == "reinterpret":
+            return self._reinterpret(node, wide)
         args = ", ".join(self.value(a, wide) for a in node.args)
         return self._fit(node, f"tile::{lookup(node.name).cpu}({args})", 99)
+
+    def _reinterpret(self, node: Call, wide: bool) -> tuple[str, int]:
+        text = self.reinterpreted(node)
+        if is_small(node.type):
+            return f"tile::widen({text})", 99
+        return (f"(int64_t){text}", PREFIX) if wide and node.type != dt.int64 else (text, 99)
 
     def _reduce(self, node: Call) -> tuple[str, int]:
         kind, (row, count) = str(node.options[0]), node.args

@@ -145,8 +145,7 @@ class CudaText(Text):
         """C++ text of the element of type `to` that stores this value."""
         if not is_small(to):
             return self.assigned(expr, to)
-        kept = self.unchanged(expr)
-        return f"tile::narrow<{storage(to)}>({self.unrounded(expr, to)})" if kept is None else kept
+        return super().converted(expr, to)
 
     def unchanged(self, expr: Expr) -> str | None:
         """C++ text of a small float as it lies in memory, if it comes from there bit by bit."""
@@ -158,7 +157,7 @@ class CudaText(Text):
             a, b = self.unchanged(expr.a), self.unchanged(expr.b)
             if a is not None and b is not None:
                 return f"{self.value(expr.condition, above=1)} ? {a} : {b}"
-        return None
+        return super().unchanged(expr)
 
     def assigned(self, expr: Expr, to: DType) -> str:
         """C++ text of a value for a variable of type `to`."""
@@ -261,6 +260,8 @@ class CudaText(Text):
         if node.name in ("atomic", "at_rank"):  # the element as it is stored
             text = self.call(node)
             return (f"tile::widen({text})" if is_small(node.dtype) else text), 99
+        if node.name == "reinterpret":
+            return self._reinterpret(node, False)
         return self._fit(node, self.call(node), 99)
 
 

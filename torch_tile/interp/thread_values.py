@@ -177,6 +177,8 @@ def cast(source: DType, to: DType) -> Function:
 
 def mathematics(name: str, operand: DType, result: DType) -> Function:
     """A scalar intrinsic, computed by its declared meaning."""
+    if name == "reinterpret":
+        return lambda a: number(decode(np.asarray(encode(a, operand)).view(stored(result)), result), result)
     meaning, on_arrays = lookup(name).evaluate, lookup(name).meaning
     if on_arrays is not None:
         return lambda *args: rounded(on_arrays(*args, ()), result) if result.is_float else on_arrays(*args, ())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..intrinsics import lookup
-from ..ir.dtype import DType
+from ..ir.dtype import DType, to_dtype
 from ..ir.expr import COMPARISONS
 
 Value = Any  # int, bool or torch.Tensor
@@ -66,6 +66,8 @@ def unary(op: str, a: Value, dtype: DType) -> Value:
 
 def call(name: str, args: Sequence[Value], operand: DType, result: DType) -> Value:
     """An intrinsic on operands of one type."""
+    if name == "reinterpret":
+        return reinterpret(args[0], operand, result)
     meaning = lookup(name).evaluate
     assert meaning is not None
     if not operand.is_float:
@@ -74,6 +76,15 @@ def call(name: str, args: Sequence[Value], operand: DType, result: DType) -> Val
     wide = args if operand.bits >= 32 else [a.float() for a in args]
     found = meaning(*wide)
     return found.to(result.as_torch()) if result.is_float else shared(found)
+
+
+def reinterpret(value: Value, source: DType, to: DType) -> Value:
+    """The bits of `value` as a value of `to`, which is as wide."""
+    signed = getattr(torch, f"int{source.bits}")
+    bits = value.view(signed) if source.is_float else torch.as_tensor(wrap(value, to_dtype(f"int{source.bits}")))
+    if to.is_float:
+        return bits.to(signed).view(to.as_torch())
+    return wrap(shared(bits.to(torch.int64)), to)
 
 
 def cast(value: Value, source: DType, to: DType) -> Value:

@@ -70,6 +70,14 @@ declare(
         _float_from_bits, cuda="float_from_bits", header="cuda_types.h",
     )
 )  # fmt: skip
+# The bits of a value in another type of its width, the call's own: `ir/bits.py` makes such calls, and what they give
+# depends on more than operands, so both interpreters have a function for it.
+declare(
+    Intrinsic(
+        "reinterpret", 1, lambda args: (args[0].dtype, args[0].dtype), "reinterpret",
+        cuda="reinterpret", header="cuda_types.h",
+    )
+)  # fmt: skip
 # The 4 bits of byte number `byte` of an int32, its upper ones where `upper` is 1, as an unsigned number.
 declare(
     Intrinsic("nibble", 3, lambda args: (dt.int32, dt.float32), "nibble", _nibble, cuda="nibble", header="fields.h")

@@ -72,6 +72,7 @@ from .math import (
     max_value,
     min,
     min_value,
+    reinterpret,
     shift_left,
     shift_right,
     truncdiv,
@@ -167,7 +168,7 @@ __all__ = [
     "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
     "make_swizzled_layout", "max", "max_value", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx",
     "mbarrier_wait_parity", "min", "min_value", "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger",
-    "prim_func", "print", "ptx_commit_group", "ptx_wait_group", "role", "serial", "set_max_nreg", "shift_left",
-    "shift_right", "shuffle_elect", "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_index", "truncdiv",
-    "unroll", "use_swizzle", "vectorized", "wait_wgmma", "wgmma_gemm", "ws",
+    "prim_func", "print", "ptx_commit_group", "ptx_wait_group", "reinterpret", "role", "serial", "set_max_nreg",
+    "shift_left", "shift_right", "shuffle_elect", "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_index",
+    "truncdiv", "unroll", "use_swizzle", "vectorized", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import intrinsics
 from ..diagnostics import error
-from ..ir import dtype as dt
+from ..ir import bits, dtype as dt
 from ..ir.expr import Const, Expr, cast as cast_expr, const, is_number, maximum, minimum, select, to_expr, to_number
 from ..tileop.base import highest_of, lowest_of
 from .values import dtype_of
@@ -82,6 +82,16 @@ def Cast(dtype: Any, value: Any, **hints: Any) -> Expr:
     if isinstance(dtype, Expr) or is_number(dtype):
         dtype, value = value, dtype
     return cast(value, dtype)
+
+
+def reinterpret(value: Any, dtype: Any) -> Expr:
+    """The bits of `value` as a value of `dtype`, which is as wide; the older order, dtype first, is taken, too."""
+    if not isinstance(value, Expr) and not is_number(value):
+        dtype, value = value, dtype
+    to = dtype_of(dtype)
+    if is_number(value) and not isinstance(to_number(value), float):  # the bits themselves
+        value = const(to_number(value), dt.BY_NAME[f"int{to.bits}"])
+    return bits.reinterpret(to_expr(value, op="T.reinterpret"), to)
 
 
 def ceildiv(a: Any, b: Any) -> Any:

@@ -14,7 +14,6 @@ INSTEAD = {
     "view": "index the buffer as it is, or allocate one of that shape and T.copy to it",
     "reshape": "index the buffer as it is, or allocate one of that shape and T.copy to it",
     "transpose": "T.gemm takes transpose_A and transpose_B; else write b[j, i] = a[i, j] in T.Parallel",
-    "reinterpret": "pass `tensor.view(dtype)` to the kernel for its bits, or convert values by T.cast(x, dtype)",
     "logical_not": "write `not x`",
     "sum": "T.reduce_sum(src, dst, dim) adds up tiles; `+` adds values",
     "any": "T.reduce_max(flags, out, dim) folds a tile of flags; `or` joins conditions",

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bits of a value, read as a value of another type of the same width."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from ..diagnostics import error
+from .dtype import DType
+from .expr import Call, Const, Expr, const
+
+_PACKED = {"float16": "<e", "float32": "<f", "float64": "<d"}
+
+
+def reinterpret(value: Expr, to: DType) -> Expr:
+    """`value`'s bits as a value of `to`, literals folded; an author error where the widths differ."""
+    of = value.dtype
+    if "bool" in (of.kind, to.kind):
+        why, fix = "is bool, whose bits mean nothing", "convert it: T.cast(x, 'uint8'), or `x != 0`"
+        raise error("bad_argument", value.span, op="T.reinterpret", name="dtype" if to.kind == "bool" else "value",
+                    why=why, fix=fix)  # fmt: skip
+    if of.bits != to.bits:
+        why = f"{to} has {to.bits} bits, but the value is of dtype {of}, which has {of.bits}"
+        fix = f"take a dtype of {of.bits} bits, or convert the value by T.cast first"
+        raise error("bad_argument", value.span, op="T.reinterpret", name="dtype", why=why, fix=fix)
+    if of == to:
+        return value
+    folded = _fold(value, to) if isinstance(value, Const) else None
+    return Call("reinterpret", (value,), to) if folded is None else folded
+
+
+def _fold(value: Const, to: DType) -> Const | None:
+    """The literal of the same bits; not for NaN, of which there are many, nor for types of 8 bits."""
+    if value.type.bits == 8 and (to.is_float or value.type.is_float):
+        return None
+    found = _number(_bits(value), to)
+    is_nan = any(isinstance(x, float) and math.isnan(x) for x in (found, value.value))
+    return None if is_nan else const(found, to)
+
+
+def _bits(value: Const) -> int:
+    """The bits of a literal as a number that is not negative."""
+    of = value.type
+    if not of.is_float:
+        return int(value.value) & ((1 << of.bits) - 1)
+    if of.name == "bfloat16":
+        return int.from_bytes(struct.pack("<f", value.value), "little") >> 16
+    return int.from_bytes(struct.pack(_PACKED[of.name], value.value), "little")
+
+
+def _number(bits: int, to: DType) -> int | float:
+    """The number that bits mean in `to`; integers still to be wrapped."""
+    if not to.is_float:
+        return bits
+    name, bits = ("float32", bits << 16) if to.name == "bfloat16" else (to.name, bits)
+    found: float = struct.unpack(_PACKED[name], bits.to_bytes(struct.calcsize(_PACKED[name]), "little"))[0]
+    return found
