@@ -227,6 +227,16 @@ def test_out_idx_must_exist(out_idx):
         torch_tile.compile(scaled.function(4), out_idx=out_idx)
 
 
+@pytest.mark.parametrize("out_idx", ["out", ["out"], 1.0, [None]])
+def test_out_idx_is_positions(out_idx):
+    with pytest.raises(TileError, match=r"parameters of kernel \(x, out\): -?1 is `out`"):
+        torch_tile.compile(scaled.function(4), out_idx=out_idx)
+
+
+def test_out_idx_may_be_any_sequence():
+    assert torch_tile.compile(scaled.function(4), out_idx=range(1, 2)).out_idx == [1]
+
+
 def test_out_idx_names_each_tensor_once():
     @T.prim_func
     def kernel(x: T.Tensor((4,), "float32"), n: T.int32):

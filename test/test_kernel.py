@@ -2,9 +2,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_tile
 import torch_tile.language as T
+from torch_tile.diagnostics import LaunchError
+from torch_tile.jit import compile_program
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,21 @@ def test_source_tells_the_authors_lines(kernel):
     file, number = line.rsplit("// ", 1)[1].split(":")
     assert file == "test_kernel.py"
     assert "out[b * 3 + i]" in Path(__file__).read_text().splitlines()[int(number) - 1]
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_arguments_that_are_no_call(kernel, calls):
+    x, fresh = torch.ones(6), compile_program(kernel.program, kernel.out_idx, "cpu")
+    for _ in range(calls):
+        fresh(x)
+    with pytest.raises(LaunchError, match=r"double takes 1 argument \(x\), all by position, got x by name"):
+        fresh(x=x)
+    with pytest.raises(LaunchError, match=r"takes 1 argument \(x\), got 2; the kernel allocates out itself"):
+        fresh(x, x)
+    with pytest.raises(LaunchError, match=r"takes 1 argument \(x\), got 0"):
+        fresh()
+    with pytest.raises(LaunchError, match="argument `x` must be a tensor, got int"):
+        fresh(4)
 
 
 def test_profiler(kernel):

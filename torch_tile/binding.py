@@ -52,10 +52,18 @@ class Binding:
                 raise LaunchError(f"{self.program.name} takes the arguments {self.names}, got {sorted(args)}")
             return [args[name] for name in self.names]
         if len(args) != len(self.given):
-            raise LaunchError(
-                f"{self.program.name} takes {len(self.given)} arguments ({', '.join(self.names)}), got {len(args)}"
-            )
+            made = [p.name for p in self.program.params if p.name not in self.names]
+            by_kernel = f"; the kernel allocates {', '.join(made)} itself (out_idx)" if made else ""
+            raise LaunchError(f"{self._takes()}, got {len(args)}{by_kernel}")
         return list(args)
+
+    def refuse_names(self, named: Collection[str]) -> None:
+        """Arguments by name, which a call of a compiled kernel does not take."""
+        raise LaunchError(f"{self._takes()}, all by position, got {', '.join(named)} by name")
+
+    def _takes(self) -> str:
+        count = len(self.given)
+        return f"{self.program.name} takes {count} argument{'s'[: count != 1]} ({', '.join(self.names)})"
 
     def sizes_of(self, args: Sequence[Any], kind: str = "cpu") -> Sizes:
         """Check the tensors among `args`, which must lie on one device of `kind`, and learn the run-time sizes."""

@@ -52,6 +52,8 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "a kernel can return only tensors made by T.empty, got {got}",
         "allocate the result with T.empty(shape, dtype)",
     ),
+    "no_kernel": ("`{name}` returned {got}, not a @T.prim_func", "{fix}"),
+    "not_compiled": ("the kernel `{name}` is called before it is compiled", "torch_tile.compile({name})(...)"),
     "return_in_region": (
         "`return` inside a device loop or branch",
         "compute the value in a T.alloc_var and return after the region",

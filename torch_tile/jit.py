@@ -14,7 +14,7 @@ import copy
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ from .ir.buffer import Buffer
 from .ir.stmt import Kernel, Program
 from .kernel import JITKernel
 from .language.eager import Specialisation, specialise, trace_eager
-from .language.program import PrimFunc
-from .language.rewrite import source_tree
+from .language.program import PrimFunc, evaluated
+from .language.rewrite import result_span, source_tree
 from .options import pass_options
 from .runtime.host_compiler import compile_shared
 from .runtime.launch import Launcher
@@ -180,9 +180,19 @@ class JITFunction:
     def trace(self, *args: Any, **kwargs: Any) -> tuple[Program, list[Any]]:
         """The program for these arguments, and what an eager call passes to it. Nothing is compiled or kept."""
         if self.is_lazy:
-            return _traced(self.function(*args, **kwargs), "jit").program, []
+            return self.make(*args, **kwargs).program, []
         call = specialise(self.function, self.signature, args, kwargs)
         return trace_eager(call)[0], call.tensors
+
+    def make(self, *args: Any, **kwargs: Any) -> PrimFunc:
+        """The traced kernel that a function of the lazy style returns."""
+        made = self.function(*args, **kwargs)
+        if isinstance(made, PrimFunc):
+            return made
+        names = kernels_in(source_tree(self.function))
+        fix = f"end it with `return {names[-1]}`" if names else "return the kernel, a function with @T.prim_func"
+        got = "None" if made is None else f"an object of type {type(made).__name__}"
+        raise error("no_kernel", result_span(self.function), name=self.__name__, got=got, fix=fix)
 
     def build(self, program: Program, target: object) -> JITKernel:
         """The kernel of a program that `trace` gave. Any thread may call it."""
@@ -231,7 +241,7 @@ class JITFunction:
             lock = self.locks.setdefault(key, threading.RLock())
         with lock:
             if key not in self.kernels:
-                made = self.function(*args, **kwargs)
+                made = self.make(*args, **kwargs)
                 self.kernels[key] = _compile(made, self.out_idx, self.target, self.options)
             return self.kernels[key]
 
@@ -266,12 +276,14 @@ def kernels_used() -> Iterator[list[JITKernel]]:
 
 
 def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:
-    given = [] if out_idx is None else [out_idx] if isinstance(out_idx, int) else list(out_idx)
-    count = len(program.params)
+    several = isinstance(out_idx, Iterable) and not isinstance(out_idx, str)
+    given: list[Any] = [] if out_idx is None else list(out_idx) if several else [out_idx]  # type: ignore[arg-type]
+    count, names = len(program.params), [p.name for p in program.params]
     for position in given:
-        if not -count <= position < count:
-            fix = f"{program.name} has {count} parameters"
-            raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {position}", fix=fix)
+        if not isinstance(position, int) or not -count <= position < count:
+            known = f"{names.index(position)} is `{position}`" if position in names else f"-1 is `{names[-1]}`"
+            fix = f"give positions among the {count} parameters of {program.name} ({', '.join(names)}): {known}"
+            raise error("bad_argument", None, op="jit", name="out_idx", why=f"is {position!r}", fix=fix)
         if not isinstance(program.params[position], Buffer):
             why = f"names the scalar `{program.params[position].name}`"
             raise error(
@@ -289,6 +301,10 @@ def _signature(function: FunctionType) -> inspect.Signature:
         frame = frame.f_back
     try:
         return inspect.signature(function, locals={**frame.f_locals}, eval_str=True)
+    except TileError:  # show the parameter
+        for name, parameter in inspect.signature(function).parameters.items():
+            evaluated(function, name, parameter.annotation, frame.f_locals)
+        raise
     except NameError:  # an annotation for readers or type checkers only
         return inspect.signature(function)
 
@@ -296,8 +312,13 @@ def _signature(function: FunctionType) -> inspect.Signature:
 def _returns_prim_func(function: FunctionType) -> bool:
     """Whether the source defines a @T.prim_func inside."""
     tree = source_tree(function)
+    return bool(kernels_in(tree)) or not _opens_kernel(tree)
+
+
+def kernels_in(tree: ast.FunctionDef) -> list[str]:
+    """The names of the @T.prim_func that a function defines."""
     inner = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n is not tree]
-    return any("prim_func" in ast.dump(d) for n in inner for d in n.decorator_list) or not _opens_kernel(tree)
+    return [d.name for d in inner if any("prim_func" in ast.dump(by) for by in d.decorator_list)]
 
 
 def _opens_kernel(tree: ast.FunctionDef) -> bool:

@@ -63,8 +63,10 @@ class JITKernel:
         self.__name__ = program.name
         self.__call__ = self._first_call
 
-    def _first_call(self, *args: Any) -> Any:
+    def _first_call(self, *args: Any, **named: Any) -> Any:
         """The first call finds the shortest way for those that follow."""
+        if named:
+            self.launcher.binding.refuse_names(named)
         if prepares_only():
             return None
         result = self.launcher.begin(*args)

@@ -197,7 +197,56 @@ def bad_continue():
                 A[i] = 1.0
 
 
+def no_kernel():
+    @tilelang.jit(target="cpu")
+    def build(n):  # here
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32")):
+            with T.Kernel(1) as _:
+                A[0] = 1.0
+
+    build(4)
+
+
+def no_kernel_but_a_number():
+    @tilelang.jit(target="cpu")
+    def build(n):
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32")):
+            with T.Kernel(1) as _:
+                A[0] = 1.0
+
+        return 4  # here
+
+    build.trace(4)
+
+
+def no_kernel_undecorated():
+    @tilelang.jit(target="cpu")
+    def build(n):
+        def main(A: T.Tensor((n,), "float32")):
+            with T.Kernel(1) as _:
+                A[0] = 1.0
+
+        return main  # here
+
+    build(4)
+
+
+def not_compiled():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            A[0] = 1.0
+
+    kernel(torch.zeros(4))  # here
+
+
 CASES = {
+    no_kernel: ("no_kernel", "build"),
+    no_kernel_but_a_number: ("no_kernel", "return 4"),
+    no_kernel_undecorated: ("no_kernel", "return main"),
+    not_compiled: ("not_compiled", "kernel(torch.zeros(4))"),
     no_source: ("no_source", 'T.prim_func(namespace["kernel"])'),
     undefined_name: ("undefined_name", "missing"),
     undefined_before_assignment: ("undefined_name", "late"),
@@ -226,6 +275,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
 def test_refused(case, refused):
     refused(case, *CASES[case])
+
+
+@pytest.mark.parametrize("case", [no_kernel, no_kernel_but_a_number, no_kernel_undecorated], ids=lambda f: f.__name__)
+def test_a_missing_kernel_is_named(case, refused):
+    assert "main" in refused(case, *CASES[case]).diagnostics[0].fix
 
 
 def test_values_of_an_outer_scope_may_be_used():

@@ -3,6 +3,7 @@
 
 import pytest
 
+import torch_tile
 import torch_tile.language as T
 
 
@@ -21,7 +22,51 @@ def bad_dtype_of_cast():
 
 
 def bad_dtype_of_parameter():
-    T.Tensor((4,), "float17")
+    T.Tensor((4,), "float17")  # here
+
+
+def bad_dtype_of_annotation():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "flaot32")):  # here
+        with T.Kernel(1) as _:
+            A[0] = 1.0
+
+
+def bad_dtype_in_text():
+    @T.prim_func
+    def kernel(A: "T.Tensor((4,), 'flaot32')"):  # here
+        with T.Kernel(1) as _:
+            A[0] = 1.0
+
+
+def bad_dtype_in_text_of_eager():
+    @torch_tile.jit
+    def kernel(A: "T.Tensor((4,), 'flaot32')"):  # here
+        with T.Kernel(1) as _:
+            A[0] = 1.0
+
+
+def negative_tensor():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, -4), "float32")):  # here
+        with T.Kernel(1) as _:
+            A[0, 0] = 1.0
+
+
+def negative_shared():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            T.alloc_shared((4, -4), "float32")  # here
+
+
+def empty_fragment():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1) as _:
+            T.alloc_fragment((0,), "float32")  # here
+
+    torch_tile.compile(kernel, target="cpu")
 
 
 def bad_scope():
@@ -173,7 +218,13 @@ def bad_layout_text():
 CASES = {
     bad_dtype: ("bad_dtype", 'T.alloc_fragment((4,), "float17")'),
     bad_dtype_of_cast: ("bad_dtype", 'T.cast(A[1], "complex64")'),
-    bad_dtype_of_parameter: ("bad_dtype", None),
+    bad_dtype_of_parameter: ("bad_dtype", 'T.Tensor((4,), "float17")'),
+    bad_dtype_of_annotation: ("bad_dtype", 'T.Tensor((4,), "flaot32")'),
+    bad_dtype_in_text: ("bad_dtype", "A: \"T.Tensor((4,), 'flaot32')\""),
+    bad_dtype_in_text_of_eager: ("bad_dtype", "A: \"T.Tensor((4,), 'flaot32')\""),
+    negative_tensor: ("bad_shape", 'T.Tensor((4, -4), "float32")'),
+    negative_shared: ("bad_shape", 'T.alloc_shared((4, -4), "float32")'),
+    empty_fragment: ("bad_shape", 'T.alloc_fragment((0,), "float32")'),
     bad_scope: ("bad_scope", 'T.alloc_shared((4,), "float32", scope="texture")'),
     bad_shape: ("bad_shape", 'T.alloc_shared((4, 1.5), "float32")'),
     bad_grid: ("bad_shape", "T.Kernel(1, 2, 3, 4)"),
@@ -200,3 +251,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
 def test_refused(case, refused):
     refused(case, *CASES[case])
+
+
+def test_misspelt_dtypes_are_guessed(refused):
+    problem = refused(bad_dtype_of_annotation, *CASES[bad_dtype_of_annotation])
+    assert "did you mean 'float32'?" in str(problem)

@@ -21,7 +21,7 @@ from ..ir.expr import Expr, Var
 from ..ir.stmt import Program
 from .program import finish, make_param, param_type
 from .recorder import Recorder
-from .rewrite import parameter_span, rewrite
+from .rewrite import parameter_span, result_span, rewrite
 from .trace import tracing
 from .values import Handle, TensorType
 
@@ -121,7 +121,7 @@ class _Run:
                 if name not in self.params:
                     raise error("tensor_not_annotated", parameter_span(function, name), name=name)
             params = tuple(self.params[n] for n in self.call.arguments if n in self.params)
-            return finish(at, function.__name__, params, result)
+            return finish(at, function.__name__, params, result, result_span(function))
 
     def consts(self, names: str) -> Any:
         """T.const: symbols while learning, integers afterwards."""

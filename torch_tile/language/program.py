@@ -6,10 +6,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-from ..diagnostics import error
+from ..diagnostics import Span, TileError, error
 from ..ir.buffer import Buffer
 from ..ir.dtype import DType, to_dtype
 from ..ir.expr import Expr, Load, Var
@@ -17,7 +18,7 @@ from ..ir.node import contains
 from ..ir.stmt import Program
 from .recorder import Recorder
 from .rewrite import parameter_span, rewrite
-from .trace import Tracer, let, name_symbol, tracer, tracing
+from .trace import Tracer, author_span, let, name_symbol, tracer, tracing
 from .values import Handle, TensorType
 
 
@@ -30,6 +31,10 @@ class PrimFunc:
 
     def __repr__(self) -> str:
         return repr(self.program)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Not to be called: a kernel has to be compiled first."""
+        raise error("not_compiled", author_span(), name=self.__name__)
 
     def script(self) -> str:
         """The kernel as text in the language."""
@@ -83,11 +88,19 @@ def annotations_of(function: FunctionType, scope: dict[str, Any]) -> dict[str, A
     """Annotations of the parameters, evaluated; `scope` holds the names around the definition."""
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        annotation = parameter.annotation
-        if isinstance(annotation, str):
-            annotation = eval(annotation, function.__globals__, {**scope})
-        found[name] = annotation
+        found[name] = evaluated(function, name, parameter.annotation, scope)
     return found
+
+
+def evaluated(function: FunctionType, name: str, annotation: Any, scope: dict[str, Any]) -> Any:
+    """An annotation, which may have been kept as text; what is wrong in that is shown where the parameter stands."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, function.__globals__, {**scope})
+    except TileError as problem:
+        span = parameter_span(function, name)
+        raise TileError(*(replace(each, span=span) for each in problem.diagnostics)) from None
 
 
 def param_type(name: str, annotation: Any, function: FunctionType | None) -> TensorType | DType:
@@ -107,14 +120,17 @@ def make_param(name: str, kind: TensorType | DType) -> Buffer | Var:
     return kind.buffer(name) if isinstance(kind, TensorType) else Var(name, kind, "param")
 
 
-def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any) -> Program:
-    """The program recorded by `at`, whose function returned `result`."""
+def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any, span: Span | None = None) -> Program:
+    """The program recorded by `at`, whose function returned `result`, at `span`."""
     returned = () if result is None else result if isinstance(result, tuple | list) else (result,)
     for value in returned:
         if not (isinstance(value, Handle) and value.buffer.origin == "empty"):
-            raise error("bad_return", None, got=repr(value)[:60])
+            if isinstance(value, FunctionType):  # with T.Kernel in it, or this were taken for no kernel itself
+                got, fix = f"the function `{value.__name__}`", f"decorate `{value.__name__}` with @T.prim_func"
+                raise error("no_kernel", span, name=name, got=got, fix=fix)
+            raise error("bad_return", span, got=repr(value)[:60])
     if not at.kernels:
-        raise error("not_in_kernel", None, what=f"the body of `{name}`")
+        raise error("not_in_kernel", span, what=f"the body of `{name}`")
     outputs = tuple(value.buffer for value in returned)
     for n, buffer in enumerate(at.made):
         name_symbol(buffer, f"{buffer.origin}_{n}")

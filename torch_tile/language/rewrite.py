@@ -19,6 +19,7 @@ from ..diagnostics import Span, error
 from .names import Reads, mutable_names
 
 RECORDER = "__tile__"
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPILED: dict[CodeType, CodeType] = {}
 
 
@@ -65,6 +66,19 @@ def parameter_span(function: FunctionType, name: str) -> Span | None:
             end, stop = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset + 1
             return Span(function.__code__.co_filename, node.lineno, end, node.col_offset, stop)
     return None
+
+
+def result_span(function: FunctionType) -> Span | None:
+    """Where a function returns its result: its last `return`, or its name if it has none."""
+    tree = source_tree(function)
+    inner = {id(n) for f in ast.walk(tree) if isinstance(f, _SCOPES) and f is not tree for n in ast.walk(f)}
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Return) and n.value is not None and id(n) not in inner]
+    file = function.__code__.co_filename
+    if not found:
+        start = tree.col_offset + len("def ")
+        return Span(file, tree.lineno, tree.lineno, start, start + len(tree.name))
+    last = max(found, key=lambda n: n.lineno)
+    return Span(file, last.lineno, last.end_lineno or last.lineno, last.col_offset, last.end_col_offset or 0)
 
 
 def _compile(function: FunctionType) -> CodeType:

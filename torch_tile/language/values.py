@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from ..diagnostics import error
@@ -17,7 +18,7 @@ from ..ir.stmt import Store
 from ..tileop.base import describe
 from ..tileop.copy import Copy
 from ..tileop.fill import Fill
-from .trace import tracer
+from .trace import author_span, tracer
 
 Size = int | Expr
 
@@ -159,7 +160,9 @@ def dtype_of(value: object) -> DType:
     try:
         return dt.to_dtype(value)
     except ValueError:
-        raise error("bad_dtype", None, got=value) from None
+        near = get_close_matches(value, dt.BY_NAME, 1) if isinstance(value, str) else []
+        meant = [(None, f"did you mean '{name}'?") for name in near]
+        raise error("bad_dtype", author_span(), meant, got=value) from None
 
 
 def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
@@ -172,7 +175,9 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
         elif is_number(size) and isinstance(to_number(size), int) and to_number(size) >= 0:
             found.append(to_expr(size))
         else:
-            raise error("bad_shape", None, what=what, want="a tuple of integers", got=repr(shape)[:60])
+            below = is_number(size) and isinstance(to_number(size), int)
+            want = "integers, none below 0" if below else "a tuple of integers"
+            raise error("bad_shape", author_span(), what=what, want=want, got=repr(shape)[:60])
     return tuple(found)
 
 
@@ -199,9 +204,9 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
     given = None if strides is None else shape_of(strides, "strides")
     sizes = shape_of(shape, "a tensor's shape")
     if given is not None and len(given) != len(sizes):
-        raise error("bad_shape", None, what="strides", want=f"{len(sizes)} integers", got=repr(strides)[:60])
+        raise error("bad_shape", author_span(), what="strides", want=f"{len(sizes)} integers", got=repr(strides)[:60])
     if align is not None and (not isinstance(align, int) or align < 1):
-        raise error("bad_shape", None, what="align", want="a positive number of bytes", got=repr(align)[:60])
+        raise error("bad_shape", author_span(), what="align", want="a positive number of bytes", got=repr(align)[:60])
     return TensorType(sizes, dtype_of(dtype), given, align)
 
 

@@ -114,8 +114,10 @@ class CudaLauncher(BaseLauncher):
         self.allocates = bool(self.out_idx or program.outputs or program.workspaces)
         self.begin = self.__call__ if self.allocates else self.go
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Run on `args`; returns what the kernel returns, as soon as it is in the stream's queue."""
+        if named:
+            self.binding.refuse_names(named)
         if not self.allocates:
             return self.go(*args)
         if noted.by is None:
@@ -131,8 +133,10 @@ class CudaLauncher(BaseLauncher):
         """The device of the first tensor; the current one if there is none."""
         return next((a.device for a in args if hasattr(a, "device") and hasattr(a, "data_ptr")), self.kind)
 
-    def start(self, *args: Any) -> None:
+    def start(self, *args: Any, **named: Any) -> None:
         """Launch on all parameters, outputs and workspaces: the whole way in Python, and the first time for a form."""
+        if named:
+            self.binding.refuse_names(named)
         if noted.by is not None:
             noted.by(self, args)
             return

@@ -50,8 +50,10 @@ class BaseLauncher:
         self.begin: Callable[..., Any] = self.__call__  # the shortest way to a call
         self.known: dict[Any, Sizes] = {}  # by the dtypes, sizes, strides and devices of the arguments
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Run on `args`, in the order of the parameters without those of `out_idx`; returns what the kernel returns."""
+        if named:
+            self.binding.refuse_names(named)
         if noted.by is not None:
             return noted.by(self, args)
         if len(args) != len(self.given):
