@@ -17,6 +17,8 @@ CPU_SPELLINGS = ("cpu", "c", "llvm", "host")
 # "sm_90" means sm_90a: without the "a" the chip's own instructions are missing.
 ARCHES = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100a", 120: "sm_120a"}
 MOST_BLOCKS = 32  # of a multiprocessor
+MOST_THREADS = 1024  # of a block
+GRID_LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid in x, y and z
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own
 FALLBACK_ARCH = 90  # what "cuda" means on a machine that has no GPU: kernels can be compiled, not run
 

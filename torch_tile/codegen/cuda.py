@@ -21,7 +21,7 @@ from ..ir.interval import Interval
 from ..ir.node import Node, children, find, walk
 from ..ir.stmt import Kernel, Program, Role, Store, dimensions
 from ..ir.tensor_map import TensorMap
-from ..target import Target
+from ..target import GRID_LIMITS, Target
 from .c_text import Names, is_small, storage
 from .cuda_source import CudaSource, Entry, MapArg
 from .cuda_stmt import CudaStatements
@@ -30,8 +30,7 @@ from .cuda_wgmma import wgmma_functions
 
 SHARED = "shared_memory"  # the name of the block's shared memory
 MAP_ALIGNMENT = 16  # bytes, of a tensor that has a tensor map
-MOST_BLOCKS = 65535  # in y and z, on every GPU
-LARGEST_GRID = 2**31 - 1  # in x
+LARGEST_GRID, MOST_BLOCKS = GRID_LIMITS[:2]  # in x, and in y and z
 LARGEST_SIZE = 2**31 - 2**16  # of a dimension passed as `int`: rounding it up to whole tiles does not overflow
 KINDS = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",

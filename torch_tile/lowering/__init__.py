@@ -15,6 +15,7 @@ from ..ir.verify import Stage, verify
 from .async_products import async_products
 from .bind_threads import bind_threads
 from .check_kernel import check_kernel
+from .check_limits import check_limits
 from .defer_stores import defer_stores
 from .drop_groups import drop_groups
 from .flatten import flatten
@@ -61,6 +62,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
 
     return (
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
+        (bound(check_limits), Stage.TILE),  # nor one of those that a GPU does not launch
         (bound(split_warps), Stage.TILE),  # products by wgmma: a warp of its own copies tiles ahead
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(overlap_products), Stage.TILE),  # pipelined products load operands a step ahead

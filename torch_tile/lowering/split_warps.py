@@ -26,6 +26,7 @@ from ..ir.node import Rewriter, find, symbols
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Role, Stmt, Store
 from ..registers import UNIT, equal_share
+from ..target import MOST_THREADS
 from ..tileop import copy_tma
 from ..tileop.copy import Copy
 from ..tileop.copy_tma import TmaCopy
@@ -70,8 +71,10 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
                 build.note(copy.span, "T.copy", "no bulk copy, so that all threads copy and multiply in turn", why)
         _each_its_own(kernel, loads if isinstance(loads, str) else "not every pipelined copy is a bulk copy", build)
         return kernel
-    if equal_share(count + WARPGROUP, kernel.min_blocks) <= FEWEST_REGISTERS:
+    few = equal_share(count + WARPGROUP, kernel.min_blocks) <= FEWEST_REGISTERS
+    if few or count + WARPGROUP > MOST_THREADS:
         why = f"{kernel.min_blocks} blocks on a multiprocessor leave them no registers"
+        why = why if few else f"a block has at most {MOST_THREADS} threads, and {count} of them multiply"
         build.note(kernel.span, "T.Kernel", "no warps that copy, so that all threads copy and multiply in turn", why)
         _each_its_own(kernel, why, build)
         return kernel

@@ -19,7 +19,7 @@ from ..ir.buffer import Buffer
 from ..ir.expr import Scalar, Var
 from ..ir.node import walk
 from ..ir.stmt import Program
-from ..target import Target
+from ..target import GRID_LIMITS, Target
 from .driver import NO_CLUSTER, Driver, Function, driver
 from .launch import MOST_FORMS, BaseLauncher, form_of, noted
 from .native_launch import launch_function
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ..codegen.cuda_source import CudaSource, Entry
 
 LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
-GRID_LIMITS = (2**31 - 1, 65535, 65535)
 TENSOR, SCALAR, NUMBER, MAP = 0, 1, 2, 3  # kinds of a kernel's arguments in a plan
 # Of the driver, in the order of csrc/launch_driver.h.
 NATIVE_FUNCTIONS = "cuLaunchKernel", "cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuTensorMapEncodeTiled"
