@@ -17,6 +17,24 @@ def test_notes_keep_their_order():
     assert Build(Target()).notes == []
 
 
+def test_what_is_noted_again_is_one_row():
+    build = Build(Target("cuda", 90))
+    here, there = (Span("/home/me/kernel.py", line, line, 4, 20) for line in (12, 13))
+    for _ in range(3):
+        build.note(here, "T.copy", "ldmatrix_x4")
+        build.note(there, "T.copy", "ldmatrix_x4")
+    build.note(here, "T.copy", "ldmatrix_x4", "a reason")
+    found = build.schedule("matmul")
+    assert len(found.notes) == 7 and [count for _, count in found.rows] == [3, 3, 1]
+    assert str(found).splitlines() == [
+        "matmul for cuda:sm_90a: 3 notes, 1 of what could be faster",
+        "  kernel.py:12  T.copy  3 x ldmatrix_x4",
+        "  kernel.py:13  T.copy  3 x ldmatrix_x4",
+        "  kernel.py:12  T.copy  ldmatrix_x4",
+        "                        why not faster: a reason",
+    ]
+
+
 def test_the_report_prints_as_a_table():
     build = Build(Target("cuda", 90))
     build.note(Span("/home/me/kernel.py", 12, 12, 4, 20), "T.copy", "cp.async, 16 bytes")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 
 from .diagnostics import Span
@@ -64,6 +65,11 @@ def is_watched() -> bool:
     return bool(os.environ.get("TORCH_TILE_DUMP")) or os.environ.get("TORCH_TILE_VERIFY", "0") != "0"
 
 
+def times(count: int) -> str:
+    """How often a row of the report was noted, if more than once."""
+    return f"{count} x " if count > 1 else ""
+
+
 @dataclass(frozen=True, repr=False)
 class Schedule:
     """A kernel's schedule report: what each operation became, and why nothing faster. Prints as a table."""
@@ -77,13 +83,24 @@ class Schedule:
         """The notes on what could be faster."""
         return tuple(note for note in self.notes if note.why_not)
 
+    @property
+    def rows(self) -> tuple[tuple[Note, int], ...]:
+        """The different notes, each where it is first, and how often each was made: an op may be lowered many times."""
+        return tuple(Counter(self.notes).items())
+
+    @property
+    def title(self) -> str:
+        """What the report is of, and how much it says."""
+        slow = sum(bool(note.why_not) for note, _ in self.rows)
+        return f"{self.name} for {self.target}: {len(self.rows)} notes, {slow} of what could be faster"
+
     def __repr__(self) -> str:
-        lines = [f"{self.name} for {self.target}: {len(self.notes)} notes, {len(self.slow)} of what could be faster"]
-        places = [f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else "-" for note in self.notes]
+        lines, notes = [self.title], [note for note, _ in self.rows]
+        places = [f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else "-" for note in notes]
         place_width = max(map(len, places), default=0)
-        op_width = max((len(note.op) for note in self.notes), default=0)
-        for place, note in zip(places, self.notes, strict=True):
-            lines.append(f"  {place:{place_width}}  {note.op:{op_width}}  {note.became}")
+        op_width = max((len(note.op) for note in notes), default=0)
+        for place, (note, count) in zip(places, self.rows, strict=True):
+            lines.append(f"  {place:{place_width}}  {note.op:{op_width}}  {times(count)}{note.became}")
             if note.why_not:
                 lines.append(f"  {'':{place_width}}  {'':{op_width}}  why not faster: {note.why_not}")
         return "\n".join(lines)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torch_tile.build import times
 from torch_tile.inductor.page_style import STYLE
 from torch_tile.inductor.report import KEPT, MISSED, REPLACED, Report, Row
 from torch_tile.inductor.roofline import peak_of
@@ -230,21 +231,18 @@ def _schedules(kernels: list[JITKernel]) -> str:
 
 
 def _schedule(kernel: JITKernel) -> str:
-    notes = kernel.schedule.notes
-    if not notes:
+    schedule = kernel.schedule
+    if not schedule.notes:
         return f'<p class="work">kernel <code>{escape(kernel.__name__)}</code> for {escape(str(kernel.target))}</p>'
-    slow = len(kernel.schedule.slow)
-    name = f"{kernel.__name__} for {kernel.target}: {len(notes)} notes, {slow} of what could be faster"
-    lines = "\n".join(map(_note, notes))
+    lines = "\n".join(_note(*row) for row in schedule.rows)
     head = "<tr><th>line</th><th>operation</th><th>became</th><th>why not faster</th></tr>"
     return (
-        f"<details><summary>schedule of {escape(name)}</summary>"
+        f"<details><summary>schedule of {escape(schedule.title)}</summary>"
         f"<table><thead>{head}</thead><tbody>\n{lines}\n</tbody></table></details>"
     )
 
 
-def _note(note: Note) -> str:
+def _note(note: Note, count: int) -> str:
     place = f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else ""
-    return (
-        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in (place, note.op, note.became, note.why_not)) + "</tr>"
-    )
+    cells = place, note.op, times(count) + note.became, note.why_not
+    return f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in cells)}</tr>"
