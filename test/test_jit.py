@@ -365,3 +365,20 @@ def test_no_warning_for_the_cpu():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scaled(3, 4)
+
+
+@pytest.mark.parametrize("threads", [128, 512])
+def test_spilt_fragments_are_named(threads):
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 1024), "float32"), B: T.Tensor((64, 1024), "float32")):
+        with T.Kernel(1, threads=threads) as _:
+            rows = T.alloc_fragment((64, 1024), "float32")
+            top = T.alloc_fragment((64,), "float32")
+            T.copy(A, rows)
+            T.reduce_max(rows, top, dim=1)
+            for i, j in T.Parallel(64, 1024):
+                B[i, j] = rows[i, j] - top[i]
+
+    slow = str(torch_tile.compile(kernel, target="cuda:sm_90a").schedule.slow)
+    named = "`rows` alone takes 512 of the 255 registers of a thread; take more threads or smaller tiles"
+    assert "spilt to memory" in slow and (named in slow) == (threads == 128)

@@ -12,6 +12,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 from .build import Build, PassOptions
 from .diagnostics import TileError, diagnose, error
 from .ir.buffer import Buffer
-from .ir.stmt import Kernel, Program
+from .ir.node import find
+from .ir.stmt import Alloc, Kernel, Program
 from .kernel import JITKernel
 from .language.eager import Specialisation, specialise, trace_eager
 from .language.program import PrimFunc, evaluated
 from .language.rewrite import result_span, source_tree
 from .options import pass_options
+from .registers import PER_THREAD
 from .runtime.host_compiler import compile_shared
 from .runtime.launch import Launcher
 from .runtime.library import load_entry
@@ -82,7 +85,7 @@ def note_costs(kernels: Sequence[Kernel], entries: Sequence[Entry], cubin: Cubin
         found = cubin.resources.get(entry.name)
         if found is None:  # an older NVRTC, which found the code in its own cache, has no log
             continue
-        spilt = f"{found.spills} bytes of registers spilt to memory" if found.spills else ""
+        spilt = f"{found.spills} bytes of registers spilt to memory{_too_large(kernel)}" if found.spills else ""
         blocks = build.target.blocks_at_once(entry.threads, found.registers, entry.shared_bytes)
         few = f"{kernel.min_blocks} blocks were asked for" if blocks < kernel.min_blocks else ""
         costs = f"{entry.name}: {found.registers} registers, {entry.shared_bytes} bytes of shared memory, "
@@ -92,9 +95,19 @@ def note_costs(kernels: Sequence[Kernel], entries: Sequence[Entry], cubin: Cubin
         build.note(entries[0].span, "assembler", "slower code", line)
 
 
+def _too_large(kernel: Kernel) -> str:
+    """The fragments of which each thread would hold more than it has registers, and what to do about it."""
+    threads, large = math.prod(kernel.threads), []
+    for tile in (n.buffer for n in find(kernel, Alloc) if n.buffer.scope == "fragment"):
+        count = math.prod(tile.static_shape or (0,)) * tile.dtype.itemsize // (4 * threads)
+        if count > PER_THREAD:
+            large.append(f"`{tile.name}` alone takes {count} of the {PER_THREAD} registers of a thread")
+    return f": {', '.join(large)}; take more threads or smaller tiles" if large else ""
+
+
 def refuse_slow(build: Build) -> None:
     """Raise a TileError with all that could be faster, if there is anything."""
-    slow = [note for note in build.notes if note.why_not]
+    slow = [note for note in dict.fromkeys(build.notes) if note.why_not]
     if slow:
         raise TileError(*(diagnose("slow_schedule", n.span, op=n.op, became=n.became, why=n.why_not) for n in slow))
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 REGISTERS = 65536  # of a multiprocessor, 4 bytes each
+PER_THREAD = 255  # that a thread can have
 UNIT = 8  # threads are given multiples of it
 WHOLE = 128  # threads: the registers of a block are counted as if it had whole warpgroups
 

@@ -6,6 +6,7 @@ import torch_tile.language as T
 from torch_tile.build import Build
 from torch_tile.diagnostics import TileError
 from torch_tile.lowering.check_limits import check_limits
+from torch_tile.lowering.split_warps import split_warps
 from torch_tile.target import Target
 
 
@@ -74,3 +75,42 @@ def test_all_findings_at_once():
 def test_threads_have_one_to_three_sizes(threads):
     with pytest.raises(TileError, match="one to three positive integers"):
         launched(1, threads=threads)
+
+
+@pytest.mark.parametrize("scope", ["fragment", "shared"])
+def test_tiles_are_made_by_the_whole_block(scope):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(64):
+                tile = getattr(T, f"alloc_{scope}")((4,), "float32")  # here
+                own = T.alloc_local((4,), "float32")
+                own[0] = A[i]
+                tile[0] = own[0]
+                A[i] = tile[0]
+
+    with pytest.raises(TileError) as caught:
+        torch_tile.compile(kernel, target="cuda:sm_90a")
+    (found,) = caught.value.diagnostics
+    assert found.message.startswith(f"T.alloc_{scope} inside T.Parallel") and "before the loop" in found.fix
+    assert found.span.source().endswith("# here")
+
+
+def test_copiers_are_not_added_beyond_the_limit():
+    """A block of 1024 threads that multiply has none for a role of its own that copies."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 512), "float16"), C: T.Tensor((512, 64), "float16")):
+        with T.Kernel(1, threads=1024) as _:
+            a, b = T.alloc_shared((512, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((512, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(A[k * 64, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    made = build()
+    assert split_warps(kernel.program, made) is kernel.program
+    assert [note.why_not for note in made.notes] == ["a block has at most 1024 threads, and 1024 of them multiply"]

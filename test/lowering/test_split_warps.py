@@ -90,13 +90,6 @@ def test_registers_of_roles_leave_room_for_all_blocks() -> None:
         assert sum(r.count * r.registers for r in found) <= (threads + 128) * equal_share(threads + 128, blocks)
 
 
-def test_blocks_with_room_for_no_more_threads_have_no_roles() -> None:
-    made = build()
-    program = plain(bm=512, threads=1024).program
-    assert split_warps(program, made) is program
-    assert [note.why_not for note in made.notes] == ["a block has at most 1024 threads, and 1024 of them multiply"]
-
-
 def test_what_a_product_becomes() -> None:
     assert_expected_inline(
         repr(split_warps(plain(threads=128).program, build())),

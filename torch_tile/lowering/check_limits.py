@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no GPU launches: blocks of too many threads, and grids of too many blocks."""
+"""What no GPU runs: blocks of too many threads, grids of too many blocks, and tiles of single threads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,32 @@ import math
 from ..build import Build
 from ..diagnostics import Diagnostic, TileError, diagnose
 from ..ir.expr import Const
-from ..ir.stmt import Kernel, Program
+from ..ir.node import find
+from ..ir.stmt import Alloc, For, Kernel, LoopKind, Program
 from ..target import GRID_LIMITS, MOST_THREADS
 
 
 def check_limits(program: Program, build: Build) -> Program:
     """Return the program unchanged, or raise one TileError with every finding. Launches check what is known there."""
-    found = [each for kernel in program.kernels for each in (*_threads(kernel, build), *_grid(kernel, build))]
+    found = [each for kernel in program.kernels for each in _findings(kernel, build)]
     if found:
         raise TileError(*found)
     return program
+
+
+def _findings(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    return [*_threads(kernel, build), *_grid(kernel, build), *_tiles(kernel, build)]
+
+
+def _tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    """A tile is one for the whole block, while iterations of T.Parallel are shared out among its threads."""
+    found = {}
+    for loop in (n for n in find(kernel.body, For) if n.kind is LoopKind.PARALLEL):
+        for node in (n for n in find(loop.body, Alloc) if n.buffer.scope in ("fragment", "shared")):
+            what = f"T.alloc_{node.buffer.scope} inside T.Parallel"
+            fix = "allocate the tile before the loop; T.alloc_local and T.alloc_var are of each iteration"
+            found[id(node)] = diagnose("unsupported_on_target", node.span, what=what, target=str(build.target), fix=fix)
+    return list(found.values())
 
 
 def _threads(kernel: Kernel, build: Build) -> list[Diagnostic]:
