@@ -230,12 +230,15 @@ def _attention_backwards() -> Iterator[Case]:
         yield Case(f"attention_backward {name} window", _attention_backward(dtype, (128, 128), causal=True, window=256))
         yield Case(f"attention_backward {name} mask", _attention_backward(dtype, (64, 64), mask=torch.bool))
         yield Case(f"attention_backward {name} bias", _attention_backward(dtype, (128, 128), mask=dtype))
+        yield Case(
+            f"attention_backward {name} learned bias", _attention_backward(dtype, (64, 64), mask=dtype, keep=True)
+        )
     yield Case("attention_backward fp64 d64", _attention_backward(torch.float64, (64, 64), causal=True))
 
 
 def _attention_backward(
     dtype: torch.dtype, sizes: tuple[int, int], lengths: tuple[int, int] = (1024, 1024), groups: int = 1,
-    causal: bool = False, window: int = 0, mask: torch.dtype | None = None,
+    causal: bool = False, window: int = 0, mask: torch.dtype | None = None, keep: bool = False,
 ) -> Callable[[Make], object]:  # fmt: skip
     def call(make: Make) -> object:
         queries, keys = lengths
@@ -245,7 +248,7 @@ def _attention_backward(
         lse = make(rows, common.compute_dtype(dtype))
         bias = None if mask is None else make((1, 1, queries, keys), mask)
         run = attention_backward.attention_backward
-        return run(grad, q, k, v, out, lse, bias, causal, None, window, keys - queries)
+        return run(grad, q, k, v, out, lse, bias, causal, None, window, keys - queries, keep)
 
     return call
 
