@@ -69,6 +69,28 @@ def out_of_bounds_region():
     tilelang.compile(kernel)
 
 
+def leaves_tile():
+    @T.prim_func
+    def kernel(A: T.Tensor((96,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(96):
+                tile[i] = A[i]  # here
+
+    tilelang.compile(kernel)
+
+
+def leaves_tile_with_a_region():
+    @T.prim_func
+    def kernel(A: T.Tensor((80,), "float32")):
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((64,), "float32")
+            for k in T.serial(5):
+                T.copy(A[k * 16], tile[k * 16 : k * 16 + 16])  # here
+
+    tilelang.compile(kernel)
+
+
 def out_of_bounds_when_run():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "int32")):
@@ -169,6 +191,8 @@ CASES = {
     empty_tile: ("bad_shape", "T.alloc_shared((4, 0), \"float32\")"),
     out_of_bounds: ("out_of_bounds", "tile[i + 8]"),
     out_of_bounds_region: ("out_of_bounds", "T.copy(A[0:6], tile[4:10])"),
+    leaves_tile: ("leaves_tile", "tile[i]"),
+    leaves_tile_with_a_region: ("leaves_tile", "T.copy(A[k * 16], tile[k * 16 : k * 16 + 16])"),
     shared_memory: ("shared_memory", "T.alloc_shared((512, 128), \"float32\")"),
     divergent_hazard: ("divergent_hazard", "A[thread]"),
     parted_threads: ("parted_threads", "T.copy(A, tile)"),

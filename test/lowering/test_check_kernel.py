@@ -125,3 +125,88 @@ def test_what_a_thread_does_by_itself_is_for_any(keeps):
                     T.copy(tile, x)
 
     keeps(check_kernel, kernel)
+
+
+def test_turns_that_leave_a_tile_are_found():
+    @T.prim_func
+    def kernel(A: T.Tensor((96,), "float32"), n: T.int32):
+        with T.Kernel(4, n, threads=128) as (b, c):
+            thread = T.get_thread_binding()
+            x, tile = T.alloc_fragment((64,), "float32"), T.alloc_shared((64, 8), "float32")
+            for i in T.Parallel(96):
+                x[i] = A[i]  # wide
+            for i in T.Parallel(64):
+                A[i] = T.if_then_else(i > 0, x[i - 2], 0.0)  # value
+            for k in T.serial(n):
+                T.copy(A[0:16], x[b * 20 : b * 20 + 16])  # region
+                for i in T.serial(0, 9, 4):
+                    if i != 4 and x[0] > A[T.max(i - 8, 0)]:
+                        T.fill(x, tile[0, i])  # not known
+                    elif i != 4:
+                        tile[c, i + c] += 1.0  # not known
+                    tile[k, i] = 0.0  # step
+            tile[thread, 0] = 0.0  # thread
+            if thread < 64 and b < 9:
+                tile[thread, b + 5] = 1.0  # block
+            with T.ws(0):
+                tile[thread - 1, T.min(thread, 7)] = 1.0  # first thread
+
+    places = ("wide", "value", "region", "step", "thread", "block", "first thread")
+    assert lines(kernel) == [("leaves_tile", place) for place in places]
+    with pytest.raises(TileError) as caught:
+        check_kernel(kernel.program)
+    messages = [d.message for d in caught.value.diagnostics]
+    assert messages == [
+        "index 0 of `x`, i, is 64 for i = 64, outside [0, 64)",
+        "index 0 of `x`, i - 2, is -1 for i = 1, outside [0, 64)",
+        "index 0 of `x`, b * 20:b * 20 + 16, is 60:76 for b = 3, outside [0, 64)",
+        "index 1 of `tile`, i, is 8 for i = 8, outside [0, 8)",
+        "index 0 of `tile`, thread, is 64 for thread = 64, outside [0, 64)",
+        "index 1 of `tile`, b + 5, is 8 for b = 3, outside [0, 8)",
+        "index 0 of `tile`, thread - 1, is -1 for thread = 0, outside [0, 64)",
+    ]
+    fixes = [d.fix.split("`")[1] for d in caught.value.diagnostics]
+    assert fixes[:3] == ["if i < 64:", "if i - 2 >= 0:", "if b * 20 + 16 <= 64:"]
+
+
+def test_turns_that_are_kept_inside_or_not_known_are_left_alone(keeps):
+    @T.prim_func
+    def kernel(A: T.Tensor((96,), "float32"), n: T.int32):
+        with T.Kernel(4, threads=128) as b:
+            thread = T.get_thread_binding()
+            x, tile = T.alloc_fragment((64,), "float32"), T.alloc_shared((64, 8), "float32")
+            for i in T.Parallel(96):
+                if i < 64:
+                    x[i] = A[i]
+                if i >= 64 or i % 2 == 1:
+                    A[i] = T.if_then_else(i % 2 == 0, 0.0, x[i % 64])
+                A[i] = T.if_then_else(i < 64, x[T.min(i, 63)], x[i - 32])
+                A[i] = T.if_then_else(i >= 64 or x[i] > 0, 0.0, x[T.max(i - 64, 0)])
+            for k in T.serial(5):
+                if k * 16 + 16 <= 64:
+                    T.copy(A[0:16], x[k * 16 : k * 16 + 16])
+            for i in T.serial(96):
+                if i >= n:
+                    x[i] = 0.0
+                if A[i] > 0:
+                    x[i] = 1.0
+                if i == 64:
+                    break
+                x[i] = 2.0
+            for i in T.serial(96):
+                if i > 63:
+                    continue
+                x[i] = 3.0
+            for i in T.serial(n):
+                x[i] = 4.0
+            if thread < 64:
+                tile[thread, b + thread // 13] = 0.0
+            seen = T.alloc_var("int32", 0)
+            while seen < 64:
+                x[seen] = 5.0
+                seen += 1
+            assert n < 0, "none"
+            for i in T.serial(65):
+                x[i] = 6.0
+
+    keeps(check_kernel, kernel)
