@@ -149,9 +149,9 @@ def test_turns_that_leave_a_tile_are_found():
             if thread < 64 and b < 9:
                 tile[thread, b + 5] = 1.0  # block
             with T.ws(0):
-                tile[thread - 1, T.min(thread, 7)] = 1.0  # first thread
+                tile[thread - 1, T.min(thread, 7)] = 1.0  # role
 
-    places = ("wide", "value", "region", "step", "thread", "block", "first thread")
+    places = ("wide", "value", "region", "step", "thread", "block", "role")
     assert lines(kernel) == [("leaves_tile", place) for place in places]
     with pytest.raises(TileError) as caught:
         check_kernel(kernel.program)
@@ -163,7 +163,7 @@ def test_turns_that_leave_a_tile_are_found():
         "index 1 of `tile`, i, is 8 for i = 8, outside [0, 8)",
         "index 0 of `tile`, thread, is 64 for thread = 64, outside [0, 64)",
         "index 1 of `tile`, b + 5, is 8 for b = 3, outside [0, 8)",
-        "index 0 of `tile`, thread - 1, is -1 for thread = 0, outside [0, 64)",
+        "index 0 of `tile`, thread - 1, is 64 for thread = 65, outside [0, 64)",
     ]
     fixes = [d.fix.split("`")[1] for d in caught.value.diagnostics]
     assert fixes[:3] == ["if i < 64:", "if i - 2 >= 0:", "if b * 20 + 16 <= 64:"]

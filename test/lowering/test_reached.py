@@ -148,7 +148,7 @@ def test_ends_of_wide_ranges_are_tried_as_conditions_narrow_them():
 
 
 def test_each_value_of_narrow_ranges_is_tried():
-    path, ranges, i, j = loops(16, 4 * BUDGET)
+    path, ranges, i, _ = loops(16, 4 * BUDGET)
     assert path.where(i * 5 % 16 == 3, (i,), ranges) == ([7], {"i0": 7})
     assert path.turns(Var("k"), 0, i).where(i < 1, (i,), ranges) is None  # a loop inside has no turn then
     assert path.turns(Var("k"), 0, i).where(i < 2, (i,), ranges) == ([1], {"i0": 1})
