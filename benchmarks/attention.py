@@ -150,7 +150,7 @@ def mask_of(s: Shape, device: str) -> torch.Tensor | None:
 
 
 def rivals_of(
-    s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    s: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
 ) -> dict[str, Prepare]:
     grouped = s.heads != s.kv_heads
     sdpa = partial(F.scaled_dot_product_attention, q, k, v, mask, is_causal=s.causal, enable_gqa=grouped)

@@ -43,7 +43,11 @@ def test_rivals_compute_the_same(monkeypatch, shape):
         assert error_of(call(), want) < 2 * tolerance_of(shape.dtype)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, replace(SHAPES[1], v_d=16)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "shape",
+    [*SHAPES, replace(SHAPES[1], v_d=16), *(replace(SHAPES[0], causal=False, mask=m) for m in ("bool", "bias"))],
+    ids=lambda s: s.name,
+)
 def test_expected_is_the_definition(shape):
     """The sampled reference equals rows of the whole one, causal or not, grouped or not."""
     case = attention.case(replace(shape, dtype=torch.float64), "cpu")
