@@ -26,9 +26,10 @@ def test_reference_is_what_autograd_finds(causal, window, q_offset):
     options = (mask, causal, 0.4, window, q_offset)
     out, lse = forward(q, k, v, *options)
     grad = torch.randn_like(out)
-    got = reference(grad, q, k, v, out, lse, *options, keep=True)
+    got = reference(grad, q, k, v, out, lse, *options, keep="mask")
     assert not reference(grad, q, k, v, out, lse, *options)[3].numel()
-    for a, b in zip(got, torch.autograd.grad(out, (q, k, v, mask), grad), strict=True):
+    *found, kept = got
+    for a, b in zip((*found, kept[0]), torch.autograd.grad(out, (q, k, v, mask), grad), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -65,8 +66,8 @@ def test_random_problems(form, rounds, problems, check):
         window = problems.random.randint(1, 30) if windowed else 0
         options = (mask, causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
         out, lse = forward(q, k, v, *options)
-        cuts, keep = problems.pick(*CUTS) if number % 4 else None, problems.pick(False, True)
-        got = attention_backward(grad, q, k, v, out, lse, *options, keep, cuts)
+        cuts, keep = problems.pick(*CUTS) if number % 4 else None, problems.pick("", "mask")
+        got = attention_backward(grad, q, k, v, out, lse, *options, keep, cuts=cuts)
         want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep)
         what = f"{form} {tuple(q.shape)} {tuple(k.shape)} {options[1:]} {keep} {cuts}"
         for name, a, b, like in zip(("dq", "dk", "dv"), got[:3], want[:3], (q, k, v), strict=True):
@@ -92,7 +93,7 @@ def test_head_dims(head_dim, v_dim, problems, check):
 def test_empty_problems(shape, keys, engine):
     q, k, v = torch.randn(shape), torch.randn(*shape[:2], keys, shape[3]), torch.randn(*shape[:2], keys, 6)
     out, lse = attention(q, k, v)
-    both = (call(out, q, k, v, out, lse, keep=True) for call in (attention_backward, reference))
+    both = (call(out, q, k, v, out, lse, keep="mask") for call in (attention_backward, reference))
     for got, want in zip(*both, strict=True):
         torch.testing.assert_close(got, want)
 
@@ -177,7 +178,7 @@ def test_masks_come_by_tiles(monkeypatch, target, dtype, shape, kv_len, causal, 
     monkeypatch.setattr(module, "machine_of", lambda x: machine)
     monkeypatch.setattr(JITKernel, "__call__", call)
     cut = Config(64, 64, 128, stages, packed=False, tiled=True)
-    got = attention_backward(grad, q, k, v, out, lse, *options, keep=True, cuts=Cuts(cut, cut))
-    want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep=True)
+    got = attention_backward(grad, q, k, v, out, lse, *options, keep="mask", cuts=Cuts(cut, cut))
+    want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep="mask")
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)

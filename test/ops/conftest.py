@@ -104,10 +104,12 @@ def attention_samples(t: Maker) -> list[tuple]:
 def attention_backward_samples(t: Maker) -> list[tuple]:
     made = []
     samples = attention_samples(t)  # grouped and causal; a window and a mask; strided; turned
-    for q, k, v, *options in (samples[n] for n in (1, 3, 4, 6)):
+    for q, k, v, *options in (samples[n] for n in (1, 3, 4, 6, -3, -2, -1)):  # the last with texts
         out, lse = (x.detach() for x in torch.ops.tile.attention_lse(q, k, v, *options))
-        made.append((torch.randn_like(out).requires_grad_(q.requires_grad), q, k, v, out, lse, *options))
-    made.append((*made[1], True))  # gradients of scores are kept
+        rule, text = (options[:5], ["", *options[5:]]) if len(options) > 5 else (options, [])
+        made.append((torch.randn_like(out).requires_grad_(q.requires_grad), q, k, v, out, lse, *rule, *text))
+    made.append((*made[1], "mask"))  # gradients of scores are kept
+    made.append((*made[-3][:11], "x1,mask,x0", *made[-3][12:]))
     return made
 
 

@@ -61,9 +61,9 @@ def _by_kernels(
     causal: bool, scale: float | None, of_mask: bool,
 ) -> Tensors:  # fmt: skip
     out, lse = torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale)
-    options = mask, causal, scale, 0, 0, of_mask
-    *found, ds = torch.ops.tile.attention_backward.default(grad, q, k, v, out, lse, *options)
-    return out, *found, *([ds.sum_to_size(mask.shape)] if of_mask and mask is not None else [])
+    options = mask, causal, scale, 0, 0, "mask" if of_mask else ""
+    *found, kept = torch.ops.tile.attention_backward.default(grad, q, k, v, out, lse, *options)
+    return out, *found, *([kept[0].sum_to_size(mask.shape)] if of_mask and mask is not None else [])
 
 
 def _by_torch(

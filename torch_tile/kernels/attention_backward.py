@@ -9,6 +9,7 @@ have blocks add to dq in memory in any order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
+from torch_tile.kernels import score as score_text
 from torch_tile.kernels.attention import default_scale, scores, softmax_with_lse, store_rows, store_staged
 from torch_tile.kernels.attention_backward_form import (
     PADDING,
@@ -38,9 +40,10 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
+from torch_tile.kernels.epilogue_gradient import vjp
 from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.positions import bounded
-from torch_tile.kernels.score_operands import Rows, hold, load, operands_of
+from torch_tile.kernels.score_operands import Held, Rows, hold, load, operands_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -57,23 +60,29 @@ def reference(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
-    keep: bool = False,
+    keep: str = "",
+    aux: Sequence[torch.Tensor] = (),
+    score: str = "",
 ) -> Gradients:
-    """Gradients of `attention`'s first result: `[B, H, Sq, D]`, `[B, Hkv, Skv, D]` and `[B, Hkv, Skv, Dv]`; and, to
-    `keep`, of its masked scores, `[B, H, Sq, Skv]` (else nothing: `[0]`), of which that of a mask is a sum.
+    """Gradients of `attention`'s first result: `[B, H, Sq, D]`, `[B, Hkv, Skv, D]` and `[B, Hkv, Skv, Dv]`; and of the
+    operands that `keep` names ("mask", "x0".., joined by commas), expanded to all scores, `[n, B, H, Sq, Skv]`.
 
     grad and out are `[B, H, Sq, Dv]`, lse is `[B, H, Sq]`; the others as in `attention.reference`. Summed in float32
     (float64 for float64), each in its tensor's dtype and memory order. Does not read `out` and `lse`, so that it can be
     differentiated in what they were computed from.
     """
-    dq, dk, dv, ds = gradients(grad, q, k, v, mask, causal, scale, window, q_offset)
-    kept = ds.to(q.dtype) if keep else q.new_empty(0)
-    return placed_beside(dq, q), placed_beside(dk, k), placed_beside(dv, v), kept
+    dq, dk, dv, kept = gradients(grad, q, k, v, mask, causal, scale, window, q_offset, keep, aux, score)
+    return placed_beside(dq, q), placed_beside(dk, k), placed_beside(dv, v), kept.to(q.dtype)
 
 
-def empty_results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: bool) -> Gradients:
+def names_in(keep: str) -> tuple[str, ...]:
+    """The operands of which gradients are kept."""
+    return tuple(keep.split(",")) if keep else ()
+
+
+def empty_results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: str) -> Gradients:
     """Tensors for `reference`'s results."""
-    kept = q.new_empty((*q.shape[:3], k.shape[2]) if keep else 0)
+    kept = q.new_empty((len(names_in(keep)), *q.shape[:3], k.shape[2]))
     return empty_beside(q, q.shape[3]), empty_beside(k, k.shape[3]), empty_beside(v, v.shape[3]), kept
 
 
@@ -87,32 +96,63 @@ def gradients(
     scale: float | None,
     window: int,
     q_offset: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`reference`'s in the dtype of the sums, and the gradient of the masked scores, `[B, H, Sq, Skv]`."""
+    keep: str = "",
+    aux: Sequence[torch.Tensor] = (),
+    score: str = "",
+) -> Gradients:
+    """`reference`'s in the dtype of the sums. A score that nobody sees has none, also where a slope is infinite."""
     compute = compute_dtype(q.dtype)
     scale = default_scale(q.shape[3]) if scale is None else scale
     batch, heads, q_len, head_dim = q.shape
     kv_heads, kv_len, v_dim = v.shape[1:]
     shape = (batch, kv_heads, heads // kv_heads if kv_heads else 1, q_len, kv_len)
     qc, kc, vc = (t.to(compute) for t in (q, k, v))
-    p, _ = softmax_with_lse(scores(qc, kc, mask, causal, scale, window, q_offset))
+    p, _ = softmax_with_lse(scores(qc, kc, mask, causal, scale, window, q_offset, aux, score))
     p, grad = p.reshape(shape), grad.to(compute).reshape(*shape[:4], v_dim)
     dv = torch.matmul(p.mT, grad).sum(2)
     dp = torch.matmul(grad, vc.unsqueeze(2).mT)
     ds = p * (dp - (dp * p).sum(-1, keepdim=True))
-    dq = torch.matmul(ds, kc.unsqueeze(2)).reshape(q.shape) * scale
-    dk = torch.matmul(ds.mT, qc.reshape(*shape[:4], head_dim)).sum(2) * scale
-    return dq, dk, dv, ds.reshape(batch, heads, q_len, kv_len)
+    terms = {"acc0": ds, "mask": ds}
+    if score:
+        products = scores(qc, kc, None, False, scale, 0, 0)
+        by_text = vjp(score, score_text.inputs(products, aux, q_offset), ds.reshape(products.shape))
+        terms = {name: x.expand_as(products).reshape(shape).masked_fill(p == 0, 0) for name, x in by_text.items()}
+        terms["mask"] = ds
+    of_product, *kept = (terms.get(name, torch.zeros_like(ds)) for name in ("acc0", *names_in(keep)))
+    dq = torch.matmul(of_product, kc.unsqueeze(2)).reshape(q.shape) * scale
+    dk = torch.matmul(of_product.mT, qc.reshape(*shape[:4], head_dim)).sum(2) * scale
+    stacked = torch.stack(kept) if kept else ds.new_empty(0, *shape)
+    return dq, dk, dv, stacked.flatten(2, 3)
 
 
-def probability(form: Form, product: Any, scale: Any, peak: Any, *mask: Any) -> Any:
-    """`exp(score - log-sum-exp)` of a product of a query and a key under the mask's element, if there is a mask; `peak`
-    is the latter, in powers of two where that loses nothing.
+def probability(form: Form, score: Any, unit: Any, peak: Any, *mask: Any) -> Any:
+    """`exp(unit * score - log-sum-exp)` under the mask's element, if there is a mask; `peak` is the log-sum-exp, in
+    powers of two where that loses nothing.
     """
     if form.lows:
-        return T.exp2((form.masked(product * scale, *mask) - peak) * LOG2_E)
-    seen = T.exp2(product * (scale * LOG2_E) - peak)
+        return T.exp2((form.masked(score * unit, *mask) - peak) * LOG2_E)
+    seen = T.exp2(score * (unit * LOG2_E) - peak)
     return T.if_then_else(mask[0] != 0, seen, 0.0) if mask else seen
+
+
+@T.macro
+def weigh(
+    form: Form, product: Any, scale: Any, peak: Any, held: Sequence[Held], here: Rows, i: Any, j: Any, first: Any
+) -> Any:
+    """The probability of row i and key j of those from `first` on, and its products with a form's slopes."""
+    mask, aux = held[: form.mask is not None], held[form.mask is not None :]
+    bias = [x.element(here, i, j, first) for x in mask]
+    if not form.score:
+        seen = probability(form, product, scale, peak, *bias)
+        return seen, [seen]
+    sloped = form.sloped
+    values = score_text.values_of(sloped.program, product * scale, aux, here, i, j, first)
+    chance = probability(form, values[sloped.program.result], form.unit(scale), peak, *bias)
+    weighted = []
+    for slope in form.slopes:
+        term = chance if slope == 1.0 else chance * (values[slope] if isinstance(slope, str) else slope)
+        weighted.append(T.if_then_else(chance == 0.0, 0.0, term) if sloped.may_be_infinite(slope) else term)
+    return chance, weighted
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
@@ -121,8 +161,8 @@ FAST = {"tl.enable_fast_math": True}
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
 def query_gradients(config: Config, form: Form) -> Any:
-    """dq of a block of queries, two numbers of each query for `key_gradients`, in rows of whole blocks, and, to keep,
-    the gradients of the scores that it may see.
+    """dq of a block of queries, two numbers of each query for `key_gradients`, in rows of whole blocks, and what is
+    kept of each score that it may see.
 
     The first number is what `probability` takes, infinite for a query that sees no key; the second is the sum of
     grad * out, which is what all probabilities' gradients of a query have in common.
@@ -137,7 +177,8 @@ def query_gradients(config: Config, form: Form) -> Any:
     d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
     q_shape = (batch, kv_heads, groups, q_len)
     operand_types = form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len)
-    kept_types = [T.Tensor((*q_shape, kv_len), form.dtype)] if form.keep else []
+    kept_types = [T.Tensor((*q_shape, kv_len), form.dtype)] * len(form.keep)
+    slopes = form.slopes
 
     @T.prim_func
     def query_gradients(
@@ -164,8 +205,8 @@ def query_gradients(config: Config, form: Form) -> Any:
             grad_tile = T.alloc_shared((rows, form.tile_dv), form.dtype)
             k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
             v_tile = T.alloc_shared((keys, form.tile_dv), form.dtype)
-            queries = Rows(block * rows, q_len, q_len, False, *here, groups)
-            mask = hold(form.operands, operands[: len(operand_types)], (rows, keys), config.tiled, queries)
+            queries = Rows(block * rows, q_len, q_len, False, *here, groups, q_offset)
+            held = hold(form.operands, operands[: len(operand_types)], (rows, keys), config.tiled, queries)
             common = T.alloc_fragment((rows,), accum)
             peak = T.alloc_fragment((rows,), accum)
             weight = T.alloc_fragment((rows,), accum)
@@ -186,28 +227,34 @@ def query_gradients(config: Config, form: Form) -> Any:
             p = T.alloc_fragment((rows, keys), accum)
             dp = T.alloc_fragment((rows, keys), accum)
             ds = alloc_weights((rows, keys), form.dtype)
+            # For each slope the probabilities times it, and later the gradients: the first are those of products.
+            weights = [p, *[T.alloc_fragment((rows, keys), accum) for _ in slopes[1:]]]
+            grads = [ds, *[T.alloc_fragment((rows, keys), form.dtype) for _ in slopes[1:]]]
             sums = T.alloc_fragment((rows, form.tile_d), accum)
             T.clear(sums)
             extremes = (block * rows, T.min(block * rows + rows - 1, q_len - 1))
             first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
             for turn in T.Pipelined(end - first, num_stages=config.stages):
                 step = end - 1 - turn if form.backwards(config) else first + turn
-                load(mask, queries, step * keys)
+                load(held, queries, step * keys)
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(q_tile, k_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 T.copy(v[sequence, head, step * keys, 0], v_tile)
                 T.gemm(grad_tile, v_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 for i, j in T.Parallel(rows, keys):
-                    bias = [x.element(queries, i, j, step * keys) for x in mask]
-                    p[i, j] = probability(form, p[i, j], scale, peak[i], *bias)
+                    found = weigh(form, p[i, j], scale, peak[i], held, queries, i, j, step * keys)[1]
+                    for weight_of, value in zip(weights, found, strict=True):
+                        weight_of[i, j] = value
                 if form.cut(config, turn, step, extremes, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
                         seen = form.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
-                        p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
+                        for weight_of in weights:
+                            weight_of[i, j] = T.if_then_else(seen, weight_of[i, j], 0.0)
                 for i, j in T.Parallel(rows, keys):
-                    ds[i, j] = T.cast(p[i, j] * (dp[i, j] - common[i]), form.dtype)
-                for all_ds in operands[len(operand_types) :]:
-                    T.copy(ds, all_ds[(*here, block * rows, step * keys)])
+                    for weight_of, grad_of in zip(weights, grads, strict=True):
+                        grad_of[i, j] = T.cast(weight_of[i, j] * (dp[i, j] - common[i]), form.dtype)
+                for name, all_grads in zip(form.keep, operands[len(operand_types) :], strict=True):
+                    T.copy(grads[slopes.index(form.slope(name))], all_grads[(*here, block * rows, step * keys)])
                 T.gemm(ds, k_tile, sums, policy=T.GemmWarpPolicy.FullRow)
 
             store = store_staged if config.staged else store_rows
@@ -258,10 +305,11 @@ def key_gradients(config: Config, form: Form) -> Any:
             p = T.alloc_fragment((rows, queries), accum)
             dp = T.alloc_fragment((rows, queries), accum)
             p_rounded = alloc_weights((rows, queries), form.dtype)
+            sloped = form.slopes != [1.0]  # dv is a sum of probabilities, dk of probabilities times slopes
             ds = alloc_weights((rows, queries), form.dtype)
             dk_sums = T.alloc_fragment((rows, form.tile_d), accum)
             dv_sums = T.alloc_fragment((rows, form.tile_dv), accum)
-            mask = hold(form.operands, operands, (queries, rows), config.tiled, None)
+            held = hold(form.operands, operands, (queries, rows), config.tiled, None)
 
             T.copy(k[sequence, head, first_key, 0], k_tile)
             T.copy(v[sequence, head, first_key, 0], v_tile)
@@ -272,21 +320,26 @@ def key_gradients(config: Config, form: Form) -> Any:
                 here = (sequence, head, member)
                 for turn in T.Pipelined(end - first, num_stages=config.stages):
                     step = first + turn
-                    seers = Rows(step * queries, q_len, q_len, False, *here, groups)
-                    load(mask, seers, first_key)
+                    seers = Rows(step * queries, q_len, q_len, False, *here, groups, q_offset)
+                    load(held, seers, first_key)
                     T.copy(q[(*here, step * queries, 0)], q_tile)
                     T.gemm(k_tile, q_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                     T.copy(grad[(*here, step * queries, 0)], grad_tile)
                     T.gemm(v_tile, grad_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                     T.copy(statistics[(*here, 0, step * queries)], numbers)
                     for i, j in T.Parallel(rows, queries):
-                        bias = [x.element(seers, j, i, first_key) for x in mask]
-                        p[i, j] = probability(form, p[i, j], scale, numbers[0, j], *bias)
+                        chance, found = weigh(form, p[i, j], scale, numbers[0, j], held, seers, j, i, first_key)
+                        if sloped:
+                            p_rounded[i, j] = T.cast(chance, form.dtype)
+                        p[i, j] = found[0]
                     if cuts_queries(form, config, step, first_key, q_offset, window):
                         for i, j in T.Parallel(rows, queries):
                             seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
                             p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
-                    T.copy(p, p_rounded)
+                            if sloped:
+                                p_rounded[i, j] = T.if_then_else(seen, p_rounded[i, j], T.cast(0.0, form.dtype))
+                    if not sloped:
+                        T.copy(p, p_rounded)
                     for i, j in T.Parallel(rows, queries):
                         ds[i, j] = T.cast(p[i, j] * (dp[i, j] - numbers[1, j]), form.dtype)
                     T.gemm(p_rounded, grad_tile, dv_sums, policy=T.GemmWarpPolicy.FullRow)
@@ -315,7 +368,9 @@ def attention_backward(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
-    keep: bool = False,
+    keep: str = "",
+    aux: Sequence[torch.Tensor] | None = None,
+    score: str = "",
     cuts: Cuts | None = None,
     results: Gradients | None = None,
 ) -> Gradients:
@@ -323,25 +378,27 @@ def attention_backward(
 
     `results` may be given, laid out as those of `empty_results`.
     """
+    aux = aux or ()
+    given = (grad, q, k, v, out, lse, mask, causal, scale, window, q_offset, keep, aux, score)
     if results is None:
         results = empty_results(q, k, v, keep)
     if not has_kernels(q) or not (q.numel() and k.numel() and v.numel()):
-        return _by_reference(results, grad, q, k, v, out, lse, mask, causal, scale, window, q_offset, keep)
+        return _by_reference(results, *given)
     batch, kv_heads, kv_len, head_dim = k.shape
     q_len, v_dim, groups = q.shape[2], v.shape[3], q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     dense = [dense_last(x) for x in (q, k, v, grad, out)]
     machine = machine_of(q)
-    forms, operands = operands_of([] if mask is None else [mask], kv_heads, machine.is_gpu)
+    forms, operands = operands_of([x for x in (mask, *aux) if x is not None], kv_heads, machine.is_gpu)
     form = Form(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
-        forms[0] if forms else None, groups > 1, mask is None,
+        None if mask is None else forms[0], groups > 1, True,
         vector_of((*dense, *results[:3]), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=is_shifted(causal, window, q_offset), keep=keep,
+        shifted=is_shifted(causal, window, q_offset), score=score, aux=forms[mask is not None :], keep=names_in(keep),
     )  # fmt: skip
     cuts = cuts or cuts_for(form, Problem(batch * kv_heads, groups * q_len, kv_len, groups), machine)
     if cuts is None:
-        return _by_reference(results, grad, q, k, v, out, lse, mask, causal, scale, window, q_offset, keep)
+        return _by_reference(results, *given)
     shape = (batch, kv_heads, groups, q_len)
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
@@ -353,13 +410,13 @@ def attention_backward(
     options = (number, q_offset, bounded(window))
     queries, keys, values, grads, outs = dense
     tensors = grouped(queries), keys, values, *operands
-    dq, dk, dv, ds = results
+    dq, dk, dv, all_kept = results
     # Of scores that nobody may see, no block stores gradients.
-    kept = [grouped(ds.zero_() if causal or window else ds)] if keep else []
+    kept = [grouped(x.zero_() if causal or window else x) for x in all_kept]
     machine.kernel(query_gradients)(cuts.dq, form)(
         *tensors, *kept, grouped(grads), grouped(outs), lse.reshape(shape), grouped(dq), statistics, *options
     )
-    machine.kernel(key_gradients)(cuts.dkv, replace(form, keep=False))(
+    machine.kernel(key_gradients)(cuts.dkv, replace(form, keep=()))(
         *tensors, grouped(grads), statistics, dk, dv, *options
     )
     return results

@@ -12,7 +12,8 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels.common import strided
 from torch_tile.kernels.epilogue import Epilogue, parse
-from torch_tile.kernels.score import has_lows, split_gain
+from torch_tile.kernels.epilogue_gradient import Sloped
+from torch_tile.kernels.score import has_lows, sloped, split_gain
 from torch_tile.kernels.score_operands import Operand
 
 
@@ -73,8 +74,8 @@ class Form:
     is known of the mask, or None. `grouped`: several heads share a key head. `folded`: a positive factor of the scores
     is applied inside the exponent, as no mask adds to them. Rows of q, k, v and the result start at multiples of
     `vector` elements. `shifted`: query 0 may stand at another key than key 0; else a causal mask without a window cuts
-    fewer tiles. `score` is the text that changes scores (score.py), and `aux` its operands. `keep`: gradients of
-    scores are stored, too.
+    fewer tiles. `score` is the text that changes scores (score.py), and `aux` its operands. `keep` names those
+    of "mask" and "x0".. whose gradients are stored, one for each score.
     """
 
     dtype: torch.dtype
@@ -90,7 +91,7 @@ class Form:
     shifted: bool = True
     score: str = ""
     aux: tuple[Operand, ...] = ()
-    keep: bool = False
+    keep: tuple[str, ...] = ()
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -111,6 +112,20 @@ class Form:
     def program(self) -> Epilogue:
         """What makes of a scaled product a multiple of `unit`."""
         return split_gain(self.score)[0] if self.folded else parse(self.score)
+
+    @property
+    def sloped(self) -> Sloped:
+        """`program` of a folded form, with the slopes that gradients need."""
+        return sloped(self.score, ("acc0", *(name for name in self.keep if name != "mask")))
+
+    def slope(self, name: str) -> str | float:
+        """What a score changes by with a product ("acc0") or an operand: a value of `sloped`, or a number."""
+        return 1.0 if name == "mask" else self.sloped.slopes.get(name, 0.0)
+
+    @property
+    def slopes(self) -> list[str | float]:
+        """Each slope once, the product's first."""
+        return list(dict.fromkeys(map(self.slope, ("acc0", *self.keep))))
 
     @property
     def lows(self) -> bool:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The language of epilogues: what happens to products before they are stored (`gemm`), or to scores (`attention`).
 
-Decides what a text means: `parse` (strict), `evaluate` in torch and `vjp`, its reverse mode. A kernel author walks
-`Epilogue.statements` to print tile expressions; `epilogue_rewrite.canonical` makes equal programs equal text.
+Decides what a text means: `parse` (strict) and `evaluate` in torch. A kernel author walks `Epilogue.statements` to
+print tile expressions; `epilogue_rewrite.canonical` makes equal programs equal text; epilogue_gradient.py has
+derivatives.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -204,90 +204,3 @@ def evaluate(text: str, products: Sequence[torch.Tensor], aux: Sequence[torch.Te
     inputs = {f"acc{i}": p for i, p in enumerate(products)} | {f"x{i}": x for i, x in enumerate(aux)}
     epilogue = parse(text, len(products), len(aux), 0)
     return Values(epilogue, inputs, products[0])(epilogue.result).expand_as(products[0])
-
-
-def vjp(
-    text: str,
-    inputs: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]],
-    grad: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    """Gradients of the inputs that the result depends on, in reverse mode; each broadcasts to `grad`'s shape.
-
-    `inputs` is as for `Values`: an input given as a function is made only if some derivative reads it (the bias of a
-    linear layer needs no recomputed product). The arithmetic is plain torch, so it can be differentiated again.
-    """
-    epilogue = parse(text)
-    value = Values(epilogue, inputs, grad)
-    grads: dict[Operand, torch.Tensor] = {epilogue.result: grad}
-    for statement in reversed(epilogue.statements):
-        upstream = grads.pop(statement.name, None)
-        if upstream is None:
-            continue
-        thunks = [functools.partial(value, name) for name in (*statement.operands, statement.name)]
-        for operand, derivative in zip(statement.operands, _DERIVATIVES.get(statement.function, ()), strict=False):
-            if isinstance(operand, str) and derivative is not None:
-                term = derivative(upstream, *thunks)
-                grads[operand] = grads[operand] + term if operand in grads else term
-    return {name: term for name, term in grads.items() if isinstance(name, str)}
-
-
-Thunk = Callable[[], "torch.Tensor"]
-Derivative = Callable[..., "torch.Tensor"]
-
-
-def _ties(g: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Gradient of `maximum(a, b)` in `a`: like torch's, a tie shares it evenly."""
-    return g * ((a > b).to(g.dtype) + 0.5 * (a == b).to(g.dtype))
-
-
-def _silu(g: torch.Tensor, a: Thunk, y: Thunk) -> torch.Tensor:
-    s = a().sigmoid()
-    return g * s * (1 + a() * (1 - s))
-
-
-def _gelu(g: torch.Tensor, a: Thunk, y: Thunk) -> torch.Tensor:
-    x = a()
-    return g * (0.5 * (1 + (x * math.sqrt(0.5)).erf()) + x * (-0.5 * x * x).exp() * (1 / math.sqrt(2 * math.pi)))
-
-
-def _gelu_tanh(g: torch.Tensor, a: Thunk, y: Thunk) -> torch.Tensor:
-    x, slope = a(), math.sqrt(2 / math.pi)
-    t = (slope * (x + 0.044715 * x * x * x)).tanh()
-    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * 0.044715 * x * x))
-
-
-def _exponent(g: torch.Tensor, a: Thunk, b: Thunk, y: Thunk) -> torch.Tensor:
-    return g * (y() * a().log()).where(a() > 0, a().new_zeros(()))
-
-
-# One function per operand, called with the upstream gradient, then thunks for the operands and for the result. The
-# comparisons, `floor` and the condition of `where` have no entry: their derivative is zero.
-_DERIVATIVES: dict[str, tuple[Derivative | None, ...]] = {
-    "add": (lambda g, a, b, y: g, lambda g, a, b, y: g),
-    "sub": (lambda g, a, b, y: g, lambda g, a, b, y: -g),
-    "mul": (lambda g, a, b, y: g * b(), lambda g, a, b, y: g * a()),
-    "div": (lambda g, a, b, y: g / b(), lambda g, a, b, y: -g * y() / b()),
-    "min": (lambda g, a, b, y: _ties(g, b(), a()), lambda g, a, b, y: _ties(g, a(), b())),
-    "max": (lambda g, a, b, y: _ties(g, a(), b()), lambda g, a, b, y: _ties(g, b(), a())),
-    "pow": (lambda g, a, b, y: g * b() * a().pow(b() - 1), _exponent),
-    "neg": (lambda g, a, y: -g,),
-    "exp": (lambda g, a, y: g * y(),),
-    "log": (lambda g, a, y: g / a(),),
-    "sqrt": (lambda g, a, y: g * 0.5 / y(),),
-    "rsqrt": (lambda g, a, y: g * -0.5 * y() / a(),),
-    "sigmoid": (lambda g, a, y: g * y() * (1 - y()),),
-    "tanh": (lambda g, a, y: g * (1 - y() * y()),),
-    "erf": (lambda g, a, y: g * (2 / math.sqrt(math.pi)) * (-a() * a()).exp(),),
-    "abs": (lambda g, a, y: g * a().sign(),),
-    "square": (lambda g, a, y: g * 2 * a(),),
-    "reciprocal": (lambda g, a, y: -g * y() * y(),),
-    "relu": (lambda g, a, y: g * (a() > 0).to(g.dtype),),
-    "silu": (_silu,),
-    "gelu": (_gelu,),
-    "gelu_tanh": (_gelu_tanh,),
-    "where": (
-        None,
-        lambda g, c, a, b, y: g * (c() != 0).to(g.dtype),
-        lambda g, c, a, b, y: g * (c() == 0).to(g.dtype),
-    ),
-}

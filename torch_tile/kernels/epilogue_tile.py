@@ -69,9 +69,15 @@ QUICK: dict[str, Callable[..., Any]] = {
 
 @T.macro
 def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: bool = False) -> Any:
-    """The value of an epilogue at one element; `inputs` maps `acc0..`, `x0..`, `i0..` to expressions of type `dtype`.
+    """The value of an epilogue at one element; the others as for `values_of`."""
+    return values_of(epilogue, inputs, dtype, quick)[epilogue.result]
 
-    `quick` if the result is rounded to 16 bits or fewer, or a score.
+
+@T.macro
+def values_of(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: bool = False) -> dict[str, Any]:
+    """The values of all names at one element; `inputs` maps `acc0..`, `x0..`, `i0..` to expressions of type `dtype`.
+
+    `quick` if results are rounded to 16 bits or fewer, or are scores.
     """
     functions = QUICK if quick else FUNCTIONS
     values = dict(inputs)
@@ -80,7 +86,7 @@ def apply(epilogue: Epilogue, inputs: Mapping[str, Any], dtype: Any, quick: bool
         value = _quotient(statement, operands) if quick else None
         value = functions[statement.function](*operands) if value is None else value
         values[statement.name] = value
-    return values[epilogue.result]
+    return values
 
 
 def _quotient(statement: Statement, operands: Sequence[Any]) -> Any:

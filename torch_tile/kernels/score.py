@@ -17,6 +17,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.kernels import epilogue_tile
 from torch_tile.kernels.epilogue import Epilogue, Values, parse
+from torch_tile.kernels.epilogue_gradient import Sloped, slopes
 from torch_tile.kernels.epilogue_rewrite import canonical
 from torch_tile.kernels.score_operands import DIMS, Held, Operand, Rows
 
@@ -53,6 +54,12 @@ def split_gain(text: str) -> tuple[Epilogue, float]:
     return program, 1.0
 
 
+@functools.lru_cache(maxsize=256)
+def sloped(text: str, inputs: tuple[str, ...]) -> Sloped:
+    """The program of `split_gain`, and slopes of the whole text in some of its inputs."""
+    return slopes(canonical(text), hides=True).only(split_gain(text)[0].result, *inputs)
+
+
 def has_lows(text: str, aux: Sequence[Operand]) -> bool:
     """Whether a text may make of scores numbers of which a product with a factor overflows or loses all digits.
 
@@ -64,16 +71,20 @@ def has_lows(text: str, aux: Sequence[Operand]) -> bool:
 
 
 @T.macro
-def value(program: Epilogue, product: Any, aux: Sequence[Held], here: Rows, i: Any, j: Any, first: Any) -> Any:
-    """The score of row i and key j of those from `first` on, from the scaled product."""
+def values_of(
+    program: Epilogue, product: Any, aux: Sequence[Held], here: Rows, i: Any, j: Any, first: Any
+) -> dict[str, Any]:
+    """All values of a text for row i and key j of those from `first` on, from the scaled product."""
     dtype = product.dtype
     named = {"acc0": product} | {f"i{d}": T.cast(here.index(d, i, first + j), dtype) for d in program.inputs("i")}
     named |= {f"x{n}": aux[n].number(here, i, j, first, dtype) for n in program.inputs("x")}
-    return epilogue_tile.apply(program, named, dtype, quick=True)
+    values: dict[str, Any] = epilogue_tile.values_of(program, named, dtype, quick=True)
+    return values
 
 
 @T.macro
 def modify(program: Epilogue, scores: Any, scale: Any, aux: Sequence[Held], here: Rows, first: Any) -> None:
     """Replace products `[rows, keys]` by scores; the keys are those from `first` on."""
     for i, j in T.Parallel(*scores.shape):
-        scores[i, j] = value(program, scores[i, j] * scale, aux, here, i, j, first)
+        values = values_of(program, scores[i, j] * scale, aux, here, i, j, first)
+        scores[i, j] = values[program.result]

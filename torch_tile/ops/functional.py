@@ -203,6 +203,8 @@ def attention_backward(
     scale: float | None = None,
     window: int = 0,
     q_offset: int = 0,
+    aux: Sequence[Tensor] = (),
+    score: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `attention` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
 
@@ -218,11 +220,13 @@ def attention_backward(
         scale: as for `attention`.
         window: as for `attention`.
         q_offset: as for `attention`.
+        aux: as for `attention`; they get no gradients here.
+        score: as for `attention`.
 
     Returns:
         dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
     """
-    options = mask, causal, scale, window, q_offset
+    options = mask, causal, scale, window, q_offset, "", list(aux) or None, score
     dq, dk, dv, _ = torch.ops.tile.attention_backward.default(grad, q, k, v, out, lse, *options)
     return dq, dk, dv
 

@@ -37,7 +37,7 @@ SCHEMAS = {
     "attention_lse": f"{_ATTENTION} -> (Tensor out, Tensor lse)",
     "attention_backward": (
         f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_ATTENTION_OPTIONS}, "
-        "bool keep=False) -> (Tensor dq, Tensor dk, Tensor dv, Tensor ds)"
+        'str keep="", Tensor[]? aux=None, str score="") -> (Tensor dq, Tensor dk, Tensor dv, Tensor kept)'
     ),
     "mla_decode": f"{_MLA_DECODE} -> Tensor",
     "mla_decode_lse": f"{_MLA_DECODE} -> (Tensor out, Tensor lse)",

@@ -148,18 +148,20 @@ def _attention(
 
 
 def _attention_backward(grad: Spec, q: Spec, k: Spec, v: Spec, out: Spec, lse: Spec, *rest: Any) -> Rule:
-    forward = _attention(q, k, v, *rest[:5])
-    q_dims, k_dims, v_dims, mask_dims = forward.inputs
+    forward = _attention(q, k, v, *rest[:5], *rest[6:])
+    q_dims, k_dims, v_dims, *operands = forward.inputs
     out_dims, lse_dims = forward.outputs
-    scores = ("batch", "head", "query", "key") if len(rest) > 5 and rest[5] else ("",)
     # Gradients of keys are summed over queries, and over the heads that share one of keys.
     free = ("batch", "head") if k_dims and "head" in k_dims else ("batch",)
     return Rule(
-        outputs=[dims for dims in (q_dims, k_dims, v_dims, scores) if dims is not None],
-        inputs=[out_dims, q_dims, k_dims, v_dims, out_dims, lse_dims, mask_dims],
-        free=free,
+        outputs=[
+            *(dims for dims in (q_dims, k_dims, v_dims) if dims is not None),
+            ("", "batch", "head", "query", "key"),
+        ],
+        inputs=[out_dims, q_dims, k_dims, v_dims, out_dims, lse_dims, *operands],
+        free=tuple(dim for dim in free if dim in forward.free),
         even=forward.even,
-        saved=[out_dims, q_dims, k_dims, v_dims, mask_dims],
+        saved=[out_dims, q_dims, k_dims, v_dims, *operands],
     )
 
 

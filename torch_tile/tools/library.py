@@ -231,14 +231,26 @@ def _attention_backwards() -> Iterator[Case]:
         yield Case(f"attention_backward {name} mask", _attention_backward(dtype, (64, 64), mask=torch.bool))
         yield Case(f"attention_backward {name} bias", _attention_backward(dtype, (128, 128), mask=dtype))
         yield Case(
-            f"attention_backward {name} learned bias", _attention_backward(dtype, (64, 64), mask=dtype, keep=True)
+            f"attention_backward {name} learned bias", _attention_backward(dtype, (64, 64), mask=dtype, keep="mask")
         )
+        for size in (64, 128, 256):
+            cap = _attention_backward(dtype, (size, size), groups=2, causal=True, score=CAP)
+            yield Case(f"attention_backward {name} d{size} cap", cap)
+        yield Case(
+            f"attention_backward {name} cap window",
+            _attention_backward(dtype, (128, 128), causal=True, window=256, score=CAP),
+        )
+        slopes = _attention_backward(dtype, (128, 128), causal=True, score=SLOPES, aux=[(8, 1, 1)], keep="x0")
+        yield Case(f"attention_backward {name} learned slopes", slopes)
+        padded = _attention_backward(dtype, (64, 64), causal=True, score=PADDED, aux=[(2, 1, 1, 1024)])
+        yield Case(f"attention_backward {name} padding", padded)
     yield Case("attention_backward fp64 d64", _attention_backward(torch.float64, (64, 64), causal=True))
 
 
 def _attention_backward(
     dtype: torch.dtype, sizes: tuple[int, int], lengths: tuple[int, int] = (1024, 1024), groups: int = 1,
-    causal: bool = False, window: int = 0, mask: torch.dtype | None = None, keep: bool = False,
+    causal: bool = False, window: int = 0, mask: torch.dtype | None = None, keep: str = "",
+    score: str = "", aux: Sequence[tuple[int, ...]] = (),
 ) -> Callable[[Make], object]:  # fmt: skip
     def call(make: Make) -> object:
         queries, keys = lengths
@@ -247,8 +259,9 @@ def _attention_backward(
         k, v = (make((2, 8, keys, n), dtype) for n in sizes)
         lse = make(rows, common.compute_dtype(dtype))
         bias = None if mask is None else make((1, 1, queries, keys), mask)
+        operands = [make(shape, torch.float32) for shape in aux]
         run = attention_backward.attention_backward
-        return run(grad, q, k, v, out, lse, bias, causal, None, window, keys - queries, keep)
+        return run(grad, q, k, v, out, lse, bias, causal, None, window, keys - queries, keep, operands, score)
 
     return call
 

@@ -2,8 +2,8 @@
 """`tile.attention`, `tile.attention_lse` and `tile.attention_backward`: scaled dot-product attention.
 
 Where a gradient is wanted, the first one is the second one, which keeps its result and the log-sum-exp; the third one
-computes the probabilities again from these, and keeps the gradients of scores where a mask wants its own. Gradients of
-gradients are plain torch.
+computes the probabilities again from these, and keeps what it finds for each score where a mask or an operand of a text
+wants its own gradient. Gradients of gradients are plain torch.
 """
 
 from __future__ import annotations
@@ -103,24 +103,28 @@ def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tenso
 
 
 def _attention_gradients(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | None = None) -> tuple[Any, ...]:
-    if ctx.score:
-        return _with_score(ctx, grad)
-    q, k, v, mask, out, lse = ctx.saved_tensors
-    options = ctx.causal, ctx.scale, ctx.window, ctx.q_offset
-    unread: tuple[Any, ...] = ([] if ctx.has_aux else None, None)
-    keep = mask is not None and mask.is_floating_point() and ctx.needs_input_grad[3]
+    q, k, v, mask, *aux, out, lse = ctx.saved_tensors
+    wanted = {"mask": (mask, mask is not None and ctx.needs_input_grad[3])}
+    if ctx.has_aux:
+        wanted |= {f"x{n}": each for n, each in enumerate(zip(aux, ctx.needs_input_grad[8], strict=True))}
+    keep = [name for name, (x, needed) in wanted.items() if needed and x is not None and x.is_floating_point()]
+    options = mask, ctx.causal, ctx.scale, ctx.window, ctx.q_offset
+    more = ",".join(keep), aux if ctx.has_aux else None, ctx.score
     # Gradients of gradients are computed from the inputs alone.
-    known = out.detach(), lse.detach()
-    *found, ds = torch.ops.tile.attention_backward.default(grad, q, k, v, *known, mask, *options, keep)
-    of_mask = None
-    if keep:
-        of_mask = ds.to(torch.promote_types(ds.dtype, mask.dtype)).sum_to_size(mask.shape).to(mask.dtype)
-    return *found, of_mask, None, None, None, None, *unread
+    *found, kept = torch.ops.tile.attention_backward.default(grad, q, k, v, out.detach(), lse.detach(), *options, *more)
+    of = {name: _summed(full, wanted[name][0]) for name, full in zip(keep, kept, strict=True)}
+    of_aux = [of.get(f"x{n}") for n in range(len(aux))] if ctx.has_aux else None
+    return *found, of.get("mask"), None, None, None, None, of_aux, None
+
+
+def _summed(full: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The gradient of an operand from that of what it was expanded to."""
+    return full.to(torch.promote_types(full.dtype, like.dtype)).sum_to_size(like.shape).to(like.dtype)
 
 
 def _fake_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     _check_backward(*args)
-    keep = len(args) > 11 and args[11]
+    keep = args[11] if len(args) > 11 else ""
     made: tuple[torch.Tensor, ...] = kernels("attention_backward").empty_results(*args[1:4], keep)
     return made
 
@@ -137,9 +141,16 @@ def _check_backward(
     scale: float | None = None,
     window: int = 0,
     q_offset: Size = 0,
-    keep: bool = False,
+    keep: str = "",
+    aux: Sequence[torch.Tensor] | None = None,
+    score: str = "",
 ) -> None:
-    _check_attention(q, k, v, mask, window, q_offset, (), "")
+    _check_attention(q, k, v, mask, window, q_offset, aux or (), score)
+    known = [*(["mask"] if mask is not None else []), *(f"x{n}" for n in range(len(aux or ())))]
+    require_value(
+        not keep or set(keep.split(",")) <= set(known),
+        lambda: f"tile.attention_backward: keep is {keep!r}; expected some of {known}, joined by commas",
+    )
     checks.check_same_dtype("attention_backward", q=q, grad=grad, out=out)
     for name, x, dims in (("grad", grad, 4), ("out", out, 4), ("lse", lse, 3)):
         checks.check_dims("attention_backward", name, x, dims, "[B, H, Sq, Dv]" if dims == 4 else "[B, H, Sq]")
@@ -150,82 +161,29 @@ def _check_backward(
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    grad, q, k, v, _, _, mask, *ctx.options, ctx.keep = inputs
-    ctx.save_for_backward(grad, q, k, v, mask)
+    grad, q, k, v, _, _, mask, *ctx.options, aux, ctx.score = inputs
+    ctx.has_aux = aux is not None
+    ctx.save_for_backward(grad, q, k, v, mask, *(aux or ()))
 
 
 def _twice(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
     """Gradients of gradients, by autograd of the reference; `out` and `lse` stand for what they were computed from."""
     saved: tuple[torch.Tensor | None, ...] = ctx.saved_tensors
-    wanted = [
-        n
-        for n, (x, at) in enumerate(zip(saved, (0, 1, 2, 3, 6), strict=True))
-        if x is not None and ctx.needs_input_grad[at]
-    ]
+    needed = [x is not None and ctx.needs_input_grad[at] for x, at in zip(saved[:5], (0, 1, 2, 3, 6), strict=True)]
+    needed += ctx.needs_input_grad[12] if ctx.has_aux else []
+    wanted = [n for n, x in enumerate(saved) if needed[n] and x is not None and x.is_floating_point()]
     twice = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, as what one of them was computed from is no way for gradients here.
         given = [None if x is None else x.view_as(x) if twice else x.detach() for x in saved]
         leaves = [x.requires_grad_() for n in wanted if (x := given[n]) is not None]
-        *found, ds = kernels("attention_backward").gradients(*given, *ctx.options)
+        *found, kept = kernels("attention_backward").gradients(*given[:5], *ctx.options, given[5:], ctx.score)
         found = [new.to(x.dtype) for new, x in zip(found, saved[1:4], strict=True) if x is not None]
-        found += [ds.to(found[0].dtype)] * ctx.keep
+        found += [kept.to(found[0].dtype)] * bool(len(kept))
         made = torch.autograd.grad(found, leaves, grads[: len(found)], create_graph=twice, allow_unused=True)
     by_place = dict(zip(wanted, made, strict=True))
-    grad, q, k, v, mask = map(by_place.get, range(5))
-    return grad, q, k, v, None, None, mask, None, None, None, None, None
-
-
-def _with_score(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    """Gradients where a text changes the scores, in plain torch."""
-    from torch_tile.kernels import attention as family
-    from torch_tile.kernels.gemm import compute_dtype
-
-    q, k, v, mask, *aux, _, _ = ctx.saved_tensors
-    compute = compute_dtype(q.dtype)
-    scale = family.default_scale(q.shape[3]) if ctx.scale is None else ctx.scale
-    batch, heads, q_len, head_dim = q.shape
-    kv_heads, kv_len, v_dim = v.shape[1:]
-    groups = heads // kv_heads if kv_heads else 1
-    qc, kc, vc = (t.to(compute) for t in (q, k, v))
-    rule = ctx.causal, scale, ctx.window, ctx.q_offset
-    p, _ = family.softmax_with_lse(family.scores(qc, kc, mask, *rule, aux, ctx.score))
-
-    shape = (batch, kv_heads, groups, q_len, kv_len)
-    grouped_p, grouped_grad = p.reshape(shape), grad.to(compute).reshape(*shape[:4], v_dim)
-    grad_v = torch.matmul(grouped_p.mT, grouped_grad).sum(2)
-    grad_p = torch.matmul(grouped_grad, vc.unsqueeze(2).mT)
-    grad_s = grouped_p * (grad_p - (grad_p * grouped_p).sum(-1, keepdim=True))
-    grad_mask = None
-    if mask is not None and mask.is_floating_point() and ctx.needs_input_grad[3]:
-        grad_mask = grad_s.reshape(batch, heads, q_len, kv_len).sum_to_size(mask.shape).to(mask.dtype)
-    product = family.scores(qc, kc, None, False, scale, 0, 0)
-    grad_s, grad_aux = _through_score(ctx.score, product, aux, ctx.q_offset, grad_s.reshape(product.shape))
-    grad_s = grad_s.reshape(shape)
-    grad_q = torch.matmul(grad_s, kc.unsqueeze(2)).reshape(q.shape) * scale
-    grad_k = torch.matmul(grad_s.mT, qc.reshape(*shape[:4], head_dim)).sum(2) * scale
-    grads = grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
-    return *grads, grad_mask, None, None, None, None, grad_aux if ctx.has_aux else None, None
-
-
-def _through_score(
-    text: str, product: torch.Tensor, aux: Sequence[torch.Tensor], q_offset: int, grad: torch.Tensor
-) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """The gradient of scaled products `[B, H, Sq, Skv]` from that of the scores that `text` makes of them; and of aux.
-
-    A score that the text hides has the gradient 0, also where a derivative is infinite there.
-    """
-    from torch_tile.kernels.epilogue import vjp
-    from torch_tile.kernels.score import inputs
-
-    hidden = grad == 0
-    terms = vjp(text, inputs(product, aux, q_offset), grad)
-    found = {name: g.expand_as(grad).masked_fill(hidden, 0.0) for name, g in terms.items()}
-    grad_aux = []
-    for i, x in enumerate(aux):
-        g = found.get(f"x{i}") if x.is_floating_point() else None
-        grad_aux.append(None if g is None else g.sum_to_size(x.shape).to(x.dtype))
-    return found.get("acc0", torch.zeros_like(grad)), grad_aux
+    grad, q, k, v, mask, *aux = map(by_place.get, range(len(saved)))
+    return grad, q, k, v, None, None, mask, None, None, None, None, None, aux if ctx.has_aux else None, None
 
 
 def _attention_flops(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torch_tile.kernels import epilogue as language
+from torch_tile.kernels.epilogue_gradient import vjp
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type, require_value
 from torch_tile.ops.registration import register
@@ -96,11 +97,11 @@ def _backward(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None
         centred = s - s.mean(-1, keepdim=True) if ctx.centred else s
         rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + ctx.eps)
         normalised = centred * rstd
-        found.append(language.vjp(ctx.epilogue, {"acc0": normalised, **operands}, grad.to(compute)))
+        found.append(vjp(ctx.epilogue, {"acc0": normalised, **operands}, grad.to(compute)))
         inner = found[-1].pop("acc0", s.new_zeros(())).expand(x.shape)
         inner = inner - normalised * (inner * normalised).mean(-1, keepdim=True)
         upstream = upstream + rstd * (inner - inner.mean(-1, keepdim=True) if ctx.centred else inner)
-    found.append(language.vjp(ctx.prologue, before, upstream.expand(x.shape)))
+    found.append(vjp(ctx.prologue, before, upstream.expand(x.shape)))
     grad_x = found[-1].pop("acc0", s.new_zeros(())).expand(x.shape).to(x.dtype)
     grads = []
     for i, v in enumerate(aux):

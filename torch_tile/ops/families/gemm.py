@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_tile.kernels import epilogue as language
+from torch_tile.kernels.epilogue_gradient import vjp
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
@@ -93,7 +94,7 @@ def gradients(
     compute = compute_dtype(a.dtype)
     inputs: dict[str, Any] = {f"acc{i}": lambda b=b: torch.matmul(a, b).to(compute) for i, b in enumerate(bs)}
     inputs |= {f"x{i}": lambda x=x: x.to(compute) for i, x in enumerate(aux_views(aux, kinds))}
-    grads = language.vjp(epilogue, inputs, grad.to(compute))
+    grads = vjp(epilogue, inputs, grad.to(compute))
     grad_a: torch.Tensor | None = None
     grad_bs: list[torch.Tensor | None] = []
     for i, (b, needed) in enumerate(zip(bs, needs_bs, strict=True)):

@@ -67,7 +67,7 @@ def _rms_norm_gradients(
     grad: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gradients of x (in the computing dtype) and of the weight (in its own)."""
-    from torch_tile.kernels import epilogue
+    from torch_tile.kernels.epilogue_gradient import vjp
     from torch_tile.kernels.gemm import compute_dtype
 
     compute = compute_dtype(x.dtype)
@@ -77,7 +77,7 @@ def _rms_norm_gradients(
     factor = normalised.new_ones(()) if weight is None else weight.to(compute) + weight_offset
     upstream = grad.to(compute)
     if activation != "none":
-        upstream = epilogue.vjp(f"v0={activation}(acc0);ret v0", {"acc0": normalised * factor}, upstream)["acc0"]
+        upstream = vjp(f"v0={activation}(acc0);ret v0", {"acc0": normalised * factor}, upstream)["acc0"]
     inner = upstream * factor
     grad_x = rstd * (inner - normalised * (inner * normalised).mean(-1, keepdim=True))
     if weight is None:
