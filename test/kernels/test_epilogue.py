@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from torch_tile.kernels.epilogue import ACTIVATIONS, ARITY, evaluate, of_layer, parse
-from torch_tile.kernels.epilogue_gradient import vjp
 
 FUNCTIONS = {
     "add": lambda a, b: a + b,
@@ -68,46 +67,6 @@ def test_every_function_means_what_python_says(name, seed):
     got = evaluate(text_of(name), values[:1], values[1:])
     want = [FUNCTIONS[name](*row) for row in zip(*(v.flatten().tolist() for v in values[: ARITY[name]]), strict=True)]
     torch.testing.assert_close(got.flatten(), torch.tensor(want, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("name", sorted(ARITY))
-def test_every_derivative_is_autograds(name):
-    values = [v.requires_grad_() for v in operands(name, 2)]
-    used = values[: ARITY[name]]
-    out = evaluate(text_of(name), values[:1], values[1:])
-    grad = torch.randn_like(out)
-    want = torch.autograd.grad(out, used, grad, allow_unused=True) if out.requires_grad else (None,) * len(used)
-    names = ["acc0", "x0", "x1"][: len(used)]
-    got = vjp(text_of(name), dict(zip(["acc0", "x0", "x1"], values, strict=True)), grad)
-    for key, expected in zip(names, want, strict=True):
-        torch.testing.assert_close(
-            got.get(key, torch.zeros_like(grad)), torch.zeros_like(grad) if expected is None else expected
-        )
-
-
-def test_derivative_of_the_exponent_with_a_zero_or_negative_base_is_finite():
-    base = torch.tensor([[0.0, -1.0, 2.0]], dtype=torch.float64)
-    got = vjp(
-        "v=pow(acc0,x0);ret v", {"acc0": base, "x0": torch.full((1, 3), 2.0, dtype=torch.float64)}, torch.ones(1, 3)
-    )
-    assert got["x0"].isfinite().all() and got["acc0"].tolist() == [[0.0, -2.0, 4.0]]
-
-
-def test_vjp_recomputes_only_what_a_derivative_reads():
-    asked = []
-
-    def product(name):
-        def make():
-            asked.append(name)
-            return torch.ones(2, 3)
-
-        return make
-
-    inputs = {"acc0": product("acc0"), "x0": product("x0")}
-    grads = vjp(of_layer("none", bias=True, residual=False), inputs, torch.ones(2, 3))
-    assert set(grads) == {"acc0", "x0"} and asked == []
-    vjp(of_layer("silu", bias=True, residual=False), inputs, torch.ones(2, 3))
-    assert sorted(asked) == ["acc0", "x0"]
 
 
 def test_programs_share_values_and_broadcast():

@@ -29,6 +29,7 @@ from torch_tile.kernels.attention_backward_form import (
 )
 from torch_tile.kernels.attention_config import Problem
 from torch_tile.kernels.attention_form import Config, Form, is_shifted
+from torch_tile.kernels.attention_weights import weigh
 from torch_tile.kernels.common import (
     LOG2_E,
     compute_dtype,
@@ -43,7 +44,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.epilogue_gradient import vjp
 from torch_tile.kernels.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.positions import bounded
-from torch_tile.kernels.score_operands import Held, Rows, hold, load, operands_of
+from torch_tile.kernels.score_operands import Rows, hold, load, operands_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -123,36 +124,6 @@ def gradients(
     dk = torch.matmul(of_product.mT, qc.reshape(*shape[:4], head_dim)).sum(2) * scale
     stacked = torch.stack(kept) if kept else ds.new_empty(0, *shape)
     return dq, dk, dv, stacked.flatten(2, 3)
-
-
-def probability(form: Form, score: Any, unit: Any, peak: Any, *mask: Any) -> Any:
-    """`exp(unit * score - log-sum-exp)` under the mask's element, if there is a mask; `peak` is the log-sum-exp, in
-    powers of two where that loses nothing.
-    """
-    if form.lows:
-        return T.exp2((form.masked(score * unit, *mask) - peak) * LOG2_E)
-    seen = T.exp2(score * (unit * LOG2_E) - peak)
-    return T.if_then_else(mask[0] != 0, seen, 0.0) if mask else seen
-
-
-@T.macro
-def weigh(
-    form: Form, product: Any, scale: Any, peak: Any, held: Sequence[Held], here: Rows, i: Any, j: Any, first: Any
-) -> Any:
-    """The probability of row i and key j of those from `first` on, and its products with a form's slopes."""
-    mask, aux = held[: form.mask is not None], held[form.mask is not None :]
-    bias = [x.element(here, i, j, first) for x in mask]
-    if not form.score:
-        seen = probability(form, product, scale, peak, *bias)
-        return seen, [seen]
-    sloped = form.sloped
-    values = score_text.values_of(sloped.program, product * scale, aux, here, i, j, first)
-    chance = probability(form, values[sloped.program.result], form.unit(scale), peak, *bias)
-    weighted = []
-    for slope in form.slopes:
-        term = chance if slope == 1.0 else chance * (values[slope] if isinstance(slope, str) else slope)
-        weighted.append(T.if_then_else(chance == 0.0, 0.0, term) if sloped.may_be_infinite(slope) else term)
-    return chance, weighted
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
@@ -257,8 +228,7 @@ def query_gradients(config: Config, form: Form) -> Any:
                     T.copy(grads[slopes.index(form.slope(name))], all_grads[(*here, block * rows, step * keys)])
                 T.gemm(ds, k_tile, sums, policy=T.GemmWarpPolicy.FullRow)
 
-            store = store_staged if config.staged else store_rows
-            store(sums, weight, dq, here, block * rows)
+            (store_staged if config.staged else store_rows)(sums, weight, dq, here, block * rows)
 
     return query_gradients
 

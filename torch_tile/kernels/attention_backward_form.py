@@ -75,8 +75,8 @@ def _cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
         return Cuts(plain, plain)
     hopper = machine.target.capability == 90 and form.dtype.itemsize == 2 and form.vector >= 8
     kind = HOPPER if hopper else HALVES if form.dtype.itemsize == 2 else WIDE
-    dq = next((cut for cut in kind.dq if _fits(cut, form, machine, False, kind.registers)), None)
-    dkv = next((cut for cut in kind.dkv if _fits(cut, form, machine, True, kind.registers)), None)
+    dq = next((cut for cut in kind.dq if _fits(cut, form, machine, False, kind.room(form))), None)
+    dkv = next((cut for cut in kind.dkv if _fits(cut, form, machine, True, kind.room(form))), None)
     if dq is None or dkv is None:
         return None
     heads = problem.heads * problem.groups
@@ -86,24 +86,41 @@ def _cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
 @dataclass(frozen=True)
 class _Kind:
     """Cuts by falling size, of which the first one is taken that fits into `registers` of a thread: for sums, scores,
-    their gradients and what of these is rounded.
+    their gradients and what of these is rounded. Values of a text take `text` registers of these, and `masked_text`
+    where elements of a mask are held as well.
     """
 
     dq: Sequence[Config]
     dkv: Sequence[Config]
     registers: int
+    text: int = 0
+    masked_text: int = 0
+
+    def room(self, form: Form) -> int:
+        """Registers of a thread for tiles."""
+        taken = self.text if form.mask is None else self.masked_text
+        return self.registers - (taken if form.score else 0)
 
 
 # Queries and keys of a block, threads, stages.
 HOPPER = _Kind(
     (Config(128, 64, 256, 3), Config(128, 64, 256, 2), Config(64, 64, 128, 2), Config(64, 32, 128, 1)),
-    (Config(64, 128, 256, 2), Config(64, 64, 128, 2), Config(32, 64, 128, 2), Config(32, 64, 256, 1)),
+    (
+        Config(64, 128, 256, 2),
+        Config(32, 128, 256, 2),
+        Config(64, 64, 128, 2),
+        Config(32, 64, 128, 2),
+        Config(32, 64, 256, 1),
+    ),
     224,
+    masked_text=16,
 )
 HALVES = _Kind(
     (Config(64, 32, 128, 2), Config(64, 32, 256, 1), Config(32, 16, 128, 1), Config(16, 16, 128, 1)),
     (Config(32, 64, 128, 2), Config(32, 64, 256, 1), Config(16, 32, 128, 1), Config(16, 16, 128, 1)),
     200,
+    text=28,
+    masked_text=28,
 )
 WIDE = _Kind(
     tuple(replace(cut, shared_weights=True) for cut in HALVES.dq),
@@ -118,6 +135,7 @@ def _fits(config: Config, form: Form, machine: Machine, by_keys: bool, registers
     own, step = (config.block_kv, config.block_q) if by_keys else (config.block_q, config.block_kv)
     held = own * (step * 3 + (widths if by_keys else form.tile_d)) - (own * step if config.shared_weights else 0)
     wide = max(1, size // 4)
+    held += 0 if by_keys else own * step * (len(form.slopes) - 1)
     return held * wide // config.threads <= registers and _shared(config, form, by_keys) <= machine.target.shared_limit
 
 
