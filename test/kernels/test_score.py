@@ -104,16 +104,22 @@ def test_operands_lose_what_they_repeat():
 
 
 def test_operands_that_come_by_tiles():
-    """Those of queries and keys whose rows begin at multiples of 16 bytes, on GPUs."""
+    """Those of queries or keys, or both, whose rows begin at multiples of 16 bytes, on GPUs."""
 
     def tiled(x, on_gpu=True):
         return operand(x, 2, on_gpu)[0].tiled
 
     assert tiled(torch.zeros(3, 1, 5, 8)) and tiled(torch.zeros(5, 16, dtype=torch.bool))
     assert tiled(torch.zeros(5, 24)[:, :21]) and not tiled(torch.zeros(5, 8), on_gpu=False)
-    for other in (torch.zeros(5, 7), torch.zeros(5, 8, dtype=torch.bool), torch.zeros(5, 16)[:, 1:9], torch.zeros(8),
-                  torch.zeros(5, 1), torch.zeros(8, 8).T, torch.zeros(1, 8).expand(5, 8)):  # fmt: skip
+    for other in (torch.zeros(5, 7), torch.zeros(5, 8, dtype=torch.bool), torch.zeros(5, 16)[:, 1:9],
+                  torch.zeros(8, 8).T, torch.zeros(8, 1, 1), torch.zeros(9)[1:], torch.zeros(3, 1, 1, 7)):  # fmt: skip
         assert not tiled(other)
+    for shape, dims, tile in (
+        ((8,), "k", (64,)), ((3, 1, 1, 8), "bk", (64,)), ((5, 1), "q", (32,)), ((5, 8), "qk", (32, 64)),
+    ):  # fmt: skip
+        form = operand(torch.zeros(shape), 2, True)[0]
+        assert form.tiled and form.dims == dims and form.tile(32, 64) == tile
+    assert tiled(torch.zeros(1, 8).expand(5, 8))
 
 
 def test_the_end_of_a_cap_is_a_factor():

@@ -83,5 +83,9 @@ def pass_patches(settings: Settings, patches: Mapping[str, Any]) -> dict[str, An
     config = compat.inductor_config()
     return {
         key: compat.chain(patches.get(key, getattr(config, key)), TilePass(stage, settings))
-        for key, stage in (("pre_grad_custom_pass", "pre_grad"), ("post_grad_custom_pre_pass", "post_grad"))
+        for key, stage in (
+            ("pre_grad_custom_pass", "pre_grad"),
+            ("joint_custom_post_pass", "joint"),
+            ("post_grad_custom_pre_pass", "post_grad"),
+        )
     }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.backend import split_options
+from torch_tile.inductor.backend import pass_patches, split_options
 from torch_tile.inductor.passes.manager import TilePass
 from torch_tile.inductor.report import Row
 from torch_tile.jit import kernels_used
@@ -42,7 +42,8 @@ def dry_run(
         rows = TilePass("post_grad", settings).run(graph.graph).rows
         return Watched(graph, rows).run if watch else graph.forward
 
-    with compat.inductor_config().patch(patches):
+    joint = "joint_custom_post_pass"
+    with compat.inductor_config().patch({**patches, joint: pass_patches(settings, patches)[joint]}):
         TilePass("pre_grad", settings)(gm.graph)
         gm.recompile()
         return compat.compile_without_codegen(gm, example_inputs, refine)

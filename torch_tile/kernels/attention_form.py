@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Config:
     (where it does not divide the heads of all sequences, some blocks have none); `resident` keeps the queries in
     registers; `shared_weights` hands the probabilities to other warps, as tiles of few rows need; `shares` is in how
     many parts the sum of a row is kept, 8 being what leaves each thread of an accumulator with its own; `staged` sends
-    the result through shared memory, `tiled` also masks and other operands that have queries and keys, unless rows are
+    the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows are
     packed; `ping_pong` lets warpgroups start their products in turns; so many `blocks` shall run on an SM at the same
     time.
     """
@@ -100,8 +101,8 @@ class Form:
 
     def operand_bytes(self, config: Config) -> int:
         """Of the tiles of operands in shared memory."""
-        each = sum(x.stored.itemsize for x in self.operands if x.tiled)
-        return config.stages * config.block_q * config.block_kv * each
+        tiled = [x for x in self.operands if x.tiled]
+        return config.stages * sum(prod(x.tile(config.block_q, config.block_kv)) * x.stored.itemsize for x in tiled)
 
     def operand_types(self, batch: Any, heads: tuple[Any, Any], queries: Any, keys: Any) -> list[Any]:
         """The types of the operands; `heads` are key heads and heads of a group."""

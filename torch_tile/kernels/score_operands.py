@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scores of attention are computed from besides queries and keys, masks and operands of a text (score.py), and how
-a block of rows reads them: numbers of a row once, numbers of queries and keys by tiles where memory allows it.
+a block of rows reads them: numbers of a row once, numbers that change with the keys by tiles where memory allows it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ class Operand:
 
     @property
     def tiled(self) -> bool:
-        """Whether it can be copied by tiles of queries and keys."""
-        return self.aligned and self.dims.endswith("qk")
+        """Whether it can be copied by tiles of queries, keys or both."""
+        return self.aligned and self.dims[-1:] in ("q", "k")
+
+    def tile(self, queries: int, keys: int) -> tuple[int, ...]:
+        """The shape of such a tile."""
+        return tuple(size for name, size in (("q", queries), ("k", keys)) if name in self.dims)
 
     def type(self, name: str, sizes: dict[str, tuple[Any, ...]]) -> TensorType:
         """The type of the parameter; `sizes` has heads as key heads and heads of a group."""
@@ -114,16 +118,21 @@ class Rows:
 
 @dataclass(frozen=True)
 class Held:
-    """An operand in a block of rows: `kept` has a number for each row, a tile of the present keys, or is None."""
+    """An operand in a block of rows, of which either `rows` has a number for each row, or `tile` what belongs to the
+    present rows and keys, or neither.
+    """
 
     form: Operand
     tensor: Any
-    kept: Any = None
+    rows: Any = None
+    tile: Any = None
 
     def element(self, here: Rows, i: Any, j: Any, first: Any) -> Any:
         """The element for row i and key j of those from `first` on, as it is stored."""
-        if self.kept is not None:
-            return self.kept[i, j] if "k" in self.form.dims else self.kept[i]
+        if self.rows is not None:
+            return self.rows[i]
+        if self.tile is not None:
+            return self.tile[tuple(n for name, n in (("q", i), ("k", j)) if name in self.form.dims)]
         return self.tensor[_at(self.form, here.place(i, first + j))]
 
     def number(self, here: Rows, i: Any, j: Any, first: Any, dtype: Any) -> Any:
@@ -139,19 +148,19 @@ def _at(form: Operand, place: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
 def hold(
     forms: Sequence[Operand], tensors: Sequence[Any], shape: tuple[int, int], tiled: bool, here: Rows | None
 ) -> Any:
-    """Operands as blocks of `shape` (rows, keys) read them: with `tiled`, what can be by tiles, which `load` fills;
-    what is the same for all keys once, now, for the rows that stay `here`.
+    """Operands as blocks of `shape` (rows, keys) read them: what is the same for all keys once, now, for the rows that
+    stay `here`; with `tiled`, what can be by tiles, which `load` fills.
     """
     held = []
     for form, x in zip(forms, tensors, strict=True):
-        if tiled and form.tiled:
-            operand_tile = T.alloc_shared(shape, form.stored)
-            held.append(Held(form, x, operand_tile))
-        elif here is not None and "k" not in form.dims:
+        if here is not None and "k" not in form.dims:
             operand_rows = T.alloc_fragment(shape[:1], form.stored)
             for i in T.Parallel(shape[0]):
                 operand_rows[i] = x[_at(form, here.place(i, 0))]
-            held.append(Held(form, x, operand_rows))
+            held.append(Held(form, x, rows=operand_rows))
+        elif tiled and form.tiled:
+            operand_tile = T.alloc_shared(form.tile(*shape), form.stored)
+            held.append(Held(form, x, tile=operand_tile))
         else:
             held.append(Held(form, x))
     return held
@@ -159,7 +168,7 @@ def hold(
 
 @T.macro
 def load(held: Sequence[Held], here: Rows, first: Any) -> None:
-    """Fill the tiles with what stands at the keys from `first` on."""
+    """Fill the tiles with what stands at these rows and the keys from `first` on."""
     for x in held:
-        if x.kept is not None and "k" in x.form.dims:
-            T.copy(x.tensor[_at(x.form, here.corner(first))], x.kept)
+        if x.tile is not None:
+            T.copy(x.tensor[_at(x.form, here.corner(first))], x.tile)

@@ -17,6 +17,13 @@ def capture_families(settings: Settings) -> list[Family]:
     return [opaque.write_out, capture.capture, *([capture_norm.capture_norms] if "norm" in settings.families else [])]
 
 
+def joint_families(settings: Settings) -> list[Family]:
+    """Forward and backward in one graph: what has to be said in both."""
+    from torch_tile.inductor.passes import joint
+
+    return [joint.read_masks] if "attention" in settings.families else []
+
+
 def refine_families(settings: Settings) -> list[Family]:
     """Post-grad: structure.
 

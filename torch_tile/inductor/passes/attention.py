@@ -29,12 +29,21 @@ from torch_tile.inductor.passes.graph import (
     shape,
 )
 from torch_tile.inductor.passes.manager import Context
-from torch_tile.inductor.passes.pattern import Operand, Pattern, Term, place, place_query, read, same_dtype
+from torch_tile.inductor.passes.pattern import (
+    Operand,
+    Pattern,
+    Term,
+    place,
+    place_query,
+    read as read_pattern,
+    same_dtype,
+)
 from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.scores import Mask, NoMatch, aligned
 from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
 
 OP = torch.ops.tile.attention.default
+LSE = torch.ops.tile.attention_lse.default
 BACKWARD = torch.ops.tile.attention_backward.default
 SOFTMAX = torch.ops.tile.softmax.default
 FUSED = (
@@ -59,7 +68,7 @@ def match(context: Context) -> None:
 
 
 def _written_out(context: Context, softmax: Node) -> None:
-    pattern = read(softmax)
+    pattern = read_pattern(softmax)
     if len(pattern.terms) != 1:
         raise NoMatch(
             f"the scores are a sum of {len(pattern.terms)} products",
@@ -113,17 +122,24 @@ def call(
     rewrite: Rewrite, qkv: tuple[Any, Any, Any], said: masks.Said, scale: Any, dims: list[Group], places: Places
 ) -> Node:
     """The op on q, k and v under what was said of its scores; `scale` None is the op's default."""
+    return rewrite.call(OP, *qkv, *_arguments(rewrite, qkv[0], qkv[1], said, scale, dims, places))
+
+
+def _arguments(
+    rewrite: Rewrite, q: Any, k: Any, said: masks.Said, scale: Any, dims: list[Group], places: Places
+) -> tuple[Any, ...]:
+    """The op's arguments from the mask on."""
     by, score = score_text.split_scale(said.score)
     if by != 1:
-        scale = by * (shape(qkv[0])[3] ** -0.5 if scale is None else scale)
+        scale = by * (shape(q)[3] ** -0.5 if scale is None else scale)
     rule = said.rule
     if not rule.causal and not rule.window and score_text.reads_sizes(score):
         rule.offset = score_text.last_at_last(dims)
     text = score_text.Text(rewrite, places, dims, rule.offset)
     written = text.write(score)
-    offset = rule.offset_argument(rewrite, qkv[0], qkv[1])
+    offset = rule.offset_argument(rewrite, q, k)
     more = (text.aux, written) if written else ()
-    return rewrite.call(OP, *qkv, said.tensor, rule.causal, scale, rule.window, offset, *more)
+    return said.tensor, rule.causal, scale, rule.window, offset, *more
 
 
 def _unscaled(term: Term) -> Term:
@@ -165,7 +181,7 @@ def signature(node: Node) -> str:
     window = arg(node, options + 3, "window", 0)
     if window:
         kind.append(f"window {window}")
-    if score := arg(node, 9, "score", ""):
+    if score := arg(node, 13 if is_call(node, BACKWARD) else 9, "score", ""):
         kind.append(f"score {score}")
     return f"(q {q}, k {k}, v {v}{''.join(', ' + w for w in kind)})"
 
@@ -226,19 +242,27 @@ def _attend(
     k, v = _ungroup(rewrite, k, v)
     if mask is None or causal or window or score:
         return rewrite.call(OP, q, k, v, mask, causal, scale, window, offset, *((aux, score) if score else ()))
+    return rewrite.call(OP, q, k, v, *read_mask(rewrite, q, k, mask, scale))
+
+
+def read_mask(rewrite: Rewrite, q: Any, k: Any, mask: Any, scale: Any) -> tuple[Any, ...]:
+    """The op's arguments from the mask on: a rule, a text, and the mask itself, if these do not say all of it."""
     dims = axes_of((*shape(q)[:3], shape(k)[2]))
     given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)
     places = Places(dims[0], dims[2], dims[3], dims[1])
+
+    def read(attempt: Rewrite, in_text: bool) -> tuple[Any, ...]:
+        said = masks.combine(attempt, [given], dims, score_text.SCORE, places, in_text)
+        return _arguments(attempt, q, k, said, scale, dims, places)
+
     attempt = Rewrite(rewrite.anchor)
     try:
-        said = masks.combine(attempt, [given], dims, score_text.SCORE, places)
-        new = call(attempt, (q, k, v), said, scale, dims, places)
+        arguments = read(attempt, in_text=True)
     except score_text.Unwritable:
         attempt.discard()
-        said = masks.combine(attempt, [given], dims, score_text.SCORE, places, in_text=False)
-        new = call(attempt, (q, k, v), said, scale, dims, places)
+        arguments = read(attempt, in_text=False)
     rewrite.nodes += attempt.nodes
-    return new
+    return arguments
 
 
 def _ungroup(rewrite: Rewrite, k: Any, v: Any) -> tuple[Any, Any]:

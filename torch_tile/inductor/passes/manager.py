@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two passes given to Inductor, and the context that families work in.
+"""The passes given to Inductor, and the context that families work in.
 
-Capture (pre-grad) swaps composite calls for tile ops one to one; refine (post-grad, on functional ATen) matches
-structure, then puts back what is not worth a kernel. Neither ever raises: a family that fails is logged and its
+Capture (pre-grad) swaps composite calls for tile ops one to one; joint says in forward and backward alike what only
+both together show; refine (post-grad, on functional ATen) matches structure, then puts back what is not worth a
+kernel. None ever raises: a family that fails is logged and its
 nodes are left to Inductor.
 """
 
@@ -155,13 +156,15 @@ class TilePass(CustomGraphPass):
         """The same; returns what they left behind."""
         from torch_tile.inductor import passes
 
-        families = passes.capture_families if self.stage == "pre_grad" else passes.refine_families
-        context = Context(graph, self.settings, "pre_grad" if self.stage == "pre_grad" else _graph_kind(graph))
+        families = {
+            "pre_grad": passes.capture_families, "joint": passes.joint_families, "post_grad": passes.refine_families,
+        }[self.stage]  # fmt: skip
+        context = Context(graph, self.settings, _graph_kind(graph) if self.stage == "post_grad" else self.stage)
         if self.stage == "pre_grad":
             for body in _checkpointed(graph):
                 self.run(body.graph)
                 body.recompile()
-        else:
+        elif self.stage == "post_grad":
             from torch_tile.inductor import lowering
             from torch_tile.inductor.prefetch import prefetch
 
@@ -173,13 +176,13 @@ class TilePass(CustomGraphPass):
                     family(context)
                 except Exception:
                     report.log.exception("%s failed; its subgraphs are left to Inductor", family.__module__)
-                if self.stage != "pre_grad":
+                if self.stage == "post_grad":
                     graph.eliminate_dead_code()
         return context
 
     def _progress(self) -> contextlib.AbstractContextManager[None]:
         """A bar that counts contests, on a terminal, where a thorough search was asked for."""
-        if not self.settings.thorough or self.stage == "pre_grad" or self.settings.select != "fastest":
+        if not self.settings.thorough or self.stage != "post_grad" or self.settings.select != "fastest":
             return contextlib.nullcontext()
         from torch_tile.inductor.competition import shown
 

@@ -193,6 +193,7 @@ def _in_text(rewrite: Rewrite, mask: Mask, score: Any, rest: Any, places: Places
         value = lift.at(mask.node, places.index(mask.groups)) if rest is None else rest
     except (TypeError, ValueError, NotImplementedError):
         return None  # sympy cannot represent it
+    value = score_text.compared(value, rewrite)
     if not score_text.is_small(value, places, rewrite) or sympy.count_ops(value) > score_text.MOST_STATEMENTS:
         return None
     if rest is None and mask.additive:

@@ -130,6 +130,21 @@ def is_operand(load: Any, places: Places, rewrite: Rewrite) -> bool:
     return all(g is not None and known(extent(g) == size) for g, size in zip(have, shape(node), strict=True))
 
 
+def compared(value: Any, rewrite: Rewrite) -> Any:
+    """The same with tensors for comparisons of integer tensors with numbers: kernels read no integers, but bools."""
+    found = {}
+    for relation in value.atoms(sympy.core.relational.Relational):
+        load, number = relation.args
+        if load.func != lift.LOAD or not number.is_Integer or type(relation) not in _RELATIONS:
+            continue
+        node = node_named(rewrite, load.args[0].name)
+        if node is not None and not (dtype(node).is_floating_point or dtype(node) == torch.bool):
+            packet = getattr(torch.ops.aten, _RELATIONS[type(relation)])
+            new = rewrite.call(packet.Scalar, node, int(number))
+            found[relation] = lift.truth(lift.LOAD(sympy.Symbol(new.name), *load.args[1:]))
+    return value.xreplace(found)
+
+
 def is_small(value: Any, places: Places, rewrite: Rewrite) -> bool:
     """Whether an expression reads no tensor that has both queries and keys."""
     both = {lift.Q, lift.K}
