@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from torch_tile.inductor.backend import tile
+from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report import collect
 
@@ -73,7 +74,7 @@ def run(f, *problems, dynamic=None, backend=dry_run, graphs=("forward", "backwar
     compiled = torch.compile(
         f, backend=functools.partial(backend, options={"select": "tile", "families": ["attention"]}), dynamic=dynamic
     )
-    with collect() as report:
+    with no_caches(), collect() as report:
         for args in problems:
             wanted = [x for x in args if x.requires_grad]
             found, want = (torch.autograd.grad(call(*args).square().sum(), wanted) for call in (compiled, f))
