@@ -242,6 +242,8 @@ AMPERE = Machine(Target("cuda", 80), 4)
         (HOPPER, torch.float32, (70, 208), 208, False, replace(TILED, block_q=128, threads=256)),
         (AMPERE, torch.float16, (1, 2, 70, 208), 203, False, Config(64, 32, 128, shares=8, packed=False, tiled=True)),
         (AMPERE, torch.bool, (70, 208), 208, True, Config(64, 32, 128, shares=8, packed=False, tiled=True)),
+        (HOPPER, torch.bool, (1, 1, 1, 208), 203, True, TILED),  # of keys alone
+        (AMPERE, torch.float16, (1, 1, 1, 208), 203, False, Config(64, 32, 128, shares=8, packed=False, tiled=True)),
     ],
 )
 def test_masks_come_by_tiles(monkeypatch, machine, dtype, shape, kv_len, causal, config):

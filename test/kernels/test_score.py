@@ -119,6 +119,7 @@ def test_operands_that_come_by_tiles():
     ):  # fmt: skip
         form = operand(torch.zeros(shape), 2, True)[0]
         assert form.tiled and form.dims == dims and form.tile(32, 64) == tile
+    assert operand(torch.ones(8, dtype=torch.bool), 2, True)[0].tile(32, 64) == (128,)
     assert tiled(torch.zeros(1, 8).expand(5, 8))
 
 

@@ -339,3 +339,26 @@ def test_copiers_do_not_load_what_other_blocks_write() -> None:
     program = split_warps(kernel.program, build())
     _, copying = find(program, Role)
     assert {n.src.buffer.name for n in find(copying, Copy)} == {"A"}
+
+
+def test_versions_that_do_not_begin_where_bulk_copies_may() -> None:
+    """Of a row of 64 bytes, whose second version no bulk copy could fill."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 512), H), B: T.Tensor((512, 512), H), S: T.Tensor((512,), T.uint8),
+               C: T.Tensor((64, 512), F)):  # fmt: skip
+        with T.Kernel(8, threads=128) as bx:
+            a, b, c = T.alloc_shared((64, 64), H), T.alloc_shared((64, 64), H), T.alloc_fragment((64, 64), F)
+            s = T.alloc_shared((64,), T.uint8)
+            T.clear(c)
+            for ko in T.Pipelined(8, num_stages=2):
+                T.copy(A[0, ko * 64], a)
+                T.copy(B[bx * 64, ko * 64], b)
+                T.copy(S[ko * 64], s)
+                T.gemm(a, b, c, transpose_B=True)
+                for i, j in T.Parallel(64, 64):
+                    c[i, j] = T.if_then_else(s[j] != 0, c[i, j], 0.0)
+            T.copy(c, C[0, bx * 64])
+
+    assert why_whole(kernel) == "versions of `s`, of 64 bytes, do not begin at multiples of 128"
+    lower(kernel.program, cuda_passes(build()))

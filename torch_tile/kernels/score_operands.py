@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import torch_tile.language as T
-from torch_tile.kernels.common import is_unit, strided, vector_of
+from torch_tile.kernels.common import is_unit, round_up, strided, vector_of
 
 if TYPE_CHECKING:
     from torch_tile.language import TensorType
@@ -43,8 +43,10 @@ class Operand:
         return self.aligned and self.dims[-1:] in ("q", "k")
 
     def tile(self, queries: int, keys: int) -> tuple[int, ...]:
-        """The shape of such a tile."""
-        return tuple(size for name, size in (("q", queries), ("k", keys)) if name in self.dims)
+        """The shape of such a tile; of one dimension in whole 128 bytes, where bulk copies of its versions begin."""
+        if self.dims.endswith("qk"):
+            return queries, keys
+        return (round_up(keys if self.dims[-1] == "k" else queries, 128 // self.stored.itemsize),)
 
     def type(self, name: str, sizes: dict[str, tuple[Any, ...]]) -> TensorType:
         """The type of the parameter; `sizes` has heads as key heads and heads of a group."""

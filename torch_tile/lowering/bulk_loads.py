@@ -32,6 +32,10 @@ BY_HAND = (
 )  # fmt: skip
 
 
+VERSION = 128
+"""Bytes of shared memory at multiples of which bulk copies may begin."""
+
+
 @dataclass(eq=False)
 class Body:
     """The statements of a loop, or of a kernel (`loop` None), with the bulk loads among them outside inner loops."""
@@ -200,6 +204,8 @@ def _why_not(
         return "its author does not want it"
     if why := copy_tma.refuses(copy, survey.contexts[id(copy)]):
         return why
+    if body.loop is not None and body.loop.stages > 1 and _bytes(tile) % VERSION:
+        return f"versions of `{tile.name}`, of {_bytes(tile)} bytes, do not begin at multiples of {VERSION}"
     if id(copy.src.buffer) in written:
         return f"the kernel writes `{copy.src.buffer.name}`"
     needed = list(_needed(copy, body))
