@@ -120,6 +120,26 @@ def test_plain_causal_needs_no_mask() -> None:
     assert attention_mask(2, 3, 7, q_offset=4, local_size=8) is None
 
 
+@pytest.mark.parametrize("family", ["Bloom", "MPNet"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_models_that_take_no_attention_function_get_their_own_mask(family: str, padded: bool, seed: int) -> None:
+    """transformers refuses "sdpa" for them, but sets any registered name."""
+    sizes = {"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    ids = torch.randint(3, 96, (2, 7))
+    padding = torch.ones_like(ids)
+    if padded:
+        padding[0, 5:] = 0
+    with torch.no_grad():
+        model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+        wanted = model(ids, attention_mask=padding)[0]
+        ours = transformers.AutoModel.from_config(config, attn_implementation="tile").eval()
+        ours.load_state_dict(model.state_dict())
+        torch.testing.assert_close(ours(ids, attention_mask=padding)[0], wanted)
+        fast = torch.compile(ours, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(fast(ids, attention_mask=padding)[0], wanted)
+
+
 class Layer(torch.nn.Module):
     is_causal = True
 

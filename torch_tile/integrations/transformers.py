@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.nn.functional import attend
@@ -124,8 +125,23 @@ def attention_mask(
         **kwargs: what transformers' own `sdpa_mask` takes.
 
     Returns:
-        None or bool `[B, 1, Sq, Skv]`, True where a query sees a key.
+        None or bool `[B, 1, Sq, Skv]`, True where a query sees a key; for a model that computes attention by itself,
+        and adds the mask to its scores, what `eager_mask` makes.
     """
+    config = type(kwargs.get("config"))
+    if computes_itself(config):
+        tell(f'models of {config.__name__} compute attention by themselves: attn_implementation="tile" changes nothing')
+        numbers: Tensor = eager_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            **kwargs,
+        )
+        return numbers
     if allow_is_causal_skip and (local_size is None or kv_length < local_size):
         ends = not has_unknown_value(q_offset, kv_offset) and bool(q_offset + q_length == kv_offset + kv_length)
         if ends and not has_padding(attention_mask, kv_length, int(kv_offset)):
@@ -143,6 +159,13 @@ def attention_mask(
         **kwargs,
     )
     return mask
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # it reads source files
+def computes_itself(config: type) -> bool:
+    """Whether models of a configuration never ask for an attention function, which transformers does not check."""
+    model: Any = MODEL_MAPPING.get(config, None)
+    return hasattr(model, "_can_set_attn_implementation") and not model._can_set_attn_implementation()
 
 
 def has_unknown_value(*values: int | Tensor) -> bool:
