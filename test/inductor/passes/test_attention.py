@@ -207,6 +207,33 @@ def test_masks(agrees, generator):
         assert row.what.endswith("mask)"), row
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_bias_made_of_products(dynamic, agrees, generator):
+    """Relative positions in two dimensions (SAM, ViTDet): products of the queries, each with a part of the keys."""
+
+    def whole(q, k, v, rows, columns):
+        b, n, _ = q.shape
+        height, width = rows.shape[0], columns.shape[0]
+        image = q.reshape(b, height, width, -1)
+        bias = torch.einsum("bhwc,hkc->bhwk", image, rows)[..., None]
+        bias = bias + torch.einsum("bhwc,wkc->bhwk", image, columns)[..., None, :]
+        return torch.softmax((q * 0.3) @ k.mT + bias.reshape(b, n, n), -1, dtype=torch.float32).to(q.dtype) @ v
+
+    def in_parts(q, k, v, rows, columns):
+        b, height, width = len(q), rows.shape[0], columns.shape[0]
+        image = q.reshape(b, height, width, -1)
+        scores = ((q * 0.3) @ k.mT).view(b, height, width, height, width)
+        scores = scores + torch.einsum("bhwc,hkc->bhwk", image, rows)[..., None]
+        scores = scores + torch.einsum("bhwc,wkc->bhwk", image, columns)[..., None, :]
+        return scores.view(b, height * width, -1).softmax(-1) @ v
+
+    q, k, v = (torch.randn(6, 4 * 5, 8, generator=generator) for _ in range(3))
+    rows, columns = (torch.randn(n, n, 8, generator=generator) for n in (4, 5))
+    for form in (whole, in_parts)[: 1 if dynamic else 2]:  # of symbolic sizes, only whole dimensions are told apart
+        _, report = agrees(form, q, k, v, rows, columns, dynamic=dynamic)
+        assert len(report.replaced("attention")) == 1 and not report.missed(), report
+
+
 @pytest.mark.parametrize(
     ("form", "reason"),
     [

@@ -17,12 +17,21 @@ def gemma(x, w):
     return (h * (1.0 + w.float())).type_as(x)
 
 
+def t5(x, w):
+    """Only the mean is of the widened input."""
+    variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+    h = x * torch.rsqrt(variance + 1e-6)
+    if w.dtype in (torch.float16, torch.bfloat16):
+        h = h.to(w.dtype)
+    return w * h
+
+
 def bare(x, w):
     return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", [llama, gemma, bare])
+@pytest.mark.parametrize("form", [llama, gemma, t5, bare])
 def test_forward_and_gradients(form, dtype, light, generator):
     x, w = (torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in ((5, 6, 24), (24,)))
     got, report = light(form, x, w)

@@ -83,10 +83,11 @@ def _match(root: Node) -> Match | None:
     h = _mean_square(mean)
     if h is None or not is_number(eps):
         return None
-    y = next((u for u in root.users if word(u) == "mul" and set(u.args) == {root, h}), None)
+    x = h.args[0] if word(h) in _CASTS else h
+    products = {root, h}, {root, x}  # T5 widens its input for the mean only
+    y = next((u for u in root.users if word(u) == "mul" and set(u.args) in products), None)
     if y is None or not same_shape(shape(y), shape(h)):
         return None
-    x = h.args[0] if word(h) in _CASTS else h
     if not is_tensor(x) or not dtype(x).is_floating_point:
         return None
     square = mean.args[0]  # type: ignore[union-attr]

@@ -240,6 +240,8 @@ def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:
             sides.append(None)
             first = first or reason
     a, b = sides
+    if a and b and _has_keys(a, keys) != _has_keys(b, keys):  # a bias that is made of products itself
+        a, b = (found if _has_keys(found, keys) else None for found in (a, b))
     if a and b:
         if a.modified or b.modified or any(p.node is q.node for p in a.products for q in b.products):
             raise NoMatch("the scores are a sum of what is made of products", _PLAIN, at=node)
@@ -250,6 +252,11 @@ def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:
             "the scores are a number added to something else than q @ k.mT", "add a mask to the product itself", at=node
         )
     return found.masked(Mask(other, aligned(other, dims), additive=True, scale=factor))
+
+
+def _has_keys(scores: Scores, keys: Group) -> bool:
+    """Whether the keys are a dimension of the products; relative positions in two dimensions have a part of them."""
+    return all(any(leaves(g) == leaves(keys) for g in p.groups[-2:]) for p in scores.products)
 
 
 def _where(node: Node, dims: list[Group], keys: Group) -> Scores:
