@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from torch_tile.__main__ import load, main
+from torch_tile.tools import Mistake
 
 MODEL = """
 import torch
@@ -15,6 +16,10 @@ def keywords():
     return torch.nn.Linear(8, 8), (), {"input": torch.randn(3, 8)}
 def wrong():
     return 3
+def alone():
+    return torch.nn.Linear(8, 8), torch.randn(3, 8)
+def broken():
+    raise ValueError("of my own")
 """
 
 
@@ -59,12 +64,28 @@ def test_load_keywords_and_modules(file, monkeypatch) -> None:
         ("missing.py:f", "there is no file missing.py"),
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("{file}:nothing", "has no function nothing"),
+        ("my_model.py:", "is neither llama"),
+        (":small", "is neither llama"),
+        ("{file}:alone", r"the arguments that alone\(\) returns are a Tensor; they should be a tuple"),
         ("{file}:wrong", r"wrong\(\) should return \(model, arguments\)"),
     ],
 )
 def test_what_cannot_be_loaded(target: str, message: str, file) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(Mistake, match=message):
         load(target.format(file=file))
+
+
+def test_errors_of_the_file_itself_are_no_mistakes_of_the_command_line(file, tmp_path, monkeypatch) -> None:
+    with pytest.raises(ValueError, match="of my own") as found:
+        main(["explain", f"{file}:broken"])
+    assert type(found.value) is ValueError
+    (tmp_path / "imports_nothing.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError):
+        main(["explain", "imports_nothing:f"])
+    (tmp_path / "kernel.py").write_text("raise ValueError('of my own')\n")
+    with pytest.raises(ValueError, match="of my own"):
+        main(["show", str(tmp_path / "kernel.py")])
 
 
 def test_mistakes_on_the_command_line(capsys) -> None:
@@ -74,6 +95,10 @@ def test_mistakes_on_the_command_line(capsys) -> None:
         (["demo", "--tokens", "x"], "'x' is no number of at least 1"),
         (["show", "missing.py"], "there is no file missing.py"),
         (["explain", "llama", "--html", "/missing/page.html"], "--html /missing/page.html: there is no such folder"),
+        (["explain", "llama", "--html", "/"], "--html /: that is a folder"),
+        (["show", __file__, "--target", "nonsense"], "--target nonsense: give 'cpu', 'cuda', 'cuda:sm_90a'"),
+        (["show", __file__, "--target", "cpu"], "--target cpu: schedules and layouts are a GPU's"),
+        (["show", __file__, "--stage", "flatter"], "--stage flatter: the passes are check_kernel, "),
         ([], "COMMAND"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch_tile.tools import Mistake
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
@@ -40,8 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "show" and not Path(options.file).is_file():
         parser.error(f"there is no file {options.file}")
-    if options.command == "explain" and options.html and not Path(options.html).absolute().parent.is_dir():
-        parser.error(f"--html {options.html}: there is no such folder")  # said before the model is compiled
+    if options.command == "explain" and options.html:  # said before the model is compiled
+        page = Path(options.html).absolute()
+        if not page.parent.is_dir():
+            parser.error(f"--html {options.html}: there is no such folder")
+        if page.is_dir():
+            parser.error(f"--html {options.html}: that is a folder")
     if options.command == "doctor":
         from torch_tile.tools.doctor import doctor
 
@@ -55,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     options.file, options.target, options.stage, options.pictures, tuple(options.format or ("svg",))
                 )
             )
-        except (ValueError, OSError) as problem:
+        except (Mistake, OSError) as problem:
             parser.error(str(problem))
         return 0
     if options.command == "demo":
@@ -64,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_demo(options.tokens)
     try:
         model, args, kwargs = load(options.model)
-    except ValueError as problem:
+    except Mistake as problem:
         parser.error(str(problem))
     report = explain_model(model, args, kwargs, options.backward, options.select)
     print(report)
@@ -84,7 +90,7 @@ def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bac
 
 
 def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """(model, arguments, keyword arguments) that a name on the command line stands for. Raises ValueError."""
+    """(model, arguments, keyword arguments) that a name on the command line stands for. Raises Mistake."""
     from torch_tile.tools.models import SAMPLES, VOCABULARY
 
     if target in SAMPLES:
@@ -92,24 +98,28 @@ def load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
         sample = SAMPLES[target]()
         return sample.model, *sample.arguments(torch.randint(0, VOCABULARY, (1, 128)))
-    where, colon, name = target.rpartition(":")
-    if not colon:
-        raise ValueError(f"{target!r} is neither {' nor '.join(SAMPLES)} nor FILE.py:NAME nor MODULE:NAME")
+    where, _, name = target.rpartition(":")
+    if not where or not name:
+        raise Mistake(f"{target!r} is neither {' nor '.join(SAMPLES)} nor FILE.py:NAME nor MODULE:NAME")
     if where.endswith(".py"):
         if not Path(where).is_file():
-            raise ValueError(f"there is no file {where}")
+            raise Mistake(f"there is no file {where}")
         names = runpy.run_path(where)
     else:
         sys.path.insert(0, "")
         try:
             names = vars(importlib.import_module(where))
         except ModuleNotFoundError as problem:
-            raise ValueError(str(problem)) from problem
+            if not f"{where}.".startswith(f"{problem.name}."):
+                raise  # from inside of the module
+            raise Mistake(str(problem)) from problem
     if not callable(names.get(name)):
-        raise ValueError(f"{where} has no function {name}")
+        raise Mistake(f"{where} has no function {name}")
     made = names[name]()
     if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise ValueError(f"{name}() should return (model, arguments) or (model, arguments, keyword arguments)")
+        raise Mistake(f"{name}() should return (model, arguments) or (model, arguments, keyword arguments)")
+    if not isinstance(made[1], tuple | list):
+        raise Mistake(f"the arguments that {name}() returns are a {type(made[1]).__name__}; they should be a tuple")
     return made[0], tuple(made[1]), dict(made[2]) if len(made) == 3 else {}
 
 

@@ -1,2 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the command line runs."""
+
+from __future__ import annotations
+
+
+class Mistake(ValueError):
+    """An argument of the command line that cannot be; the errors of a user's own file keep their traceback."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torch_tile.build import Build
+from torch_tile.diagnostics import TileError
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.banks import passes
 from torch_tile.ir.buffer import Buffer
@@ -24,21 +25,37 @@ from torch_tile.ir.stmt import Alloc, Kernel, Program, Store
 from torch_tile.language import PrimFunc
 from torch_tile.lowering import cuda_passes
 from torch_tile.target import Target
+from torch_tile.tools import Mistake
 
 WARP = 32
 
 
 def show(file: str, target: str, stages: list[str], pictures: str = "", formats: tuple[str, ...] = ("svg",)) -> str:
-    """The report on every T.prim_func that is a global name of `file`. Raises ValueError if there is none."""
+    """The report on every T.prim_func that is a global name of `file`. Raises Mistake, if there is none for one."""
+    check(target, stages)
     kernels = {n: f for n, f in runpy.run_path(file).items() if isinstance(f, PrimFunc)}
     if not kernels:
-        raise ValueError(f"{file} has no T.prim_func among its global names")
+        raise Mistake(f"{file} has no T.prim_func among its global names")
     parts = []
     for name, kernel in kernels.items():
         parts.append(report(kernel.program, target, stages))
         if pictures:
             parts += [f"wrote {path}" for path in draw(kernel.program, target, Path(pictures), name, formats)]
     return "\n".join(parts)
+
+
+def check(target: str, stages: list[str]) -> None:
+    """Raise Mistake for targets and passes that there are not."""
+    try:
+        machine = Target.of(target)
+    except TileError as problem:
+        raise Mistake(f"--target {target}: {problem.diagnostics[0].fix}") from problem
+    if machine.kind != "cuda":
+        raise Mistake(f"--target {target}: schedules and layouts are a GPU's: cuda:sm_80, cuda:sm_90a, cuda:sm_120a")
+    known = [step.__name__ for step, _ in cuda_passes(Build(machine))]
+    for stage in stages:
+        if stage != "all" and stage not in known:
+            raise Mistake(f"--stage {stage}: the passes are {', '.join(known)}; all is every one")
 
 
 def report(program: Program, target: str, stages: list[str]) -> str:
