@@ -30,7 +30,8 @@ MOST_BYTES = 1 << 25  # of a tensor beside which the second-level cache has room
 ALIGNED = 8  # elements
 HALVES = (torch.float16, torch.bfloat16)
 
-gemm, attention = torch.ops.tile.gemm.default, torch.ops.tile.attention.default
+gemm = torch.ops.tile.gemm.default
+ATTENTION = torch.ops.tile.attention.default, torch.ops.tile.attention_lse.default
 
 
 def with_epilogue(nodes: Sequence[Node]) -> str:
@@ -52,7 +53,7 @@ def of_scores(nodes: Sequence[Node]) -> str:
     """Why attention, among `nodes`, wins against products, a softmax and products of its scores; "" if a contest must
     tell.
     """
-    op = _only(nodes, attention)
+    op = _only(nodes, *ATTENTION)
     if op is None:
         return ""
     q, k = (sizes_of(x) for x in op.args[:2])
@@ -72,9 +73,9 @@ def in_registers(norm: Node) -> str:
     return f"Inductor holds rows of {width} elements in registers, too, and reads them once"
 
 
-def _only(nodes: Sequence[Node], target: Any) -> Node | None:
-    """The only call of an op."""
-    found = [n for n in nodes if is_call(n, target)]
+def _only(nodes: Sequence[Node], *targets: Any) -> Node | None:
+    """The only call of one of these ops."""
+    found = [n for n in nodes if is_call(n, *targets)]
     return found[0] if len(found) == 1 else None
 
 

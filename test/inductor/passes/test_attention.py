@@ -207,6 +207,44 @@ def test_masks(agrees, generator):
         assert row.what.endswith("mask)"), row
 
 
+def gpt_oss(q, k, v, sinks, mask):
+    """As transformers has it; half of the heads share keys."""
+    b, h, s, _ = q.shape
+    k, v = (t[:, :, None].expand(b, t.shape[1], 2, *t.shape[2:]).reshape(b, h, *t.shape[2:]) for t in (k, v))
+    scores = (q @ k.mT) * 0.3 + mask
+    scores = torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(b, -1, s, -1)], dim=-1)
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    return F.softmax(scores, dim=-1, dtype=scores.dtype)[..., :-1] @ v
+
+
+def probabilities_in_float(q, k, v, sinks, mask):
+    k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+    scores = torch.cat([q @ k.mT, sinks[:, None, None].expand(*q.shape[:3], 1)], -1)
+    return F.softmax(scores.float(), -1).to(q.dtype)[..., : k.shape[2]] @ v
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("form", [gpt_oss, probabilities_in_float])
+def test_sinks(form, dynamic, agrees, generator):
+    q, k, v = (torch.randn(2, h, s, 8, generator=generator) for h, s in ((4, 5), (2, 7), (2, 7)))
+    sinks, mask = torch.randn(4, generator=generator), torch.zeros(5, 7)
+    mask = mask.masked_fill(torch.ones(5, 7, dtype=torch.bool).tril(2).logical_not(), torch.finfo(torch.float32).min)
+    mask[3] = torch.finfo(torch.float32).min  # all is given to the sink
+    _, report = agrees(form, q, k, v, sinks, mask, dynamic=dynamic)
+    (row,) = report.select("attention")
+    assert row.status == "replaced" and row.what.endswith("with sinks") and not report.replaced("gemm"), report
+    assert dynamic or "k [2, 2, 7, 8]" in row.what
+
+
+def test_sinks_in_training_are_near(light, generator):
+    q, k, v = (torch.randn(2, h, 5, 8, generator=generator).requires_grad_() for h in (4, 2, 2))
+    sinks, mask = torch.randn(4, generator=generator).requires_grad_(), torch.zeros(5, 5)
+    got, report = light(gpt_oss, q, k, v, sinks, mask)
+    (row,) = report.select("attention")
+    assert row.status == "missed" and "more than once" in row.reason
+    torch.testing.assert_close(got, gpt_oss(q, k, v, sinks, mask), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_bias_made_of_products(dynamic, agrees, generator):
     """Relative positions in two dimensions (SAM, ViTDet): products of the queries, each with a part of the keys."""

@@ -40,6 +40,7 @@ from torch_tile.inductor.passes.pattern import (
 )
 from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.scores import Mask, NoMatch, aligned
+from torch_tile.inductor.passes.sinks import LSE, with_sink
 from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
 
 OP = torch.ops.tile.attention.default
@@ -107,6 +108,8 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
         score = score_text.read(modified, pattern.scores.products[0], places, rewrite)
     said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
     new = call(rewrite, (q, k, v), said, term.scale, dims, places)
+    if pattern.sink is not None:
+        new = with_sink(rewrite, new, place(rewrite, pattern.sink, [batch, heads, queries, []]))
     have = [batch, heads, queries, pattern.value_inner]
     arranged = arrange(rewrite, new, have, pattern.output_dims)
     if arranged is None:
@@ -168,11 +171,11 @@ def _roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
 
 def describe(rewrite: Rewrite) -> str:
     """The op of a rewrite, with its shapes."""
-    node = next(n for n in rewrite.nodes if is_call(n, OP))
-    return "tile.attention" + signature(node)
+    node = next(n for n in rewrite.nodes if is_call(n, OP, LSE))
+    return "tile.attention" + signature(node, " with sinks" if is_call(node, LSE) else "")
 
 
-def signature(node: Node) -> str:
+def signature(node: Node, more: str = "") -> str:
     """Shapes and mask kind of a `tile.attention`, or of its backward."""
     first, options = (1, 6) if is_call(node, BACKWARD) else (0, 3)
     q, k, v = (list(shape(n)) for n in node.args[first : first + 3])
@@ -183,7 +186,7 @@ def signature(node: Node) -> str:
         kind.append(f"window {window}")
     if score := arg(node, 13 if is_call(node, BACKWARD) else 9, "score", ""):
         kind.append(f"score {score}")
-    return f"(q {q}, k {k}, v {v}{''.join(', ' + w for w in kind)})"
+    return f"(q {q}, k {k}, v {v}{''.join(', ' + w for w in kind)}){more}"
 
 
 def _fused(context: Context, node: Node) -> None:

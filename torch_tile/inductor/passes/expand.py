@@ -118,7 +118,8 @@ IN_TRAINING = torch.ops.tile.attention_lse.default, torch.ops.tile.attention_bac
 def settle(context: Context) -> None:
     """Decide on every captured op, report it, and expand those that stay with Inductor."""
     for node in list(context.graph.nodes):
-        if is_call(node, *IN_TRAINING) and "attention" in context.settings.families:
+        captured = is_call(node, *IN_TRAINING) and node not in context.handled
+        if captured and "attention" in context.settings.families:
             what = f"{node.target}".removesuffix(".default") + attention.signature(node)
             context.note("attention", report.REPLACED, what, node, "", [node])
         family, reference = REFERENCES.get(node.target, (None, None))

@@ -47,6 +47,8 @@ def match(context: Context) -> None:
 
 
 def _replace(context: Context, pattern: Pattern) -> None:
+    if pattern.sink is not None:
+        raise NoMatch("a sink takes part in the softmax", "leave it out: the kernel has none")
     latent, rope = _order(pattern)
     if latent.scale != rope.scale:
         raise NoMatch(

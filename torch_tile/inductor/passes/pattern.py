@@ -27,7 +27,8 @@ from torch_tile.inductor.passes.graph import (
     product,
     shape,
 )
-from torch_tile.inductor.passes.scores import PRODUCTS, Factor, Mask, NoMatch, Product, Scores, read_scores
+from torch_tile.inductor.passes.scores import PRODUCTS, Factor, Mask, NoMatch, Product, Scores, aligned, read_scores
+from torch_tile.inductor.passes.sinks import Sunk, read_sink
 from torch_tile.inductor.passes.views import Group, arrange, axes_of, leaves, trace, unify
 
 _VIEW_LIKE = (
@@ -61,7 +62,10 @@ class Term:
 
 @dataclass
 class Pattern:
-    """A softmax with its neighbours. `dims` are the softmax's dimensions, the one that is reduced last."""
+    """A softmax with its neighbours. `dims` are the softmax's dimensions, the one that is reduced last.
+
+    `sink`, if there is one, has the dimensions of the rows; the keys are without it.
+    """
 
     softmax: Node
     dims: list[Group]
@@ -72,20 +76,22 @@ class Pattern:
     output: Node
     output_dims: list[Group]
     scores: Scores
+    sink: Operand | None = None
 
 
 def read(softmax: Node) -> Pattern:
     """Read the neighbourhood of a `tile.softmax`; raises NoMatch."""
-    dims = axes_of(shape(softmax))
+    sunk = read_sink(softmax) or Sunk(softmax.args[0], None, softmax)  # type: ignore[arg-type]
+    dims = axes_of(shape(sunk.probabilities))
     axis: Any = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim", -1)
     keys = dims[axis]
-    scores, output, probabilities = _sides(softmax, dims, keys)
+    scores, output, probabilities = _sides(softmax, sunk, dims, keys)
     sizes = shape(probabilities)
     rows = axes_of(sizes)
     root, groups = trace(probabilities, rows, casts=True)
     if is_call(root, aten.where.self):  # the guard that _consumer accepted
         root, groups = trace(root.args[2], groups, casts=True)
-    if root is not softmax or not all(unify(a, b) for a, b in zip(dims, groups, strict=True)):
+    if root is not sunk.probabilities or not all(unify(a, b) for a, b in zip(dims, groups, strict=True)):
         raise NoMatch(
             "the probabilities are rearranged before the product with the values",
             "multiply them as they are, softmax(...) @ v, and rearrange the result",
@@ -106,22 +112,23 @@ def read(softmax: Node) -> Pattern:
     terms = [_term(p, keys) for p in scores.products]
     outer = [g for g in dims if g is not keys]
     placed = [*batch, m, inner] if on_left else [*batch, inner, n]
-    return Pattern(softmax, [*outer, keys], terms, scores.masks, value, inner, output, placed, scores)
+    sink = None if sunk.sink is None else Operand(*trace(sunk.sink, aligned(sunk.sink, dims), casts=True))
+    return Pattern(softmax, [*outer, keys], terms, scores.masks, value, inner, output, placed, scores, sink)
 
 
-def _sides(softmax: Node, dims: list[Group], keys: Group) -> tuple[Scores, Node, Node]:
+def _sides(softmax: Node, sunk: Sunk, dims: list[Group], keys: Group) -> tuple[Scores, Node, Node]:
     """The scores, the product with the values, and its operand; a miss is near if only one side of it is missing."""
     scores: Scores | NoMatch
     output: tuple[Node, Node] | NoMatch
     try:
-        scores = read_scores(softmax.args[0], dims, keys)
+        scores = read_scores(sunk.scores, dims, keys)
     except NoMatch as reason:
         scores = reason
     try:
-        output = _consumer(softmax)
+        output = _consumer(softmax, sunk.probabilities)
     except NoMatch as reason:
         output = reason
-        output.near = _feeds_product(softmax)
+        output.near = _feeds_product(sunk.probabilities)
     if isinstance(scores, NoMatch):
         scores.near = not isinstance(output, NoMatch)
         raise scores
@@ -146,9 +153,9 @@ def _term(product: Product, keys: Group) -> Term:
     return Term(left, right, inner, product.scale, product.factors)
 
 
-def _consumer(softmax: Node) -> tuple[Node, Node]:
+def _consumer(softmax: Node, probabilities: Node) -> tuple[Node, Node]:
     """The product that the probabilities go into, and its operand; through casts and views used by nothing else."""
-    node = softmax
+    node = probabilities
     while True:
         user = only_user(node)
         if user is None:
