@@ -44,7 +44,6 @@ from torch_tile.inductor.passes.sinks import LSE, with_sink
 from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
 
 OP = torch.ops.tile.attention.default
-LSE = torch.ops.tile.attention_lse.default
 BACKWARD = torch.ops.tile.attention_backward.default
 SOFTMAX = torch.ops.tile.softmax.default
 FUSED = (
