@@ -29,15 +29,7 @@ from torch_tile.inductor.passes.graph import (
     shape,
 )
 from torch_tile.inductor.passes.manager import Context
-from torch_tile.inductor.passes.pattern import (
-    Operand,
-    Pattern,
-    Term,
-    place,
-    place_query,
-    read as read_pattern,
-    same_dtype,
-)
+from torch_tile.inductor.passes.pattern import Operand, Pattern, Term, place, place_query, read, same_dtype
 from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.scores import Mask, NoMatch, aligned
 from torch_tile.inductor.passes.sinks import LSE, with_sink
@@ -68,7 +60,7 @@ def match(context: Context) -> None:
 
 
 def _written_out(context: Context, softmax: Node) -> None:
-    pattern = read_pattern(softmax)
+    pattern = read(softmax)
     if len(pattern.terms) != 1:
         raise NoMatch(
             f"the scores are a sum of {len(pattern.terms)} products",
@@ -253,16 +245,16 @@ def read_mask(rewrite: Rewrite, q: Any, k: Any, mask: Any, scale: Any) -> tuple[
     given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)
     places = Places(dims[0], dims[2], dims[3], dims[1])
 
-    def read(attempt: Rewrite, in_text: bool) -> tuple[Any, ...]:
+    def said_of(attempt: Rewrite, in_text: bool) -> tuple[Any, ...]:
         said = masks.combine(attempt, [given], dims, score_text.SCORE, places, in_text)
         return _arguments(attempt, q, k, said, scale, dims, places)
 
     attempt = Rewrite(rewrite.anchor)
     try:
-        arguments = read(attempt, in_text=True)
+        arguments = said_of(attempt, in_text=True)
     except score_text.Unwritable:
         attempt.discard()
-        arguments = read(attempt, in_text=False)
+        arguments = said_of(attempt, in_text=False)
     rewrite.nodes += attempt.nodes
     return arguments
 

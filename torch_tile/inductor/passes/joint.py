@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from torch_tile.inductor.passes.attention import BACKWARD, LSE, read_mask
+from torch_tile.inductor.passes.attention import BACKWARD, read_mask
 from torch_tile.inductor.passes.graph import Miss, Rewrite, arg, erase_dead
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.sinks import LSE
 
 
 def read_masks(context: Context) -> None:
