@@ -175,7 +175,30 @@ def test_rules_where_scores_are_merged_or_transposed(make, dynamic, agrees, gene
         assert "causal" in row.what and "mask" not in row.what, (form, row)
 
 
-@pytest.mark.parametrize("make", [causal_or_prefix, other_way, far, added_and_moderate, added_twice, strided])
+def joined_keys(n, m):
+    """Two registers, which all see, before the others."""
+    return torch.cat([torch.ones(n, 2, dtype=torch.bool), causal(n, m - 2)], 1)
+
+
+def joined_queries(n, m):
+    return torch.cat([torch.ones(2, m, dtype=torch.bool), causal(n - 2, m)], 0)
+
+
+def from_the_end(n, m):
+    """An index below 0 counts from the end."""
+    i, j = arange(n, m)
+    return torch.arange(max(n, m))[j - i] <= 3
+
+
+def overflowing(n, m):
+    i, j = (x.to(torch.int8) * 50 for x in arange(n, m))
+    return (i >= j) | (j == 0)
+
+
+OTHERS = [causal_or_prefix, other_way, far, added_and_moderate, added_twice, strided]
+
+
+@pytest.mark.parametrize("make", [*OTHERS, joined_keys, joined_queries, from_the_end, overflowing])
 def test_what_is_no_rule_stays_a_tensor_or_is_right(make, agrees, generator):
     q, k, v = (torch.randn(1, 2, 6, 8, generator=generator) for _ in range(3))
     _, report = agrees(sdpa(make), q, k, v)

@@ -73,6 +73,12 @@ def chunks(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=(i // 3 == j // 3) | (j == 0))
 
 
+def whole_parts(q, k, v):
+    i, j = positions()
+    s = torch.floor_divide(q @ k.mT * 3, 0.7) - torch.remainder((i - j) * 0.5, 1.5)
+    return attend(s - ((i - j).abs() // 2), v)
+
+
 def padding_and_prefix(q, k, v, keep):
     i, j = positions()
     mask = ((j <= i) | (j < 2)) & keep[:, None, None, :]
@@ -96,6 +102,7 @@ FORMS = {  # operands beside q, k, v; what stands in the text, what does not sta
     bias_and_temperature: ((torch.randn(H, SQ, SK), SLOPES), "tanh", "mask"),
     squared_relu: ((), "relu(acc0)", "mask"),
     chunks: ((), "floor", "mask"),
+    whole_parts: ((), "floor", "mask"),
     padding_and_prefix: ((KEEP,), "x0", "mask"),
     product_of_masks: ((KEEP,), "causal, score v0=where(x0,acc0,-inf);ret v0", "mask"),
 }

@@ -39,8 +39,8 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     aten.sub: operator.sub,
     aten.mul: operator.mul,
     aten.div: lambda a, b: a / b if b.is_number and b != 0 else opaque("div")(a, b),
-    aten.floor_divide: lambda a, b: sympy.floor(a / b),
-    aten.remainder: lambda a, b: a - b * sympy.floor(a / b),
+    aten.floor_divide: lambda a, b: _floored(a, b),
+    aten.remainder: lambda a, b: a - b * _floored(a, b),
     aten.maximum: lambda a, b: opaque("max")(a, b),
     aten.minimum: lambda a, b: opaque("min")(a, b),
     aten.clamp_min: lambda a, b: opaque("max")(a, b),
@@ -145,9 +145,17 @@ def _cast(value: Any, before: torch.dtype, after: torch.dtype) -> Any:
     """A converted value; None for a fraction that would be cut off."""
     if after == torch.bool:
         return truth(value)
-    if before.is_floating_point and not after.is_floating_point:
-        return value if all(v.is_integer for v, _ in cases(value)) else None
-    return numeric(value)
+    if before.is_floating_point and not after.is_floating_point and not all(v.is_integer for v, _ in cases(value)):
+        return None
+    return _held(numeric(value), after)
+
+
+def _held(value: Any, kind: torch.dtype) -> Any:
+    """A value, or None if an integer of fewer than 32 bits may not hold it."""
+    if kind.is_floating_point or kind.is_complex or kind == torch.bool or kind.itemsize >= 4:
+        return value
+    limits = torch.iinfo(kind)
+    return value if all(v.is_Integer and limits.min <= v <= limits.max for v, _ in cases(value)) else None
 
 
 def _reshape(x: Any, node: Node, index: Index) -> Any:
@@ -170,7 +178,7 @@ def _cat(node: Node, index: Index) -> Any:
     for part in parts:
         size = _number(shape(part)[d])
         here = sympy.Eq(index[d], offset) if size == 1 else index[d] < offset + size
-        cases.append((at(part, (*index[:d], index[d] - offset, *index[d + 1 :])), here))
+        cases.append((numeric(at(part, (*index[:d], index[d] - offset, *index[d + 1 :]))), here))
         offset = offset + size
     cases[-1] = (cases[-1][0], sympy.true)
     return sympy.Piecewise(*cases)
@@ -190,12 +198,20 @@ def _compute(node: Node, index: Index) -> Any:
     if target is aten.cumsum.default:
         return _cumsum(node, index)
     operands = pointwise_operands(node)
-    return None if operands is None else combine(node, [at(x, _broadcast(x, index)) for x in operands])
+    value = None if operands is None else combine(node, [at(x, _broadcast(x, index)) for x in operands])
+    return None if value is None else _held(value, val(node).dtype)
 
 
 def opaque(name: str) -> Any:
-    """A function of the epilogue language, of which nothing is known but its name."""
-    return sympy.Function(f"tile_{name}")
+    """A function of the epilogue language, of which nothing is known but its name, and that some keep whole numbers."""
+    kept = name in ("abs", "max", "min")
+    return lambda *xs: sympy.Function(f"tile_{name}", integer=(kept and all(x.is_integer for x in xs)) or None)(*xs)
+
+
+def _floored(a: Any, b: Any) -> Any:
+    """The floor of a quotient, which stays a quotient where it is rounded before."""
+    whole = a.is_integer and b.is_integer
+    return sympy.floor(a / b if whole else opaque("div")(a, b))
 
 
 def pointwise_operands(node: Node) -> list[Any] | None:
@@ -237,14 +253,15 @@ def combine(node: Node, values: Sequence[Any]) -> Any:
 
 
 def _gather(node: Node, index: Index) -> Any:
-    """Advanced indexing with one index tensor per dimension."""
+    """Advanced indexing with one index tensor per dimension; what may be negative would count from the end."""
     x: Any = node.args[0]
     indices: Any = node.args[1]
     if any(i is None for i in indices) or len(indices) != len(shape(x)):
         return None
     if any(val(i).dtype == torch.bool for i in indices):
         return None
-    return at(x, tuple(at(i, _broadcast(i, index)) for i in indices))
+    places = tuple(at(i, _broadcast(i, index)) for i in indices)
+    return at(x, places) if all(p.is_nonnegative for p in places) else None
 
 
 def _cumsum(node: Node, index: Index) -> Any:

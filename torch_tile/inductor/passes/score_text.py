@@ -208,6 +208,8 @@ class Text:
         """The canonical text; empty where nothing is done to the score."""
         if value == SCORE:
             return ""
+        if value.is_number:
+            raise Unwritable(f"all scores are {value}")
         held = {load: sympy.Dummy() for load in loads(value)}  # operands are counted by queries, not by positions
         value = value.xreplace(held).subs(lift.Q, POSITION - self.offset)
         name = self.say(value.xreplace({dummy: load for load, dummy in held.items()}))
@@ -299,9 +301,9 @@ class Text:
         return self._call(_RELATIONS[type(e)], self.say(left), self.say(right))
 
     def _floor(self, e: Any) -> str:
-        """Of a whole number by a whole number: halfway between two, so that rounding cannot reach either."""
+        """A quotient of whole numbers is put halfway between two, so that rounding cannot reach either."""
         top, bottom = sympy.fraction(sympy.together(e))
-        if not bottom.is_Integer:
+        if not (top.is_integer and bottom.is_Integer):
             return self._call("floor", self.say(e))
         return self._call("floor", self._call("div", self._call("add", self.say(top), "0.5"), repr(float(bottom))))
 
