@@ -248,6 +248,32 @@ def test_a_low_number_is_no_minus_infinity_for_an_empty_row(light, generator):
     assert "causal" not in row.what and "v1=gt(i3,v0);v2=where(v1,-3.4028" in row.what
 
 
+FILLS = [
+    lambda s, keep, more: s.masked_fill(~keep, -1e4),
+    lambda s, keep, more: torch.where(keep, s, torch.finfo(torch.float16).min),
+    lambda s, keep, more: s + torch.zeros(keep.shape).masked_fill(~keep, -1e4),
+    lambda s, keep, more: s.masked_fill(~more, -1e4).masked_fill(~keep, -1e4),
+    lambda s, keep, more: (s + more).masked_fill(~keep, -1e4),
+    lambda s, keep, more: s + more - 2 * keep.int(),
+    lambda s, keep, more: s.masked_fill(~more, -math.inf).masked_fill(~keep, -1e4),
+    lambda s, keep, more: (s + more.to(torch.float16) * 3).masked_fill(~keep, -1e9),
+]
+
+
+@pytest.mark.parametrize("put", FILLS)
+def test_a_query_that_sees_no_key(put, agrees, generator):
+    """Replaced scores are lost, so that all keys are alike; scores to which a number was added are not."""
+    q, k, v = (3 * torch.randn(2, 2, 5, 8, generator=generator) for _ in range(3))
+    keep, more = (torch.rand(2, 1, 5, 5, generator=generator) < 0.7 for _ in range(2))
+    keep[0, 0, 3] = False
+
+    def f(q, k, v, keep, more):
+        return torch.softmax(put(q @ k.mT, keep, more), -1) @ v
+
+    _, report = agrees(f, q, k, v, keep, more)
+    assert report.replaced("attention")[0].what.endswith("mask)")
+
+
 def test_data_has_no_rule():
     graph = torch.fx.Graph()
     node = graph.placeholder("m")

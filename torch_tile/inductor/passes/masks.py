@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.passes import lift, score_text
-from torch_tile.inductor.passes.graph import Rewrite, aten, constant, dtype, is_call, known, same_shape, shape
+from torch_tile.inductor.passes.graph import CAST, Rewrite, aten, constant, dtype, is_call, known, same_shape, shape
 from torch_tile.inductor.passes.lift import K, Q
 from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.scores import Mask, NoMatch
@@ -175,7 +175,7 @@ def combine(
         if after is not None:
             said.score = after
         else:
-            said.tensor = _join(rewrite, said.tensor, _as_operand(rewrite, mask, dims))
+            said.tensor = _with(rewrite, said.tensor, mask, dims)
         if found is not None and hides and (after is not None or not mask.additive):
             said.rule = found
     return said
@@ -205,13 +205,14 @@ def _in_text(rewrite: Rewrite, mask: Mask, score: Any, rest: Any, places: Places
 
 
 def _as_condition(mask: Mask) -> Mask:
-    """A mask that adds `where(condition, 0, fill)` as that condition."""
+    """A mask that adds `where(condition, 0, -inf)` as that condition."""
     node = mask.node
     if mask.additive and is_call(node, aten.where.self) and isinstance(node.args[0], Node):
         condition, yes, no = node.args[0], constant(node.args[1]), constant(node.args[2])
         for zero, fill, inverted in ((yes, no, False), (no, yes, True)):
-            if zero == 0.0 and fill is not None and same_shape(shape(condition), shape(node)):
-                return Mask(condition, mask.groups, False, fill * mask.scale, inverted)
+            hides = fill is not None and fill * mask.scale == -math.inf
+            if zero == 0.0 and hides and same_shape(shape(condition), shape(node)):
+                return Mask(condition, mask.groups, False, -math.inf, inverted)
     return mask
 
 
@@ -245,26 +246,43 @@ def exact(rule: Rule, fill: float, queries: Any, keys: Any) -> bool:
     return rule.offset >= 0 and bool(sees_itself)
 
 
-def _as_operand(rewrite: Rewrite, mask: Mask, dims: Sequence[Group]) -> Node:
-    """The mask as a tensor that `tile.attention` takes: bool, or floating to be added, broadcastable to `dims`."""
+def _with(rewrite: Rewrite, before: Node | None, mask: Mask, dims: Sequence[Group]) -> Node:
+    """Masks as a tensor that `tile.attention` takes: bool, or floating to be added, broadcastable to `dims`.
+
+    `before` is those that were applied earlier.
+    """
     mask = _as_condition(mask)
     node = _arranged(rewrite, mask.node, mask.groups, dims)
     if mask.additive:
-        return node if mask.scale == 1 else rewrite.call(aten.mul.Tensor, node, float(mask.scale))
+        if not dtype(node).is_floating_point:  # a bool tensor would hide, not be added
+            node = rewrite.call(CAST, node, torch.float32)
+        node = node if mask.scale == 1 else rewrite.call(aten.mul.Tensor, node, float(mask.scale))
+        return _join(rewrite, before, node)
     if mask.inverted:
         node = rewrite.call(aten.logical_not.default, node)
     if mask.fill == -math.inf:
-        return node
+        return _join(rewrite, before, node)
     if not mask.fill <= ENOUGH:
         raise NoMatch(f"scores are replaced by {mask.fill}, which does not hide them", "mask with -inf", at=mask.node)
-    like = {"dtype": torch.float32, "device": node.meta["val"].device}
-    zero = rewrite.call(aten.full.default, [], 0.0, **like)
-    low = rewrite.call(aten.full.default, [], mask.fill, **like)
-    return rewrite.call(aten.where.self, node, zero, low)
+    if before is not None and dtype(before) == torch.bool:
+        before = _hidden(rewrite, before, None, -math.inf)
+    # A query that sees no key sees all alike: the score is lost, as it is beside the lowest number.
+    return _hidden(rewrite, node, before, torch.finfo(torch.float32).min)
+
+
+def _hidden(rewrite: Rewrite, keep: Node, bias: Node | None, low: float) -> Node:
+    """`bias` (None: 0) in at least float32 where `keep` is true, `low` elsewhere."""
+    kind = torch.float32 if bias is None else torch.promote_types(dtype(bias), torch.float32)
+    like = {"dtype": kind, "device": keep.meta["val"].device}
+    if bias is None:
+        bias = rewrite.call(aten.full.default, [], 0.0, **like)
+    elif dtype(bias) != kind:
+        bias = rewrite.call(CAST, bias, kind)
+    return rewrite.call(aten.where.self, keep, bias, rewrite.call(aten.full.default, [], low, **like))
 
 
 def _join(rewrite: Rewrite, a: Node | None, b: Node) -> Node:
-    """Both masks."""
+    """Both masks, of which a bool one hides."""
     if a is None:
         return b
     if dtype(a) == torch.bool and dtype(b) == torch.bool:
