@@ -103,6 +103,16 @@ def test_written_out(form, dynamic, agrees, generator):
     assert not report.replaced("gemm"), report
 
 
+@pytest.mark.parametrize("empty", range(4))
+def test_no_elements(empty, agrees, caplog):
+    n = [2, 3, 5, 7]
+    n[empty] = 0
+    q, k, v = torch.randn(*n[:3], 8), *(torch.randn(*n[:2], n[3], 8) for _ in "kv")
+    for form in (matmul, einsum, keys_first):
+        agrees(form, q, k, v)
+    assert "failed" not in caplog.text
+
+
 @pytest.mark.parametrize("rank", [2, 3, 5])
 def test_other_ranks(rank, agrees, generator):
     lead = (2, 3, 2)[: rank - 2]

@@ -159,9 +159,14 @@ def _repeated(groups: list[Group], sizes: Sequence[Any]) -> list[Group] | None:
 def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group]]:
     """Walk back from `node`, whose dimensions are `groups`, to the tensor under its views: (root, root's dimensions).
 
-    With `casts`, conversions between floating dtypes are walked through as well.
+    With `casts`, conversions between floating dtypes are walked through as well. Tensors without elements are roots, as
+    0 has no digits.
     """
-    while isinstance(node, Node) and node.op == "call_function":
+    while (
+        isinstance(node, Node)
+        and node.op == "call_function"
+        and not any(isinstance(s, int) and s == 0 for s in shape(node))
+    ):
         source = groups if casts and _floating_cast(node) else _step(node, groups)
         if source is None:
             break
