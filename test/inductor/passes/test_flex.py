@@ -44,6 +44,10 @@ def alibi(s, b, h, i, j):
     return s + SLOPES[h] * (j - i)
 
 
+def reach_of_heads(b, h, i, j):
+    return i - j < 10 * h + 5
+
+
 FORMS = [  # score_mod, mask_mod, what the call says
     (None, causal, "causal)"),
     (soft_cap, window, "causal, window 20, score v0=tanh(acc0);v1=mul(v0,3.0);ret v1)"),
@@ -51,6 +55,7 @@ FORMS = [  # score_mod, mask_mod, what the call says
     (alibi, causal, "causal, score "),
     (distance, prefix, "abs"),
     (None, prefix, "where("),
+    (None, reach_of_heads, "where("),
 ]
 
 
@@ -71,6 +76,20 @@ def test_forms(score_mod, mask_mod, what, light, generator):
         torch.testing.assert_close(got, f(q, k, v), rtol=2e-5, atol=2e-5)
     (row,) = report.replaced("attention")
     assert what in row.what, row
+
+
+def test_lengths_that_are_not_known(light, generator):
+    """Without a block mask, torch makes one of a block that is longer than all."""
+    for n in (S, 77):
+        q, k, v = (x[:, :, :n] for x in problem(generator))
+
+        def f(q, k, v):
+            return flex_attention(q, k, v, soft_cap, enable_gqa=True)
+
+        with torch.no_grad():
+            got, report = light(f, q, k, v, dynamic=True)
+            torch.testing.assert_close(got, f(q, k, v), rtol=2e-5, atol=2e-5)
+        assert report.replaced("attention"), report
 
 
 def test_what_stays(light, generator):

@@ -26,6 +26,7 @@ from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.views import axes_of, extent
 from torch_tile.inductor.subgraph import EXAMPLE, body_of
+from torch_tile.kernels.positions import FAR
 
 OP = torch.ops.higher_order.flex_attention
 PLACES = (lift.B, lift.H, lift.Q, lift.K)
@@ -129,8 +130,8 @@ def _with_examples(node: Node) -> list[Node]:
 
 def _is_one_block(block_mask: Sequence[Any], queries: Any, keys: Any) -> bool:
     """Whether there is no list of blocks to speak of: one holds everything."""
-    rows, columns = block_mask[-3:-1]
-    return known(queries <= rows) and known(keys <= columns)
+    rows, columns = (min(size, FAR) if isinstance(size, int) else size for size in block_mask[-3:-1])
+    return (rows == FAR or known(queries <= rows)) and (columns == FAR or known(keys <= columns))
 
 
 def _value(module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:

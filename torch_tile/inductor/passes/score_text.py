@@ -194,6 +194,13 @@ def split_scale(value: Any) -> tuple[float, Any]:
     return number, bare
 
 
+def _without_fractions(*sides: Any) -> list[Any]:
+    """Both sides of a relation, which sympy may have divided by a factor, with whole ones: these are not rounded."""
+    factors = [term.as_coeff_Mul()[0] for side in sides for term in sympy.Add.make_args(side)]
+    common = sympy.ilcm(1, *(factor.q for factor in factors if factor.is_Rational))
+    return [sympy.Add(*(common * term for term in sympy.Add.make_args(side))) for side in sides]
+
+
 class Text:
     """The text of an expression, and its operands, made as it is written. `offset` is the op's, counted by `i2`."""
 
@@ -298,6 +305,7 @@ class Text:
         left, right = e.args
         if isinstance(e, sympy.Ne) and right == 0 and left.func == lift.LOAD and dtype(self._node(left)) == torch.bool:
             return self.say(left)  # 0 or 1 already
+        left, right = _without_fractions(left, right)
         return self._call(_RELATIONS[type(e)], self.say(left), self.say(right))
 
     def _floor(self, e: Any) -> str:
