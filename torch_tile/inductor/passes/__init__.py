@@ -27,12 +27,14 @@ def joint_families(settings: Settings) -> list[Family]:
 def refine_families(settings: Settings) -> list[Family]:
     """Post-grad: structure.
 
-    The decomposed softmax becomes an op first (it anchors attention); absorbed MLA is looked for before attention, of
-    which it is a special case. Norms go before products so that no epilogue eats into one, and take a residual sum
-    after it, if no gemm did. Last, what was captured is judged and what was not matched is reported.
+    What only asserts goes away. The decomposed softmax becomes an op first (it anchors attention); absorbed MLA is
+    looked for before attention, of which it is a special case. Norms go before products so that no epilogue eats into
+    one, and take a residual sum after it, if no gemm did. Last, what was captured is judged and what was not matched
+    is reported.
     """
     from torch_tile.inductor.passes import (
         around_norm,
+        asserted,
         attention,
         dequant,
         expand,
@@ -46,6 +48,7 @@ def refine_families(settings: Settings) -> list[Family]:
     )
 
     steps: list[tuple[str | None, Family]] = [
+        (None, asserted.drop),
         (None, input_sizes.use),
         (None, unit_dims.skip),
         ("softmax", softmax.recognise),
