@@ -79,6 +79,19 @@ def whole_parts(q, k, v):
     return attend(s - ((i - j).abs() // 2), v)
 
 
+def extended(q, k, v, keep, rows):
+    """BERT's mask: what is hidden is lost beside the number, what is not has lost nothing."""
+    here = keep[:, None, None, :] * rows[:, None, :, None]
+    s = q @ k.mT * 0.3 + (1.0 - here) * -1e9
+    return attend(s, v)
+
+
+def extended_otherwise(q, k, v, keep, rows):
+    here = keep[:, None, None, :] * rows[:, None, :, None]
+    s = (q @ k.mT + (here * 1e9 - 1e9)) / 3
+    return attend(s, v)
+
+
 def padding_and_prefix(q, k, v, keep):
     i, j = positions()
     mask = ((j <= i) | (j < 2)) & keep[:, None, None, :]
@@ -103,6 +116,8 @@ FORMS = {  # operands beside q, k, v; what stands in the text, what does not sta
     squared_relu: ((), "relu(acc0)", "mask"),
     chunks: ((), "floor", "mask"),
     whole_parts: ((), "floor", "mask"),
+    extended: ((KEEP.float(), KEEP[:, -SQ:].float()), "sub(1.0,", "mask"),
+    extended_otherwise: ((KEEP.float(), KEEP[:, -SQ:].float()), "x0", "mask"),
     padding_and_prefix: ((KEEP,), "x0", "mask"),
     product_of_masks: ((KEEP,), "causal, score v0=where(x0,acc0,-inf);ret v0", "mask"),
 }

@@ -35,10 +35,10 @@ B, H, Q, K = (symbol(name) for name in "bhqk")
 LOAD: Any = sympy.Function("load")
 
 _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
-    aten.add: operator.add,
-    aten.sub: operator.sub,
-    aten.mul: operator.mul,
-    aten.div: lambda a, b: a / b if b.is_number and b != 0 else opaque("div")(a, b),
+    aten.add: lambda a, b: add(a, b),
+    aten.sub: lambda a, b: _in_order("sub", operator.sub, a, b),
+    aten.mul: lambda a, b: mul(a, b),
+    aten.div: lambda a, b: _in_order("div", operator.truediv, a, b) if b.is_number and b != 0 else opaque("div")(a, b),
     aten.floor_divide: lambda a, b: _floored(a, b),
     aten.remainder: lambda a, b: a - b * _floored(a, b),
     aten.maximum: lambda a, b: opaque("max")(a, b),
@@ -206,6 +206,26 @@ def opaque(name: str) -> Any:
     """A function of the epilogue language, of which nothing is known but its name, and that some keep whole numbers."""
     kept = name in ("abs", "max", "min")
     return lambda *xs: sympy.Function(f"tile_{name}", integer=(kept and all(x.is_integer for x in xs)) or None)(*xs)
+
+
+def _in_order(name: str, operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """An operation on numbers; opaque where sympy would open a sum, unless all that comes of it is whole.
+
+    `s + (1 - x) * -1e9` is not `s - 1e9 + x * 1e9`, which has lost `s`.
+    """
+    sums = [x for x in (a, b) if x.is_Add]
+    parts = sums if name in ("add", "sub") else (a, b, operation(a, b))
+    return opaque(name)(a, b) if sums and not all(x.is_integer for x in parts) else operation(a, b)
+
+
+def add(a: Any, b: Any) -> Any:
+    """The sum of two numbers, each computed before."""
+    return _in_order("add", operator.add, a, b)
+
+
+def mul(a: Any, b: Any) -> Any:
+    """The product of two numbers, each computed before."""
+    return _in_order("mul", operator.mul, a, b)
 
 
 def _floored(a: Any, b: Any) -> Any:

@@ -197,7 +197,7 @@ def _in_text(rewrite: Rewrite, mask: Mask, score: Any, rest: Any, places: Places
     if not score_text.is_small(value, places, rewrite) or sympy.count_ops(value) > score_text.MOST_STATEMENTS:
         return None
     if rest is None and mask.additive:
-        return score + mask.scale * lift.numeric(value)
+        return lift.add(score, lift.mul(sympy.sympify(mask.scale), lift.numeric(value)))
     keep = lift.truth(value)
     if rest is None and mask.inverted:
         keep = sympy.Not(keep)

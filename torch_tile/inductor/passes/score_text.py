@@ -100,7 +100,8 @@ def _product(node: Node, value: Any, groups: list[Group]) -> Any:
     if found is None:
         return SCORE
     addend, beta, alpha = found
-    return alpha * SCORE + (beta * value(addend, aligned(addend, groups)) if beta else 0)
+    scaled = alpha * SCORE
+    return lift.add(scaled, lift.mul(sympy.sympify(beta), value(addend, aligned(addend, groups)))) if beta else scaled
 
 
 def _leaf(node: Node, groups: list[Group], places: Places, rewrite: Rewrite) -> Any:
