@@ -122,3 +122,14 @@ def test_numbers_that_dynamic_shapes_made_symbols(backend, generator):
             with collect() as report:
                 torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
             assert {r.status for r in report.rows} <= {"replaced"}, report
+
+
+@pytest.mark.parametrize("scales", [(0.3, 0.5), (1, 2, 3)])
+def test_scales_that_are_arguments(scales, backend, generator):
+    q = torch.randn(2, 4, 7, 8, generator=generator)
+    f = lambda q, scale: F.scaled_dot_product_attention(q, q, q, scale=scale)  # noqa: E731
+    compiled = torch.compile(f, backend=backend)
+    for scale in scales:
+        with torch.no_grad(), collect() as report:
+            torch.testing.assert_close(compiled(q, scale), f(q, scale), rtol=1e-5, atol=1e-5)
+        assert {r.status for r in report.rows} <= {"replaced"}, report

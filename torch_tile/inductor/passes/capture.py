@@ -66,9 +66,9 @@ def _last_dim_only(x: Any, normalized_shape: Any) -> None:
 
 def _number(value: Any, what: str) -> float:
     """A Python number, or a symbol made of one (dynamic=True does that), which this turns back, with a guard."""
-    if isinstance(value, Node) and isinstance(val(value), torch.SymFloat):
+    if isinstance(value, Node) and isinstance(val(value), torch.SymFloat | torch.SymInt):
         value = val(value)
-    if not isinstance(value, int | float | torch.SymFloat):
+    if not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
         raise NotCaptured(f"{what} is not a Python number", f"pass {what} as a float")
     return float(value)
 
