@@ -123,6 +123,8 @@ def run(name: str, seed: int) -> None:
             got, want = KERNELS[name](problems, dtype, number)
             torch.cuda.synchronize()
             for x, y in zip(got, want, strict=True):
+                if not y.numel():
+                    continue
                 x, seen = x.cpu().double(), y.isfinite()
                 error = float((x - y)[seen].abs().max() / y[seen].square().mean().sqrt().clamp(min=0.1))
                 assert torch.equal(x.isfinite(), seen) and error < 0.15, f"{name} {dtype} {number}: error {error:.1e}"

@@ -10,6 +10,8 @@ import torch
 import torch_tile.ops  # noqa: F401
 from torch_tile.kernels import attention, dequant_gemm, fused_norm, gemm, mla_decode, mla_schedule, norm, softmax
 from torch_tile.kernels.epilogue import soft_cap
+from torch_tile.kernels.epilogue_gradient import vjp
+from torch_tile.kernels.score import inputs
 
 PARTS = 8  # of each test
 pytestmark = [
@@ -164,16 +166,23 @@ def test_attention_scores(score, problems, check):
         check(got, exact, (q, k, v), f"{score} {dtype} {tuple(q.shape)} {tuple(k.shape)} {options}", dtype)
 
 
-def gradients(grad, q, k, v, out, mask, causal, scale, window, q_offset, keep):
+def gradients(grad, q, k, v, out, mask, causal, scale, window, q_offset, keep="", aux=(), score=""):
     """dq, dk and dv as sums over scores' gradients, which are what is left of two large numbers (one comes from `out`);
-    and these, to keep them.
+    and these, if a mask's gradient is kept.
     """
     scale = attention.default_scale(q.shape[3]) if scale is None else scale
-    p, _ = attention.softmax_with_lse(attention.scores(q, k, mask, causal, scale, window, q_offset))
+    aux = [x.to(q.dtype) for x in aux]
+    rule = mask, causal, scale, window, q_offset
+    p, _ = attention.softmax_with_lse(attention.scores(q, k, *rule, aux, score))
+    slope = torch.ones_like(p)
+    if score:
+        products = attention.scores(q, k, None, False, scale, 0, 0)
+        slope = vjp(score, inputs(products, aux, q_offset), slope)["acc0"].masked_fill(p == 0, 0)
     by_group = (q.shape[0], k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
-    p, q, grad, out = (x.reshape(*by_group, x.shape[-1]) for x in (p, q, grad, out))
+    p, q, grad, out, slope = (x.reshape(*by_group, x.shape[-1]) for x in (p, q, grad, out, slope))
     ds = p * (grad @ v.mT[:, :, None] - (grad * out).sum(-1, keepdim=True))
-    kept = ds.flatten(1, 2) if keep else ds.new_empty(0)
+    kept = ds.flatten(1, 2)[None][: len(keep)]
+    ds = ds * slope
     return (ds @ k[:, :, None]).flatten(1, 2) * scale, (ds.mT @ q).sum(2) * scale, (p.mT @ grad).sum(2), kept
 
 
@@ -192,12 +201,36 @@ def test_attention_backward(masked, problems, check):
             mask = keep if masked == torch.bool else torch.randn_like(keep, dtype=masked)
         options = problems.pick(True, False), None, problems.pick(0, 0, 100), problems.pick(0, kv_len - q_len)
         out, lse = torch.ops.tile.attention_lse(q, k, v, mask, *options)
-        options = *options, problems.pick(True, False)
+        options = *options, problems.pick("", "mask" if masked == torch.float32 else "")
         got = torch.ops.tile.attention_backward(grad, q, k, v, out, lse, mask, *options)
         what = f"{dtype} {tuple(q.shape)} {tuple(k.shape)} dv {dv} {layout} {options} {masked}"
 
         def exact(*inputs, mask=mask, options=options):
             return gradients(*inputs, mask, *options)
+
+        check(got, exact, (grad, q, k, v, out), what, dtype)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_attention_backward_under_scores(score, problems, check):
+    text, given = SCORES[score]
+    for _ in range(problems.count):
+        dtype, d = problems.dtype(), problems.pick(64, 64, 128, 128, 40, 256)
+        batch, kv_heads, groups = problems.pick(1, 2), problems.pick(1, 2), problems.pick(1, 2, 4)
+        q_len, kv_len = problems.size(300), problems.size(400)
+        q, grad = (problems.tensor(batch, kv_heads * groups, q_len, d, dtype=dtype) for _ in "qg")
+        k, v = (problems.tensor(batch, kv_heads, kv_len, d, dtype=dtype) for _ in "kv")
+        sizes = dict(zip("bhqk", (batch, kv_heads * groups, q_len, kv_len), strict=True))
+        shape = [sizes[axis] if axis in given else 1 for axis in "bhqk"]
+        aux = [problems.tensor(*shape, layout="dense") / kv_len] if given else []
+        aux = [x > -0.5 / kv_len for x in aux] if score == "padding" else aux
+        options = None, problems.pick(True, False), None, problems.pick(0, 0, 100), problems.pick(0, kv_len - q_len)
+        out, lse = torch.ops.tile.attention_lse(q, k, v, *options, aux, text)
+        got = torch.ops.tile.attention_backward(grad, q, k, v, out, lse, *options, "", aux, text)
+        what = f"{score} {dtype} {tuple(q.shape)} {tuple(k.shape)} {options}"
+
+        def exact(*inputs, options=options, aux=aux, text=text):
+            return gradients(*inputs, *options, "", aux, text)
 
         check(got, exact, (grad, q, k, v, out), what, dtype)
 

@@ -298,6 +298,7 @@ def run(
         out.zero_()
         lse.fill_(float("-inf"))
         return
+    mask, aux, score = score_text.as_mask(mask, aux, score)
     given = (q, k, v, mask, causal, scale, window, q_offset, aux, score)
     batch, kv_heads, (head_dim, v_dim) = k.shape[0], k.shape[1], (k.shape[3], v.shape[3])
     groups = q.shape[1] // kv_heads

@@ -348,7 +348,7 @@ def attention_backward(
 
     `results` may be given, laid out as those of `empty_results`.
     """
-    aux = aux or ()
+    mask, aux, score = score_text.as_mask(mask, aux or (), score)
     given = (grad, q, k, v, out, lse, mask, causal, scale, window, q_offset, keep, aux, score)
     if results is None:
         results = empty_results(q, k, v, keep)

@@ -79,6 +79,8 @@ def _cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
     dkv = next((cut for cut in kind.dkv if _fits(cut, form, machine, True, kind.room(form))), None)
     if dq is None or dkv is None:
         return None
+    if kind is HOPPER and max(form.tile_d, form.tile_dv) <= 64 and not (form.operands or form.score):
+        dkv = SHARING
     heads = problem.heads * problem.groups
     return Cuts(_finished(dq, form, machine, False, heads), _finished(dkv, form, machine, True, problem.heads))
 
@@ -107,6 +109,7 @@ HOPPER = _Kind(
     (Config(128, 64, 256, 3), Config(128, 64, 256, 2), Config(64, 64, 128, 2), Config(64, 32, 128, 1)),
     (
         Config(64, 128, 256, 2),
+        Config(32, 128, 256, 3),
         Config(32, 128, 256, 2),
         Config(64, 64, 128, 2),
         Config(32, 64, 128, 2),
@@ -115,6 +118,8 @@ HOPPER = _Kind(
     224,
     masked_text=16,
 )
+# Two blocks of keys on a multiprocessor, for narrow heads: 0 to 7 % less time on an H200, most where a mask is causal.
+SHARING = Config(64, 64, 128, 2, blocks=2)
 HALVES = _Kind(
     (Config(64, 32, 128, 2), Config(64, 32, 256, 1), Config(32, 16, 128, 1), Config(16, 16, 128, 1)),
     (Config(32, 64, 128, 2), Config(32, 64, 256, 1), Config(16, 32, 128, 1), Config(16, 16, 128, 1)),

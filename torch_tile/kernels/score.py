@@ -19,8 +19,9 @@ from torch_tile.kernels import epilogue_tile
 from torch_tile.kernels.epilogue import Epilogue, Values, parse
 from torch_tile.kernels.epilogue_gradient import Sloped, slopes
 from torch_tile.kernels.epilogue_rewrite import canonical
-from torch_tile.kernels.score_operands import DIMS, Held, Operand, Rows
+from torch_tile.kernels.score_operands import DIMS, Held, Operand, Rows, operand
 
+HIDES = "v0=where(x0,acc0,-inf);ret v0"
 LARGE = 2.0**16
 """Of float32 up to here, products are rounded by less than 2 ** -7."""
 
@@ -40,6 +41,18 @@ def modified(text: str, s: torch.Tensor, aux: Sequence[torch.Tensor], q_offset: 
         return s
     program = parse(text, 1, len(aux), len(DIMS))
     return Values(program, inputs(s, aux, q_offset), s)(program.result).expand_as(s)
+
+
+def as_mask(
+    mask: torch.Tensor | None, aux: Sequence[torch.Tensor], text: str
+) -> tuple[torch.Tensor | None, Sequence[torch.Tensor], str]:
+    """The same with a mask instead of a text that only hides what a bool operand says, where it comes by tiles: 5 to
+    25 % less time on an H200. Element by element it is slower for heads of 128.
+    """
+    if mask is None and len(aux) == 1 and aux[0].dtype == torch.bool and canonical(text) == HIDES:
+        if operand(aux[0], 1, on_gpu=True)[0].tiled:
+            return aux[0], (), ""
+    return mask, aux, text
 
 
 @functools.lru_cache(maxsize=256)

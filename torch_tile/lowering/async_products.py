@@ -5,9 +5,8 @@ A loop that only multiplies waits for the products of its last turn, not for tho
 read are let go a turn later. A loop of products, arithmetic on their results, and products again (attention) is turned
 by half a turn: the first products of the next turn and the second ones of this run beside its arithmetic. What
 arithmetic touches of the second products' operands comes after these (FlashAttention-3, arXiv:2407.08608, section 3.2).
-In a loop with `ping_pong`, warpgroups take turns in starting both (section 3.1), so that the arithmetic of one runs
-beside the products of the others. Of such a loop, few first turns that take a branch which no later turn takes run
-before it, one by one.
+With `ping_pong`, warpgroups take turns in starting both (section 3.1). Few first turns that take a branch which no
+later turn takes run before such a loop, one by one.
 """
 
 from __future__ import annotations
@@ -243,7 +242,7 @@ class _Async(Rewriter):
         parts = _Parts(
             allocs, first, (*early, *stmts[start:begin]), tuple(stmts[begin:finish]), second, (*late, *stmts[last:])
         )
-        calm = all(quiet[last:])
+        calm = all(quiet[last:]) and _own(parts.between, came=True) == _own(parts.between, came=False)
         names = {id(s.var) for s in stmts if isinstance(s, Let)}
         later = (*parts.second, *parts.last)
         named = any(contains(s, Let) or not names.isdisjoint(symbols(s)) for s in later)
@@ -294,15 +293,14 @@ def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr,
 
 
 def _apart(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-    """Products, and what lets go of tiles between them: nobody has waited for those that read them."""
+    """Products, and what lets go of tiles between them."""
     return tuple(s for s in stmts if not _lets_go(s)), tuple(s for s in stmts if _lets_go(s))
 
 
 def _keeps(parts: _Parts) -> bool:
-    """Whether the first products of a turn can run before the second ones of the turn before.
-
-    They may not write what those read. Tiles that both read need three stages: a turned loop keeps those of two turns,
-    and of two stages none would be filled meanwhile.
+    """Whether the first products of a turn can run before the second ones of the turn before, of which they may not
+    write what those read. Tiles that both read need three stages: a turned loop keeps those of two turns, and of two
+    stages none would be filled meanwhile.
     """
     first = [s for s in parts.first if isinstance(s, Gemm)]
     second = [s for s in parts.second if isinstance(s, Gemm)]
@@ -322,6 +320,15 @@ def _several_stages(waits: Sequence[Stmt], least: int = 2) -> bool:
 
 def _barriers(stmt: Stmt) -> list[Buffer]:
     return [n.buffer for n in find(stmt, Address) if n.buffer.scope == "barrier"]
+
+
+def _own(between: Sequence[Stmt], came: bool) -> set[str]:
+    """The tiles that arithmetic waits for, or lets go, by the names that split_warps gives their barriers.
+
+    One that is waited for here and let go behind the second products would be waited for before it is free.
+    """
+    found = (s for s in between if (calls(s, "mbarrier_wait") if came else _lets_go(s)))
+    return {b.name.removesuffix("_full" if came else "_empty") for s in found for b in _barriers(s)}
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
@@ -351,9 +358,8 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
 
 
 def _if_any(stmts: Sequence[Stmt], stop: Expr) -> Stmt:
-    """Statements around a loop up to `stop`, if it has a turn at all.
-
-    Without one, the accumulators that were there before would meet those under way in front of the wait.
+    """Statements around a loop up to `stop`, if it has a turn at all: else accumulators from before would meet those
+    under way in front of the wait.
     """
     ran = simplify(binary("<", ZERO, stop))
     made = Block(tuple(stmts))

@@ -282,3 +282,33 @@ def test_data_has_no_rule():
         dims = axes_of((3, 3))
         said = masks.what_it_says(Mask(node, dims, dtype != torch.bool), Places([], *dims))
         assert said is None or masks.classify(said[0], 3, 3) is None
+
+
+def test_numbers_that_the_kernel_would_round_are_compared_beside_it(agrees, generator):
+    """Float64 documents that differ by less than float32 holds: the mask is a tensor."""
+    q, k, v = (torch.randn(2, 3, 9, 16, generator=generator) for _ in range(3))
+    ids = torch.randint(0, 2, (2, 9), generator=generator).double() * 1e-9 + 1
+
+    def f(q, k, v, ids):
+        hidden = ids[:, None, :, None] != ids[:, None, None, :]
+        return torch.softmax((q @ k.mT).masked_fill(hidden, -torch.inf), -1) @ v
+
+    _, report = agrees(f, q, k, v, ids)
+    (row,) = report.replaced("attention")
+    assert row.what.endswith("mask)")
+
+
+def test_integers_are_compared_with_numbers_beside_the_kernel(agrees, generator):
+    """As `attention_mask` of transformers is, of integers: one bool for each key."""
+    q, k, v = (torch.randn(2, 3, 9, 16, generator=generator) for _ in range(3))
+    given = torch.ones(2, 9, dtype=torch.int64)
+    given[1, -3:] = 0
+
+    def f(q, k, v, given):
+        i = torch.arange(9)
+        seen = (i[:, None] >= i[None, :]) & (given[:, None, None, :] > 0)
+        return torch.softmax((q @ k.mT).masked_fill(~seen, -torch.inf), -1) @ v
+
+    _, report = agrees(f, q, k, v, given)
+    (row,) = report.replaced("attention")
+    assert row.what.endswith("causal, score v0=where(x0,acc0,-inf);ret v0)"), row.what

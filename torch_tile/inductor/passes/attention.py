@@ -131,6 +131,9 @@ def _arguments(
         rule.offset = score_text.last_at_last(dims)
     text = score_text.Text(rewrite, places, dims, rule.offset)
     written = text.write(score)
+    wide = next((x for x in text.aux if dtype(x) == torch.float64 != dtype(q)), None)
+    if wide is not None:
+        raise score_text.Unwritable("scores read float64 where they are computed in float32", "cast it before", at=wide)
     offset = rule.offset_argument(rewrite, q, k)
     more = (text.aux, written) if written else ()
     return said.tensor, rule.causal, scale, rule.window, offset, *more
