@@ -358,9 +358,7 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
 
 
 def _if_any(stmts: Sequence[Stmt], stop: Expr) -> Stmt:
-    """Statements around a loop up to `stop`, if it has a turn at all: else accumulators from before would meet those
-    under way in front of the wait.
-    """
+    """Statements around a loop, if it has a turn: else sums from before would meet those under way before the wait."""
     ran = simplify(binary("<", ZERO, stop))
     made = Block(tuple(stmts))
     return made if is_literal(ran, True) else If(ran, made, Block(()))
