@@ -309,3 +309,28 @@ def test_threads_that_write_what_a_bulk_copy_brought() -> None:
     findings = made.interpret(a, b)
     assert not findings, findings.report()
     torch.testing.assert_close(b, 2 * a.flip(0), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_tile_that_threads_change_before_a_product(stages):
+    """Arithmetic waits for it, and lets it go behind the product: a turned loop would wait before it is free."""
+
+    @T.prim_func
+    def kernel(Q: T.Tensor((128, 64), H), K: T.Tensor((512, 64), H), O: T.Tensor((128, 64), F)):
+        with T.Kernel(2, threads=128) as bx:
+            q, k, v = (T.alloc_shared((64, 64), H) for _ in range(3))
+            s, o, p = T.alloc_fragment((64, 64), F), T.alloc_fragment((64, 64), F), T.alloc_fragment((64, 64), H)
+            T.copy(Q[bx * 64, 0], q)
+            T.clear(o)
+            for j in T.Pipelined(8, num_stages=stages):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                for x, y in T.Parallel(64, 64):
+                    p[x, y] = T.min(s[x, y], 4)
+                T.copy(K[j * 64, 0], v)
+                for x, y in T.Parallel(64, 64):
+                    v[x, y] = T.min(v[x, y], T.cast(1, H))
+                T.gemm(p, v, o)
+            T.copy(o, O[bx * 64, 0])
+
+    check(kernel, numbers(128, 64), numbers(512, 64), zeros(128, 64))

@@ -395,39 +395,3 @@ def test_values_with_a_tile_of_its_own(late: bool) -> None:
     want = ((scores if late else scores + bias) * 0.125).half().float() @ k.float()
     want += bias.float().unflatten(1, (8, 64)).sum(1) if late else 0
     torch.testing.assert_close(out, want, rtol=2e-3, atol=2e-1)
-
-
-def changed(stages: int):
-    """Attention whose arithmetic changes the tile that the second product reads."""
-
-    @T.prim_func
-    def kernel(Q: T.Tensor((128, 64), T.float16), K: T.Tensor((512, 64), T.float16), O: T.Tensor((128, 64), T.float32)):
-        with T.Kernel(2, threads=128) as bx:
-            q, k, v = (T.alloc_shared((64, 64), T.float16) for _ in range(3))
-            s, o = T.alloc_fragment((64, 64), T.float32), T.alloc_fragment((64, 64), T.float32)
-            p = T.alloc_fragment((64, 64), T.float16)
-            T.copy(Q[bx * 64, 0], q)
-            T.clear(o)
-            for j in T.Pipelined(8, num_stages=stages):
-                T.copy(K[j * 64, 0], k)
-                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
-                for x, y in T.Parallel(64, 64):
-                    p[x, y] = s[x, y] * 0.125
-                T.copy(K[j * 64, 0], v)
-                for x, y in T.Parallel(64, 64):
-                    v[x, y] = T.min(v[x, y], T.cast(1, T.float16))
-                T.gemm(p, v, o)
-            T.copy(o, O[bx * 64, 0])
-
-    return kernel
-
-
-@pytest.mark.parametrize("stages", [1, 2])
-def test_a_tile_that_arithmetic_waits_for_and_products_read_is_free_before(stages: int) -> None:
-    """Else the turn before would have to let it go, which comes later."""
-    q, k = torch.randn(128, 64).half(), torch.randn(512, 64).half()
-    out = torch.empty(128, 64)
-    findings = torch_tile.compile(changed(stages), target="cuda:sm_90a").interpret(q, k, out)
-    assert not findings, findings.report()
-    want = (q.float() @ k.float().T * 0.125).half().float() @ k.clamp(max=1).float()
-    torch.testing.assert_close(out, want, rtol=2e-3, atol=2e-1)
