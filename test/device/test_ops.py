@@ -142,19 +142,26 @@ SCORES = {  # what changes scores, and the shape of what it reads: batch, heads,
 }
 
 
+def read_by(score, problems, sizes):
+    """The operands of a text, for sizes `[B, H, Sq, Skv]`."""
+    _, given = SCORES[score]
+    if not given:
+        return []
+    shape = [size if axis in given else 1 for axis, size in zip("bhqk", sizes, strict=True)]
+    x = problems.tensor(*shape, layout="dense") / sizes[3]
+    return [x > -0.5 / sizes[3] if score == "padding" else x]
+
+
 @pytest.mark.parametrize("score", SCORES)
 def test_attention_scores(score, problems, check):
-    text, given = SCORES[score]
+    text, _ = SCORES[score]
     for _ in range(problems.count):
         dtype, d = problems.dtype(), problems.pick(64, 64, 128, 128, 40, 256)
         batch, kv_heads, groups = problems.pick(1, 2), problems.pick(1, 2), problems.pick(1, 2, 4)
         q_len, kv_len = problems.size(400), problems.size(600)
         q = problems.tensor(batch, kv_heads * groups, q_len, d, dtype=dtype)
         k, v = (problems.tensor(batch, kv_heads, kv_len, d, dtype=dtype) for _ in "kv")
-        sizes = dict(zip("bhqk", (batch, kv_heads * groups, q_len, kv_len), strict=True))
-        shape = [sizes[axis] if axis in given else 1 for axis in "bhqk"]
-        aux = [problems.tensor(*shape, layout="dense") / kv_len] if given else []
-        aux = [x > -0.5 / kv_len for x in aux] if score == "padding" else aux
+        aux = read_by(score, problems, (batch, kv_heads * groups, q_len, kv_len))
         options = problems.pick(True, False), None, problems.pick(0, 0, 100), problems.pick(0, kv_len - q_len)
         got = torch.ops.tile.attention_lse(q, k, v, None, *options, aux, text)
 
@@ -213,17 +220,14 @@ def test_attention_backward(masked, problems, check):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_attention_backward_under_scores(score, problems, check):
-    text, given = SCORES[score]
+    text, _ = SCORES[score]
     for _ in range(problems.count):
         dtype, d = problems.dtype(), problems.pick(64, 64, 128, 128, 40, 256)
         batch, kv_heads, groups = problems.pick(1, 2), problems.pick(1, 2), problems.pick(1, 2, 4)
         q_len, kv_len = problems.size(300), problems.size(400)
         q, grad = (problems.tensor(batch, kv_heads * groups, q_len, d, dtype=dtype) for _ in "qg")
         k, v = (problems.tensor(batch, kv_heads, kv_len, d, dtype=dtype) for _ in "kv")
-        sizes = dict(zip("bhqk", (batch, kv_heads * groups, q_len, kv_len), strict=True))
-        shape = [sizes[axis] if axis in given else 1 for axis in "bhqk"]
-        aux = [problems.tensor(*shape, layout="dense") / kv_len] if given else []
-        aux = [x > -0.5 / kv_len for x in aux] if score == "padding" else aux
+        aux = read_by(score, problems, (batch, kv_heads * groups, q_len, kv_len))
         options = None, problems.pick(True, False), None, problems.pick(0, 0, 100), problems.pick(0, kv_len - q_len)
         out, lse = torch.ops.tile.attention_lse(q, k, v, *options, aux, text)
         got = torch.ops.tile.attention_backward(grad, q, k, v, out, lse, *options, "", aux, text)

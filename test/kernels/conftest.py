@@ -13,6 +13,7 @@ import torch
 from torch_tile.interp.tiles import evaluate
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
+from torch_tile.kernels.epilogue import ARITY
 from torch_tile.target import Target
 
 # Largest error, as a share of the result's root mean square (or of `least`, if that is less).
@@ -155,3 +156,19 @@ def check():
             assert error <= tolerance, f"{what}: error {error:.2e} > {tolerance:.0e}"
 
     return compare
+
+
+@pytest.fixture
+def one_function():
+    """`one_function(name, seed)`: an epilogue that calls a function, and three operands in float64 that suit it."""
+
+    def make(name, seed):
+        g = torch.Generator().manual_seed(seed)
+        values = [torch.randn((5, 7), generator=g, dtype=torch.float64) for _ in range(3)]
+        if name in ("log", "sqrt", "rsqrt", "pow"):
+            values = [v.abs() + 0.1 for v in values]
+        if name in ("eq", "ne", "where"):
+            values[:2] = [(v > 0).double() for v in values[:2]]
+        return f"v={name}({','.join(['acc0', 'x0', 'x1'][: ARITY[name]])});ret v", values
+
+    return make

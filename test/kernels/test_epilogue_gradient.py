@@ -8,32 +8,17 @@ from torch_tile.kernels.epilogue import ARITY, evaluate, of_layer, soft_cap
 from torch_tile.kernels.epilogue_gradient import slopes, vjp
 from torch_tile.kernels.epilogue_rewrite import canonical
 
-POSITIVE = {"log", "sqrt", "rsqrt", "pow"}
-
-
-def text_of(name):
-    return f"v={name}({','.join(['acc0', 'x0', 'x1'][: ARITY[name]])});ret v"
-
-
-def operands(name, seed, shape=(5, 7)):
-    g = torch.Generator().manual_seed(seed)
-    values = [torch.randn(shape, generator=g, dtype=torch.float64) for _ in range(3)]
-    if name in POSITIVE:
-        values = [v.abs() + 0.1 for v in values]
-    if name in ("eq", "ne", "where"):
-        values[:2] = [(v > 0).double() for v in values[:2]]
-    return values
-
 
 @pytest.mark.parametrize("name", sorted(ARITY))
-def test_every_derivative_is_autograds(name):
-    values = [v.requires_grad_() for v in operands(name, 2)]
+def test_every_derivative_is_autograds(name, one_function):
+    text, values = one_function(name, 2)
+    values = [v.requires_grad_() for v in values]
     used = values[: ARITY[name]]
-    out = evaluate(text_of(name), values[:1], values[1:])
+    out = evaluate(text, values[:1], values[1:])
     grad = torch.randn_like(out)
     want = torch.autograd.grad(out, used, grad, allow_unused=True) if out.requires_grad else (None,) * len(used)
     names = ["acc0", "x0", "x1"][: len(used)]
-    got = vjp(text_of(name), dict(zip(["acc0", "x0", "x1"], values, strict=True)), grad)
+    got = vjp(text, dict(zip(["acc0", "x0", "x1"], values, strict=True)), grad)
     for key, expected in zip(names, want, strict=True):
         torch.testing.assert_close(
             got.get(key, torch.zeros_like(grad)), torch.zeros_like(grad) if expected is None else expected
@@ -75,8 +60,8 @@ def test_vjp_recomputes_only_what_a_derivative_reads():
         "a=sub(2.0,acc0);b=div(1.0,a);c=mul(b,-1.0);d=min(c,0.25);ret d",
     ],
 )
-def test_programs(text):
-    values = [v.requires_grad_() for v in operands("add", 3)]
+def test_programs(text, one_function):
+    values = [v.requires_grad_() for v in one_function("add", 3)[1]]
     out = evaluate(text, values[:1], values[1:])
     grad = torch.randn_like(out)
     want = torch.autograd.grad(out, values, grad, allow_unused=True)

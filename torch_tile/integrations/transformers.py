@@ -129,35 +129,19 @@ def attention_mask(
         and adds the mask to its scores, what `eager_mask` makes.
     """
     config = type(kwargs.get("config"))
+    kwargs |= {
+        "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset,
+        "kv_offset": kv_offset, "mask_function": mask_function, "attention_mask": attention_mask,
+    }  # fmt: skip
     if computes_itself(config):
         tell(f'models of {config.__name__} compute attention by themselves: attn_implementation="tile" changes nothing')
-        numbers: Tensor = eager_mask(
-            batch_size=batch_size,
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            kv_offset=kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            **kwargs,
-        )
+        numbers: Tensor = eager_mask(**kwargs)
         return numbers
     if allow_is_causal_skip and (local_size is None or kv_length < local_size):
         ends = not has_unknown_value(q_offset, kv_offset) and bool(q_offset + q_length == kv_offset + kv_length)
         if ends and not has_padding(attention_mask, kv_length, int(kv_offset)):
             return None
-    mask: Tensor | None = sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        allow_is_causal_skip=False,
-        **kwargs,
-    )
+    mask: Tensor | None = sdpa_mask(local_size=local_size, allow_is_causal_skip=False, **kwargs)
     return mask
 
 

@@ -31,6 +31,7 @@ from torch_tile.kernels import (
     softmax,
 )
 from torch_tile.kernels.epilogue import soft_cap
+from torch_tile.kernels.score import HIDES
 from torch_tile.target import Target
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -165,7 +166,6 @@ def _dequant_gemm(
 
 CAP = soft_cap(50.0)
 SLOPES = "v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2"
-PADDED = "v0=where(x0,acc0,-inf);ret v0"
 
 
 def _attentions() -> Iterator[Case]:
@@ -195,7 +195,7 @@ def _attentions() -> Iterator[Case]:
         yield Case(
             f"attention {name} packed slopes", _attention(dtype, 128, (4, 8192), 8, score=SLOPES, aux=[(64, 1, 1)])
         )
-        yield Case(f"attention {name} padding", _attention(dtype, 64, causal=True, score=PADDED, aux=[(2, 1, 1, 1024)]))
+        yield Case(f"attention {name} padding", _attention(dtype, 64, causal=True, score=HIDES, aux=[(2, 1, 1, 1024)]))
         for queries in (1, 8, 16):
             case = f"attention {name} decode" + (f" {queries} queries" if queries > 1 else "")
             yield Case(case, _attention(dtype, 128, lengths=(queries, 8192), groups=8))
@@ -242,7 +242,7 @@ def _attention_backwards() -> Iterator[Case]:
         )
         slopes = _attention_backward(dtype, (128, 128), causal=True, score=SLOPES, aux=[(8, 1, 1)], keep="x0")
         yield Case(f"attention_backward {name} learned slopes", slopes)
-        padded = _attention_backward(dtype, (64, 64), causal=True, score=PADDED, aux=[(2, 1, 1, 1024)])
+        padded = _attention_backward(dtype, (64, 64), causal=True, score=HIDES, aux=[(2, 1, 1, 1024)])
         yield Case(f"attention_backward {name} padding", padded)
     yield Case("attention_backward fp64 d64", _attention_backward(torch.float64, (64, 64), causal=True))
 

@@ -98,9 +98,11 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
     if modified is not None:
         score = score_text.read(modified, pattern.scores.products[0], places, rewrite)
     said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
-    new = call(rewrite, (q, k, v), said, term.scale, dims, places)
-    if pattern.sink is not None:
-        new = with_sink(rewrite, new, place(rewrite, pattern.sink, [batch, heads, queries, []]))
+    arguments = q, k, v, *_arguments(rewrite, q, k, said, term.scale, dims, places)
+    if pattern.sink is None:
+        new = rewrite.call(OP, *arguments)
+    else:
+        new = with_sink(rewrite, arguments, place(rewrite, pattern.sink, [batch, heads, queries, []]))
     have = [batch, heads, queries, pattern.value_inner]
     arranged = arrange(rewrite, new, have, pattern.output_dims)
     if arranged is None:

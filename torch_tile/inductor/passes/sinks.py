@@ -11,6 +11,7 @@ shrink by exp(s) / (exp(s) + exp(sink)) = sigmoid(s - sink).
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,11 +80,9 @@ def _shifted(scores: Any, last: int) -> Any:
     return uncast(scores)
 
 
-def with_sink(rewrite: Rewrite, attention: Node, sink: Node) -> Node:
-    """In place of a `tile.attention` `[B, H, Sq, Dv]`, a rewrite's last: the same with sinks `[B, H, Sq, 1]`."""
-    both = rewrite.call(LSE, *attention.args)
-    rewrite.nodes.remove(attention)
-    rewrite.graph.erase_node(attention)
+def with_sink(rewrite: Rewrite, arguments: Sequence[Any], sink: Node) -> Node:
+    """`tile.attention(*arguments)`, `[B, H, Sq, Dv]`, with sinks `[B, H, Sq, 1]`."""
+    both = rewrite.call(LSE, *arguments)
     out, lse = (rewrite.call(operator.getitem, both, i) for i in range(2))
     lse = rewrite.call(aten.unsqueeze.default, lse, -1)
     sink = sink if dtype(sink) == dtype(lse) else rewrite.call(CAST, sink, dtype(lse))
