@@ -25,7 +25,8 @@ Made = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 class ModelCase:
     """`make` gives what is called, its arguments, and its keyword arguments. `asked` maps rivals to the ratio wanted.
 
-    `mode` is torch.compile's. `exact` says whether torch can do the same in float64 (its experts cannot).
+    `mode` is torch.compile's. `exact` says whether torch can do the same in float64 (its experts cannot). `training`:
+    forward and backward are timed, and the gradient of the first parameter is compared.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelCase:
     asked: Mapping[str, float] = field(default_factory=lambda: {"Inductor": 0.98})
     mode: str | None = None
     exact: bool = True
+    training: bool = False
 
 
 def in_float64(made: Made) -> Made:
@@ -206,6 +208,14 @@ def make_transformer(family: str, layers: int, batch: int, length: int, config: 
     return model, (tokens,), {}
 
 
+def make_padded(family: str, layers: int, batch: int, length: int, config: Mapping[str, Any]) -> Made:
+    """The same on sequences of different lengths, padded at the end to one: `length` the longest, half the shortest."""
+    model, args, _ = make_transformer(family, layers, batch, length, config)
+    lengths = torch.linspace(length, length // 2, batch, device="cuda").long()
+    mask = torch.arange(length, device="cuda") < lengths[:, None]
+    return model, args, {"attention_mask": mask.long()}
+
+
 class Step(nn.Module):
     """One token for each sequence, against a cache of fixed size; each call is a step further."""
 
@@ -278,6 +288,10 @@ def cases() -> list[ModelCase]:
         model("qwen3 moe 1x2048", "Qwen3Moe", 1, 1, 2048, exact=False, **{**WIDE, "hidden_size": 2048, "head_dim": 128},
               num_experts=32, num_experts_per_tok=8, moe_intermediate_size=768),
         model("deepseek 1x4096", "DeepseekV3", 1, 1, 4096, **LATENT),
+        ModelCase("llama training 2x4096", partial(make_transformer, "Llama", 2, 2, 4096, WIDE), training=True),
+        ModelCase("llama training padded 4x2048", partial(make_padded, "Llama", 2, 4, 2048, WIDE), training=True),
+        ModelCase("bert training padded 16x512",
+                  partial(make_padded, "Bert", 4, 16, 512, {**encoder, "vocab_size": 1024}), training=True),
         ModelCase("llama decode 8x4096", partial(make_step, "Llama", 4, 8, 4096, WIDE), mode="reduce-overhead",
                   exact=False),
     ]  # fmt: skip

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from benchmarks.model_cases import ModelCase, cases, in_float64
+from benchmarks.model_cases import Made, ModelCase, cases, in_float64
 from benchmarks.runner import said
 from benchmarks.timer import Timing, measure
 from torch_tile.inductor.backend import tile
@@ -85,7 +86,7 @@ def main(given: Sequence[str] | None = None) -> int:
         if time.monotonic() > end:
             print(f"out of time before {case.name}")
             break
-        print(f"{case.name:22} ", end="", flush=True)
+        print(f"{case.name:28} ", end="", flush=True)
         line, report = run(case, options)
         print(shown(line), flush=True)
         if options.rows:
@@ -106,8 +107,8 @@ def run(case: ModelCase, options: argparse.Namespace) -> tuple[Line, Report]:
     torch.manual_seed(0)
     try:
         made = case.make()
-        with torch.no_grad(), collect() as report:
-            truth = leaf(in_float64(made)) if case.exact else None
+        with torch.set_grad_enabled(case.training), collect() as report:
+            truth = first(called(in_float64(made), case.training)()) if case.exact else None
             calls = ready(case, made, truth, line, options)
             line.times = measure(calls, options.timing, "cuda")
             if options.profile:
@@ -122,10 +123,10 @@ def run(case: ModelCase, options: argparse.Namespace) -> tuple[Line, Report]:
 
 
 def ready(
-    case: ModelCase, made: Any, truth: torch.Tensor | None, line: Line, options: argparse.Namespace
+    case: ModelCase, made: Made, truth: torch.Tensor | None, line: Line, options: argparse.Namespace
 ) -> dict[str, Callable[[], Any]]:
     """Each rival compiled and run once; those that fail are left out."""
-    call, args, kwargs = made
+    call = made[0]
     how: dict[str, dict[str, Any]] = {"eager": {}, "Inductor": {"backend": "inductor", "mode": case.mode}}
     how["max-autotune"] = {"backend": "inductor", "mode": "max-autotune" if case.mode else "max-autotune-no-cudagraphs"}
     own = {"mode": case.mode} if case.mode else {"options": {"select": options.select}}
@@ -133,19 +134,19 @@ def ready(
     how["tile"] = {"backend": tile, **own}
     calls: dict[str, Callable[[], Any]] = {}
     for name, keys in how.items():
-        compiled = torch.compile(call, dynamic=False, **keys) if keys else call
+        one = called((torch.compile(call, dynamic=False, **keys) if keys else call, *made[1:]), case.training, call)
         start = time.perf_counter()
         try:
-            out = leaf((compiled, args, kwargs))
+            out = first(one())
         except Exception as error:
             line.failed[name] = said(error)
             continue
         line.compiled[name] = time.perf_counter() - start
         if truth is not None:
             line.errors[name] = float((out.double() - truth).norm() / truth.norm())
-        calls[name] = lambda compiled=compiled: compiled(*args, **kwargs)  # type: ignore[misc]
+        calls[name] = one
         for _ in range(3):  # CUDA graphs are recorded at the second call
-            calls[name]()
+            one()
         torch.cuda.synchronize()
     return calls
 
@@ -181,13 +182,34 @@ def profile(name: str, call: Callable[[], Any]) -> str:
     return "\n".join([f"\n  {name}", *lines])
 
 
-def leaf(made: Any) -> torch.Tensor:
-    """The first tensor of a result, when it is there."""
+def called(made: Made, training: bool, module: Any = None) -> Callable[[], Any]:
+    """What is timed: the call or, in training, forward and backward, for the gradient of the first parameter.
+
+    `module` holds the parameters, where what is called was compiled from it. The loss is the result in a direction that
+    is random, and the same each time: of squares that a last norm makes equal there is no gradient to compare.
+    """
     call, args, kwargs = made
-    leaves = torch.utils._pytree.tree_leaves(call(*args, **kwargs))
-    out: torch.Tensor = next(x for x in leaves if isinstance(x, torch.Tensor)).clone()
+    module = call if module is None else module
+    direction: list[torch.Tensor] = []
+
+    def step() -> torch.Tensor:
+        module.zero_grad(set_to_none=True)
+        out = next(x for x in tree_leaves(call(*args, **kwargs)) if isinstance(x, torch.Tensor))
+        if not direction:
+            g = torch.Generator(out.device).manual_seed(0)
+            direction.append(torch.randn(out.shape, generator=g, device=out.device).bfloat16().to(out.dtype))
+        out.backward(direction[0])
+        gradient: torch.Tensor = next(iter(module.parameters())).grad
+        return gradient
+
+    return step if training else lambda: call(*args, **kwargs)
+
+
+def first(out: Any) -> torch.Tensor:
+    """The first tensor of a result, when it is there."""
+    found: torch.Tensor = next(x for x in tree_leaves(out) if isinstance(x, torch.Tensor)).clone()
     torch.cuda.synchronize()
-    return out
+    return found
 
 
 def shown(line: Line) -> str:

@@ -168,4 +168,7 @@ template <class T> TILE_DEVICE T floormod(T a, T b) {
   else return r;
 }
 
+// x % N of 0 <= x < 2 * N.
+template <int N> TILE_DEVICE int wrapped(int x) { return x < N ? x : x - N; }
+
 }  // namespace tile

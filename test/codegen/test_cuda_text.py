@@ -30,7 +30,7 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.interval import Interval
 from torch_tile.ir.node import walk
-from torch_tile.runtime.host_compiler import compile_shared
+from torch_tile.runtime.host_compiler import compile_shared, csrc_dir
 
 # t and i are small, n and m are any dimension, b a block index, s a stride passed in 64 bits
 t, i = Var("t", dt.int32, "thread"), Var("i", dt.int32, "loop")
@@ -59,6 +59,10 @@ TEXTS = {
     "(n + 127) / 128": (n + 127) // 128,
     "tile::floordiv<int>(t - 5, 8)": (t - 5) // 8,
     "i - 3": binary("+", i, -3),
+    # a remainder of less than twice the divisor, such as the version of a tile two turns ahead
+    "tile::wrapped<6>(i + 2)": (i + 2) % 6,
+    "tile::wrapped<3>(t % 3 + 2)": (t % 3 + 2) % 3,
+    "(i + 4) % 5 * 5 + (t % 4 + 3) % 4": (i + 4) % 5 * 5 + (t % 4 + 3) % 4,
     # 64 where they are not, from where they are not
     "(int64_t)(b * 64 + t) * n + i": (b * 64 + t) * n + i,
     "(int64_t)b * 524288 + i": b * 524288 + i,
@@ -143,8 +147,10 @@ def test_indices_do_not_wrap():
         if not isinstance(index, Const) and all(max(-p.low, p.high) < 2**62 for p in parts):
             cases.append((index, value))
     body = "".join(f"  out[{k}] = {text().value(index)};\n" for k, (index, _) in enumerate(cases))
+    (wrapped,) = (x for x in (csrc_dir() / "cuda_math.h").read_text().splitlines() if " int wrapped(" in x)
     library = ctypes.CDLL(str(compile_shared(
-        '#include <stdint.h>\n#include "cpu_math.h"\n'
+        '#include <stdint.h>\n#include "cpu_math.h"\n#define TILE_DEVICE inline\n'
+        f"namespace tile {{ {wrapped} }}\n"
         f'extern "C" void f(int64_t* out, int t, int i, int n, int m, int b) {{\n{body}}}\n'
     )))  # fmt: skip
     for _ in range(20):
