@@ -21,11 +21,18 @@ from benchmarks.timer import Call, Timing
 Prepare = Callable[[], Call]  # makes a rival ready: imports, compiles, lays operands out as it wants them
 
 
+def first_of(result: object) -> torch.Tensor:
+    """The tensor that a call gives, or the first that it gives."""
+    tensor = result[0] if isinstance(result, tuple | list) else result
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
 @dataclass(frozen=True)
 class Case:
     """A problem's tensors, bound into calls. `sample` picks from a result what `expected` gives in float64.
 
-    `yardsticks` are timed too, but do something else.
+    `yardsticks` are timed too, but do something else. `read` is what is looked at of all that a call gives.
     """
 
     ours: Call
@@ -33,6 +40,7 @@ class Case:
     sample: Callable[[torch.Tensor], torch.Tensor]
     expected: Callable[[], torch.Tensor]
     yardsticks: Mapping[str, Call] = field(default_factory=dict)
+    read: Callable[[Any], torch.Tensor] = first_of
 
 
 @dataclass(frozen=True)
@@ -106,13 +114,6 @@ class Result:
         return None
 
 
-def first_of(result: object) -> torch.Tensor:
-    """The tensor that a call gives, or the first that it gives."""
-    tensor = result[0] if isinstance(result, tuple | list) else result
-    assert isinstance(tensor, torch.Tensor)
-    return tensor
-
-
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Memory that torch hands out unwritten holds NaN meanwhile."""
@@ -143,7 +144,7 @@ def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def wrong(case: Case, call: Call, want: torch.Tensor, tolerance: float) -> tuple[float, str]:
     """The error of a call's result, and what is wrong with it, or nothing."""
-    result = first_of(call())
+    result = case.read(call())
     missing = int((~result.isfinite()).sum())
     error = error_of(case.sample(result), want)
     if missing:

@@ -48,6 +48,7 @@ LEAST = 1.0  # terms of this size may cancel: a query that sees one key has no d
 SMALL = Config(block_q=32, block_kv=16, packed=False)
 CUTS = (
     Cuts(SMALL, Config(16, 32, packed=False)),
+    Cuts(SMALL, Config(16, 32, packed=False), Config(32, 16, packed=False, shared_weights=True)),
     Cuts(replace(SMALL, heavy_first=True, shared_weights=True), Config(32, 16, packed=False, heavy_first=True)),
     Cuts(replace(SMALL, staged=True), Config(16, 16, packed=False, staged=True, shared_weights=True)),
 )
@@ -122,15 +123,16 @@ HOPPER = Machine(Target("cuda", 90), 132)
 
 
 @pytest.mark.parametrize(
-    "heads, q_len, kv_len, causal, window, stages",
+    "heads, q_len, kv_len, width, causal, window, stages",
     [
-        (1, 70, 200, False, 0, 3),  # keys end inside a tile, and so do queries
-        (1, 200, 200, True, 0, 3),  # masks cut some tiles of each block
-        (2, 150, 150, True, 0, 2),  # two heads add up in one block's sums
-        (1, 150, 220, True, 50, 2),
+        (1, 70, 200, 64, False, 0, 3),  # keys end inside a tile, and so do queries
+        (1, 200, 200, 64, True, 0, 3),  # masks cut some tiles of each block
+        (2, 150, 150, 64, True, 0, 2),  # two heads add up in one block's sums
+        (1, 150, 220, 64, True, 50, 2),
+        (2, 130, 140, 256, True, 0, 0),  # the cuts of wide heads: dk and dv by a kernel each
     ],
 )
-def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, window, stages):
+def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, width, causal, window, stages):
     """The kernels as they are lowered, thread by thread."""
 
     def call(kernel, *args):
@@ -138,14 +140,14 @@ def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, causal, window, sta
         assert not interpret(flat, kernel.program, args)
 
     g = torch.Generator().manual_seed(0)
-    shapes = (1, heads, q_len, 64), (1, 1, kv_len, 64), (1, 1, kv_len, 64), (1, heads, q_len, 64)
+    shapes = (1, heads, q_len, width), (1, 1, kv_len, width), (1, 1, kv_len, width), (1, heads, q_len, width)
     q, k, v, grad = (torch.randn(shape, generator=g).half() for shape in shapes)
     options = (None, causal, 0.125, window, kv_len - q_len)
     out, lse = attention(q, k, v, *options)
     monkeypatch.setattr(module, "machine_of", lambda x: HOPPER)
     monkeypatch.setattr(JITKernel, "__call__", call)
     cut = Config(64, 64, 128, stages, packed=False, staged=True, heavy_first=causal)
-    got = attention_backward(grad, q, k, v, out, lse, *options, cuts=Cuts(cut, cut))
+    got = attention_backward(grad, q, k, v, out, lse, *options, cuts=Cuts(cut, cut) if stages else None)
     want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)

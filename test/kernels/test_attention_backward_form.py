@@ -29,11 +29,24 @@ def test_tiles_fit(machine, width, dtype):
     if cuts is None:  # left to the reference
         assert width >= 192 and dtype == torch.float64
         return
-    for config, own, step in ((cuts.dq, "block_q", "block_kv"), (cuts.dkv, "block_kv", "block_q")):
+    for config, (own, step), held in (
+        (cuts.dq, ("block_q", "block_kv"), 2),
+        *((config, ("block_kv", "block_q"), 1 if sums == ("dv",) else 2) for config, sums in cuts.of_keys),
+    ):
         own, step = getattr(config, own), getattr(config, step)
         weights = 2 * own * step * config.shared_weights
-        assert ((own + config.stages * step) * 2 * width + weights) * dtype.itemsize <= machine.target.shared_limit
+        tiles = (held * own + config.stages * 2 * step) * width + weights
+        assert tiles * dtype.itemsize <= machine.target.shared_limit
         assert PADDING % config.block_q == 0 and config.heavy_first and not config.packed
+
+
+def test_wide_heads_have_a_kernel_for_each_sum_of_keys():
+    """Twice the keys in a block, where no block has the registers for both sums."""
+    wide = cuts_for(replace(FORM, tile_d=256, tile_dv=256), Problem(32, 4096, 4096), GPUS[2])
+    assert [sums for _, sums in wide.of_keys] == [("dv",), ("dk",)]
+    assert wide.dkv.block_kv == wide.dk.block_kv == 128
+    for form in (FORM, replace(FORM, tile_d=192)):
+        assert [sums for _, sums in cuts_for(form, Problem(32, 4096, 4096), GPUS[2]).of_keys] == [("dk", "dv")]
 
 
 def test_heads_of_a_group_are_side_by_side():

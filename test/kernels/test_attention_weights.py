@@ -75,6 +75,7 @@ def test_reference_is_what_autograd_finds(name, causal, window, q_offset, proble
 CUTS = (
     None,
     Cuts(Config(32, 16, packed=False), Config(16, 32, packed=False)),
+    Cuts(Config(32, 16, packed=False), Config(16, 32, packed=False), Config(32, 16, packed=False)),
     Cuts(Config(32, 16, packed=False, shared_weights=True), Config(16, 16, packed=False, shared_weights=True)),
 )
 

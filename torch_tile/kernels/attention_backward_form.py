@@ -18,10 +18,20 @@ PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads stat
 
 @dataclass(frozen=True)
 class Cuts:
-    """The cut of the kernel of dq, whose blocks hold queries, and of that of dk and dv, whose blocks hold keys."""
+    """The cut of the kernel of dq, whose blocks hold queries, and of that of dk and dv, whose blocks hold keys.
+
+    Where `dk` is given, that is a kernel of its own and `dkv` makes dv only: the scores are computed once more, but
+    wide heads leave room for twice the keys.
+    """
 
     dq: Config
     dkv: Config
+    dk: Config | None = None
+
+    @property
+    def of_keys(self) -> tuple[tuple[Config, tuple[str, ...]], ...]:
+        """The kernels whose blocks hold keys: their cuts, and what each sums up."""
+        return ((self.dkv, ("dk", "dv")),) if self.dk is None else ((self.dkv, ("dv",)), (self.dk, ("dk",)))
 
 
 def query_blocks(form: Form, config: Config, first_key: Any, q_offset: Any, window: Any, q_len: Any) -> Any:
@@ -75,21 +85,27 @@ def _cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
         return Cuts(plain, plain)
     hopper = machine.target.capability == 90 and form.dtype.itemsize == 2 and form.vector >= 8
     kind = HOPPER if hopper else HALVES if form.dtype.itemsize == 2 else WIDE
-    dq = next((cut for cut in kind.dq if _fits(cut, form, machine, False, kind.room(form))), None)
-    dkv = next((cut for cut in kind.dkv if _fits(cut, form, machine, True, kind.room(form))), None)
+
+    def chosen(cuts: Sequence[Config], sums: Sequence[str]) -> Config | None:
+        heads = problem.heads * (problem.groups if "dq" in sums else 1)
+        found = next((cut for cut in cuts if _fits(cut, form, machine, sums, kind.room(form))), None)
+        return None if found is None else _finished(found, form, machine, sums, heads)
+
+    dq, dkv = chosen(kind.dq, ("dq",)), chosen(kind.dkv, ("dk", "dv"))
     if dq is None or dkv is None:
         return None
     if kind is HOPPER and max(form.tile_d, form.tile_dv) <= 64 and not (form.operands or form.score):
-        dkv = SHARING
-    heads = problem.heads * problem.groups
-    return Cuts(_finished(dq, form, machine, False, heads), _finished(dkv, form, machine, True, problem.heads))
+        dkv = _finished(SHARING, form, machine, ("dk", "dv"), problem.heads)
+    elif dkv.block_kv < WIDE_KEYS and (dv := chosen(kind.dv, ("dv",))) and (dk := chosen(kind.dk, ("dk",))):
+        return Cuts(dq, dv, dk)
+    return Cuts(dq, dkv)
 
 
 @dataclass(frozen=True)
 class _Kind:
     """Cuts by falling size, of which the first one is taken that fits into `registers` of a thread: for sums, scores,
     their gradients and what of these is rounded. Values of a text take `text` registers of these, and `masked_text`
-    where elements of a mask are held as well.
+    where elements of a mask are held as well. `dv` and `dk` are for kernels of their own.
     """
 
     dq: Sequence[Config]
@@ -97,6 +113,8 @@ class _Kind:
     registers: int
     text: int = 0
     masked_text: int = 0
+    dv: Sequence[Config] = ()
+    dk: Sequence[Config] = ()
 
     def room(self, form: Form) -> int:
         """Registers of a thread for tiles."""
@@ -117,7 +135,11 @@ HOPPER = _Kind(
     ),
     224,
     masked_text=16,
+    # Heads of 256 on an H200: twice as fast as 32 x 64 for both, of 1 to 2 % between these and others that fit.
+    dv=(Config(64, 128, 256, 2), Config(32, 128, 256, 2), Config(32, 128, 256, 1)),
+    dk=(Config(32, 128, 256, 2), Config(32, 128, 256, 1), Config(16, 128, 256, 1)),
 )
+WIDE_KEYS = 128  # keys of a block below which dk and dv are better made apart: those of two warpgroups of wgmma
 # Two blocks of keys on a multiprocessor, for narrow heads: 0 to 7 % less time on an H200, most where a mask is causal.
 SHARING = Config(64, 64, 128, 2, blocks=2)
 HALVES = _Kind(
@@ -134,33 +156,43 @@ WIDE = _Kind(
 )  # float32 and float64
 
 
-def _fits(config: Config, form: Form, machine: Machine, by_keys: bool, registers: int) -> bool:
+def _fits(config: Config, form: Form, machine: Machine, sums: Sequence[str], registers: int) -> bool:
     """Whether a block's sums and tiles fit."""
-    size, widths = form.dtype.itemsize, form.tile_d + form.tile_dv
-    own, step = (config.block_kv, config.block_q) if by_keys else (config.block_q, config.block_kv)
-    held = own * (step * 3 + (widths if by_keys else form.tile_d)) - (own * step if config.shared_weights else 0)
+    size, own, step = form.dtype.itemsize, *_sides(config, sums)
+    scores = 2 if sums == ("dv",) else 3
+    held = own * (step * scores + _columns(form, sums)) - (own * step if config.shared_weights else 0)
     wide = max(1, size // 4)
-    held += 0 if by_keys else own * step * (len(form.slopes) - 1)
-    return held * wide // config.threads <= registers and _shared(config, form, by_keys) <= machine.target.shared_limit
+    held += own * step * (len(form.slopes) - 1) if "dq" in sums else 0
+    return held * wide // config.threads <= registers and _shared(config, form, sums) <= machine.target.shared_limit
 
 
-def _shared(config: Config, form: Form, by_keys: bool, stored: int = 0) -> int:
+def _sides(config: Config, sums: Sequence[str]) -> tuple[int, int]:
+    """The rows of a block, and those of a step of its loop."""
+    return (config.block_q, config.block_kv) if "dq" in sums else (config.block_kv, config.block_q)
+
+
+def _columns(form: Form, sums: Sequence[str]) -> int:
+    """Of all that a block sums up."""
+    return sum(form.tile_dv if name == "dv" else form.tile_d for name in sums)
+
+
+def _shared(config: Config, form: Form, sums: Sequence[str], stored: int = 0) -> int:
     """Bytes of a block's tiles, of which those of the loop have `stages`, and of results of so many columns."""
-    own, step = (config.block_kv, config.block_q) if by_keys else (config.block_q, config.block_kv)
+    own, step = _sides(config, sums)
     weights = 2 * own * step if config.shared_weights else 0
-    tiles = (own + config.stages * step) * (form.tile_d + form.tile_dv) + weights + own * stored
+    held = form.tile_d if sums == ("dv",) else form.tile_d + form.tile_dv
+    tiles = own * held + config.stages * step * (form.tile_d + form.tile_dv) + weights + own * stored
     return tiles * form.dtype.itemsize + form.operand_bytes(config) + 4096
 
 
-def _finished(config: Config, form: Form, machine: Machine, by_keys: bool, heads: int) -> Config:
+def _finished(config: Config, form: Form, machine: Machine, sums: Sequence[str], heads: int) -> Config:
     """Heavy blocks first; few heads side by side, so that what their blocks share stays in the second level; results
-    through shared memory, where the tiles of operands leave room for that.
+    through shared memory, where the tiles of operands leave room for that and dk and dv are made together.
     """
     side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
     # Numbers of 4 bytes that are read across rows take registers that only products by wgmma leave.
-    narrow = not by_keys or machine.target.capability == 90 or all(x.stored.itemsize < 4 for x in form.operands)
+    narrow = "dq" in sums or machine.target.capability == 90 or all(x.stored.itemsize < 4 for x in form.operands)
     tiled = narrow and any(x.tiled for x in form.operands)
-    columns = form.tile_d + form.tile_dv if by_keys else form.tile_d
-    room = not tiled or _shared(config, form, by_keys, columns) <= machine.target.shared_limit
-    staged = form.dtype.itemsize == 2 and room
+    room = not tiled or _shared(config, form, sums, _columns(form, sums)) <= machine.target.shared_limit
+    staged = form.dtype.itemsize == 2 and room and sums not in (("dk",), ("dv",))
     return replace(config, packed=False, heavy_first=form.causal, side=side, staged=staged, tiled=tiled)
