@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks of attention in training become rules and texts, of which both directions know."""
+"""Masks of attention in training become rules and texts, and copied heads are shared: both directions know of it."""
 
 import functools
 
@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.passes import joint
 from torch_tile.inductor.report import collect
 
 LOW = torch.finfo(torch.float32).min
@@ -113,3 +114,74 @@ def test_under_checkpoints():
 def test_generated_code():
     rows = run(functools.partial(attend, mask=causal_and_padded), operands(), backend=tile)
     assert all(row.endswith(MASKS[causal_and_padded]) for row in rows)
+
+
+@pytest.fixture
+def heads(monkeypatch):
+    """Whether keys have fewer heads than queries in the graphs that are compiled, in both directions."""
+    found, read_masks = [], joint.read_masks
+
+    def noted(context):
+        for target, place in ((joint.LSE, 0), (joint.BACKWARD, 1)):
+            for node in context.graph.find_nodes(op="call_function", target=target):
+                q, k = (x.meta["val"] for x in node.args[place : place + 2])
+                found.append(bool(k.shape[1] < q.shape[1]))
+        read_masks(context)
+
+    monkeypatch.setattr(joint, "read_masks", noted)
+    return found
+
+
+def expanded(x, groups):
+    return x[:, :, None].expand(-1, -1, groups, -1, -1).reshape(x.shape[0], -1, *x.shape[2:])
+
+
+def interleaved(x, groups):
+    return x.repeat_interleave(groups, 1)
+
+
+def stacked(x, groups):
+    return torch.stack([x] * groups, 2).flatten(1, 2)  # gradients of copies are added one by one
+
+
+def tiled(x, groups):
+    return x.repeat(1, groups, 1, 1)  # a head of queries has every second one of keys
+
+
+COPIES = {expanded: [True, True], interleaved: [True, True], stacked: [True, False], tiled: [False, False]}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("copied", COPIES, ids=lambda f: f.__name__)
+def test_heads_are_shared(copied, masked, dynamic, heads):
+    def f(q, k, v, given):
+        rule = {"attn_mask": causal_and_padded(q, given)} if masked else {"is_causal": True}
+        return F.scaled_dot_product_attention(q, copied(k.sin(), 3), copied(v, 3), **rule)
+
+    def problem(length):
+        _, _, _, given = operands(length)
+        q, k, v = (torch.randn(2, n, length, 16).requires_grad_() for n in (6, 2, 2))
+        return q, k, v, given
+
+    run(f, *map(problem, (9, 12) if dynamic else (9,)), dynamic=dynamic)
+    assert heads == COPIES[copied]
+
+
+def test_copies_whose_gradients_are_read_stay(heads):
+    """Of keys a sum over copies, of values the gradient of each copy."""
+
+    class Spy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * torch.arange(6.0)[:, None, None]
+
+    def f(q, k, v):
+        return F.scaled_dot_product_attention(q, expanded(k, 3), Spy.apply(expanded(v, 3)), is_causal=True)
+
+    run(f, [torch.randn(2, n, 9, 16).requires_grad_() for n in (6, 2, 2)])
+    assert heads == [True, False]

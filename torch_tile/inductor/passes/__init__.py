@@ -21,7 +21,7 @@ def joint_families(settings: Settings) -> list[Family]:
     """Forward and backward in one graph: what has to be said in both."""
     from torch_tile.inductor.passes import joint
 
-    return [joint.read_masks] if "attention" in settings.families else []
+    return [joint.share_heads, joint.read_masks] if "attention" in settings.families else []
 
 
 def refine_families(settings: Settings) -> list[Family]:

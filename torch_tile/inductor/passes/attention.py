@@ -238,7 +238,7 @@ def _attend(
     (q, by), (k, too), (v, _) = bare(rewrite, q, scalable), bare(rewrite, k, scalable), bare(rewrite, v)
     if by * too != 1:
         scale = (width**-0.5 if scale is None else scale) * by * too
-    k, v = _ungroup(rewrite, k, v)
+    k, v = ungrouped(rewrite, k, v)
     if mask is None or causal or window or score:
         return rewrite.call(OP, q, k, v, mask, causal, scale, window, offset, *((aux, score) if score else ()))
     return rewrite.call(OP, q, k, v, *read_mask(rewrite, q, k, mask, scale))
@@ -264,7 +264,7 @@ def read_mask(rewrite: Rewrite, q: Any, k: Any, mask: Any, scale: Any) -> tuple[
     return arguments
 
 
-def _ungroup(rewrite: Rewrite, k: Any, v: Any) -> tuple[Any, Any]:
+def ungrouped(rewrite: Rewrite, k: Any, v: Any) -> tuple[Any, Any]:
     """k and v with one head per group, if both were expanded alike."""
     found = []
     for x in (k, v):

@@ -3,16 +3,78 @@
 
 Only here can a mask of attention in training be read: afterwards it is a tensor that the forward hands over. What rules
 and texts say of it is computed in both kernels, so it is neither kept nor read, and tiles that it hides are skipped.
+Likewise heads of keys and values that were copied for each head of queries: here the copies and the sums of their
+gradients are both to be seen.
 """
 
 from __future__ import annotations
 
+import operator
+
+from torch._ops import OpOverload
 from torch.fx import Node
 
-from torch_tile.inductor.passes.attention import BACKWARD, read_mask
-from torch_tile.inductor.passes.graph import Miss, Rewrite, arg, erase_dead
+from torch_tile.inductor.passes.attention import BACKWARD, read_mask, ungrouped
+from torch_tile.inductor.passes.graph import (
+    Miss,
+    Rewrite,
+    arg,
+    aten,
+    dtype,
+    erase_dead,
+    is_call,
+    same_shape,
+    shape,
+)
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.sinks import LSE
+
+VIEWS = aten.view.default, aten.reshape.default, aten._unsafe_view.default
+
+
+def share_heads(context: Context) -> None:
+    """Keys and values of fewer heads, where they were copied for those of queries; the sums over copies fall away."""
+    for target, first in ((LSE, 0), (BACKWARD, 1)):
+        for node in context.graph.find_nodes(op="call_function", target=target):
+            rewrite = Rewrite(node)
+            given = node.args[first + 1 : first + 3]
+            shared = ungrouped(rewrite, *given)
+            results = [x for x in node.users if first and x.args[1] in (1, 2)]  # dk and dv
+            sums = [_sum_of_copies(x, shape(shared[0])[1]) for x in results]
+            if shared == given or None in sums:
+                rewrite.discard()
+                continue
+            new = rewrite.call(target, *node.args[: first + 1], *shared, *node.args[first + 3 :])
+            for result, total in zip(results, sums, strict=True):
+                assert total is not None
+                instead = Rewrite(total)
+                gradient = instead.call(operator.getitem, new, result.args[1])
+                total.replace_all_uses_with(instead.reshape(gradient, shape(total)))
+                erase_dead(total)
+            _replace(node, new)
+
+
+def _sum_of_copies(gradient: Node, heads: int) -> Node | None:
+    """The sum of a gradient over the copies of each of `heads`, if nothing else is done with it."""
+    batch, copies, *rest = shape(gradient)
+    view = _only_user(gradient, VIEWS)
+    total = _only_user(view, (aten.sum.dim_IntList,))
+    if view is None or total is None or arg(total, 1) != [2] or dtype(total) != dtype(gradient):
+        return None
+    return total if same_shape(shape(view), (batch, heads, copies // heads, *rest)) else None
+
+
+def _only_user(node: Node | None, targets: tuple[OpOverload, ...]) -> Node | None:
+    """The node's user, if it is one call of one of these."""
+    users = list(node.users) if node is not None else []
+    return users[0] if len(users) == 1 and is_call(users[0], *targets) else None
+
+
+def _replace(node: Node, new: Node) -> None:
+    """`new` instead of the call `node`, from where it was written."""
+    new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
+    node.replace_all_uses_with(new)
+    erase_dead(node)
 
 
 def read_masks(context: Context) -> None:
@@ -41,6 +103,4 @@ def _read(node: Node, mask: Node, first: int) -> None:
     if first:  # the names of what is kept stand between
         rule[4:4] = [""]
     new = rewrite.call(node.target, *given, tensor, *rule)  # type: ignore[arg-type]
-    new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
-    node.replace_all_uses_with(new)
-    erase_dead(node)
+    _replace(node, new)
