@@ -22,6 +22,15 @@ def test_do_bench_counts_milliseconds():
         do_bench(lambda: None, rep=0, backend="sundial")
 
 
+def test_how_often_and_what_of_it():
+    calls = []
+    low, high = do_bench(lambda: calls.append(1), n_warmup=3, n_repeat=5, quantiles=(0.0, 1.0))
+    assert len(calls) == 8 and 0 <= low <= high
+    assert do_bench(lambda: time.sleep(0.002), warmup=0, n_repeat=3, quantiles=[0.5])[0] >= 2
+    with pytest.raises(TypeError, match="unexpected keyword argument 'reps'"):
+        do_bench(lambda: None, reps=3)
+
+
 @pytest.mark.cuda
 def test_do_bench_by_events():
     x = torch.randn(1 << 24, device="cuda")
@@ -97,3 +106,51 @@ def test_compare():
     with pytest.raises(AssertionError, match=r"shapes differ: \[1, 4\] and \[4\]"):
         compare(a[None], a, 0, 0, 0)
     compare(torch.zeros(0), torch.zeros(0), 0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def two_results():
+    @torch_tile.jit(out_idx=[1, 2])
+    def made(n):
+        @T.prim_func
+        def kernel(a: T.Tensor((n,), "float32"), b: T.Tensor((n,), "float32"), c: T.Tensor((n,), "float32")):
+            with T.Kernel(1, threads=32) as _:
+                for i in T.Parallel(n):
+                    b[i] = a[i] + 1.0
+                    c[i] = a[i] * 2.0
+
+        return kernel
+
+    return made(8).get_profiler()
+
+
+def test_several_results(two_results):
+    two_results.assert_allclose(lambda a: [a + 1, a * 2])
+    with pytest.raises(AssertionError, match="the kernel gives 2 tensors and the reference 1 tensor"):
+        two_results.assert_allclose(lambda a: a + 1)
+    with pytest.raises(AssertionError, match="differ"):
+        two_results.assert_allclose(lambda a: (a + 1, a * 3))
+
+
+def test_comparisons_by_hand(two_results):
+    seen = []
+    two_results.manual_assert_close(lambda a: (a + 1, a * 2), manual_check_prog=lambda a, b: seen.append((a, b)))
+    ((got, want),) = seen
+    torch.testing.assert_close(got, list(want))
+    with pytest.raises(TypeError, match="manual_check_prog"):
+        two_results.manual_assert_close(lambda a: a)
+
+
+def test_the_same_bits_each_time(two_results, monkeypatch):
+    two_results.assert_consistent(repeat=3)
+    kernel, calls = two_results.kernel, []
+
+    def drifting(*args):
+        calls.append(args)
+        b, c = kernel(*args)
+        return b, -c if len(calls) == 3 else c
+
+    monkeypatch.setattr(two_results, "kernel", drifting)
+    monkeypatch.setattr(two_results, "inputs", lambda: [torch.zeros(8)])  # 0.0 and -0.0 are equal, but not the same
+    with pytest.raises(AssertionError, match="results of the same inputs differ"):
+        two_results.assert_consistent(repeat=3)

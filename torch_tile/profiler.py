@@ -24,6 +24,7 @@ PICK: dict[str, Callable[[list[float]], float]] = {
 }  # fmt: skip
 # TileLang's names of timers, and which of ours each is.
 BACKENDS = {"auto": "auto", "event": "event", "wall": "wall", "cupti": "event", "cudagraph": "event"}
+WITHOUT_EFFECT = {"dynamic_symbolic_constraints", "early_stop_baseline"}  # TileLang's, which change no time
 
 
 class TensorSupplyType(enum.Enum):
@@ -40,42 +41,56 @@ class TensorSupplyType(enum.Enum):
 
 def do_bench(
     fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", backend: str = "auto",
-    fast_flush: bool = True, **hints: Any,
-) -> float:  # fmt: skip
+    fast_flush: bool = True, quantiles: Sequence[float] | None = None, n_warmup: int = 0, n_repeat: int = 0,
+    **hints: Any,
+) -> Any:  # fmt: skip
     """Milliseconds of one call of `fn`: calls for `warmup` ms, then samples for `rep` ms.
 
-    `return_mode` is one of median, mean, min, max. `backend` is "event" (the GPU's own time, with its L2 cache flushed
-    before each sample unless `fast_flush` is False), "wall" (until `fn` returns), or "auto": "event" once the process
-    uses a GPU.
+    `return_mode` is one of median, mean, min, max; with `quantiles` (between 0 and 1) a list has one number for each.
+    `backend` is "event" (the GPU's own time, with its L2 cache flushed before each sample unless `fast_flush` is
+    False), "wall" (until `fn` returns), or "auto": "event" once the process uses a GPU. `n_warmup` and `n_repeat` are
+    numbers of calls instead of times. Raises ValueError for another mode or backend.
     """
     if return_mode not in PICK:
         raise ValueError(f"return_mode is one of {', '.join(PICK)}, got {return_mode!r}")
     if backend not in BACKENDS:
         raise ValueError(f"backend is one of {', '.join(BACKENDS)}, got {backend!r}")
+    if unknown := hints.keys() - WITHOUT_EFFECT:
+        raise TypeError(f"do_bench() got an unexpected keyword argument {min(unknown)!r}")
     backend = BACKENDS[backend]
     if backend == "auto":
         import torch
 
         backend = "event" if torch.cuda.is_initialized() else "wall"
-    samples = _by_events(fn, warmup, rep, fast_flush) if backend == "event" else _by_clock(fn, warmup, rep)
-    return float(PICK[return_mode](samples))
+    if backend == "event":
+        samples = _by_events(fn, warmup, rep, n_warmup, n_repeat, fast_flush)
+    else:
+        samples = _by_clock(fn, warmup, rep, n_warmup, n_repeat)
+    if quantiles is None:
+        return float(PICK[return_mode](samples))
+    import numpy
+
+    return [float(x) for x in numpy.quantile(samples, quantiles)]
 
 
-def _by_clock(fn: Callable[[], Any], warmup: float, rep: float) -> list[float]:
-    end = time.perf_counter() + warmup / 1e3
+def _by_clock(fn: Callable[[], Any], warmup: float, rep: float, n_warmup: int, n_repeat: int) -> list[float]:
+    end, calls = time.perf_counter() + warmup / 1e3, 1
     fn()
-    while time.perf_counter() < end:
+    while calls < n_warmup if n_warmup else time.perf_counter() < end:
         fn()
+        calls += 1
     samples: list[float] = []
     end = time.perf_counter() + rep / 1e3
-    while not samples or time.perf_counter() < end:
+    while not samples or (len(samples) < n_repeat if n_repeat else time.perf_counter() < end):
         start = time.perf_counter()
         fn()
         samples.append((time.perf_counter() - start) * 1e3)
     return samples
 
 
-def _by_events(fn: Callable[[], Any], warmup: float, rep: float, flush: bool) -> list[float]:
+def _by_events(
+    fn: Callable[[], Any], warmup: float, rep: float, n_warmup: int, n_repeat: int, flush: bool
+) -> list[float]:
     import torch
 
     cache = torch.empty(FLUSHED if flush else 0, dtype=torch.int8, device="cuda")
@@ -89,10 +104,10 @@ def _by_events(fn: Callable[[], Any], warmup: float, rep: float, flush: bool) ->
     stop.record()
     torch.cuda.synchronize()
     once = max(start.elapsed_time(stop) / 5, 1e-3)
-    for _ in range(int(warmup / once)):
+    for _ in range(n_warmup or int(warmup / once)):
         fn()
     pairs = []
-    for _ in range(max(1, int(rep / once))):
+    for _ in range(n_repeat or max(1, int(rep / once))):
         cache.zero_()
         pairs.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
         pairs[-1][0].record()
@@ -134,8 +149,8 @@ class Profiler:
     def do_bench(
         self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100,
         input_tensors: Sequence[Any] | None = None, return_mode: str = "median", **hints: Any,
-    ) -> float:  # fmt: skip
-        """Milliseconds of one run of the kernel, or of `func` on the same inputs."""
+    ) -> Any:  # fmt: skip
+        """Milliseconds of one run of the kernel, or of `func` on the same inputs; `hints` are more of do_bench's."""
         args = list(input_tensors) if input_tensors is not None else self.inputs()
         run = func or self.kernel
         backend = hints.pop("backend", "event" if self.kernel.launcher.kind == "cuda" else "wall")
@@ -150,19 +165,65 @@ class Profiler:
         input_tensors: Sequence[Any] | None = None, max_mismatched_ratio: float = 0.01, **hints: Any,
     ) -> None:  # fmt: skip
         """Compare with `reference` on the same inputs. Where one of the two returns nothing, its last tensor counts."""
-        args = list(input_tensors) if input_tensors is not None else self.inputs()
-        copies = [a.clone() if hasattr(a, "clone") else a for a in args]
-        expected = reference(*copies)
-        got = self.kernel(*args)
-        got = _last_tensor(args) if got is None else got
-        expected = _last_tensor(copies) if expected is None else expected
-        pairs = zip(got, expected, strict=True) if isinstance(got, tuple) else [(got, expected)]
-        for a, b in pairs:
+        got, expected = self._both(reference, input_tensors)
+        if len(got) != len(expected):
+            raise AssertionError(f"the kernel gives {_count(got)} and the reference {_count(expected)}")
+        for a, b in zip(got, expected, strict=True):
             compare(a, b, atol, rtol, max_mismatched_ratio)
 
+    def manual_assert_close(
+        self, reference: Callable[..., Any], input_tensors: Sequence[Any] | None = None,
+        manual_check_prog: Callable[[Any, Any], object] | None = None,
+    ) -> None:  # fmt: skip
+        """`manual_check_prog(result, expected)` on what the kernel and `reference` make of the same inputs, which are
+        lists where there are several; it raises where they differ.
+        """
+        if manual_check_prog is None:
+            raise TypeError("manual_assert_close() needs manual_check_prog, which compares the two results")
+        results = [x[0] if len(x) == 1 else x for x in self._both(reference, input_tensors)]
+        manual_check_prog(*results)
 
-def _last_tensor(args: Sequence[Any]) -> Any:
-    return next(a for a in reversed(args) if hasattr(a, "clone"))
+    def assert_consistent(self, repeat: int = 10) -> None:
+        """AssertionError if the same inputs do not give the same bits `repeat` times."""
+        args = self.inputs()
+
+        def once() -> list[Any]:
+            copies = _copies(args)
+            return _listed(self.kernel(*copies), copies)
+
+        first = once()
+        for _ in range(repeat - 1):
+            for a, b in zip(first, once(), strict=True):
+                if not _same_bits(a, b):
+                    raise AssertionError(f"results of the same inputs differ: {a} and {b}")
+
+    def _both(self, reference: Callable[..., Any], given: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
+        """What the kernel and the reference make of the same inputs, or write into the last."""
+        args = list(given) if given is not None else self.inputs()
+        copies = _copies(args)
+        expected = _listed(reference(*copies), copies)
+        return _listed(self.kernel(*args), args), expected
+
+
+def _copies(args: Sequence[Any]) -> list[Any]:
+    return [a.clone() if hasattr(a, "clone") else a for a in args]
+
+
+def _listed(result: Any, args: Sequence[Any]) -> list[Any]:
+    """The tensors of a result, or the last argument where there is none."""
+    if result is None:
+        return [next(a for a in reversed(args) if hasattr(a, "clone"))]
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _count(results: Sequence[Any]) -> str:
+    return "1 tensor" if len(results) == 1 else f"{len(results)} tensors"
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    import torch
+
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def compare(a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float) -> None:

@@ -134,3 +134,15 @@ def test_what_is_decorated(lazy):
     assert isinstance(torch_tile.autotune(lazy, configs=BLOCKS), AutotunedFunction)
     with pytest.raises(TileError, match="argument `configs` is empty"):
         tuned(lazy, [])(96)
+
+
+def test_calls_that_no_configuration_completes(lazy, clock):
+    """Are the caller's mistake, not that of each configuration."""
+    made = clock(2.0, 1.0)
+    with pytest.raises(TypeError, match=r"scale\(\) missing a required argument: 'n'"):
+        tuned(lazy)()
+    with pytest.raises(TypeError, match=r"scale\(\) got an unexpected keyword argument 'blocks'"):
+        tuned(lazy)(96, blocks=32)
+    with pytest.raises(TileError, match="`configs` are not all dicts"):
+        tuned(lazy, [{"block": 32}, (64,)])(96)
+    assert not made.calls

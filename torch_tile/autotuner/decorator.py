@@ -89,9 +89,23 @@ class AutotunedFunction:
         """What a call with these arguments finds, with the table of all that was tried."""
         configs = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
         given = {*self.names[: len(args)], *kwargs}
+        if not all(isinstance(config, Mapping) for config in configs):
+            fix = 'write them as {"block_M": 64, "num_stages": 2}'
+            raise error("bad_argument", None, op="autotune", name="configs", why="are not all dicts", fix=fix)
+        self._check_call(args, kwargs, configs)
         left = [{name: value for name, value in config.items() if name not in given} for config in configs]
         unique = [config for number, config in enumerate(left) if config not in left[:number]]
         return AutoTuner(self.function, unique, self.settings).run(args=args, kwargs=kwargs, inputs=_inputs.get())
+
+    def _check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], configs: Sequence[Config]) -> None:
+        """TypeError for a call that no configuration can complete, which has nothing to do with these."""
+        signature = self.function.signature
+        try:
+            named = signature.bind_partial(*args, **kwargs).arguments
+            left = {name for config in configs for name in config if name in self.names and name not in named}
+            signature.bind(*args, **kwargs, **dict.fromkeys(left))
+        except TypeError as problem:
+            raise TypeError(f"{self.__name__}() {problem}") from None
 
     def _find(self, key: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[JITFunction, Config, Any]:
         if len(self.found) >= MOST_FORMS:

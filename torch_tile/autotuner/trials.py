@@ -92,4 +92,4 @@ def time_all(
 
 def _timed(backend: str, call: Callable[[], object], warmup: float, rep: float) -> float:
     """Milliseconds of a call. Processes beside ours disturb the CPU's clock, not the GPU's: there the least counts."""
-    return do_bench(call, warmup, rep, "median" if backend == "event" else "min", backend)
+    return float(do_bench(call, warmup, rep, "median" if backend == "event" else "min", backend))
