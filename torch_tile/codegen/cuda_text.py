@@ -222,7 +222,7 @@ class CudaText(Text):
             node = self._negated(node)
         whole, a, b = (self.is_long(x, wide) for x in (node, node.a, node.b))
         if self._wraps_once(node) and not a:
-            return f"tile::wrapped<{node.b}>({self.value(node.a)})", 99
+            return f"tile::wrapped<{node.b}>({self.value(node.a, wide)})", 99
         if node.op in ("min", "max") or (node.op in ("//", "%") and not (self._naturals(node))):
             kind = "int64_t" if whole or a or b else "int"
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
