@@ -140,6 +140,14 @@ def interleaved(x, groups):
     return x.repeat_interleave(groups, 1)
 
 
+def behind_positions(x, groups):
+    return x.transpose(1, 2).repeat_interleave(groups, 2).transpose(1, 2)
+
+
+def of_one_head(x, groups):
+    return x[:, :1].expand(-1, 6, -1, -1)
+
+
 def stacked(x, groups):
     return torch.stack([x] * groups, 2).flatten(1, 2)  # gradients of copies are added one by one
 
@@ -148,7 +156,11 @@ def tiled(x, groups):
     return x.repeat(1, groups, 1, 1)  # a head of queries has every second one of keys
 
 
-COPIES = {expanded: [True, True], interleaved: [True, True], stacked: [True, False], tiled: [False, False]}
+BOTH = [True, True]
+COPIES = {
+    expanded: BOTH, interleaved: BOTH, behind_positions: BOTH, of_one_head: BOTH,
+    stacked: [True, False], tiled: [False, False],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -11,25 +11,13 @@ from __future__ import annotations
 
 import operator
 
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from torch_tile.inductor.passes.attention import BACKWARD, read_mask, ungrouped
-from torch_tile.inductor.passes.graph import (
-    Miss,
-    Rewrite,
-    arg,
-    aten,
-    dtype,
-    erase_dead,
-    is_call,
-    same_shape,
-    shape,
-)
+from torch_tile.inductor.passes.graph import Miss, Rewrite, arg, aten, dtype, erase_dead, is_call, known, shape
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.sinks import LSE
-
-VIEWS = aten.view.default, aten.reshape.default, aten._unsafe_view.default
+from torch_tile.inductor.passes.views import Group, arrange, axes_of, extent, leaves, trace
 
 
 def share_heads(context: Context) -> None:
@@ -45,29 +33,33 @@ def share_heads(context: Context) -> None:
                 rewrite.discard()
                 continue
             new = rewrite.call(target, *node.args[: first + 1], *shared, *node.args[first + 3 :])
-            for result, total in zip(results, sums, strict=True):
-                assert total is not None
+            for result, found in zip(results, sums, strict=True):
+                assert found is not None
+                total, have, want = found
                 instead = Rewrite(total)
-                gradient = instead.call(operator.getitem, new, result.args[1])
-                total.replace_all_uses_with(instead.reshape(gradient, shape(total)))
+                summed = arrange(instead, instead.call(operator.getitem, new, result.args[1]), have, want)
+                assert summed is not None
+                total.replace_all_uses_with(instead.reshape(summed, shape(total)))
                 erase_dead(total)
             _replace(node, new)
 
 
-def _sum_of_copies(gradient: Node, heads: int) -> Node | None:
-    """The sum of a gradient over the copies of each of `heads`, if nothing else is done with it."""
-    batch, copies, *rest = shape(gradient)
-    view = _only_user(gradient, VIEWS)
-    total = _only_user(view, (aten.sum.dim_IntList,))
-    if view is None or total is None or arg(total, 1) != [2] or dtype(total) != dtype(gradient):
+def _sum_of_copies(gradient: Node, heads: int) -> tuple[Node, list[Group], list[Group]] | None:
+    """The sum over the copies of each of `heads`, if nothing else is done with a gradient `[B, heads * copies, S, D]`;
+    and the dimensions of `[B, heads, S, D]`, first as they lie there, then as they lie in the sum.
+    """
+    total = gradient
+    while len(total.users) == 1 and not is_call(total, aten.sum.dim_IntList):
+        (total,) = total.users
+    if not is_call(total, aten.sum.dim_IntList) or dtype(total) != dtype(gradient):
         return None
-    return total if same_shape(shape(view), (batch, heads, copies // heads, *rest)) else None
-
-
-def _only_user(node: Node | None, targets: tuple[OpOverload, ...]) -> Node | None:
-    """The node's user, if it is one call of one of these."""
-    users = list(node.users) if node is not None else []
-    return users[0] if len(users) == 1 and is_call(users[0], *targets) else None
+    dims = axes_of(shape(total.args[0]))
+    root, have = trace(total.args[0], dims)
+    copies = [axis for d in total.args[1] for axis in leaves(dims[d])]  # type: ignore[union-attr,index]
+    kept = [axis for axis in have[1] if axis not in copies] if root is gradient else []
+    if root is not gradient or have[1] != [*kept, *copies] or not known(extent(kept) == heads):
+        return None
+    return total, [have[0], kept, *have[2:]], [[axis for axis in leaves(g) if axis not in copies] for g in dims]
 
 
 def _replace(node: Node, new: Node) -> None:
