@@ -5,6 +5,7 @@ import pytest
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.counterexample import FAR
 from torch_tile.ir.expr import Expr, Var, const, maximum, minimum, select
 from torch_tile.ir.polynomial import Polynomial
 
@@ -34,6 +35,13 @@ def test_numbers_keep_to_every_condition():
     assert refuted(i - 6, known) and refuted(6 - i, known)
     assert not refuted(i - 5, known) and not refuted(7 - i, known)
     assert not refuted(i, known.assume(i > 9))  # nothing gets here
+
+
+def test_beyond_what_stands_for_no_limit():
+    """Numbers of which only one end is known, far out."""
+    large, small = Ranges().assume(n > FAR), Ranges().assume(i < -FAR - 2)
+    assert refuted(m - n, large) and refuted(2 * FAR - n - m, large.assume(n > 3 * FAR)) and refuted(i - m, small)
+    assert not refuted(n - FAR, large) and not refuted(-FAR - i, small)
 
 
 def test_a_choice_that_is_not_known_refutes_nothing():

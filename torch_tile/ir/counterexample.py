@@ -8,6 +8,7 @@ those chosen before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from .expr import Expr, Var
@@ -66,8 +67,8 @@ class Counterexample:
         if isinstance(described.expr, Var) and described.expr.role == "dim":
             low = max(low, 1)
         if high:
-            return int(top if top < FAR or low > FAR else max(low, FAR))
-        return int(low if low > -FAR or top < -FAR else min(top, -FAR))
+            return int(top if math.isfinite(top) and (top < FAR or low > FAR) else max(low, FAR))
+        return int(low if math.isfinite(low) and (low > -FAR or top < -FAR) else min(top, -FAR))
 
     def _made(self, described: Atom, high: bool) -> int:
         """The value of a compound atom."""
