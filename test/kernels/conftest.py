@@ -139,10 +139,11 @@ def poisoned():
 def check():
     """`check(got, want, what)`: shape, and no error beyond the tolerance of got's dtype; infinities must agree.
 
-    The result is contiguous, or laid out as `like` is.
+    The result is contiguous, or laid out as `like` is. With `own`, an element's own size counts beside the others': a
+    few are much larger than these.
     """
 
-    def compare(got, want, what, dtype=None, like=None, least=0.1):
+    def compare(got, want, what, dtype=None, like=None, least=0.1, own=False):
         assert got.shape == want.shape, what
         assert got.is_contiguous() if like is None else got.stride() == like.stride(), what
         got, tolerance = got.double(), TOLERANCE[dtype or got.dtype]
@@ -152,8 +153,7 @@ def check():
         got, want = got[~rest], want[~rest]
         if got.numel():
             scale = want.square().mean().sqrt().clamp(min=least)
-            # a large element is rounded to its own size, not to that of the others
-            error = float(((got - want).abs() / (scale + want.abs())).max())
+            error = float(((got - want).abs() / (scale + own * want.abs())).max())
             assert error <= tolerance, f"{what}: error {error:.2e} > {tolerance:.0e}"
 
     return compare

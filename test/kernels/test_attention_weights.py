@@ -108,6 +108,7 @@ def test_random_problems(name, rounds, problems, check):
                 f"{what} of {name} {dtype} {sizes} {options[1:]} {keep}",
                 dtype,
                 least=1.0,
+                own=what == "kept",  # slopes times distances
             )
 
 
