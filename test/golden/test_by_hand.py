@@ -97,6 +97,39 @@ def test_a_copy_of_a_role_is_a_copy_of_its_threads():
     assert "vector_copy" in names and not {"tma_load", "cp_async"} & names
 
 
+def test_what_the_author_has_shown_is_not_shown_again():
+    """One fence after the weights are written, though more arrivals follow; one more where they are written again."""
+
+    def kernel_of(again):
+        @T.prim_func
+        def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+            with T.Kernel(1, threads=128) as _:
+                a, b = (T.alloc_shared((64, 64), "float16") for _ in range(2))
+                c = T.alloc_fragment((64, 64), "float32")
+                first, second = T.alloc_barrier(128), T.alloc_barrier(128)
+                with T.ws(0):
+                    T.copy(A, a)
+                    T.copy(A, b)
+                    T.fence_proxy_async()
+                    T.mbarrier_arrive(first)
+                    if again:
+                        T.copy(A, b)
+                    T.mbarrier_arrive(second)
+                    T.mbarrier_wait_parity(first, 0)
+                    T.mbarrier_wait_parity(second, 0)
+                    T.gemm(a, b, c, clear_accum=True)
+                    T.copy(c, C)
+
+        return kernel
+
+    for again in (False, True):
+        made = torch_tile.compile(kernel_of(again), target="cuda:sm_90a")
+        a, c = torch.randn(64, 64).half(), torch.empty(64, 64)
+        assert not made.interpret(a, c)
+        torch.testing.assert_close(c.double(), a.double() @ a.double(), rtol=2e-2, atol=2e-2)
+        assert made.get_kernel_source().count("fence_proxy_async") == 1 + again
+
+
 @pytest.mark.parametrize("missing", ["arrival", "wait"])
 def test_a_barrier_that_nobody_arrives_at_or_waits_for(missing):
     @T.prim_func

@@ -7,7 +7,6 @@ checked shapes and dtypes; takes tensors of any stride. The result lies in memor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +27,11 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.memory_order import empty_beside, placed_beside
+from torch_tile.kernels.mla_by_turns import flash_mla_by_turns
 from torch_tile.kernels.mla_form import Config, Form, Problem, config_for, splits_for
 from torch_tile.kernels.mla_schedule import Units, combine_scheduled, scheduled_types
+from torch_tile.kernels.mla_tiles import SLACK, hide, load_cache, store_through
 from torch_tile.kernels.online_softmax import exponentiate
-
-SLACK = 8.0  # weights may be as large as 2 ** 8 before sums are scaled anew: far from the end of float16
 
 
 def gather_pages(pages: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
@@ -102,56 +101,6 @@ def reference(
     latent, rotary, keep = gather_cache(q, kv, k_pe, block_table, seq_lens)
     p, lse = probabilities(q.to(compute), q_pe.to(compute), latent, rotary, keep, scale)
     return placed_beside(torch.einsum("bths,bsc->bthc", p, latent), q), lse.contiguous()
-
-
-@T.macro
-def load_cache(
-    form: Form, caches: Sequence[Any], table: Sequence[Any], tile: Any, bz: Any, first: Any, length: Any
-) -> None:
-    """Positions `first..` of a sequence into a tile, latent and rotary part side by side.
-
-    What lies past the sequence's end, where memory may hold NaN, is made 0 here only if pages are smaller than tiles.
-    """
-    keys = tile.shape[0]
-    page_size = caches[0].shape[1]
-    if form.gathered:
-        start = 0
-        for cache, width in zip(caches, (form.latent, form.rotary), strict=True):
-            for j, c in T.Parallel(keys, width):
-                position = first + j
-                page = T.clamp(table[0][bz, position // page_size], 0, cache.shape[0] - 1)
-                value = cache[page, position % page_size, c]
-                tile[j, start + c] = T.if_then_else(position < length, value, T.cast(0, form.dtype))
-            start = form.latent
-    else:
-        place = (bz, first)
-        if form.paged:
-            place = (T.clamp(table[0][bz, first // page_size], 0, caches[0].shape[0] - 1), first % page_size)
-        T.copy(caches[0][(*place, 0)], tile[:, : form.latent])
-        T.copy(caches[1][(*place, 0)], tile[:, form.latent :])
-
-
-@T.macro
-def hide(form: Form, scores: Any, first: Any, length: Any, reach: Any, heads: Any, row: Any, scale: Any) -> None:
-    """-inf for positions from `first` on that a query does not see: row r sees those up to `reach + r // heads`.
-
-    The scale is applied where it is not folded.
-    """
-    for i, j in T.Parallel(*scores.shape):
-        seen = first + j <= reach + (row + i) // heads
-        seen = T.logical_and(seen, first + j < length)
-        score = scores[i, j] if form.folded else scores[i, j] * scale
-        scores[i, j] = T.if_then_else(seen, score, -T.infinity(scores.dtype))
-
-
-@T.macro
-def store_through(tile: Any, sums: Any, weight: Any, out: Any, sequence: Any, first: Any) -> None:
-    """Rows of `sums` times their weights to `out` from row `first` on, by way of a tile: in runs of 16 bytes."""
-    result = T.alloc_fragment(sums.shape, out.dtype)
-    for i, c in T.Parallel(*sums.shape):
-        result[i, c] = T.cast(sums[i, c] * weight[i], out.dtype)
-    T.copy(result, tile[:, : sums.shape[1]])
-    T.copy(tile[:, : sums.shape[1]], out[sequence, first, 0])
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
@@ -313,7 +262,7 @@ def run(
     paged, page = block_table is not None, kv.shape[1]
     whole = seq_lens is None
     form = Form(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole)
-    config = config or config_for(form, problem, machine, num_splits if schedule is None else 1)
+    config = config or config_for(form, problem, machine, num_splits if schedule is None else 1, schedule is not None)
     if config is None:
         for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):
             target.copy_(value)
@@ -322,16 +271,17 @@ def run(
     others = [] if block_table is None else [dense_last(block_table)]
     others += [] if seq_lens is None else [seq_lens.contiguous()]
     operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *others)
+    made = flash_mla_by_turns if config.by_turns else flash_mla
     if config.split:
         splits = splits_for(config, problem, machine, num_splits)
         parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))
-        machine.kernel(flash_mla)(config, form)(*operands, *parts, float(scale))
+        machine.kernel(made)(config, form)(*operands, *parts, float(scale))
         combine_parts(*parts, out, lse, machine)
         return
     is_even = q_len == 1 or out.stride(1) == heads * out.stride(2)  # rows of all queries and heads are a view
     target = out if is_even else torch.empty(out.shape, dtype=out.dtype, device=out.device)
     if schedule is None:
-        machine.kernel(flash_mla)(config, form)(*operands, target.flatten(1, 2), lse, float(scale))
+        machine.kernel(made)(config, form)(*operands, target.flatten(1, 2), lse, float(scale))
     else:
         slots = 2 * (schedule.shape[0] - batch)
         left = (

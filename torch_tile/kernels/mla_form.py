@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ class Config:
     of a tile's positions whose scores other warpgroups compute, in how many `shares` the sum of a row is kept (8 for
     each part is what leaves each thread of an accumulator with its own), whether the result is `staged` in shared
     memory, and how many columns of the queries are `held` in registers: warpgroups that make scores of few positions
-    each are slowed down by reading queries.
+    each are slowed down by reading queries. `by_turns`: by the kernel whose warpgroups take turns (`mla_by_turns`).
     """
 
     block_h: int = 16
@@ -34,6 +35,7 @@ class Config:
     staged: bool = False
     held: int = 0
     scheduled: bool = False
+    by_turns: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ class Form:
             return (pages, page), [strided("block_table", (batch, table_len), torch.int32)], table_len * page
         return (batch, page), [], page
 
+    def place(self, cache: Any, table: Sequence[Any], sequence: Any, first: Any) -> tuple[Any, Any]:
+        """Where position `first` of a sequence lies in a cache, and the tile that begins there; not if gathered."""
+        if not self.paged:
+            return sequence, first
+        page = cache.shape[1]
+        return T.clamp(table[0][sequence, first // page], 0, cache.shape[0] - 1), first % page
+
     def cut(self, first: Any, keys: int, length: Any, first_own: Any) -> Any:
         """Whether some query of a block may not see some of the `keys` positions from `first` on."""
         if not self.folded:
@@ -91,8 +100,11 @@ class Problem:
     positions: int
 
 
-def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) -> Config | None:
-    """The cut of a problem on a machine; `splits` are the shares asked for, 0 to choose.
+def config_for(
+    form: Form, problem: Problem, machine: Machine, splits: int = 0, scheduled: bool = False
+) -> Config | None:
+    """The cut of a problem on a machine; `splits` are the shares asked for, 0 to choose. A schedule is for blocks that
+    go through several sequences, which those by turns do not.
 
     None for a cache so wide that not even the smallest tiles fit.
     """
@@ -103,7 +115,7 @@ def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) 
     config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
     if machine.is_gpu:
         cuts = SHORT if rows <= LEAST_ROWS else HOPPER if form.on_hopper(machine) else LONG
-        config = next((c for c in cuts if _fits(c, form, machine)), None)
+        config = next((c for c in cuts if _fits(c, form, machine) and not (scheduled and c.by_turns)), None)
     if config is None:
         return None
     return replace(config, split=(splits or splits_for(config, problem, machine)) > 1)
@@ -139,11 +151,13 @@ def splits_for(config: Config, problem: Problem, machine: Machine, wanted: int =
 
 LEAST_ROWS, MOST_ROWS = 16, 64  # of a block on a GPU
 MOST_SHARES = 65535  # blocks in the second dimension of a launch
+BULK = 16  # bytes: rows of tensors that bulk copies move begin at multiples of it
 LEAST_SHARE = 256  # positions: joining shares takes as long as a block takes for so many
 
 # Cuts by falling size; the first whose tiles fit is taken.
 SHORT = (Config(16, 64, 128), Config(16, 32, 128), Config(16, 32, 128, stages=1), Config(16, 16, 128, stages=1))
 HOPPER = (
+    Config(64, 64, 256, 2, shares=8, staged=True, by_turns=True),
     Config(64, 64, 256, 2, parts=2, shares=16, staged=True, held=256),
     Config(64, 64, 256, 2, parts=2, shares=16, staged=True),
     Config(64, 64, 256, 1, parts=2, shares=16, staged=True),
@@ -154,6 +168,8 @@ LONG = (Config(64, 64, 256), Config(64, 32, 256), Config(32, 32, 256, stages=1),
 def _fits(config: Config, form: Form, machine: Machine) -> bool:
     """Whether the tiles fit in shared memory and the sums in registers."""
     size, width = form.dtype.itemsize, form.latent + form.rotary
+    if config.by_turns and form.vector * size < BULK:
+        return False
     elements = (config.block_h + config.stages * config.block_kv) * width + config.block_h * config.block_kv
     sums = config.block_h * form.latent * max(1, size // 4) // config.threads
     return elements * size + 2048 <= machine.target.shared_limit and sums <= 128 and config.held < form.latent

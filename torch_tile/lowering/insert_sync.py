@@ -75,7 +75,6 @@ class Walk:
         self.own: dict[int, Do] = {}
         self.shown: set[Place] = set()
         self.arrivals: tuple[str, ...] = ()
-        self.fenced = False  # the statement before shows engines what threads wrote
         self.arriving = False  # the statement before arrives at the cluster's barrier
         self.crews = Crews(kernel)
         self.after_roles = False
@@ -101,13 +100,13 @@ class Walk:
     def block(self, block: Block, state: State) -> dict[Place, float]:
         """Places with their cost, more in loops, less in branches; `state` becomes what holds after the block."""
         places: dict[Place, float] = {}
-        self.fenced = self.arriving = False
+        self.arriving = False
         for n, one in enumerate(block.stmts):
             place = id(block), n
             if place in self.forced:
                 self._barrier(place, state, places)
             self._statement(one, place, state, places)
-            self.fenced, self.arriving = st.calls(one, "fence_proxy_async"), st.calls(one, "cluster_arrive")
+            self.arriving = st.calls(one, "cluster_arrive")
         if (end := (id(block), len(block.stmts))) in self.forced:
             self._barrier(end, state, places)
         return places
@@ -118,16 +117,10 @@ class Walk:
 
     def _clear(self, place: Place, state: State) -> None:
         """At a barrier, all is ordered; for engines what threads did needs a fence besides."""
-        if self._is_hidden(state):
+        if state.used or state.wrote:
             self.fences.add(place)
         state.since.clear()
-        state.used = False
-
-    def _is_hidden(self, state: State) -> bool:
-        """Whether engines read what threads wrote, or fill again what they used, and no fence is between."""
-        engines = self.facts.read_by_engines
-        wrote = any(a.writes and id(a.buffer) in engines for a in state.since.values())
-        return state.used or (wrote and not self.fenced)
+        state.used = state.wrote = False
 
     def _statement(self, one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
@@ -135,12 +128,12 @@ class Walk:
             self._role(one, place, state, places)
         elif call is not None and (call.name == "barrier" or _is_for_all(call, self.threads)):
             self._clear(place, state)
-        elif call is not None and call.name == "cluster_wait" and self.arriving and not self._is_hidden(state):
+        elif call is not None and call.name == "cluster_wait" and self.arriving and not (state.used or state.wrote):
             self._clear(place, state)  # a barrier of all blocks
         elif call is not None and call.name in self.arrivals:
             self._show(place, state)
         elif call is not None and call.name == "fence_proxy_async":
-            state.used = False
+            state.used = state.wrote = False
         elif call is not None and call.name in COMMITS:
             state.commit(call.name == COMMITS[0])
         elif call is not None and call.name in WAITS:
@@ -162,13 +155,14 @@ class Walk:
             self._meet(self._accesses(one), one, place, state, places)
             for access in self._accesses(one):
                 state.add(access)
+                state.wrote |= access.writes and id(access.buffer) in self.facts.read_by_engines
             state.used |= self.facts.uses_refilled(one)
 
     def _show(self, place: Place, state: State) -> None:
         """Before an arrival, to those who wait for it."""
-        if self._is_hidden(state) and not self.showing:
+        if (state.used or state.wrote) and not self.showing:
             self.shown.add(place)
-            state.used = False
+            state.used = state.wrote = False
 
     def _meet(self, new: list[Access], one: Stmt, place: Place, state: State, places: dict[Place, float]) -> None:
         """A barrier before `one` if what it does meets what was done."""
@@ -255,13 +249,13 @@ class Walk:
         fronts = [False]
         if not outer and self._clash(self._accesses(loop), state) is not None:
             fronts.append(True)
-            self.fences |= {place} if self._is_hidden(state) else set()  # of the barrier, if it comes to stand there
+            self.fences |= {place} if state.used or state.wrote else set()  # of the barrier, if it comes to stand there
         best: tuple[float, dict[Place, float], State] | None = None
         for front in fronts:
             entry = state.copy()
             if front:
                 entry.since.clear()
-                entry.used = False
+                entry.used = entry.wrote = False
             first = self._entered(loop, entry)
             for start in self._starts(loop):
                 found, leaves = self._steady(loop, first, start)

@@ -21,7 +21,7 @@ Flight = tuple[Access, frozenset[int]]
 @dataclass
 class State:
     """Accesses `since` the last barrier, and copies and products `flying`; whether threads `used` memory that copy
-    engines fill again, with no fence after it.
+    engines fill again, or `wrote` memory that engines read, with no fence after it.
 
     With each of these goes how many groups were committed after its own, -1 if its own is still open; several numbers
     where one of them holds, or where several are alike. `most` and more are not told apart: any wait is for these.
@@ -31,18 +31,20 @@ class State:
     since: dict[Hashable, Access] = field(default_factory=dict)
     flying: dict[Hashable, Flight] = field(default_factory=dict)
     used: bool = False
+    wrote: bool = False
 
     def copy(self) -> State:
         """The same, to go another way."""
-        return State(self.most, dict(self.since), dict(self.flying), self.used)
+        return State(self.most, dict(self.since), dict(self.flying), self.used, self.wrote)
 
     def become(self, other: State) -> None:
         """Say what another one says."""
-        self.since, self.flying, self.used = other.since, other.flying, other.used
+        self.since, self.flying, self.used, self.wrote = other.since, other.flying, other.used, other.wrote
 
     def join(self, other: State) -> State:
         """Where either may hold."""
-        joined = State(self.most, self.since | other.since, dict(self.flying), self.used or other.used)
+        used, wrote = self.used or other.used, self.wrote or other.wrote
+        joined = State(self.most, self.since | other.since, dict(self.flying), used, wrote)
         for key in self.since.keys() & other.since.keys():
             joined.since[key] = _later(self.since[key], other.since[key])
         for flight in other.flying.values():
@@ -52,11 +54,12 @@ class State:
     def same(self, other: State) -> bool:
         """Whether both say the same."""
         mine, theirs = ({k: n for k, (_, n) in s.flying.items()} for s in (self, other))
-        return self.since.keys() == other.since.keys() and mine == theirs and self.used is other.used
+        shown = self.used is other.used and self.wrote is other.wrote
+        return self.since.keys() == other.since.keys() and mine == theirs and shown
 
     def earlier(self, shift: Callable[[Access], Access]) -> State:
         """As a later iteration sees it."""
-        new = State(self.most, used=self.used)
+        new = State(self.most, used=self.used, wrote=self.wrote)
         for access in self.since.values():
             old = shift(access)
             new.since[old.key] = _later(old, new.since.get(old.key, old))

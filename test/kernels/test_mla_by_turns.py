@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""By the interpreter of threads, which looks for races and missing waits; on CPUs there is no such kernel."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torch_tile.kernels.memory_order import empty_beside
+from torch_tile.kernels.mla_by_turns import flash_mla_by_turns
+from torch_tile.kernels.mla_decode import mla_decode, reference
+from torch_tile.kernels.mla_form import HOPPER, Form
+from torch_tile.target import Target
+
+TURNS = HOPPER[0]
+FORMS = {  # dtype, latent, paged
+    "float16": (torch.float16, 512, False),
+    "bfloat16": (torch.bfloat16, 256, False),
+    "paged": (torch.bfloat16, 512, True),
+    "paged_narrow": (torch.float16, 128, True),
+}
+in_threads = pytest.mark.parametrize("engine", ["threads"], indirect=True)
+
+
+def paged_cache(problems, batch, length, lengths, latent, dtype):
+    """Pages in any order, with NaN past each sequence's end and in those that no sequence has."""
+    page = problems.pick(64, 128)
+    columns = -(-length // page)
+    pages = batch * columns + 1
+    table = torch.randperm(pages, generator=problems.generator)[: batch * columns].reshape(batch, columns).int()
+    kv, k_pe = (torch.full((pages, page, n), math.nan, dtype=dtype) for n in (latent, 64))
+    for b in range(batch):
+        for first in range(0, int(lengths[b]), page):
+            count = min(page, int(lengths[b]) - first)
+            for cache in (kv, k_pe):
+                cache[table[b, first // page], :count] = problems.tensor(
+                    count, cache.shape[2], dtype=dtype, layout="dense"
+                )
+    unused = torch.arange(columns) * page >= lengths[:, None]
+    return kv, k_pe, table.masked_fill(unused, problems.pick(-1, 9999))
+
+
+@in_threads
+@pytest.mark.parametrize("form", FORMS)
+def test_random_problems(form, engine, problems, check):
+    """Odd lengths, empty sequences, NaN behind them, several queries that see each other's past, shares."""
+    dtype, latent, paged = FORMS[form]
+    batch, q_len, heads = problems.pick(1, 2), problems.pick(1, 1, 3), problems.pick(20, 64, 70)
+    q, q_pe = (problems.tensor(batch, q_len, heads, n, dtype=dtype, layout="dense") for n in (latent, 64))
+    length, table = problems.size(330), None
+    lengths = torch.tensor([problems.random.randint(0, length) for _ in range(batch)], dtype=torch.int32)
+    if paged:
+        kv, k_pe, table = paged_cache(problems, batch, length, lengths, latent, dtype)
+    else:
+        kv, k_pe = (problems.tensor(batch, length, n, dtype=dtype, layout="dense") for n in (latent, 64))
+        if problems.pick(True, False):
+            lengths = None
+        else:
+            past = torch.arange(length)[None, :, None] >= lengths[:, None, None]
+            kv, k_pe = (x.masked_fill(past, math.nan) for x in (kv, k_pe))
+    splits, scale = problems.pick(1, 1, 2, 3), problems.pick(None, 0.08, -0.05)
+    config = replace(TURNS, split=splits > 1)
+    got = mla_decode(q, q_pe, kv, k_pe, table, lengths, scale, splits, config=config)
+    want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), table, lengths, scale)
+    for name, a, b in zip(("out", "lse"), got, want, strict=True):
+        what = f"{name} of {form} {tuple(q.shape)} {tuple(kv.shape)} {lengths} {splits} {scale}"
+        check(a, b, what, dtype, empty_beside(q, latent) if name == "out" else None)
+
+
+@in_threads
+@pytest.mark.parametrize("slope", [0.0, 0.05, 0.4, -0.2, 30.0])
+def test_scores_that_grow_along_the_sequence(slope, engine, check):
+    """The maxima that one warpgroup finds are followed by the other, in each tile, seldom, or never."""
+    q, q_pe, kv = torch.randn(1, 1, 64, 128).half(), torch.randn(1, 1, 64, 64).half(), torch.randn(1, 330, 128).half()
+    k_pe = torch.randn(1, 330, 64).half()
+    q_pe[..., 0], k_pe[..., 0] = 8.0, torch.arange(330) * slope
+    got = mla_decode(q, q_pe, kv, k_pe, config=TURNS)
+    want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)))
+    for name, a, b in zip(("out", "lse"), got, want, strict=True):
+        check(a, b, f"{name} of slope {slope}", torch.float16)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_assembler_has_nothing_to_say(form):
+    """Products wait for nothing but what the kernel says (C75xx advice tells of others), and no register is spilt."""
+    dtype, latent, paged = FORMS[form]
+    for whole, split, folded in ((True, False, True), (False, False, True), (False, True, True), (False, False, False)):
+        made = Form(dtype, latent, 64, paged, False, folded, 8, whole)
+        kernel = flash_mla_by_turns.on(Target("cuda", 90))(replace(TURNS, split=split), made)
+        assert not kernel.cubin.warnings
+        assert not any(r.spills for r in kernel.resources.values()), (whole, split, folded)

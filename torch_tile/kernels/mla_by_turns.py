@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLA decoding on Hopper, ordered by hand: two warpgroups take turns, so that one multiplies while the other weighs.
+
+A tile of positions is both keys and values, and the sums of 64 rows fill the registers of two warpgroups, each of which
+has half of the columns. So tiles go by pairs. The first warpgroup makes the scores and weights of the first tile of a
+pair, the second those of the second tile, and each adds both tiles, weighted, to its half:
+
+    first   scores 0 | weights 0 | sums += 0, left             | sums += 1, left  | scores 0 of the next pair
+    second             scores 1  | sums += 0, right; weights 1 | sums += 1, right | scores 1 of the next pair
+
+A half of a tile that has been added is free for the copies of a third warpgroup, so that the next one comes meanwhile.
+The division of work is that of FlashMLA's authors (their notes of April 2025); the order within a pair is our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
+from torch_tile.kernels.mla_form import Config, Form
+from torch_tile.kernels.mla_tiles import SLACK, hide, store_through
+
+PANEL = 64  # columns that come as one copy
+BOTH = 256  # threads of the warpgroups that multiply
+FIRST, SECOND, END = 1, 2, 3  # barriers: the weights of the first or second tile of a pair are there; all sums are
+ORDER = (0, 1, 3, 2)  # in which halves become free
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """Two tiles of positions in halves by columns, 0 to 3: left and right of the first, left and right of the second.
+
+    Right halves have the rotary part at their end. Each panel of a half has an mbarrier in `full`, each half one in
+    `free`. Pair `turn` of tiles is the one that they hold next, or now.
+    """
+
+    form: Form
+    tiles: Sequence[Any]
+    full: Sequence[Any]
+    free: Any
+
+    def panels(self, half: int) -> list[int]:
+        """The numbers of the panels of a half."""
+        return list(range(self.tiles[half].shape[1] // PANEL))
+
+    def panel(self, half: int, n: int) -> Any:
+        """A panel of a half."""
+        return self.tiles[half][:, n * PANEL : (n + 1) * PANEL]
+
+    def values(self, half: int) -> Any:
+        """The columns of a half that are values."""
+        return self.tiles[half][:, : self.form.latent // 2]
+
+    @T.macro
+    def load(self, caches: Sequence[Any], table: Sequence[Any], bz: Any, first: Any, half: int, turn: Any) -> None:
+        """Positions `first..` of a sequence into a half, once it is free."""
+        T.mbarrier_wait_parity(self.free[half], (turn + 1) % 2)
+        each = self.form.latent // 2
+        place = self.form.place(caches[0], table, bz, first)
+        for n in self.panels(half):
+            column = n * PANEL
+            if column < each:
+                T.tma_copy(
+                    caches[0][(*place, half % 2 * each + column)], self.panel(half, n), barrier=self.full[half][n]
+                )
+            else:
+                T.tma_copy(caches[1][(*place, column - each)], self.panel(half, n), barrier=self.full[half][n])
+            if T.shuffle_elect(128):
+                T.mbarrier_arrive(self.full[half][n])
+
+    @T.macro
+    def wait(self, half: int, turn: Any) -> None:
+        """Until all of a half is there."""
+        for n in self.panels(half):
+            T.mbarrier_wait_parity(self.full[half][n], turn % 2)
+
+    @T.macro
+    def multiply(self, half: int, turn: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:
+        """Add what the columns of a half make of scores, panel by panel as they come; this is not waited for."""
+        start = half % 2 * (self.form.latent // 2) // PANEL
+        for n in self.panels(half):
+            T.mbarrier_wait_parity(self.full[half][n], turn % 2)
+            fresh = is_first and n == 0
+            T.wgmma_gemm(queries[start + n], self.panel(half, n), scores, transpose_B=True, clear_accum=fresh)
+
+    @T.macro
+    def clear(self, tile: int, first: Any, limit: Any) -> None:
+        """0 for values of positions from `limit` on: memory may hold NaN there, which weights of 0 would not cancel."""
+        if first + self.tiles[0].shape[0] > limit:
+            T.sync_threads()  # all warps have their scores
+            for half in [2 * tile, 2 * tile + 1]:
+                for j, c in T.Parallel(self.tiles[half].shape[0], self.form.latent // 2):
+                    if first + j >= limit:
+                        self.tiles[half][j, c] = 0
+            T.fence_proxy_async()
+
+    @T.macro
+    def let_go(self, half: int) -> None:
+        """This warpgroup, the last that needed a half, is done with it."""
+        if T.get_lane_idx() == 0:
+            T.mbarrier_arrive(self.free[half])
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What a warpgroup keeps of the softmax: scores of its tiles, and of each row the maximum so far, `peak`.
+
+    `fade` is what sums are worth since `peak` was `before`; `total` has parts of the sums of a row's weights. Scores
+    times `factor` are exponents of 2.
+    """
+
+    scores: Any
+    narrow: Any
+    sums: Any
+    total: Any
+    peak: Any
+    before: Any
+    fade: Any
+    factor: Any
+
+    @T.macro
+    def begin(self) -> None:
+        """Nothing so far."""
+        T.clear(self.sums)
+        T.clear(self.total)
+        T.fill(self.peak, -T.infinity(self.peak.dtype))
+
+    @T.macro
+    def look(self, top: Any) -> None:
+        """Let the maxima follow new scores where weights would pass 2 ** SLACK otherwise, and show them in `top`."""
+        T.copy(self.peak, self.before)
+        T.reduce_max(self.scores, self.peak, dim=1, clear=False)
+        for i in T.Parallel(self.peak.shape[0]):
+            is_high = self.peak[i] * self.factor > self.before[i] * self.factor + SLACK
+            self.peak[i] = T.if_then_else(is_high, self.peak[i], self.before[i])
+        T.copy(self.peak, top)
+
+    @T.macro
+    def follow(self, top: Any) -> None:
+        """Take over the maxima that the other warpgroup found."""
+        T.copy(self.peak, self.before)
+        T.copy(top, self.peak)
+
+    def base(self, i: Any) -> Any:
+        """What a row's exponents are reckoned from."""
+        return T.if_then_else(self.peak[i] == -T.infinity(self.peak.dtype), 0.0, self.peak[i] * self.factor)
+
+    @T.macro
+    def weigh(self, shown: Any) -> None:
+        """Scores become weights, which the other warpgroup finds in `shown`."""
+        for i, j in T.Parallel(*self.scores.shape):
+            self.scores[i, j] = T.exp2(self.scores[i, j] * self.factor - self.base(i))
+        T.copy(self.scores, self.narrow)
+        T.copy(self.narrow, shown)
+        T.fence_proxy_async()
+
+    @T.macro
+    def age(self) -> None:
+        """What sums are worth since the maxima changed, exactly 1 for most tiles, and so the sums."""
+        for i in T.Parallel(self.peak.shape[0]):
+            faded = T.exp2(self.before[i] * self.factor - self.base(i))
+            self.fade[i] = T.if_then_else(self.peak[i] == self.before[i], 1.0, faded)
+        T.scale_rows(self.sums, self.fade)
+
+    @T.macro
+    def age_total(self) -> None:
+        """The same for weights that were counted; while products are under way."""
+        for i, c in T.Parallel(*self.total.shape):
+            self.total[i, c] *= self.fade[i]
+
+    @T.macro
+    def count(self) -> None:
+        """Add weights to the total, each thread those that it holds."""
+        for i, c in T.Parallel(*self.total.shape):
+            for j in T.serial(self.scores.shape[1] // self.total.shape[1]):
+                self.total[i, c] += self.scores[i, j * self.total.shape[1] + c]
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """The turns of both warpgroups. A block has rows from `row` on, and positions below `limit` from tile `begin` on.
+
+    Queries are those of the last `q_len` of `length` positions, each with so many `heads`; row r is one of query
+    r // heads. The maxima go from one warpgroup to the other in `tops`, weights in `shown`.
+    """
+
+    form: Form
+    halves: Halves
+    shown: Sequence[Any]
+    tops: Sequence[Any]
+    begin: Any
+    limit: Any
+    length: Any
+    q_len: Any
+    heads: Any
+    row: Any
+    scale: Any
+
+    @T.macro
+    def look(self, mine: Share, pair: Any, tile: int) -> None:
+        """Hide what is not to be seen of a tile, and find the maxima."""
+        keys = mine.scores.shape[1]
+        first = (self.begin + 2 * pair + tile) * keys
+        reach = self.length - self.q_len
+        if self.form.cut(first, keys, self.limit, reach + self.row // self.heads):
+            hide(self.form, mine.scores, first, self.limit, reach, self.heads, self.row, self.scale)
+            self.halves.clear(tile, first, self.limit)
+        mine.look(self.tops[tile])
+
+    @T.macro
+    def first_turn(self, mine: Share, pair: Any) -> None:
+        """The first warpgroup, once it has scores: their weights, and both tiles, of which one is left under way."""
+        self.look(mine, pair, 0)
+        mine.weigh(self.shown[0])
+        T.named_barrier_arrive(FIRST, BOTH)
+        mine.age()
+        T.wgmma_gemm(mine.narrow, self.halves.values(0), mine.sums)
+        mine.age_total()
+        mine.count()
+        self.halves.wait(2, pair)
+        T.wait_wgmma(0)
+        self.halves.let_go(0)
+        T.sync_threads(SECOND, BOTH)
+        mine.follow(self.tops[1])
+        mine.age()
+        T.wgmma_gemm(self.shown[1], self.halves.values(2), mine.sums)
+        mine.age_total()
+
+    @T.macro
+    def first_turns(self, mine: Share, queries: Sequence[Any], pairs: Any) -> None:
+        """The first warpgroup. Scores of the next pair begin behind the last sums of this one."""
+        self.halves.multiply(0, 0, queries, mine.scores, True)
+        self.halves.multiply(1, 0, queries, mine.scores, False)
+        T.wait_wgmma(0)
+        for pair in T.serial(pairs - 1):
+            self.first_turn(mine, pair)
+            self.halves.multiply(0, pair + 1, queries, mine.scores, True)
+            T.wait_wgmma(len(self.halves.panels(0)))
+            self.halves.let_go(2)
+            self.halves.multiply(1, pair + 1, queries, mine.scores, False)
+            T.wait_wgmma(0)
+        self.first_turn(mine, pairs - 1)
+        T.wait_wgmma(0)
+
+    @T.macro
+    def second_turns(self, mine: Share, queries: Sequence[Any], pairs: Any) -> None:
+        """The second warpgroup, which weighs while it adds the first tile."""
+        for pair in T.serial(pairs):
+            self.halves.multiply(3, pair, queries, mine.scores, True)
+            self.halves.multiply(2, pair, queries, mine.scores, False)
+            self.halves.wait(1, pair)
+            T.sync_threads(FIRST, BOTH)
+            mine.follow(self.tops[0])
+            T.wait_wgmma(0)
+            mine.age()
+            mine.age_total()
+            T.wgmma_gemm(self.shown[0], self.halves.values(1), mine.sums)
+            self.look(mine, pair, 1)
+            mine.weigh(self.shown[1])
+            T.named_barrier_arrive(SECOND, BOTH)
+            T.wait_wgmma(0)
+            self.halves.let_go(1)
+            mine.age()
+            T.wgmma_gemm(mine.narrow, self.halves.values(3), mine.sums)
+            mine.age_total()
+            mine.count()
+            T.wait_wgmma(0)
+            self.halves.let_go(3)
+
+
+# Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
+@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+def flash_mla_by_turns(config: Config, form: Form) -> Any:
+    """`flash_mla` on Hopper, for 64 rows and tiles of 64 positions; the rotary part of the queries is in registers.
+
+    With `config.split` a block takes one of `splits` shares of the positions, and `combine` joins the shares.
+    """
+    rows, keys, latent, half = config.block_h, config.block_kv, form.latent, form.latent // 2
+    accum = compute_dtype(form.dtype)
+    batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
+    (d0, d1), table_types, covered = form.cache_shapes(batch)
+    length_types = [] if form.whole else [T.Tensor((batch,), "int32")]
+    part = (splits,) if config.split else ()
+    out_shape = (*part, batch, lines, latent)
+
+    @T.prim_func
+    def mla_decode_by_turns(
+        q: strided("q", (batch, lines, latent), form.dtype, multiple=form.vector),
+        q_pe: strided("q_pe", (batch, lines, form.rotary), form.dtype, multiple=form.vector),
+        kv: strided("kv", (d0, d1, latent), form.dtype, multiple=form.vector),
+        k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype, multiple=form.vector),
+        *others: [*table_types, *length_types],
+        out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, form.dtype, multiple=latent),
+        lse: T.Tensor((*part, batch, q_len, heads), accum),
+        scale: accum,
+    ):
+        grid = T.ceildiv(lines, rows), splits if config.split else 1, batch
+        with T.Kernel(*grid, threads=config.threads + 128) as (bx, share, bz):
+            own = (share,) if config.split else ()
+            q_tile = T.alloc_shared((rows, latent), form.dtype)
+            widths = [half, half + form.rotary, half, half + form.rotary]
+            tiles = [T.alloc_shared((keys, columns), form.dtype) for columns in widths]
+            full = [T.alloc_barrier([1] * (columns // PANEL)) for columns in widths]
+            q_full = T.alloc_barrier(1)
+            halves = Halves(form, tiles, full, T.alloc_barrier([4] * 4))
+            shown = [T.alloc_shared((rows, keys), form.dtype) for _ in range(2)]
+            tops, ends = ([T.alloc_shared((rows,), accum) for _ in range(2)] for _ in range(2))
+            scores, narrow = T.alloc_fragment((rows, keys), accum), T.alloc_fragment((rows, keys), form.dtype)
+            sums, total = T.alloc_fragment((rows, half), accum), T.alloc_fragment((rows, config.shares), accum)
+            peak, before, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
+            factor = scale * LOG2_E if form.folded else LOG2_E
+            mine = Share(scores, narrow, sums, total, peak, before, fade, factor)
+            length = covered if form.whole else T.clamp(others[-1][bz], 0, covered)
+            first, end = form.key_blocks(config, length, splits, share)
+            limit = T.min(length, end * keys)  # the second tile of the last pair may begin past the share
+            pairs = T.max(T.ceildiv(end - first, 2), 1)
+            turns = Turns(form, halves, shown, tops, first, limit, length, q_len, heads, bx * rows, scale)
+            with T.ws(2):
+                T.dec_max_nreg(24)
+                T.tma_copy(q[bz, bx * rows, 0], q_tile, barrier=q_full)
+                if T.shuffle_elect(128):
+                    T.mbarrier_arrive(q_full)
+                for pair in T.serial(pairs):
+                    for number in ORDER:
+                        tile = first + 2 * pair + number // 2
+                        halves.load((kv, k_pe), others, bz, tile * keys, number, pair)
+            for side in [0, 1]:
+                with T.ws(side):
+                    T.inc_max_nreg(240)
+                    queries = [q_tile[:, c : c + PANEL] for c in range(0, latent, PANEL)]
+                    for c in list(range(0, form.rotary, PANEL)):
+                        held = T.alloc_fragment((rows, PANEL), form.dtype)
+                        T.copy(q_pe[bz, bx * rows, c], held)
+                        queries.append(held)
+                    mine.begin()
+                    T.mbarrier_wait_parity(q_full, 0)
+                    if side == 0:
+                        turns.first_turns(mine, queries, pairs)
+                    else:
+                        turns.second_turns(mine, queries, pairs)
+                    # Both have half of the weights and half of the columns.
+                    other = T.alloc_fragment((rows,), accum)
+                    T.reduce_sum(total, before, dim=1)
+                    T.copy(before, ends[side])
+                    T.sync_threads(END, BOTH)
+                    T.copy(ends[1 - side], other)
+                    for i in T.Parallel(rows):
+                        before[i] += other[i]
+                        peak[i] = peak[i] * (scale if form.folded else 1.0) + T.log(before[i])
+                        fade[i] = T.if_then_else(before[i] == 0.0, 0.0, 1.0 / before[i])
+                    if side == 0:
+                        for i in T.Parallel(rows):
+                            lse[(*own, bz, (bx * rows + i) // heads, (bx * rows + i) % heads)] = peak[i]
+                    if config.split:
+                        for i, c in T.Parallel(rows, half):
+                            out[(*own, bz, bx * rows + i, side * half + c)] = sums[i, c] * fade[i]
+                    else:
+                        store_through(q_tile, sums, fade, out, bz, bx * rows, side * half)
+
+    return mla_decode_by_turns
