@@ -12,6 +12,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import logging
 import math
 import sys
 import threading
@@ -93,6 +94,8 @@ def note_costs(kernels: Sequence[Kernel], entries: Sequence[Entry], cubin: Cubin
         build.note(entry.span, "T.Kernel", costs, "; ".join(filter(None, (spilt, few))))
     for line in cubin.warnings:
         build.note(entries[0].span, "assembler", "slower code", line)
+        if "Performance Loss" in line:  # products that wait for each other: worth more than a line of a report
+            logging.getLogger("torch_tile").warning("%s: %s", entries[0].name, line)
 
 
 def _too_large(kernel: Kernel) -> str:

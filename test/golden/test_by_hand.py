@@ -130,6 +130,34 @@ def test_what_the_author_has_shown_is_not_shown_again():
         assert made.get_kernel_source().count("fence_proxy_async") == 1 + again
 
 
+def test_products_that_wait_for_each_other_are_told_of(caplog):
+    """Sums that are under way where a loop begins again make the assembler wait for each product: users hear of it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32"), turns: T.int32):
+        with T.Kernel(1, threads=128) as _:
+            a = T.alloc_shared((64, 64), "float16")
+            c, d = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.sync_threads()
+            T.clear(c)
+            for _ in T.serial(turns):
+                T.wgmma_gemm(a, a, d, clear_accum=True)
+                T.wait_wgmma(1)
+                for i, j in T.Parallel(64, 64):
+                    c[i, j] += 1
+                T.wait_wgmma(0)
+                T.wgmma_gemm(a, a, c)
+            T.wait_wgmma(0)
+            for i, j in T.Parallel(64, 64):
+                C[i, j] = c[i, j] + d[i, j]
+
+    made = torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert any("serialized" in line for line in made.cubin.warnings), made.cubin.warnings
+    assert "kernel_kernel: ptxas" in caplog.text and "serialized" in caplog.text
+    assert "serialized" in str(made.schedule)
+
+
 @pytest.mark.parametrize("missing", ["arrival", "wait"])
 def test_a_barrier_that_nobody_arrives_at_or_waits_for(missing):
     @T.prim_func

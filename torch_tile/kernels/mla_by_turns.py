@@ -34,8 +34,9 @@ ORDER = (0, 1, 3, 2)  # in which halves become free
 class Halves:
     """Two tiles of positions in halves by columns, 0 to 3: left and right of the first, left and right of the second.
 
-    Right halves have the rotary part at their end. Each panel of a half has an mbarrier in `full`, each half one in
-    `free`. Pair `turn` of tiles is the one that they hold next, or now.
+    Right halves have the rotary part at their end. Each panel of a half has an mbarrier in `full`, which those wait for
+    who make scores: who has their weights need not. Each half has one in `free`. Pair `turn` of tiles is the one that
+    they hold next, or now.
     """
 
     form: Form
@@ -71,12 +72,6 @@ class Halves:
                 T.tma_copy(caches[1][(*place, column - each)], self.panel(half, n), barrier=self.full[half][n])
             if T.shuffle_elect(128):
                 T.mbarrier_arrive(self.full[half][n])
-
-    @T.macro
-    def wait(self, half: int, turn: Any) -> None:
-        """Until all of a half is there."""
-        for n in self.panels(half):
-            T.mbarrier_wait_parity(self.full[half][n], turn % 2)
 
     @T.macro
     def multiply(self, half: int, turn: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:
@@ -221,7 +216,6 @@ class Turns:
         T.wgmma_gemm(mine.narrow, self.halves.values(0), mine.sums)
         mine.age_total()
         mine.count()
-        self.halves.wait(2, pair)
         T.wait_wgmma(0)
         self.halves.let_go(0)
         T.sync_threads(SECOND, BOTH)
@@ -252,7 +246,6 @@ class Turns:
         for pair in T.serial(pairs):
             self.halves.multiply(3, pair, queries, mine.scores, True)
             self.halves.multiply(2, pair, queries, mine.scores, False)
-            self.halves.wait(1, pair)
             T.sync_threads(FIRST, BOTH)
             mine.follow(self.tops[0])
             T.wait_wgmma(0)

@@ -155,7 +155,7 @@ class Walk:
             self._meet(self._accesses(one), one, place, state, places)
             for access in self._accesses(one):
                 state.add(access)
-                state.wrote |= access.writes and id(access.buffer) in self.facts.read_by_engines
+                state.wrote |= self.facts.is_behind(access)
             state.used |= self.facts.uses_refilled(one)
 
     def _show(self, place: Place, state: State) -> None:

@@ -15,7 +15,7 @@ from ..ir.node import children, contains, find, symbols
 from ..ir.stmt import Break, Continue, Do, For, Let, Role, Stmt, Store, While
 from ..ir.substitute import Substitute
 from .divergence import Divergence
-from .hazards import Collector, overlap
+from .hazards import Access, Collector, overlap
 
 ENGINES = "wgmma", "tma_load", "tma_store", "bulk_wait"
 ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait", "wgmma_commit", "wgmma_wait")
@@ -117,6 +117,11 @@ class Facts(Divergence):
             below = (child for child in children(one) if isinstance(child, Stmt))
             self.memory[id(one)] = one, ordered or any(map(self.orders, below))
         return self.memory[id(one)][1]
+
+    def is_behind(self, access: Access) -> bool:
+        """Whether threads write, past the proxy of engines, memory that engines read."""
+        by_engine = isinstance(access.origin, Call) and access.origin.name in ENGINES
+        return access.writes and not by_engine and id(access.buffer) in self.read_by_engines
 
     def uses_refilled(self, one: Stmt) -> bool:
         """Whether threads read or write, past the proxy of engines, memory that bulk copies fill again."""
