@@ -21,6 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+# Racecheck reports warpgroups that meet at one named barrier from two places of the code, also where both wait there
+# (bar.sync in place of bar.arrive): it knows no such order. The interpreter of threads does.
+BLIND = {"mla_by_turns": ("racecheck",)}
 COUNTS = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 LIMIT = 200  # seconds for one run
 INSTALLED = "/usr/local/cuda/bin/compute-sanitizer"
@@ -41,7 +44,7 @@ def main() -> None:
     if not Path(sanitizer).exists():
         sys.exit("compute-sanitizer was not found; it comes with the CUDA toolkit")
     names = [name for name in KERNELS if options.only in name]
-    jobs = [(name, tool) for tool in options.tools.split(",") for name in names]
+    jobs = [(n, tool) for tool in options.tools.split(",") for n in names if tool not in BLIND.get(n, ())]
     print(f"seed {options.seed}: {len(names)} kernels, {len(jobs)} runs, {options.at_once} at once", flush=True)
     with ThreadPoolExecutor(options.at_once) as pool:
         # Without a tool first: the kernels are compiled for all others, and wrong results are told apart.
@@ -226,12 +229,23 @@ def query_gradients(p, dtype, number):
 
 
 def flash_mla(p, dtype, number):
+    import torch_tile.ops  # noqa: F401
+
+    heads, (latent, rotary), page = p.pick(7, 16), p.pick((128, 64), (64, 16), (24, 5)), (0, 64, 17)[number]
+    return decoded(p, dtype, heads, latent, rotary, page)
+
+
+def mla_by_turns(p, dtype, number):
+    import torch_tile.ops  # noqa: F401
+
+    return decoded(p, dtype, p.pick(37, 64), p.pick(128, 512), 64, (0, 64, 128)[number])
+
+
+def decoded(p, dtype, heads, latent, rotary, page):
     import torch
 
-    import torch_tile.ops  # noqa: F401
     from torch_tile.kernels import mla_decode
 
-    heads, (latent, rotary), page = p.pick(16, 37), p.pick((128, 64), (64, 16), (24, 5)), (0, 64, 17)[number]
     covered = 3 * page if page else 200
     rows = (8, page) if page else (2, covered)
     q, q_pe = (p.tensor(2, p.pick(1, 2), heads, n, dtype=dtype) for n in (latent, latent))
@@ -341,8 +355,8 @@ KERNELS: dict[str, Callable] = {
     f.__name__: f
     for f in (
         matmul, split_matmul, cluster_matmul, persistent_matmul, row_times_matrix, dequant_matmul,
-        split_dequant_matmul, cluster_dequant_matmul, flash_attention, combine, query_gradients, flash_mla, plan_units,
-        rms_norm_rows, layer_norm_rows, fused_norm_rows, softmax_rows,
+        split_dequant_matmul, cluster_dequant_matmul, flash_attention, combine, query_gradients, flash_mla,
+        mla_by_turns, plan_units, rms_norm_rows, layer_norm_rows, fused_norm_rows, softmax_rows,
     )
 }  # fmt: skip
 

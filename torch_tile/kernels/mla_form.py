@@ -100,8 +100,11 @@ class Problem:
     positions: int
 
 
-def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) -> Config | None:
-    """The cut of a problem on a machine; `splits` are the shares asked for, 0 to choose.
+def config_for(
+    form: Form, problem: Problem, machine: Machine, splits: int = 0, scheduled: bool = False
+) -> Config | None:
+    """The cut of a problem on a machine; `splits` are the shares asked for, 0 to choose. A schedule is for blocks that
+    go through several sequences, which those by turns do not.
 
     None for a cache so wide that not even the smallest tiles fit.
     """
@@ -112,7 +115,7 @@ def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) 
     config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
     if machine.is_gpu:
         cuts = SHORT if rows <= LEAST_ROWS else HOPPER if form.on_hopper(machine) else LONG
-        config = next((c for c in cuts if _fits(c, form, machine)), None)
+        config = next((c for c in cuts if _fits(c, form, machine) and not (scheduled and c.by_turns)), None)
     if config is None:
         return None
     return replace(config, split=(splits or splits_for(config, problem, machine)) > 1)
