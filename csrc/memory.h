@@ -26,15 +26,21 @@ template <> struct Packet<4> { using type = unsigned; };
 template <> struct Packet<8> { using type = uint2; };
 template <> struct Packet<16> { using type = uint4; };
 
+// What moves as one packet. Floats stay floats: read as integers, accumulators of products would be kept as such, and moved while products are
+// under way, which the assembler gets wrong.
+template <int bytes, class T> struct Moved { using type = typename Packet<bytes>::type; };
+template <> struct Moved<8, float> { using type = float2; };
+template <> struct Moved<16, float> { using type = float4; };
+
 // Both ends are aligned to `bytes`; one of them is a local array.
 template <int bytes, class D, class S> __device__ __forceinline__ void vector_copy(D* dst, const S* src) {
-  using P = typename Packet<bytes>::type;
+  using P = typename Moved<bytes, D>::type;
   *reinterpret_cast<P*>(dst) = *reinterpret_cast<const P*>(src);
 }
 
 // The same into a local array, which becomes 0 where `inside` does not hold. Without a branch several reads are under way at once.
 template <int bytes, class D, class S> __device__ __forceinline__ void vector_read(D* dst, const S* src, bool inside) {
-  using P = typename Packet<bytes>::type;
+  using P = typename Moved<bytes, D>::type;
   P value{};
   if (inside) value = *reinterpret_cast<const P*>(src);
   *reinterpret_cast<P*>(dst) = value;

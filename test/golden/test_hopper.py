@@ -6,6 +6,7 @@ import re
 import pytest
 from traced_stages import stages, traces_back
 
+import torch_tile
 import torch_tile.language as T
 from torch_tile.build import Build
 from torch_tile.codegen.cuda import emit_cuda
@@ -70,3 +71,32 @@ def test_the_assembler_has_no_advice(name):
     assert waited and waited == set(re.findall(r"mbarrier_init<\d+>\((\w+)", source.text))
     (entry,) = source.entries
     assert entry.kinds == "PMM" and source.text.count("__grid_constant__") == 2
+
+
+def test_sums_that_are_stored_as_they_are_stay_in_their_registers():
+    """Packets of two are moved as floats: as integers, NVVM would keep the sums so and move them beside products that
+    are under way, which the assembler notes (C7517, C7519) and gets wrong.
+    """
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 512), "bfloat16"), B: T.Tensor((64, 128), "bfloat16"), C: T.Tensor((512, 128), "float32"),
+        first: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256) as _:
+            for t in T.serial(4):
+                c = T.alloc_fragment((128, 128), "float32")
+                T.clear(c)
+                a, b, d = (T.alloc_shared((16, 128), "bfloat16") for _ in range(3))
+                for _ in T.serial(t + 1):
+                    for k in T.Pipelined(first % 4, 4, num_stages=4):
+                        T.copy(B[k * 16, 0], b)
+                        T.copy(A[k * 16, t * 128], a)
+                        T.gemm(a, b, c, transpose_A=True, policy=T.GemmWarpPolicy.FullCol)
+                        T.copy(B[k * 16, 0], d)
+                        T.gemm(a, d, c, transpose_A=True)
+                out = T.alloc_shared((128, 128), "float32")
+                T.copy(c, out)
+                T.copy(out, C[t * 128, 0])
+
+    assert not torch_tile.compile(kernel, target="cuda:sm_90a").cubin.warnings
