@@ -26,8 +26,8 @@ template <> struct Packet<4> { using type = unsigned; };
 template <> struct Packet<8> { using type = uint2; };
 template <> struct Packet<16> { using type = uint4; };
 
-// What moves as one packet. Floats stay floats: read as integers, accumulators of products would be kept as such, and moved while products are
-// under way, which the assembler gets wrong.
+// What moves as one packet. Floats stay floats: read as integers, accumulators of products would be kept as such, and
+// moved while products are under way, which the assembler gets wrong.
 template <int bytes, class T> struct Moved { using type = typename Packet<bytes>::type; };
 template <> struct Moved<8, float> { using type = float2; };
 template <> struct Moved<16, float> { using type = float4; };

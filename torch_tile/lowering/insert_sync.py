@@ -117,7 +117,7 @@ class Walk:
 
     def _clear(self, place: Place, state: State) -> None:
         """At a barrier, all is ordered; for engines what threads did needs a fence besides."""
-        if state.used or state.wrote:
+        if state.is_hidden:
             self.fences.add(place)
         state.since.clear()
         state.used = state.wrote = False
@@ -128,7 +128,7 @@ class Walk:
             self._role(one, place, state, places)
         elif call is not None and (call.name == "barrier" or _is_for_all(call, self.threads)):
             self._clear(place, state)
-        elif call is not None and call.name == "cluster_wait" and self.arriving and not (state.used or state.wrote):
+        elif call is not None and call.name == "cluster_wait" and self.arriving and not state.is_hidden:
             self._clear(place, state)  # a barrier of all blocks
         elif call is not None and call.name in self.arrivals:
             self._show(place, state)
@@ -160,7 +160,7 @@ class Walk:
 
     def _show(self, place: Place, state: State) -> None:
         """Before an arrival, to those who wait for it."""
-        if (state.used or state.wrote) and not self.showing:
+        if state.is_hidden and not self.showing:
             self.shown.add(place)
             state.used = state.wrote = False
 
@@ -249,7 +249,7 @@ class Walk:
         fronts = [False]
         if not outer and self._clash(self._accesses(loop), state) is not None:
             fronts.append(True)
-            self.fences |= {place} if state.used or state.wrote else set()  # of the barrier, if it comes to stand there
+            self.fences |= {place} if state.is_hidden else set()  # of the barrier, if it comes to stand there
         best: tuple[float, dict[Place, float], State] | None = None
         for front in fronts:
             entry = state.copy()

@@ -33,6 +33,11 @@ class State:
     used: bool = False
     wrote: bool = False
 
+    @property
+    def is_hidden(self) -> bool:
+        """Whether engines are yet to be shown what threads did."""
+        return self.used or self.wrote
+
     def copy(self) -> State:
         """The same, to go another way."""
         return State(self.most, dict(self.since), dict(self.flying), self.used, self.wrote)
