@@ -10,7 +10,7 @@ import torch_tile
 import torch_tile.language as T
 from torch_tile.kernels import epilogue as epilogue_language
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm import gemm, persistent_matmul, reference, tile_of
+from torch_tile.kernels.gemm import cluster_matmul, gemm, matmul, persistent_matmul, reference, tile_of
 from torch_tile.kernels.gemm_config import Config
 from torch_tile.kernels.gemm_form import Aux, Form
 from torch_tile.target import Target
@@ -69,6 +69,15 @@ def small(dtype):
 SMALL = Config(block_m=16, block_n=32, block_k=16)
 ADD_BIAS = "v=add(acc0,x0);ret v"
 TURNS = replace(SMALL, panel=2, blocks=3)
+TURNED = replace(SMALL, turned=True, staged=True)
+CUTS = (
+    SMALL,
+    TURNS,
+    replace(SMALL, splits=3),
+    TURNED,
+    replace(TURNS, turned=True),
+    replace(TURNED, staged=False, splits=3),
+)
 
 
 def random_operands(problems, form, batch, shared, m, n, k, layout):
@@ -90,7 +99,7 @@ def random_operands(problems, form, batch, shared, m, n, k, layout):
 def test_random_problems(form, rounds, problems, check):
     dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
     for number in rounds(9):
-        config = problems.pick(SMALL, TURNS, replace(SMALL, splits=3)) if number % 8 else None
+        config = problems.pick(*CUTS) if number % 8 else None
         m, n, k = problems.size(50), problems.size(70), problems.size(90)
         batch = problems.pick(None, None, 1, 3)
         layout = (
@@ -110,7 +119,7 @@ def test_sums_of_clusters(form, engine, problems, check):
     """Blocks that share a sum over K add up the parts themselves."""
     dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
     for count in (2, 3, 8):
-        config = Config(16, 64, 32, 128, 2, splits=count, cluster=True)
+        config = Config(16, 64, 32, 128, 2, splits=count, cluster=True, turned=problems.pick(False, True))
         m, n, k, batch = problems.size(40), problems.size(150), problems.size(500), problems.pick(None, 2)
         a, bs, aux = random_operands(problems, form, batch, True, m, n, k, problems.pick("dense", "turned"))
         got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config)
@@ -198,6 +207,35 @@ def test_tile_after_tile_on_hopper():
     findings = kernel.interpret(a, b, bias, out)
     assert not findings, findings.report()
     torch.testing.assert_close(out.float(), a.float() @ b.float().mT + bias.float(), rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("stored", ["nxk", "kxn"])
+@pytest.mark.parametrize(
+    "config, function",
+    [
+        (Config(24, 64, 64, 128, 2, panel=2, staged=True, turned=True), matmul),
+        (Config(80, 128, 64, 256, 2, panel=2, staged=True, blocks=2, turned=True), persistent_matmul),
+        (Config(8, 64, 64, 128, 2, splits=4, cluster=True, turned=True), cluster_matmul),
+    ],
+    ids=["a tile each", "tile after tile", "cluster"],
+)
+def test_turned_on_hopper(config, function, stored, problems, check):
+    """Rows that wgmma has no 64 of are its columns; what of the last tile is past the end stays away."""
+    bias = Aux("r", torch.bfloat16, True, True)
+    form = Form(
+        torch.bfloat16, torch.bfloat16, False, (stored == "nxk",) * 2, (bias,), "v=mul(acc0,acc1);w=add(v,x0);ret w", 8
+    )
+    kernel = function.on(Target("cuda", 90))(config, form)
+    assert "wgmma" in kernel.source and not any(note.why_not for note in kernel.build.notes), kernel.schedule
+    m, n, k = problems.size(100), 8 * problems.size(30), 8 * problems.size(40)
+    shapes = (2, m, k), (n,), *[(2, n, k) if stored == "nxk" else (2, k, n)] * 2
+    a, x, *bs = (problems.tensor(*shape, dtype=torch.bfloat16, layout="dense") for shape in shapes)
+    out = torch.full((2, m, n), float("nan"), dtype=torch.bfloat16)
+    findings = kernel.interpret(a, *bs, x, out)
+    assert not findings, findings.report()
+    wide = [(b.mT if stored == "nxk" else b).double() for b in bs]
+    want = (a.double() @ wide[0]) * (a.double() @ wide[1]) + x.double()
+    check(out, want, f"{m}x{n}x{k} {config}", torch.bfloat16)
 
 
 def test_more_products_than_tiles_hold_are_plain_torch(monkeypatch):

@@ -45,36 +45,11 @@ def test_the_shape_decides():
     large = config_for(Problem(torch.float16, 1, 8192, 8192, 8192), h200)
     assert large.block_m * large.block_n == 128 * 256 and large.splits == 1
     assert config_for(Problem(torch.float16, 1, 16, 4096, 4096), h200).block_m == 16
+    fewer = [config_for(Problem(torch.float16, 1, 128, n, 4096, aligned=True), h200) for n in (6144, 10240)]
+    assert [(c.block_m, c.block_n) for c in fewer] == [(64, 96), (128, 96)]
     assert config_for(Problem(torch.float16, 1, 64, 64, 65536), h200).splits > 8
     for machine in (CPU, h200):
         assert config_for(Problem(torch.float16, 1, 1, 1000, 1000, row=True), machine).block_m == 1
-
-
-def test_few_rows_fill_the_machine():
-    a100, _, h200, _ = GPUS
-    for m, n, k, rows, columns, splits, cluster in [
-        (16, 4096, 14336, 16, 64, 4, True), (8, 4096, 4096, 16, 64, 4, True), (16, 6144, 4096, 16, 64, 2, True),
-        (1, 512, 4096, 16, 64, 8, True), (16, 512, 512, 16, 64, 1, False), (17, 9216, 9216, 32, 64, 1, False),
-        (32, 4096, 14336, 32, 32, 1, False), (32, 1024, 4096, 32, 32, 8, True), (64, 1024, 1024, 32, 32, 1, False),
-        (64, 1024, 4096, 64, 32, 8, True), (16, 64, 65536, 16, 64, 64, False), (1, 16384, 16384, 16, 128, 1, False),
-        (2, 16384, 16384, 16, 64, 1, False), (1, 9216, 36864, 16, 128, 1, False), (1, 9216, 9216, 16, 64, 1, False),
-    ]:  # fmt: skip
-        problem = Problem(torch.bfloat16, 1, m, n, k, aligned=True)
-        config = config_for(problem, h200)
-        found = config.block_m, config.block_n, config.splits, config.cluster
-        assert found == (rows, columns, splits, cluster), (m, n, k, config)
-        assert not config_for(problem, a100).cluster
-
-
-def test_a_row_goes_by_tensor_cores_where_that_was_faster():
-    for machine, block_m in zip(GPUS, (1, 1, 16, 1), strict=True):
-        for n, k in ((16384, 16384), (8192, 4096)):
-            problem = Problem(torch.float16, 1, 1, n, k, row=True, aligned=True)
-            assert config_for(problem, machine).block_m == block_m
-        assert config_for(Problem(torch.float16, 1, 1, 9216, 9216, row=True, aligned=True), machine).block_m == 1
-    for others in ({"products": 2}, {"dtype": torch.float32}, {"aligned": False}):
-        given = {"dtype": torch.float16, "products": 1, "aligned": True} | others
-        assert config_for(Problem(batch=1, m=1, n=8192, k=4096, row=True, **given), GPUS[2]).block_m == 1
 
 
 def test_choices_are_remembered():

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_tile.kernels.common import Machine, power_of_two, typical
-from torch_tile.kernels.gemm_config import BARRIERS, MOST_JOINED, Config as Config
+from torch_tile.kernels.gemm_cut import BARRIERS, Config as Config
+from torch_tile.kernels.gemm_few_rows import MOST_JOINED
 from torch_tile.kernels.tuned import rows_class, tuned
 
 FEW_ROWS = 64  # up to which reading the weights takes longer than multiplying

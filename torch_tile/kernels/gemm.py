@@ -57,14 +57,14 @@ def reference(
 def multiply(
     config: Config, form: Form, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any
 ) -> Any:
-    """The products `a @ b` of one tile, summed over the steps `first <= step < last` of K."""
+    """The products `a @ b` of one tile, summed over the steps `first <= step < last` of K; see `Config.turned`."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     products = []
     a_tile = T.alloc_shared((bk, bm) if form.a_turned else (bm, bk), form.dtype)
     b_tiles = []
     for turned in form.b_turned:
         b_tile = T.alloc_shared((bn, bk) if turned else (bk, bn), form.dtype)
-        product = T.alloc_fragment((bm, bn), compute_dtype(form.dtype))
+        product = T.alloc_fragment((bn, bm) if config.turned else (bm, bn), compute_dtype(form.dtype))
         T.clear(product)
         b_tiles.append(b_tile)
         products.append(product)
@@ -73,8 +73,16 @@ def multiply(
         T.copy(a[bz, k, row] if form.a_turned else a[bz, row, k], a_tile)
         for b, b_tile, product, turned in zip(bs, b_tiles, products, form.b_turned, strict=True):
             T.copy(b[bz, col, k] if turned else b[bz, k, col], b_tile)
-            T.gemm(a_tile, b_tile, product, transpose_A=form.a_turned, transpose_B=turned)
+            if config.turned:
+                T.gemm(b_tile, a_tile, product, transpose_A=not turned, transpose_B=not form.a_turned)
+            else:
+                T.gemm(a_tile, b_tile, product, transpose_A=form.a_turned, transpose_B=turned)
     return products
+
+
+def at(config: Config, tile: Any, i: Any, j: Any) -> Any:
+    """The element of a tile of products that row i and column j of the result have."""
+    return tile[j, i] if config.turned else tile[i, j]
 
 
 @jit
@@ -95,14 +103,15 @@ def matmul(config: Config, form: Form) -> Any:
                 result = T.alloc_fragment((bm, bn), form.out_dtype)
                 staged = T.alloc_shared((bm, bn), form.out_dtype)
                 for i, j in T.Parallel(bm, bn):
-                    result[i, j] = finish(form, [p[i, j] for p in products], aux, bz, by * bm + i, bx * bn + j)
+                    values = [at(config, p, i, j) for p in products]
+                    result[i, j] = finish(form, values, aux, bz, by * bm + i, bx * bn + j)
                 T.copy(result, staged)
                 T.copy(staged, out[bz, by * bm, bx * bn])
             else:
                 for i, j in T.Parallel(bm, bn):
                     row = by * bm + i
                     col = bx * bn + j
-                    out[bz, row, col] = finish(form, [p[i, j] for p in products], aux, bz, row, col)
+                    out[bz, row, col] = finish(form, [at(config, p, i, j) for p in products], aux, bz, row, col)
 
     return gemm
 
@@ -127,7 +136,7 @@ def persistent_matmul(config: Config, form: Form) -> Any:
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = form.sizes()
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
-    width = min(panel_width(bm, form.out_dtype.itemsize), bn)
+    width = bn if config.turned else min(panel_width(bm, form.out_dtype.itemsize), bn)
     parts = [(start, start // width % 2) for start in range(0, bn, width)]
 
     @T.prim_func
@@ -135,7 +144,7 @@ def persistent_matmul(config: Config, form: Form) -> Any:
         with T.Kernel(config.blocks, threads=config.threads) as block:
             bs, aux = operands[: len(b_types)], operands[len(b_types) :]
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
-            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in range(2)]
+            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in parts[:2]]
             tiles = T.min(batch * rows * columns, MOST_TILES)
             for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 bz, by, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
@@ -144,7 +153,7 @@ def persistent_matmul(config: Config, form: Form) -> Any:
                     col = bx * bn + start
                     result = T.alloc_fragment((bm, width), form.out_dtype)
                     for i, j in T.Parallel(bm, width):
-                        values = [p[i, start + j] for p in products]
+                        values = [at(config, p, i, start + j) for p in products]
                         result[i, j] = finish(form, values, aux, bz, by * bm + i, col + j)
                     T.copy(result, staged[buffer])
                     T.copy(staged[buffer], out[bz, by * bm, col])
@@ -172,7 +181,8 @@ def split_matmul(config: Config, form: Form) -> Any:
             last = T.min(split * share + share, T.ceildiv(k, bk))
             products = multiply(config, form, a, bs, bz % batch, by * bm, bx * bn, split * share, last)
             for number, product in enumerate(products):
-                T.copy(product, parts[split, number, bz % batch, by * bm, bx * bn])
+                for i, j in T.Parallel(bm, bn):
+                    parts[split, number, bz % batch, by * bm + i, bx * bn + j] = at(config, product, i, j)
         with T.Kernel(T.ceildiv(n, bn), m, batch, threads=config.threads) as (bx, row, bz):
             sums = [sum_of_parts(parts, (number, bz, row), bx * bn, bn) for number, _ in enumerate(b_types)]
             for j in T.Parallel(bn):
@@ -184,11 +194,14 @@ def split_matmul(config: Config, form: Form) -> Any:
 
 @jit
 def cluster_matmul(config: Config, form: Form) -> Any:
-    """The same for few tiles and a long K: the blocks of a cluster share a tile's sum, and each adds up some rows."""
+    """The same for few tiles and a long K: the blocks of a cluster share a tile's sum, and each adds up some rows of
+    the products.
+    """
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
     batch, m, n, k = form.sizes()
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
-    own = -(-bm // count)  # rows
+    length, width = (bn, bm) if config.turned else (bm, bn)
+    own = -(-length // count)  # rows
 
     @T.prim_func
     def cluster_gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
@@ -201,11 +214,11 @@ def cluster_matmul(config: Config, form: Form) -> Any:
             last = T.min(split * share + share, steps)
             products = multiply(config, form, a, bs, bz, by * bm, bx * bn, split * share, last)
             parts = left_for_cluster(products)
-            for i, j in T.Parallel(own, bn):
-                row = by * bm + split * own + i
-                col = bx * bn + j
-                sums = [sum_in_cluster(part, (T.min(split * own + i, bm - 1), j), count) for part in parts]
-                if split * own + i < bm:
+            for i, j in T.Parallel(own, width):
+                place = split * own + i
+                row, col = by * bm + (j if config.turned else place), bx * bn + (place if config.turned else j)
+                sums = [sum_in_cluster(part, (T.min(place, length - 1), j), count) for part in parts]
+                if place < length:
                     out[bz, row, col] = finish(form, sums, aux, bz, row, col)
             T.cluster_sync()  # until then others read this block's part
 

@@ -3,57 +3,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, typical
+from torch_tile.kernels.gemm_cut import (
+    BARRIERS,
+    Config as Config,
+    Problem as Problem,
+    Tile,
+    count_of,
+    fitting,
+    stage_bytes,
+)
+from torch_tile.kernels.gemm_few_rows import (
+    FEW_ROWS,
+    MOST_JOINED,
+    few_rows_config,
+    joined,
+    row_by_tensor_cores,
+    turned_config,
+)
 from torch_tile.kernels.tuned import rows_class, tuned
 
 MOST_TILES = 1 << 30  # of a persistent kernel, whose indices are 32 bits wide
 COMFORTABLE = 128  # sums of a thread; with more the assembler has little left to work ahead with
 ACCUMULATORS = {1: 192, 2: 192, 3: 112}  # registers for sums of a thread, by how many warpgroups multiply
-BARRIERS = 1024  # bytes for mbarriers, at most
-
-
-@dataclass(frozen=True)
-class Config:
-    """How a product is cut: one block makes `block_m x block_n` of the result, in steps of `block_k`.
-
-    With `splits > 1` so many blocks share the sum over K; a second kernel adds up their parts, or they do it themselves
-    as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result; `staged` sends it
-    through shared memory, so that rows leave in 16-byte pieces. With `blocks` so many blocks take one tile after the
-    other, else there is one for each.
-    """
-
-    block_m: int = 128
-    block_n: int = 128
-    block_k: int = 32
-    threads: int = 128
-    stages: int = 3
-    splits: int = 1
-    cluster: bool = False
-    panel: int = 0
-    staged: bool = False
-    blocks: int = 0
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One product: sizes, how many bs share a, whether it is a row times matrices stored `[N, K]`, and whether rows in
-    memory are runs of whole 16 bytes.
-    """
-
-    dtype: torch.dtype
-    batch: int
-    m: int
-    n: int
-    k: int
-    products: int = 1
-    row: bool = False
-    aligned: bool = False
+SHORT_K = 2048  # below, small tiles need no shared sums
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
@@ -89,15 +67,6 @@ def _cpu_config(problem: Problem, threads: int) -> Config:
     return Config(block_m, block_n, block_k, splits=splits)
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A cut, how many of its blocks an SM holds at once, and the rate of a full SM relative to the best cut's."""
-
-    config: Config
-    resident: int
-    rate: float
-
-
 # 16-bit operands, by mma.sync. Large tiles reuse more; small ones waste less at the edges of small problems.
 HALF_TILES = (
     Tile(Config(128, 256, 64, 256, 3, panel=8, staged=True), 1, 1.0),
@@ -105,10 +74,6 @@ HALF_TILES = (
     Tile(Config(64, 128, 64, 128, 3, panel=8, staged=True), 2, 0.75),
     Tile(Config(64, 64, 64, 128, 4, panel=8, staged=True), 3, 0.55),
 )
-# For few rows, where all time is that of reading bs: the least that hold the rows.
-FEW_ROWS_CONFIGS = (Config(16, 64, 128, 128, 4), Config(32, 64, 128, 128, 4))
-FEW_ROWS = FEW_ROWS_CONFIGS[-1].block_m
-MOST_JOINED, SHORT_K = 8, 2048  # blocks of a cluster; below, small tiles need no shared sums
 # The same by wgmma, of tiles that bulk copies bring: one block on each SM takes tile after tile. Between large tiles it
 # matters most how well they fill the last turn.
 HOPPER_TILES = (
@@ -120,9 +85,15 @@ HOPPER_TILES = (
 # For fewer rows or columns, of which every tile has a block of its own: copies have to begin early.
 SMALL_HOPPER_TILES = (
     Tile(Config(64, 256, 64, 128, 4, panel=8, staged=True), 1, 0.85),
-    Tile(Config(64, 128, 64, 128, 6, panel=8, staged=True), 1, 0.75),
+    Tile(Config(64, 128, 64, 128, 8, panel=8, staged=True), 1, 0.75),
     Tile(Config(64, 64, 128, 128, 6, panel=8, staged=True), 1, 0.55),
     Tile(Config(64, 32, 128, 128, 8, panel=8, staged=True), 1, 0.35),
+)
+# The same, for as many rows only.
+FEWER_ROWS = 128
+FEWER_ROWS_TILES = (
+    Tile(Config(128, 96, 64, 256, 7, panel=8, staged=True), 1, 0.88),
+    Tile(Config(64, 96, 128, 128, 5, panel=8, staged=True), 1, 0.65),
 )
 # Exact float32 has no tensor core, float64 has one of its own shape.
 WIDE_TILES = {
@@ -138,87 +109,27 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     Few tiles and a long K: blocks share the sum, so that every SM has work.
     """
     exact = problem.dtype in WIDE_TILES
-    if problem.row and (exact or not _row_by_tensor_cores(problem, machine)):
+    if (turned := turned_config(problem, machine)) is not None:
+        return turned
+    if problem.row and (exact or not row_by_tensor_cores(problem, machine)):
         return Config(1, 8, 512)
     if (persistent := _hopper_config(problem, machine)) is not None:
         return persistent
     if problem.m <= FEW_ROWS and not exact:
-        return _few_rows_config(problem, machine)
-    tiles = _fitting(WIDE_TILES.get(problem.dtype, HALF_TILES), problem, machine)
+        return few_rows_config(problem, machine)
+    tiles = fitting(WIDE_TILES.get(problem.dtype, HALF_TILES), problem, machine)
     tile = min(tiles, key=lambda t: _duration(t, problem, machine.units), default=None)
     if tile is None:
         return None
     config, slots = tile.config, tile.resident * machine.units
-    count = _count(config, problem)
+    count = count_of(config, problem)
     if 3 * count <= machine.units and problem.k >= 8 * config.block_k:
         short = problem.k < SHORT_K
         small = Config(32, 32, 128, 128, 4) if short else Config(64, 32, 64, 128, 4)
-        joined = None if exact else _joined(small, problem, machine, 1 if short else MOST_JOINED)
+        together = None if exact else joined(small, problem, machine, 1 if short else MOST_JOINED)
         splits = min(slots // count, problem.k // (4 * config.block_k), 64)
-        return replace(config, splits=splits, panel=0) if joined is None else joined
+        return replace(config, splits=splits, panel=0) if together is None else together
     return config
-
-
-def _row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
-    """Whether a row times a matrix stored `[N, K]` goes by the kernels for few rows: where that was faster on an H200.
-
-    For short rows of the matrix, and for such a distance of them that memory is slow to give several at a time.
-    """
-    if machine.target.capability != 90 or problem.products > 1 or not problem.aligned:
-        return False
-    return problem.k <= 8192 or problem.k * problem.dtype.itemsize % 32768 == 0
-
-
-def _few_rows_config(problem: Problem, machine: Machine) -> Config | None:
-    """Blocks for all SMs: they share sums over a K so long that adding up parts takes no time beside it."""
-    config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
-    if not _fitting([Tile(config, 1, 1.0)], problem, machine):
-        return None
-    if machine.target.capability >= 90 and (found := _few_rows_in_clusters(config, problem, machine)) is not None:
-        return found
-    config = _with_room(config, problem, machine)
-    count, steps = _count(config, problem), problem.k // config.block_k
-    if (count < machine.units and steps >= 64) or (3 * count <= machine.units and steps >= 8):
-        return replace(config, splits=max(1, min(2 * machine.units // count, steps // 4, 64)))
-    return config
-
-
-def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) -> Config | None:
-    """The same on GPUs with clusters, whose blocks share sums where there are few tiles. Measured on an H200.
-
-    None where clusters would leave most SMs without work.
-    """
-    count, units = _count(config, problem), machine.units
-    if problem.m == 1 and not problem.row and problem.products == 1:  # long pieces of rows, and all tiles at a time
-        if 5 * count >= 8 * units:
-            block_k = 128 if count <= 2 * units else 32
-            return _with_room(replace(config, block_n=128, block_k=block_k), problem, machine)
-        if count >= units and problem.k >= 4 * problem.n:
-            return _with_room(replace(config, block_n=128, block_k=64, stages=8), problem, machine)
-    if 4 * count >= 3 * units:
-        return _with_room(config, problem, machine)
-    narrow = replace(config, block_n=32, stages=6)
-    if config.block_m == 32 and 2 * _count(narrow, problem) >= units:
-        return _with_room(narrow, problem, machine)
-    few = replace(config if config.block_m == 16 else narrow, block_k=64, stages=6 if config.block_m == 16 else 4)
-    return _joined(few, problem, machine, MOST_JOINED)
-
-
-def _joined(config: Config, problem: Problem, machine: Machine, most: int) -> Config | None:
-    """As many blocks of a cluster, up to `most`, as it takes to give all SMs work; None if that leaves most without."""
-    count = _count(config, problem)
-    wanted = power_of_two(-(-5 * machine.units // (4 * count)))
-    longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps
-    splits = max(1, min(wanted, most, longest))
-    if machine.target.capability < 90 or 5 * count * splits < 2 * machine.units:
-        return None
-    return replace(_with_room(config, problem, machine), splits=splits, cluster=splits > 1)
-
-
-def _with_room(config: Config, problem: Problem, machine: Machine) -> Config:
-    """As many stages as fit in shared memory."""
-    room = machine.target.shared_limit // _stage_bytes(config, problem)
-    return replace(config, stages=max(1, min(config.stages, room)))
 
 
 def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
@@ -227,16 +138,16 @@ def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
     if machine.target.capability != 90 or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
         return None
     found = []
-    for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES):
+    for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES, *(FEWER_ROWS_TILES if problem.m <= FEWER_ROWS else ())):
         c, lasts = tile.config, tile in HOPPER_TILES
         leaving = panels_bytes(c.block_m) if lasts else c.block_m * c.block_n * size
-        stages = min(c.stages, (machine.target.shared_limit - leaving - BARRIERS) // _stage_bytes(c, problem))
+        stages = min(c.stages, (machine.target.shared_limit - leaving - BARRIERS) // stage_bytes(c, problem))
         sums = c.block_m * c.block_n * problem.products // c.threads
         if sums <= ACCUMULATORS[c.threads // 128] and stages >= 2:
             rate = tile.rate if sums <= COMFORTABLE else tile.rate * 0.9
             found.append(Tile(replace(c, stages=stages, blocks=units if lasts else 0), tile.resident, rate))
     best = min(found, key=lambda t: _duration(t, problem, units), default=None)
-    return best.config if best is not None and units // 3 <= _count(best.config, problem) < MOST_TILES else None
+    return best.config if best is not None and units // 3 <= count_of(best.config, problem) < MOST_TILES else None
 
 
 def panel_width(block_m: int, itemsize: int) -> int:
@@ -249,31 +160,10 @@ def panels_bytes(block_m: int) -> int:
     return 2 * block_m * panel_width(block_m, 1)
 
 
-def _fitting(tiles: Iterable[Tile], problem: Problem, machine: Machine) -> list[Tile]:
-    """The tiles whose products fit in the registers, with as many stages as fit in shared memory."""
-    found = []
-    for tile in tiles:
-        c = tile.config
-        registers = c.block_m * c.block_n * problem.products * (2 if problem.dtype == torch.float64 else 1) // c.threads
-        stages = min(c.stages, machine.target.shared_limit // _stage_bytes(c, problem))
-        if registers <= 128 and stages >= 1:
-            found.append(replace(tile, config=replace(c, stages=stages)))
-    return found
-
-
-def _stage_bytes(config: Config, problem: Problem) -> int:
-    """Shared memory of the operands of one step over K."""
-    return (config.block_m + config.block_n * problem.products) * config.block_k * problem.dtype.itemsize
-
-
-def _count(config: Config, problem: Problem) -> int:
-    return problem.batch * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-
-
 def _duration(tile: Tile, problem: Problem, units: int) -> float:
     """Time of all waves, in units of a full SM's time for one element of the result."""
     config = tile.config
-    count = _count(config, problem)
+    count = count_of(config, problem)
     slots = tile.resident * units
     # A block that is alone on its SM has all of it; a last wave takes as long as a full one.
     turns = max(count / units, 1.0) if count <= slots else -(-count // slots) * tile.resident

@@ -116,6 +116,10 @@ def _gemms() -> Iterator[Case]:
         yield Case(
             f"gemm {name} 4096x8192x4096 swiglu", _gemm(dtype, 4096, 8192, 4096, swiglu, products=2, turned=True)
         )
+        for m in (24, 96):  # made as their transposes on Hopper; with shared sums for a long K
+            yield Case(f"gemm {name} {m} rows", _gemm(dtype, m, 6144, 4096, bias_gelu, "r", turned=True))
+            yield Case(f"gemm {name} {m} rows swiglu", _gemm(dtype, m, 4096, 4096, swiglu, products=2))
+            yield Case(f"gemm {name} {m} rows, long", _gemm(dtype, m, 1536, 8960))
         yield Case(f"gemm {name} row", _gemm(dtype, 1, 2048, 2048, turned=True))
         yield Case(f"gemm {name} bias gelu", _gemm(dtype, 512, 1024, 768, bias_gelu, "r", turned=True))
         yield Case(f"gemm {name} swiglu", _gemm(dtype, 512, 1024, 768, swiglu, products=2, turned=True))
