@@ -14,6 +14,7 @@ from torch_tile.kernels.memory_order import empty_beside
 from torch_tile.kernels.mla_by_turns import flash_mla_by_turns
 from torch_tile.kernels.mla_decode import mla_decode, reference
 from torch_tile.kernels.mla_form import HOPPER, Form
+from torch_tile.kernels.mla_schedule import reference as planned
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.target import Target
 
@@ -73,6 +74,26 @@ def test_random_problems(form, engine, problems, check):
 
 
 @in_threads
+@pytest.mark.parametrize("units", [1, 3, 5])
+@pytest.mark.parametrize("paged", [False, True])
+def test_units_of_a_schedule(paged, units, engine, problems, check):
+    """A block goes through whole sequences, empty ones among them, and leaves parts of others to be joined."""
+    lengths = torch.tensor(problems.random.sample([0, 1, 70, 200, 330], 4), dtype=torch.int32)
+    q, q_pe = (problems.tensor(4, 1, 64, n, dtype=torch.float16, layout="dense") for n in (128, 64))
+    if paged:
+        kv, k_pe, table = paged_cache(problems, 4, 330, lengths, 128, torch.float16)
+    else:
+        kv, k_pe = (problems.tensor(4, 330, n, dtype=torch.float16, layout="dense") for n in (128, 64))
+        past, table = torch.arange(330)[None, :, None] >= lengths[:, None, None], None
+        kv, k_pe = (x.masked_fill(past, math.nan) for x in (kv, k_pe))
+    schedule = planned(lengths, 1, units)
+    got = mla_decode(q, q_pe, kv, k_pe, table, lengths, schedule=schedule, config=TURNS)
+    want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), table, lengths)
+    for name, a, b in zip(("out", "lse"), got, want, strict=True):
+        check(a, b, f"{name} of {lengths} {units}", torch.float16)
+
+
+@in_threads
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.4, -0.2, 30.0])
 def test_scores_that_grow_along_the_sequence(slope, engine, check):
     """The maxima that one warpgroup finds are followed by the other, in each tile, seldom, or never."""
@@ -89,7 +110,7 @@ def test_scores_that_grow_along_the_sequence(slope, engine, check):
 def test_the_assembler_has_nothing_to_say(form):
     """Products wait for nothing but what the kernel says (C75xx advice tells of others), and no register is spilt."""
     dtype, latent, paged = FORMS[form]
-    for case in ({"whole": True}, {}, {"split": True}, {"folded": False}):
+    for case in ({"whole": True}, {}, {"split": True}, {"folded": False}, {"scheduled": True}):
         made = Form(dtype, latent, 64, paged, False, case.pop("folded", True), 8, case.pop("whole", False))
         kernel = flash_mla_by_turns.on(Target("cuda", 90))(replace(TURNS, **case), made)
         assert not kernel.cubin.warnings
@@ -98,7 +119,7 @@ def test_the_assembler_has_nothing_to_say(form):
 
 @pytest.mark.slow
 def test_each_wait_and_arrival_is_needed():
-    """Only the last pair lets a half go for nobody; what the compiler adds is tested elsewhere."""
+    """Only the last pair lets left halves go for nobody; what the compiler adds is tested elsewhere."""
     form = Form(torch.float16, 128, 64, False, False, True, 8, False)
     kernel = flash_mla_by_turns.on(Target("cuda", 90))(TURNS, form)
     length = torch.tensor([443], dtype=torch.int32)
@@ -113,4 +134,4 @@ def test_each_wait_and_arrival_is_needed():
     assert not finds(flat)
     names = ("mbarrier_wait", "mbarrier_arrive", "named_barrier_arrive", "wgmma_wait")
     missed = [r for r in removals(flat, names) if not finds(r.program)]
-    assert [r.name for r in missed] == ["mbarrier_arrive"], [f"{r.name} at {r.span}" for r in missed]
+    assert [r.name for r in missed] == 2 * ["mbarrier_arrive"], [f"{r.name} at {r.span}" for r in missed]

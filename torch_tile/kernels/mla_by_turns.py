@@ -22,12 +22,13 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
 from torch_tile.kernels.mla_form import Config, Form
+from torch_tile.kernels.mla_schedule import Units, scheduled_types
 from torch_tile.kernels.mla_tiles import SLACK, hide, store_through
 
 PANEL = 64  # columns that come as one copy
 BOTH = 256  # threads of the warpgroups that multiply
 FIRST, SECOND, END = 1, 2, 3  # barriers: the weights of the first or second tile of a pair are there; all sums are
-ORDER = (0, 1, 3, 2)  # in which halves become free
+ORDER = (0, 1), (3, 2)  # in which halves of either tile become free
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +58,10 @@ class Halves:
         return self.tiles[half][:, : self.form.latent // 2]
 
     @T.macro
-    def load(self, caches: Sequence[Any], table: Sequence[Any], bz: Any, first: Any, half: int, turn: Any) -> None:
-        """Positions `first..` of a sequence into a half, once it is free."""
+    def load(self, caches: Sequence[Any], place: tuple[Any, Any], half: int, turn: Any) -> None:
+        """What lies at a place in the caches into a half, once it is free."""
         T.mbarrier_wait_parity(self.free[half], (turn + 1) % 2)
         each = self.form.latent // 2
-        place = self.form.place(caches[0], table, bz, first)
         for n in self.panels(half):
             column = n * PANEL
             if column < each:
@@ -72,6 +72,23 @@ class Halves:
                 T.tma_copy(caches[1][(*place, column - each)], self.panel(half, n), barrier=self.full[half][n])
             if T.shuffle_elect(128):
                 T.mbarrier_arrive(self.full[half][n])
+
+    @T.macro
+    def load_pairs(
+        self, caches: Sequence[Any], table: Sequence[Any], at: Any, begin: Any, pairs: Any, done: Any
+    ) -> None:
+        """Pairs of tiles of sequence `at` from tile `begin` on. Which page a tile lies in is read a pair ahead."""
+        keys = self.tiles[0].shape[0]
+        places = [self.form.place(caches[0], table, at, begin + tile, keys) for tile in (0, 1)]
+        pages = [T.alloc_var("int32", page) for page, _ in places]
+        for pair in T.serial(pairs):
+            for tile, page in zip((0, 1), pages, strict=True):
+                now = T.alloc_var("int32", page)
+                number = begin + 2 * pair + tile
+                row = T.alloc_var("int32", self.form.place(caches[0], table, at, number, keys)[1])
+                page = self.form.place(caches[0], table, at, number + 2, keys)[0]
+                for half in ORDER[tile]:
+                    self.load(caches, (now, row), half, done + pair)
 
     @T.macro
     def multiply(self, half: int, turn: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:
@@ -168,6 +185,19 @@ class Share:
             self.total[i, c] *= self.fade[i]
 
     @T.macro
+    def meet(self, ends: Sequence[Any], side: int, scale: Any) -> None:
+        """Both warpgroups have half of the weights: `peak` becomes the log-sum-exp, `fade` the weight of the sums."""
+        T.reduce_sum(self.total, self.before, dim=1)
+        T.copy(self.before, ends[side])
+        T.sync_threads(END, BOTH)
+        other = T.alloc_fragment(self.before.shape, self.before.dtype)
+        T.copy(ends[1 - side], other)
+        for i in T.Parallel(self.before.shape[0]):
+            self.before[i] += other[i]
+            self.peak[i] = self.peak[i] * scale + T.log(self.before[i])
+            self.fade[i] = T.if_then_else(self.before[i] == 0.0, 0.0, 1.0 / self.before[i])
+
+    @T.macro
     def count(self) -> None:
         """Add weights to the total, each thread those that it holds."""
         for i, c in T.Parallel(*self.total.shape):
@@ -177,7 +207,8 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """The turns of both warpgroups. A block has rows from `row` on, and positions below `limit` from tile `begin` on.
+    """The turns of both warpgroups. A block has rows from `row` on, and positions below `limit` from tile `begin` on;
+    it has had `done` pairs of tiles before.
 
     Row r is one of query r // heads, which sees positions up to `reach` and its number; the block's first query those
     up to `first_own`. The maxima go from one warpgroup to the other in `tops`, weights in `shown`.
@@ -224,27 +255,28 @@ class Turns:
         mine.age_total()
 
     @T.macro
-    def first_turns(self, mine: Share, queries: Sequence[Any], pairs: Any) -> None:
+    def first_turns(self, mine: Share, queries: Sequence[Any], pairs: Any, done: Any) -> None:
         """The first warpgroup. Scores of the next pair begin behind the last sums of this one."""
-        self.halves.multiply(0, 0, queries, mine.scores, True)
-        self.halves.multiply(1, 0, queries, mine.scores, False)
+        self.halves.multiply(0, done, queries, mine.scores, True)
+        self.halves.multiply(1, done, queries, mine.scores, False)
         T.wait_wgmma(0)
         for pair in T.serial(pairs - 1):
             self.first_turn(mine, pair)
-            self.halves.multiply(0, pair + 1, queries, mine.scores, True)
+            self.halves.multiply(0, done + pair + 1, queries, mine.scores, True)
             T.wait_wgmma(len(self.halves.panels(0)))
             self.halves.let_go(2)
-            self.halves.multiply(1, pair + 1, queries, mine.scores, False)
+            self.halves.multiply(1, done + pair + 1, queries, mine.scores, False)
             T.wait_wgmma(0)
         self.first_turn(mine, pairs - 1)
         T.wait_wgmma(0)
+        self.halves.let_go(2)
 
     @T.macro
-    def second_turns(self, mine: Share, queries: Sequence[Any], pairs: Any) -> None:
+    def second_turns(self, mine: Share, queries: Sequence[Any], pairs: Any, done: Any) -> None:
         """The second warpgroup, which weighs while it adds the first tile."""
         for pair in T.serial(pairs):
-            self.halves.multiply(3, pair, queries, mine.scores, True)
-            self.halves.multiply(2, pair, queries, mine.scores, False)
+            self.halves.multiply(3, done + pair, queries, mine.scores, True)
+            self.halves.multiply(2, done + pair, queries, mine.scores, False)
             T.sync_threads(FIRST, BOTH)
             mine.follow(self.tops[0])
             T.wait_wgmma(0)
@@ -264,18 +296,36 @@ class Turns:
             self.halves.let_go(3)
 
 
+def piece_of(
+    config: Config, form: Form, units: Any, lengths: Sequence[Any], covered: Any, splits: Any, share: Any, bz: Any,
+    number: Any,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """What a block works on: a sequence, its length, and which tiles. Of a schedule, the piece of this number."""
+    sequence = units.sequence(share, number) if units else bz
+    length = T.clamp(lengths[0][sequence], 0, covered) if lengths else covered
+    if units:
+        return sequence, length, *units.blocks(share, number, config.block_kv, length)
+    return sequence, length, *form.key_blocks(config, length, splits, share)
+
+
+def pairs_of(begin: Any, end: Any) -> Any:
+    """How many pairs of tiles there are: one at least, of which nothing is seen if there is none."""
+    return T.max(T.ceildiv(end - begin, 2), 1)
+
+
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
 def flash_mla_by_turns(config: Config, form: Form) -> Any:
     """`flash_mla` on Hopper, for 64 rows and tiles of 64 positions; the rotary part of the queries is in registers.
 
-    With `config.split` a block takes one of `splits` shares of the positions, and `combine` joins the shares.
+    Shares of the positions and units of a schedule as there.
     """
     rows, keys, latent, half = config.block_h, config.block_kv, form.latent, form.latent // 2
     accum = compute_dtype(form.dtype)
     batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
     (d0, d1), table_types, covered = form.cache_shapes(batch)
     length_types = [] if form.whole else [T.Tensor((batch,), "int32")]
+    unit_types = scheduled_types(lines, latent, accum) if config.scheduled else []
     part = (splits,) if config.split else ()
     out_shape = (*part, batch, lines, latent)
 
@@ -285,19 +335,20 @@ def flash_mla_by_turns(config: Config, form: Form) -> Any:
         q_pe: strided("q_pe", (batch, lines, form.rotary), form.dtype, multiple=form.vector),
         kv: strided("kv", (d0, d1, latent), form.dtype, multiple=form.vector),
         k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype, multiple=form.vector),
-        *others: [*table_types, *length_types],
+        *others: [*table_types, *length_types, *unit_types],
         out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, form.dtype, multiple=latent),
         lse: T.Tensor((*part, batch, q_len, heads), accum),
         scale: accum,
     ):
-        grid = T.ceildiv(lines, rows), splits if config.split else 1, batch
+        table, lengths = others[: len(table_types)], others[len(table_types) :][: len(length_types)]
+        units: Any = Units(*others[-3:], batch=batch) if config.scheduled else None
+        grid = T.ceildiv(lines, rows), splits if config.split else units.count if units else 1, 1 if units else batch
         with T.Kernel(*grid, threads=config.threads + 128) as (bx, share, bz):
-            own = (share,) if config.split else ()
             q_tile = T.alloc_shared((rows, latent), form.dtype)
             widths = [half, half + form.rotary, half, half + form.rotary]
             tiles = [T.alloc_shared((keys, columns), form.dtype) for columns in widths]
             full = [T.alloc_barrier([1] * (columns // PANEL)) for columns in widths]
-            q_full = T.alloc_barrier(1)
+            q_full, q_free = T.alloc_barrier(1), T.alloc_barrier(BOTH)
             halves = Halves(form, tiles, full, T.alloc_barrier([4] * 4))
             shown = [T.alloc_shared((rows, keys), form.dtype) for _ in range(2)]
             tops, ends = ([T.alloc_shared((rows,), accum) for _ in range(2)] for _ in range(2))
@@ -306,53 +357,57 @@ def flash_mla_by_turns(config: Config, form: Form) -> Any:
             peak, before, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
             factor = scale * LOG2_E if form.folded else LOG2_E
             mine = Share(scores, narrow, sums, total, peak, before, fade, factor)
-            length = covered if form.whole else T.clamp(others[-1][bz], 0, covered)
-            first, end = form.key_blocks(config, length, splits, share)
-            limit = T.min(length, end * keys)  # the second tile of the last pair may begin past the share
-            pairs = T.max(T.ceildiv(end - first, 2), 1)
-            reach = length - q_len
-            first_own = reach + (bx * rows) // heads
-            turns = Turns(form, halves, shown, tops, first, limit, reach, first_own, heads, bx * rows, scale)
             with T.ws(2):
                 T.dec_max_nreg(24)
-                T.tma_copy(q[bz, bx * rows, 0], q_tile, barrier=q_full)
-                if T.shuffle_elect(128):
-                    T.mbarrier_arrive(q_full)
-                for pair in T.serial(pairs):
-                    for number in ORDER:
-                        tile = first + 2 * pair + number // 2
-                        halves.load((kv, k_pe), others, bz, tile * keys, number, pair)
+                done = T.alloc_var("int32", 0)
+                for number in T.serial(units.pieces(share)) if units else (0,):
+                    at, _, begin, end = piece_of(config, form, units, lengths, covered, splits, share, bz, number)
+                    if units:
+                        T.mbarrier_wait_parity(q_free, (number + 1) % 2)
+                    T.tma_copy(q[at, bx * rows, 0], q_tile, barrier=q_full)
+                    if T.shuffle_elect(128):
+                        T.mbarrier_arrive(q_full)
+                    halves.load_pairs((kv, k_pe), table, at, begin, pairs_of(begin, end), done)
+                    done += pairs_of(begin, end)
             for side in [0, 1]:
                 with T.ws(side):
                     T.inc_max_nreg(240)
-                    queries = [q_tile[:, c : c + PANEL] for c in range(0, latent, PANEL)]
-                    for c in list(range(0, form.rotary, PANEL)):
-                        held = T.alloc_fragment((rows, PANEL), form.dtype)
-                        T.copy(q_pe[bz, bx * rows, c], held)
-                        queries.append(held)
-                    mine.begin()
-                    T.mbarrier_wait_parity(q_full, 0)
-                    if side == 0:
-                        turns.first_turns(mine, queries, pairs)
-                    else:
-                        turns.second_turns(mine, queries, pairs)
-                    # Both have half of the weights and half of the columns.
-                    other = T.alloc_fragment((rows,), accum)
-                    T.reduce_sum(total, before, dim=1)
-                    T.copy(before, ends[side])
-                    T.sync_threads(END, BOTH)
-                    T.copy(ends[1 - side], other)
-                    for i in T.Parallel(rows):
-                        before[i] += other[i]
-                        peak[i] = peak[i] * (scale if form.folded else 1.0) + T.log(before[i])
-                        fade[i] = T.if_then_else(before[i] == 0.0, 0.0, 1.0 / before[i])
-                    if side == 0:
-                        for i in T.Parallel(rows):
-                            lse[(*own, bz, (bx * rows + i) // heads, (bx * rows + i) % heads)] = peak[i]
-                    if config.split:
-                        for i, c in T.Parallel(rows, half):
-                            out[(*own, bz, bx * rows + i, side * half + c)] = sums[i, c] * fade[i]
-                    else:
-                        store_through(q_tile, sums, fade, out, bz, bx * rows, side * half)
+                    done = T.alloc_var("int32", 0)
+                    for number in T.serial(units.pieces(share)) if units else (0,):
+                        at, length, begin, end = piece_of(
+                            config, form, units, lengths, covered, splits, share, bz, number
+                        )
+                        limit = T.min(length, end * keys)  # the second tile of the last pair may begin past the share
+                        reach = length - q_len
+                        known = begin, limit, reach, reach + (bx * rows) // heads, heads, bx * rows, scale
+                        turns = Turns(form, halves, shown, tops, *known)
+                        queries = [q_tile[:, c : c + PANEL] for c in range(0, latent, PANEL)]
+                        for c in list(range(0, form.rotary, PANEL)):
+                            held = T.alloc_fragment((rows, PANEL), form.dtype)
+                            T.copy(q_pe[at, bx * rows, c], held)
+                            queries.append(held)
+                        mine.begin()
+                        T.mbarrier_wait_parity(q_full, number % 2)
+                        if side == 0:
+                            turns.first_turns(mine, queries, pairs_of(begin, end), done)
+                        else:
+                            turns.second_turns(mine, queries, pairs_of(begin, end), done)
+                        done += pairs_of(begin, end)
+                        mine.meet(ends, side, scale if form.folded else 1.0)
+                        first_owner, last_owner = units.owners(at) if units else (0, 0)
+                        if first_owner >= last_owner:
+                            own = (share,) if config.split else ()
+                            if side == 0:
+                                for i in T.Parallel(rows):
+                                    lse[(*own, at, (bx * rows + i) // heads, (bx * rows + i) % heads)] = peak[i]
+                            if config.split:
+                                for i, c in T.Parallel(rows, half):
+                                    out[(*own, at, bx * rows + i, side * half + c)] = sums[i, c] * fade[i]
+                            else:
+                                store_through(q_tile, sums, fade, out, at, bx * rows, side * half)
+                        else:
+                            units.leave(share, number, sums, fade, peak, bx * rows, side * half)
+                        if units:
+                            T.mbarrier_arrive(q_free)
 
     return mla_decode_by_turns

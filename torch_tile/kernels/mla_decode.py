@@ -262,7 +262,7 @@ def run(
     paged, page = block_table is not None, kv.shape[1]
     whole = seq_lens is None
     form = Form(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole)
-    config = config or config_for(form, problem, machine, num_splits if schedule is None else 1, schedule is not None)
+    config = config or config_for(form, problem, machine, num_splits if schedule is None else 1)
     if config is None:
         for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):
             target.copy_(value)
@@ -290,7 +290,7 @@ def run(
             lse.new_empty((slots, q_len * heads)),
         )
         config = replace(config, scheduled=True)
-        machine.kernel(flash_mla)(config, form)(*operands, *left, target.flatten(1, 2), lse, float(scale))
+        machine.kernel(made)(config, form)(*operands, *left, target.flatten(1, 2), lse, float(scale))
         combine_scheduled(*left, target, lse, machine)
     if target is not out:
         out.copy_(target)

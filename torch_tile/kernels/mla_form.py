@@ -68,12 +68,12 @@ class Form:
             return (pages, page), [strided("block_table", (batch, table_len), torch.int32)], table_len * page
         return (batch, page), [], page
 
-    def place(self, cache: Any, table: Sequence[Any], sequence: Any, first: Any) -> tuple[Any, Any]:
-        """Where position `first` of a sequence lies in a cache, and the tile that begins there; not if gathered."""
+    def place(self, cache: Any, table: Sequence[Any], sequence: Any, tile: Any, keys: int) -> tuple[Any, Any]:
+        """Where a tile of `keys` positions of a sequence, which divide a page, lies in a cache; not if gathered."""
         if not self.paged:
-            return sequence, first
-        page = cache.shape[1]
-        return T.clamp(table[0][sequence, first // page], 0, cache.shape[0] - 1), first % page
+            return sequence, tile * keys
+        each = cache.shape[1] // keys
+        return T.clamp(table[0][sequence, tile // each], 0, cache.shape[0] - 1), tile % each * keys
 
     def cut(self, first: Any, keys: int, length: Any, first_own: Any) -> Any:
         """Whether some query of a block may not see some of the `keys` positions from `first` on."""
@@ -100,11 +100,8 @@ class Problem:
     positions: int
 
 
-def config_for(
-    form: Form, problem: Problem, machine: Machine, splits: int = 0, scheduled: bool = False
-) -> Config | None:
-    """The cut of a problem on a machine; `splits` are the shares asked for, 0 to choose. A schedule is for blocks that
-    go through several sequences, which those by turns do not.
+def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) -> Config | None:
+    """The cut of a problem on a machine; `splits` are the shares asked for, 0 to choose.
 
     None for a cache so wide that not even the smallest tiles fit.
     """
@@ -115,7 +112,7 @@ def config_for(
     config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
     if machine.is_gpu:
         cuts = SHORT if rows <= LEAST_ROWS else HOPPER if form.on_hopper(machine) else LONG
-        config = next((c for c in cuts if _fits(c, form, machine) and not (scheduled and c.by_turns)), None)
+        config = next((c for c in cuts if _fits(c, form, machine)), None)
     if config is None:
         return None
     return replace(config, split=(splits or splits_for(config, problem, machine)) > 1)

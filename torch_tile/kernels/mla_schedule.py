@@ -179,13 +179,16 @@ class Units:
         return 2 * unit + T.if_then_else(is_first, 0, 1)
 
     @T.macro
-    def leave(self, unit: Any, piece: Any, sums: Any, weight: Any, log_sum: Any, first: Any) -> None:
-        """Rows of `sums` times their weights, and what to weigh them with beside other pieces, from row `first` on."""
+    def leave(self, unit: Any, piece: Any, sums: Any, weight: Any, log_sum: Any, first: Any, column: int = 0) -> None:
+        """Rows of `sums` times their weights, from row `first` and `column` on, and what to weigh them with beside
+        other pieces.
+        """
         slot = self.slot(unit, piece == 0)
-        for i in T.Parallel(sums.shape[0]):
-            self.part_lse[slot, first + i] = log_sum[i]
+        if column == 0:
+            for i in T.Parallel(sums.shape[0]):
+                self.part_lse[slot, first + i] = log_sum[i]
         for i, c in T.Parallel(*sums.shape):
-            self.part[slot, first + i, c] = sums[i, c] * weight[i]
+            self.part[slot, first + i, column + c] = sums[i, c] * weight[i]
 
 
 @jit

@@ -32,7 +32,7 @@ def load_cache(
                 tile[j, start + c] = T.if_then_else(position < length, value, T.cast(0, form.dtype))
             start = form.latent
     else:
-        place = form.place(caches[0], table, bz, first)
+        place = form.place(caches[0], table, bz, first // keys, keys)
         T.copy(caches[0][(*place, 0)], tile[:, : form.latent])
         T.copy(caches[1][(*place, 0)], tile[:, form.latent :])
 
