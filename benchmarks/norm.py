@@ -58,7 +58,7 @@ def case(kind: str, m: int, n: int, dtype: torch.dtype, device: str) -> Case:
     want: Callable[[], torch.Tensor] = {
         "rms_norm silu": lambda: rms_norm_reference(some[0], some[1], None, EPS, "silu")[0],
         "rms_norm": lambda: rms_norm_reference(some[0], some[1], None, EPS)[0],
-        "layer_norm": lambda: layer_norm_reference(*some, EPS)[0],
+        "layer_norm": lambda: layer_norm_reference(*some, EPS),
         "softmax": lambda: torch.softmax(some[0], -1),
     }[kind]
     rivals: dict[str, Prepare] = {"Inductor": partial(inductor, kind, x, w, b)}

@@ -23,9 +23,8 @@ from torch_tile.target import Target
 @pytest.mark.parametrize("shape", [(5,), (3, 7), (2, 3, 33)])
 def test_rms_norm_is_torchs(shape):
     x, w = torch.randn(shape, dtype=torch.float64), torch.randn(shape[-1], dtype=torch.float64)
-    y, rstd, total = rms_norm_reference(x, w, None, 1e-5)
+    y, total = rms_norm_reference(x, w, None, 1e-5)
     torch.testing.assert_close(y, F.rms_norm(x, shape[-1:], w, 1e-5))
-    torch.testing.assert_close(rstd, torch.rsqrt(x.square().mean(-1) + 1e-5).reshape(-1))
     assert total is None
 
 
@@ -49,7 +48,7 @@ def test_promotes_with_the_weight_only_after_the_cast():
 def test_residual_and_activation(activation):
     x, r, w = (torch.randn(n, dtype=torch.float64) for n in ((4, 9), (4, 9), (9,)))
     act = {"gelu_tanh": lambda t: F.gelu(t, approximate="tanh")}.get(activation) or getattr(F, activation)
-    y, _, total = rms_norm_reference(x, w, r, 1e-6, activation)
+    y, total = rms_norm_reference(x, w, r, 1e-6, activation)
     torch.testing.assert_close(y, act(F.rms_norm(x + r, (9,), w, 1e-6)))
     torch.testing.assert_close(total, x + r, rtol=0, atol=0)
 
@@ -59,17 +58,15 @@ def test_residual_and_activation(activation):
 def test_layer_norm_is_torchs(shape, affine):
     x = torch.randn(shape, dtype=torch.float64) + 3
     w, b = (torch.randn(shape[-1], dtype=torch.float64) if given else None for given in affine)
-    y, mean, rstd = layer_norm_reference(x, w, b, 1e-3)
+    y = layer_norm_reference(x, w, b, 1e-3)
     torch.testing.assert_close(y, F.layer_norm(x, shape[-1:], w, b, 1e-3))
-    torch.testing.assert_close(mean, x.mean(-1).reshape(-1))
-    torch.testing.assert_close(rstd, torch.rsqrt(x.var(-1, correction=0) + 1e-3).reshape(-1))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (2, 0, 4)])
 def test_empty(shape):
     x, w = torch.randn(shape), torch.randn(shape[-1])
     assert rms_norm_reference(x, w, x)[0].shape == shape
-    assert layer_norm_reference(x, w, w)[0].shape == shape
+    assert layer_norm_reference(x, w, w).shape == shape
 
 
 WHOLE, PIECES = Config(rows=4, width=128, whole=True), Config(rows=2, width=32, whole=False)
@@ -108,7 +105,7 @@ def test_random_rms_norms(form, rounds, problems, check):
             assert a.dtype == c.dtype
             check(a, b, what, dtype)
         if residual:
-            assert torch.equal(got[2], rounded[2]), what
+            assert torch.equal(got[1], rounded[1]), what
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -133,15 +130,14 @@ def test_random_layer_norms(dtype, affine, rounds, problems, check):
         eps = problems.pick(1e-5, 0.1)
         got = layer_norm(x, weight, bias, eps, problems.pick(WHOLE, PIECES, None))
         want = layer_norm_reference(*(None if t is None else t.double() for t in (x, weight, bias)), eps)
-        for a, b in zip(got, want, strict=True):
-            check(a, b, f"{tuple(x.shape)} {x.stride()} {affine}", dtype)
+        check(got, want, f"{tuple(x.shape)} {x.stride()} {affine}", dtype)
 
 
 @pytest.mark.parametrize("n", [1, 8192, 8193, 20_000])
 def test_long_rows(n, problems, check):
     x, w = problems.tensor(3, n), problems.tensor(n)
     check(rms_norm(x, w)[0], rms_norm_reference(x.double(), w.double())[0], str(n))
-    check(layer_norm(x, w, w)[0], layer_norm_reference(x.double(), w.double(), w.double())[0], str(n))
+    check(layer_norm(x, w, w), layer_norm_reference(x.double(), w.double(), w.double()), str(n))
 
 
 @pytest.mark.parametrize("n", [2, 8])

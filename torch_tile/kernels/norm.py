@@ -43,14 +43,14 @@ def rms_norm_reference(
     activation: str = "none",
     weight_offset: float = 0.0,
     cast_first: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`activation(s / sqrt(mean(s^2) + eps) * (weight + weight_offset))` of `s = x + residual`, by rows.
 
     x and residual `[..., N]`, of one dtype; weight `[N]`. `s` is rounded to x's dtype before it is normalised in
     float32 (float64 for float64). With `cast_first` the normalised row is rounded to x's dtype and then multiplied, in
     the promoted dtype of x and weight (transformers' order); else it is multiplied first and rounded once, as
     `F.rms_norm` does. The activation is computed in float32, before the last rounding.
-    Returns y `[..., N]`, rstd `[rows]` (float32 or float64) and `s`, None without a residual.
+    Returns y `[..., N]` and `s`, None without a residual.
     """
     compute = compute_dtype(x.dtype)
     total = x if residual is None else x + residual
@@ -65,15 +65,15 @@ def rms_norm_reference(
             y = y * (weight.to(compute) + weight_offset)
     if activation != "none":
         y = torch_functions()[activation](y.to(compute))
-    return y.to(dtype).contiguous(), rstd.reshape(-1), None if residual is None else total.contiguous()
+    return y.to(dtype).contiguous(), None if residual is None else total.contiguous()
 
 
 def layer_norm_reference(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, in float32 (float64 for float64).
 
-    x `[..., N]`, weight and bias `[N]`. Returns y in x's dtype, mean and rstd `[rows]` (float32 or float64).
+    x `[..., N]`, weight and bias `[N]`. Returns y in x's dtype.
     """
     compute = compute_dtype(x.dtype)
     s = x.to(compute)
@@ -84,7 +84,7 @@ def layer_norm_reference(
         y = y * weight.to(compute)
     if bias is not None:
         y = y + bias.to(compute)
-    return y.to(x.dtype).contiguous(), mean.reshape(-1), rstd.reshape(-1)
+    return y.to(x.dtype).contiguous()
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,6 @@ def rms_norm_rows(config: Config, form: RmsForm) -> Any:
         x: row_type,
         *operands: [*weights, *extras],
         y: T.Tensor((m, n), out_dtype),
-        rstd: T.Tensor((m,), compute),
         eps: compute,
         offset: compute,
     ):
@@ -179,7 +178,6 @@ def rms_norm_rows(config: Config, form: RmsForm) -> Any:
                 T.reduce_sum(squares, total, dim=1, clear=False)
             for i in T.Parallel(rows):
                 scale[i] = T.rsqrt(mean_of(config, total[i], n) + eps)
-                rstd[bx * rows + i] = scale[i]
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                 if not config.whole:
                     load_sum(form, x, operands, tile, bx * rows, step * width)
@@ -204,8 +202,6 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
         x: strided("x", (m, n), dtype, multiple=config.vector),
         *operands: factors,
         y: T.Tensor((m, n), dtype),
-        mean: T.Tensor((m,), compute),
-        rstd: T.Tensor((m,), compute),
         eps: compute,
     ):
         with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
@@ -223,7 +219,6 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
                 T.reduce_sum(tile, total, dim=1, clear=False)
             for i in T.Parallel(rows):
                 centre[i] = mean_of(config, total[i], n)
-                mean[bx * rows + i] = centre[i]
 
             T.clear(total)
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
@@ -236,7 +231,6 @@ def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | No
                 T.reduce_sum(squares, total, dim=1, clear=False)
             for i in T.Parallel(rows):
                 scale[i] = T.rsqrt(mean_of(config, total[i], n) + eps)
-                rstd[bx * rows + i] = scale[i]
 
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                 if not config.whole:
@@ -262,14 +256,14 @@ def rms_norm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
     total: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `rms_norm_reference`; `config` overrides the choice of `config_for`.
 
     `out` for y and, with a residual, `total` for the sum may be given, contiguous.
     """
     if not has_kernels(x) or not x.numel():
-        y, rstd, both = rms_norm_reference(x, weight, residual, eps, activation, weight_offset, cast_first)
-        return into(out, y), rstd, None if both is None else into(total, both)
+        y, both = rms_norm_reference(x, weight, residual, eps, activation, weight_offset, cast_first)
+        return into(out, y), None if both is None else into(total, both)
     form = RmsForm(
         x.dtype, None if weight is None else weight.dtype, residual is not None, activation, cast_first,
         weight_offset != 0.0,
@@ -277,7 +271,6 @@ def rms_norm(
     rows = as_rows(x)
     if out is None:
         out = torch.empty(x.shape, dtype=rms_norm_dtype(x.dtype, form.weight, cast_first), device=x.device)
-    rstd = torch.empty(rows.shape[0], dtype=compute_dtype(x.dtype), device=x.device)
     operands = [] if weight is None else [weight.contiguous()]
     if residual is not None:
         total = torch.empty(x.shape, dtype=x.dtype, device=x.device) if total is None else total
@@ -285,8 +278,8 @@ def rms_norm(
     machine = machine_of(x)
     config = config or _config_for((rows, *operands, out.view(rows.shape)), machine)
     kernel = machine.kernel(rms_norm_rows)(config, form)
-    kernel(rows, *operands, out.view(rows.shape), rstd, float(eps), float(weight_offset))
-    return out, rstd, None if residual is None else total
+    kernel(rows, *operands, out.view(rows.shape), float(eps), float(weight_offset))
+    return out, None if residual is None else total
 
 
 def layer_norm(
@@ -296,21 +289,19 @@ def layer_norm(
     eps: float = 1e-5,
     config: Config | None = None,
     out: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """See `layer_norm_reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
     if not has_kernels(x) or not x.numel():
-        y, mean, rstd = layer_norm_reference(x, weight, bias, eps)
-        return into(out, y), mean, rstd
+        return into(out, layer_norm_reference(x, weight, bias, eps))
     rows = as_rows(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    mean, rstd = (torch.empty(rows.shape[0], dtype=compute_dtype(x.dtype), device=x.device) for _ in range(2))
     operands = [t.contiguous() for t in (weight, bias) if t is not None]
     dtypes = [None if t is None else t.dtype for t in (weight, bias)]
     machine = machine_of(x)
     config = config or _config_for((rows, *operands, y.view(rows.shape)), machine)
     kernel = machine.kernel(layer_norm_rows)(config, x.dtype, *dtypes)
-    kernel(rows, *operands, y.view(rows.shape), mean, rstd, float(eps))
-    return y, mean, rstd
+    kernel(rows, *operands, y.view(rows.shape), float(eps))
+    return y
 
 
 def _config_for(operands: Sequence[torch.Tensor], machine: Machine) -> Config:

@@ -36,11 +36,11 @@ def _rms_norm(module: Any, x: Any, weight: Any = None, *options: Any, **named: A
 
 
 def _add_rms_norm(module: Any, x: Any, residual: Any, weight: Any = None, *options: Any, **named: Any) -> Any:
-    return module.rms_norm_reference(x, weight, residual, *options, **named)[::2]
+    return module.rms_norm_reference(x, weight, residual, *options, **named)
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {
     "linear": _linear, "swiglu": _swiglu, "rms_norm": _rms_norm, "add_rms_norm": _add_rms_norm,
-    "layer_norm": lambda module, *args, **kwargs: module.layer_norm_reference(*args, **kwargs)[0],
+    "layer_norm": lambda module, *args, **kwargs: module.layer_norm_reference(*args, **kwargs),
 }  # fmt: skip
 """References of ops whose arguments are not their kernel's."""
