@@ -8,6 +8,7 @@ memory_order.py), lse is contiguous.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -162,15 +163,15 @@ def flash_attention(config: Config, form: Form) -> Any:
     d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
     q_shape = (batch, kv_heads, members, length)
     part = (splits,) if config.split else ()
+    lse_types = [T.Tensor((*part, *q_shape), accum)] if config.split or form.lse else []
 
     @T.prim_func
     def attention(
         q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
         k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
         v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *operands: form.operand_types(batch, (kv_heads, groups), mask_queries, kv_len),
+        *others: [*form.operand_types(batch, (kv_heads, groups), mask_queries, kv_len), *lse_types],
         out: T.Tensor((*part, *q_shape, dv), accum) if config.split else form.out_type((*q_shape, dv)),
-        lse: T.Tensor((*part, *q_shape), accum),
         scale: accum,
         q_len: T.int32,
         q_offset: T.int32,
@@ -202,7 +203,7 @@ def flash_attention(config: Config, form: Form) -> Any:
             T.fill(peak, -infinity)
 
             here = Rows(block * rows, length, q_len, packed, sequence, head, member, members, q_offset)
-            held = hold(form.operands, operands, (rows, keys), config.tiled and not packed, here)
+            held = hold(form.operands, others[: len(form.operands)], (rows, keys), config.tiled and not packed, here)
             mask, aux = held[: form.mask is not None], held[form.mask is not None :]
             extremes = (0, q_len - 1) if packed else (block * rows, T.min(block * rows + rows - 1, length - 1))
             first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
@@ -235,8 +236,9 @@ def flash_attention(config: Config, form: Form) -> Any:
             if config.shares > 1:
                 T.reduce_sum(shares, total, dim=1)
             for i in T.Parallel(rows):
-                log_sum = peak[i] * unit + T.log(total[i])
-                lse[(*place, block * rows + i)] = log_sum
+                if lse_types:
+                    log_sum = peak[i] * unit + T.log(total[i])
+                    others[-1][(*place, block * rows + i)] = log_sum
                 fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
             (store_staged if config.staged else store_rows)(sums, fade, out, place, block * rows)
 
@@ -258,10 +260,11 @@ def attention(
     splits: int = 0,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    needs_lse: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits.
 
-    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous.
+    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Nobody `needs_lse`: it may be None.
     """
     aux = aux or ()
     if not has_kernels(q):
@@ -269,9 +272,9 @@ def attention(
         return into(out, result), into(lse, sums)
     if out is None:
         out = empty_beside(q, v.shape[3])
-    if lse is None:
+    if lse is None and needs_lse:
         lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-    if lse.numel():
+    if q.shape[0] * q.shape[1] * q.shape[2]:
         scale = default_scale(q.shape[3]) if scale is None else scale
         run(q, k, v, mask, causal, scale, window, q_offset, aux, score, out, lse, config, splits)
     return out, lse
@@ -289,14 +292,15 @@ def run(
     aux: Sequence[torch.Tensor],
     score: str,
     out: torch.Tensor,
-    lse: torch.Tensor,
+    lse: torch.Tensor | None,
     config: Config | None = None,
     splits: int = 0,
 ) -> None:
     """`attention` into `out`, dense with the last dimension innermost, and into contiguous `lse`; both not empty."""
     if not k.shape[2]:  # tensor maps cannot describe tensors without elements
         out.zero_()
-        lse.fill_(float("-inf"))
+        if lse is not None:
+            lse.fill_(float("-inf"))
         return
     mask, aux, score = score_text.as_mask(mask, aux, score)
     given = (q, k, v, mask, causal, scale, window, q_offset, aux, score)
@@ -312,13 +316,15 @@ def run(
         (mask is None or mask.dtype == torch.bool) and (scale > 0 or bool(score)),
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
         shifted=is_shifted(causal, window, q_offset), score=score, aux=forms[mask is not None :],
+        lse=lse is not None,
     )  # fmt: skip
     adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
     config = config or config_for(form, problem, machine)
     if config is None:
         for target, value in zip((out, lse), reference(*given), strict=True):
-            target.copy_(value)
+            if target is not None:
+                target.copy_(value)
         return
     lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
     shape = (*k.shape[:2], *lanes)
@@ -328,13 +334,16 @@ def run(
     if not config.split:
         packs = lanes[0] > 1 or _heads_are_adjacent(out, groups)
         target = out if packs else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        kernel(grouped, k, v, *operands, target.view(*shape, v_dim), lse.view(shape), *options)
+        sums = [] if lse is None else [lse.view(shape)]
+        kernel(grouped, k, v, *operands, *sums, target.view(*shape, v_dim), *options)
         if target is not out:
             out.copy_(target)
         return
     splits = splits or splits_for(config, problem, machine)
-    parts = lse.new_empty((splits, *shape, v_dim)), lse.new_empty((splits, *shape))
-    kernel(grouped, k, v, *operands, *parts, *options)
+    empty = partial(torch.empty, dtype=compute_dtype(q.dtype), device=q.device)
+    lse = empty(grouped.shape[:-1]) if lse is None else lse
+    parts = empty((splits, *shape, v_dim)), empty((splits, *shape))
+    kernel(grouped, k, v, *operands, parts[1], parts[0], *options)
     combine_parts(*parts, out, lse, machine)
 
 

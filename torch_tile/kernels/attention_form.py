@@ -76,7 +76,7 @@ class Form:
     is applied inside the exponent, as no mask adds to them. Rows of q, k, v and the result start at multiples of
     `vector` elements. `shifted`: query 0 may stand at another key than key 0; else a causal mask without a window cuts
     fewer tiles. `score` is the text that changes scores (score.py), and `aux` its operands. `keep` names those
-    of "mask" and "x0".. whose gradients are stored, one for each score.
+    of "mask" and "x0".. whose gradients are stored, one for each score. `lse`: the log-sum-exp of each row is stored.
     """
 
     dtype: torch.dtype
@@ -93,6 +93,7 @@ class Form:
     score: str = ""
     aux: tuple[Operand, ...] = ()
     keep: tuple[str, ...] = ()
+    lse: bool = True
 
     @property
     def operands(self) -> tuple[Operand, ...]:

@@ -30,19 +30,21 @@ def view(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: in
 Results = torch.Tensor | tuple[torch.Tensor, ...]
 
 
-def _into(family: str, name: str, *results: str) -> Callable[..., None]:
-    """Entry function `name` of a family, whose arguments are the op's; `results` are its parameters for them."""
+def _into(family: str, name: str, *results: str, **fixed: Any) -> Callable[..., None]:
+    """Entry function `name` of a family, whose arguments are the op's and `fixed`; `results` are its parameters for
+    what it makes.
+    """
 
     def call(*args: Any, out: Results, **options: Any) -> None:
         given = out if isinstance(out, tuple) else (out,)
-        getattr(kernels(family), name)(*args, **options, **dict(zip(results, given, strict=True)))
+        getattr(kernels(family), name)(*args, **options, **fixed, **dict(zip(results, given, strict=True)))
 
     return call
 
 
 gemm = _into("gemm", "gemm", "out")
 dequant_gemm = _into("dequant_gemm", "dequant_gemm", "out")
-attention = _into("attention", "attention", "out")
+attention = _into("attention", "attention", "out", needs_lse=False)
 attention_lse = _into("attention", "attention", "out", "lse")
 mla_decode = _into("mla_decode", "mla_decode", "out")
 mla_decode_lse = _into("mla_decode", "mla_decode", "out", "lse")
