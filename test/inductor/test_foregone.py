@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor import competition, foregone, roofline
-from torch_tile.inductor.passes import around_norm, expand, gemm
+from torch_tile.inductor.passes import around_norm, expand, gemm, opaque
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.report import collect
 from torch_tile.inductor.settings import Settings
@@ -153,3 +153,34 @@ def test_a_norm_of_sums_that_is_left_to_inductor_is_its_own_again():
     (row,) = report.rows
     assert row.status == "kept" and "what makes its input" in row.what
     assert not [n for n in graph.nodes if getattr(n.target, "namespace", "") == "tile"]
+
+
+@pytest.mark.parametrize(("length", "width", "mask", "stays"), [
+    (512, 1024, None, True),
+    (512, 256, None, False),  # attention is a quarter
+    (4096, 1024, None, False),
+    (512, 1024, "padding", False),
+])  # fmt: skip
+@pytest.mark.parametrize("select", ["fastest", "tile"])
+def test_fused_layers_whose_attention_is_little(length, width, mask, stays, select, h200):
+    graph = torch.fx.Graph()
+    names = ["x", "in_w", "in_b", "out_w", "out_b", "n1_w", "n1_b", "n2_w", "n2_b", "w1", "b1", "w2", "b2", "mask"]
+    shapes = {
+        "x": (16, length, width), "in_w": (3 * width, width), "in_b": (3 * width,), "out_w": (width, width),
+        "w1": (4 * width, width), "b1": (4 * width,), "w2": (width, 4 * width), "mask": (16, length),
+    }  # fmt: skip
+    n = {name: graph.placeholder(name) for name in names}
+    for name, node in n.items():
+        node.meta["val"] = empty(*shapes.get(name, (width,)), dtype=torch.bool if name == "mask" else torch.bfloat16)
+    args = n["x"], width, 16, n["in_w"], n["in_b"], n["out_w"], n["out_b"], True, True, 1e-5
+    args += n["n1_w"], n["n1_b"], n["n2_w"], n["n2_b"], n["w1"], n["b1"], n["w2"], n["b2"]
+    args += (n["mask"], 1) if mask else (None, None)
+    layer = graph.call_function(torch._transformer_encoder_layer_fwd, args)
+    layer.meta["val"] = n["x"].meta["val"]
+    graph.output(layer)
+    assert bool(foregone.in_fused_layer(layer)) == stays
+    with collect() as report:
+        opaque.write_out(Context(graph, Settings(select=select), "pre_grad"))
+    left = list(graph.find_nodes(op="call_function", target=torch._transformer_encoder_layer_fwd))
+    assert bool(left) == (stays and select == "fastest")
+    assert len(report.select(None, "kept")) == len(left)

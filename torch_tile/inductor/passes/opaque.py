@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from torch_tile.inductor import report
+from torch_tile.inductor import foregone, report
 from torch_tile.inductor.passes.graph import aten, is_tensor, known, val
 from torch_tile.inductor.passes.manager import Context
 
@@ -118,6 +118,11 @@ def _of_another_rank(args: Any, kwargs: Any) -> bool:
     return heads and not all(known(x.shape[0] == q.shape[0]) for x in (k, v))
 
 
+def _stays(node: Node) -> str:
+    """Why a call is as fast as what it hides; "" if that is not known."""
+    return foregone.in_fused_layer(node) if node.target is torch._transformer_encoder_layer_fwd else ""
+
+
 HIDING: dict[Any, tuple[Callable[[Any, Any], bool], Callable[..., Any]]] = {
     torch._transformer_encoder_layer_fwd: (_padded, encoder_layer),
     F.multi_head_attention_forward: (_plain, F.multi_head_attention_forward),
@@ -136,6 +141,9 @@ def write_out(context: Context) -> None:
         wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         if wants_gradient and context.settings.select == "fastest":
             continue  # nothing in it would be captured
+        if context.settings.select == "fastest" and not context.settings.thorough and (why := _stays(node)):
+            context.note("attention", report.KEPT, "an encoder layer in one call", node, why)
+            continue
         try:
             _inline(node, _trace(node, meaning))
         except Exception:
