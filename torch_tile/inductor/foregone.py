@@ -82,7 +82,7 @@ def in_fused_layer(layer: Node) -> str:
 
     Under a mask they are: torch's kernel for attention takes 1.4 to 1.7 times as long as ours there.
     """
-    x, weight1, mask = val(layer.args[0]), val(layer.args[14]), [*layer.args[20:], layer.kwargs.get("mask")][0]
+    x, weight1, mask = val(layer.args[0]), val(layer.args[14]), [*layer.args[18:], layer.kwargs.get("mask")][0]
     if peak_of(x.device) is None or mask is not None:
         return ""
     length, width, hidden = x.shape[1], x.shape[2], weight1.shape[0]
