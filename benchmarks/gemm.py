@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products: `python -m benchmarks.gemm [--quick] [--only M5,V0] [--rivals cuBLAS,tilelang] [--json FILE]`.
 
-On a GPU M0 to M7 (weights and activations of large language models), V0 to V7 (one row) and R8 to R128 (so many rows
-by the weights of Llama-3-8B, Qwen2.5-7B and Qwen2.5-1.5B) in both 16-bit dtypes, with weights stored k x n and n x k.
-On the CPU products with epilogues too.
+On a GPU M0 to M7 (weights and activations of large language models) and V0 to V7 (one row) in both 16-bit dtypes, with
+weights stored k x n and n x k, and R8 to R128 (so many rows by weights of Llama-3-8B, Qwen2.5-7B and Qwen2.5-1.5B) in
+one. On the CPU products with epilogues too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MATRICES = {  # m, n, k
     "m16": (16, 16384, 16384), "m64": (64, 16384, 16384),
 }  # fmt: skip
 FEW_ROWS = (8, 16, 24, 32, 48, 64, 96, 128)
-WEIGHTS = ((6144, 4096), (4096, 4096), (4096, 14336), (28672, 4096), (4608, 3584), (3584, 18944), (1536, 8960))  # n, k
+WEIGHTS = ((6144, 4096), (4096, 14336), (28672, 4096), (4608, 3584), (1536, 8960))  # n, k
 MATRICES |= {f"R{m} {n}x{k}": (m, n, k) for m in FEW_ROWS for n, k in WEIGHTS}
 ASKED = {"R": {"cuBLAS": 1.0}, "M": {"cuBLAS": 1.02}, "V": {"cuBLAS": 1.05}, "m": {"cuBLAS": 1.0}}
 QUICK = ("M0 fp16 kxn", "M5 fp16 kxn", "M5 fp16 nxk", "M5 bf16 kxn", "V0 fp16 nxk", "V5 fp16 nxk")
@@ -56,6 +56,8 @@ def problems(device: str) -> Iterator[Problem]:
     for dtype in (torch.float16, torch.bfloat16):
         for turned in (False, True):
             for name, (m, n, k) in MATRICES.items():
+                if name[0] == "R" and dtype != torch.bfloat16:
+                    continue
                 what = f"{name_of(dtype)} {'nxk' if turned else 'kxn'}"
                 yield Problem(
                     f"gemm {name} {what}", f"gemm {name[0]} {what}", dtype, 2.0 * m * n * k,
