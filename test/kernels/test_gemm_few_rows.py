@@ -48,7 +48,8 @@ def test_rows_that_wgmma_has_no_64_of_are_its_columns(products):
         assert config.stages >= 3 and config.stages * stage_bytes(config, problem) + leaving < h200.target.shared_limit
         for other in (GPUS[0], GPUS[3]):
             assert not config_for(problem, other).turned
-        for unfit in (replace(problem, aligned=False), replace(problem, dtype=torch.float32), replace(problem, m=129)):
+        for change in ({"aligned": False}, {"dtype": torch.float32}, {"m": 129}, {"k": 512}):
+            unfit = replace(problem, **change)
             assert not config_for(unfit, h200).turned
 
 

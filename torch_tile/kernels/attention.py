@@ -274,7 +274,7 @@ def attention(
         out = empty_beside(q, v.shape[3])
     if lse is None and needs_lse:
         lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-    if q.shape[0] * q.shape[1] * q.shape[2]:
+    if (out if lse is None else lse).numel():
         scale = default_scale(q.shape[3]) if scale is None else scale
         run(q, k, v, mask, causal, scale, window, q_offset, aux, score, out, lse, config, splits)
     return out, lse
@@ -296,7 +296,9 @@ def run(
     config: Config | None = None,
     splits: int = 0,
 ) -> None:
-    """`attention` into `out`, dense with the last dimension innermost, and into contiguous `lse`; both not empty."""
+    """`attention` into `out`, dense with the last dimension innermost, and into contiguous `lse` if there is one; both
+    not empty.
+    """
     if not k.shape[2]:  # tensor maps cannot describe tensors without elements
         out.zero_()
         if lse is not None:
@@ -340,7 +342,7 @@ def run(
             out.copy_(target)
         return
     splits = splits or splits_for(config, problem, machine)
-    empty = partial(torch.empty, dtype=compute_dtype(q.dtype), device=q.device)
+    empty = partial(q.new_empty, dtype=compute_dtype(q.dtype))
     lse = empty(grouped.shape[:-1]) if lse is None else lse
     parts = empty((splits, *shape, v_dim)), empty((splits, *shape))
     kernel(grouped, k, v, *operands, parts[1], parts[0], *options)

@@ -16,6 +16,7 @@ MOST_JOINED = 8  # blocks of a cluster
 TURNED_ROWS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 TURNED_COLUMNS = ((64, 128), (128, 256), (256, 256))
 TURNED_SUMS = 128  # of a thread
+SHORTEST_K = 1024  # that was measured
 LONG_K = 8192  # what is read for it takes long beside joining sums of more rows than `CHEAP_ROWS`
 CHEAP_ROWS = 32
 
@@ -29,15 +30,15 @@ def turned_config(problem: Problem, machine: Machine) -> Config | None:
     if machine.target.capability != 90 or not problem.aligned or problem.dtype.itemsize != 2:
         return None
     rows = next((r for r in TURNED_ROWS if problem.m <= r), 0)
-    config = _turned_tile(rows, problem, machine) if rows else None
+    config = _turned_tile(rows, problem, machine) if rows and problem.k >= SHORTEST_K else None
     if config is None:
         return None
     count, units = count_of(replace(config, block_n=64), problem), machine.units
-    if rows <= 16 and 4 * count >= 3 * units:
+    if rows <= 16 and 4 * count >= 3 * units:  # tiles of 16 rows by mma.sync read as fast
         return None
-    if rows == 48 and problem.k < LONG_K // 4:
+    if rows == 48 and problem.k < LONG_K // 4:  # most of 64 rows, and soon over
         return None
-    if rows % 64 == 0 and (problem.k < LONG_K or 5 * count >= 2 * units):
+    if rows % 64 == 0 and (problem.k < LONG_K or 5 * count >= 2 * units):  # the other tiles have so many rows, too
         return None
     count, splits = count_of(config, problem), 1
     wanted = (2 if rows <= CHEAP_ROWS else 3) * units if rows <= CHEAP_ROWS or problem.k >= LONG_K else 0
