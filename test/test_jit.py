@@ -48,6 +48,21 @@ def test_lazy_kernels_are_kept_per_arguments():
         scaled(5, factors=3)
 
 
+def test_many_kernels_side_by_side(caplog):
+    made = scaled.par_compile([{"n": 5}, (6, 3), {"n": 7, "dtype": "float16"}], num_workers=2)
+    assert made == [scaled(5), scaled(6, 3), scaled(7, dtype="float16")]
+    funcs = [scaled.make(n) for n in (3, 4)]
+    for kernel, n in zip(torch_tile.par_compile(funcs, out_idx=[-1], target="cpu"), (3, 4), strict=True):
+        torch.testing.assert_close(kernel(torch.ones(n)), torch.full((n,), 2.0))
+    with pytest.raises(TileError, match="is not a dtype"):
+        scaled.par_compile([(5,), (5, 2, "no dtype"), (6,)])
+    found = scaled.par_compile([(5,), (5, 2, "no dtype"), (6,)], ignore_error=True)
+    assert found == [scaled(5), None, scaled(6)] and "kernel 1 of 3 does not compile" in caplog.text
+    assert torch_tile.par_compile([]) == []
+    with pytest.raises(TileError, match="num_workers"):
+        scaled.par_compile([(5,)], num_workers=0)
+
+
 def test_kernels_used_are_noted():
     with torch_tile.jit.kernels_used() as outer:
         first = scaled(5)

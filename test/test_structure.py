@@ -26,7 +26,7 @@ LAYERS = [
     {"intrinsics", "options"},
     {"tileop", "binding"},
     {"language", "lowering", "codegen", "interp", "runtime"},
-    {"profiler", "stored"},
+    {"compiling", "profiler", "stored"},
     {"kernel", "testing"},
     {"jit"},
     {"autotuner"},

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .inductor.backend import inductor_configs
     from .inductor.explain import explain
     from .integrations.replace import replace_layers
-    from .jit import compile, jit
+    from .jit import compile, jit, par_compile
     from .kernel import JITKernel
     from .profiler import TensorSupplyType, do_bench
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "jit": "jit:",
     "compile": "jit:compile",
+    "par_compile": "jit:par_compile",
     "autotune": "autotuner:autotune",
     "autotuner": "autotuner:",
     "JITKernel": "kernel:JITKernel",
@@ -74,5 +75,6 @@ __all__ = [
     "inductor_configs",
     "jit",
     "ops",
+    "par_compile",
     "replace_layers",
 ]

@@ -17,10 +17,12 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .build import Build, PassOptions
+from .compiling import all_of
 from .diagnostics import TileError, diagnose, error
 from .ir.buffer import Buffer
 from .ir.node import find
@@ -127,6 +129,19 @@ def compile(
     NoNvrtcError where the target's compiler is missing.
     """
     return _compile(func, out_idx, target, pass_options("compile", **options))
+
+
+def par_compile(
+    funcs: Iterable[PrimFunc],
+    out_idx: int | Sequence[int] | None = None,
+    target: object = "auto",
+    num_workers: int | None = None,
+    ignore_error: bool = False,
+    **options: Any,
+) -> list[JITKernel | None]:
+    """`compile` of many kernels, side by side; in order. With `ignore_error` those that do not compile are None."""
+    jobs = [partial(compile, func, out_idx, target, **options) for func in funcs]
+    return all_of(jobs, target, num_workers, ignore_error)
 
 
 def _compile(func: PrimFunc, out_idx: int | Sequence[int] | None, target: object, options: PassOptions) -> JITKernel:
@@ -248,6 +263,14 @@ class JITFunction:
             if quick is not None:
                 self.by_position[quick] = kernel
         return kernel
+
+    def par_compile(
+        self, configs: Iterable[Sequence[Any] | Mapping[str, Any]], num_workers: int | None = None,
+        ignore_error: bool = False,
+    ) -> list[JITKernel | None]:  # fmt: skip
+        """The kernels for many compile-time arguments, each by position or by name, as the function `par_compile`."""
+        jobs = [partial(self.compile, **c) if isinstance(c, Mapping) else partial(self.compile, *c) for c in configs]
+        return all_of(jobs, self.target, num_workers, ignore_error)
 
     def _compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         bound = self.signature.bind(*args, **kwargs)

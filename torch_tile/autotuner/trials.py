@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ..compiling import progress, side_by_side, workers_for
 from ..profiler import Profiler, do_bench
 from ..runtime.cache import CacheError
 from ..runtime.find_nvrtc import NoNvrtcError
 from ..runtime.host_compiler import NoCompilerError
 from ..target import Target
 from .candidate import Candidate, Settings, reason
-from .compiling import progress, side_by_side, workers_for
 from .inputs import spare
 from .machine import synchronize
 from .race import ROUNDS, race

@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
-from torch_tile.autotuner.compiling import progress
+from torch_tile.compiling import progress
 from torch_tile.inductor import compat, contest
 from torch_tile.inductor.agreement import agreed
 from torch_tile.inductor.buckets import buckets

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torch_tile.autotuner.compiling import workers_for
+from torch_tile.compiling import workers_for
 from torch_tile.inductor import compat, report, workers
 from torch_tile.inductor.passes.graph import Rewrite, val
 from torch_tile.inductor.passes.manager import Context

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from torch_tile.autotuner.compiling import progress, side_by_side, workers_for
+from torch_tile.compiling import progress, side_by_side, workers_for
 from torch_tile.target import Target
 
 

@@ -9,6 +9,7 @@ processes at hand, its graphs' kernels are compiled there: inductor/workers.py.)
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -17,8 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TypeVar
 
-from ..target import Target
+from .diagnostics import error
+from .target import Target
 
+_log = logging.getLogger("torch_tile")
 R = TypeVar("R")
 WORKERS = "TORCH_TILE_AUTOTUNE_WORKERS"
 
@@ -79,6 +82,28 @@ def side_by_side(
                 told()
                 start()
     return [results[number] for number in range(len(jobs))]
+
+
+def all_of(
+    jobs: Sequence[Callable[[], R]], target: object, num_workers: int | None, ignore_error: bool
+) -> list[R | None]:
+    """What each job, which compiles for `target`, returns, in order, with a bar; `num_workers` at once, None to choose.
+
+    The first that fails raises, once all have ended; with `ignore_error` it is None, and a warning is logged.
+    """
+    if num_workers is not None and num_workers < 1:
+        fix = "give a positive number, or None for as many as the cores allow"
+        raise error("bad_argument", None, op="par_compile", name="num_workers", why=f"is {num_workers}", fix=fix)
+    with progress(len(jobs), "torch_tile: kernels") as step:
+        found = side_by_side(jobs, num_workers or workers_for(Target.of(target)), None, step)
+    kernels: list[R | None] = []
+    for number, each in enumerate(found):
+        if isinstance(each, Exception):
+            if not ignore_error:
+                raise each
+            _log.warning("kernel %d of %d does not compile: %s", number, len(found), each)
+        kernels.append(None if isinstance(each, Exception) else each)
+    return kernels
 
 
 @contextlib.contextmanager
