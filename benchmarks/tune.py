@@ -28,8 +28,8 @@ import torch
 import torch_tile
 from benchmarks.problem import Case, Problem, tolerance_of, wrong
 from benchmarks.runner import LIMIT, problems_of, said
-from torch_tile.compiling import side_by_side, workers_for
 from torch_tile.autotuner.race import race
+from torch_tile.compiling import side_by_side, workers_for
 from torch_tile.kernels import (
     attention,
     attention_config,

@@ -69,10 +69,12 @@ def small(dtype):
 SMALL = Config(block_m=16, block_n=32, block_k=16)
 ADD_BIAS = "v=add(acc0,x0);ret v"
 TURNS = replace(SMALL, panel=2, blocks=3)
+UNEVEN = replace(TURNS, block_m=128, block_n=48)  # columns that a panel of them does not divide
 TURNED = replace(SMALL, turned=True, staged=True)
 CUTS = (
     SMALL,
     TURNS,
+    UNEVEN,
     replace(SMALL, splits=3),
     TURNED,
     replace(TURNS, turned=True),

@@ -7,6 +7,7 @@ kernel serves every shape: what is compiled in is a `Form` (dtypes, orders in me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -136,7 +137,7 @@ def persistent_matmul(config: Config, form: Form) -> Any:
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = form.sizes()
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
-    width = bn if config.turned else min(panel_width(bm, form.out_dtype.itemsize), bn)
+    width = bn if config.turned else math.gcd(panel_width(bm, form.out_dtype.itemsize), bn)
     parts = [(start, start // width % 2) for start in range(0, bn, width)]
 
     @T.prim_func
