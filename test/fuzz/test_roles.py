@@ -18,7 +18,7 @@ from torch_tile.diagnostics import TileError
 from torch_tile.interp.interpret import interpret
 from torch_tile.interp.removal import ordering, removals
 from torch_tile.interp.tiles import evaluate
-from torch_tile.ir.expr import Call
+from torch_tile.ir.expr import Call, Const
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import For, LoopKind, Role
 from torch_tile.lowering import cuda_passes, lower
@@ -99,9 +99,17 @@ MATTERS = 0.85  # at least, of the waits: some say what the mbarriers of other t
 
 
 def in_loops(flat):
-    """Calls of loops, by identity: an arrival after the last turn is for nobody."""
-    loops = (n for n in walk(flat) if isinstance(n, For) and n.kind is LoopKind.SERIAL)
-    return {id(n) for loop in loops for n in walk(loop.body) if isinstance(n, Call)}
+    """Calls of loops, by identity; but arrivals only of loops that are known to have more turns than there are
+    barriers: after the last turns an arrival is for nobody, also where these are peeled off, and a loop may have none.
+    """
+    found = set()
+    for loop in (n for n in walk(flat) if isinstance(n, For) and n.kind is LoopKind.SERIAL):
+        bounds = (*loop.starts, *loop.stops)
+        turns = bounds[1].value - bounds[0].value if all(isinstance(b, Const) for b in bounds) else 0
+        for call in (n for n in walk(loop.body) if isinstance(n, Call)):
+            if call.name not in ARRIVALS or turns > call.args[0].buffer.shape[0].value:
+                found.add(id(call))
+    return found
 
 
 def is_noticed(removal, program, source, seed, wanted):
