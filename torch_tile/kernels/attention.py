@@ -264,7 +264,8 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits.
 
-    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Nobody `needs_lse`: it may be None.
+    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None
+    if nobody `needs_lse`.
     """
     aux = aux or ()
     if not has_kernels(q):

@@ -168,7 +168,7 @@ def flash_mla(config: Config, form: Form) -> Any:
                 )
                 factor = scale * LOG2_E if form.folded else LOG2_E
                 for step in T.Pipelined(first, end, num_stages=config.stages):
-                    load_cache(form, (kv, k_pe), table, tile, sequence, step * keys, length)
+                    load_cache(form, (kv, k_pe), table, tile, sequence, step, length)
                     if held:
                         T.gemm(q_held, tile[:, :held], scores, transpose_B=True, clear_accum=True)
                     T.gemm(q_tile[:, :rest], tile[:, held:], scores, transpose_B=True, clear_accum=held == 0)

@@ -14,9 +14,9 @@ SLACK = 8.0  # weights may be as large as 2 ** 8 before sums are scaled anew: fa
 
 @T.macro
 def load_cache(
-    form: Form, caches: Sequence[Any], table: Sequence[Any], tile: Any, bz: Any, first: Any, length: Any
+    form: Form, caches: Sequence[Any], table: Sequence[Any], tile: Any, bz: Any, number: Any, length: Any
 ) -> None:
-    """Positions `first..` of a sequence into a tile, latent and rotary part side by side.
+    """The positions of tile `number` of a sequence into a tile, latent and rotary part side by side.
 
     What lies past the sequence's end, where memory may hold NaN, is made 0 here only if pages are smaller than tiles.
     """
@@ -26,13 +26,13 @@ def load_cache(
         start = 0
         for cache, width in zip(caches, (form.latent, form.rotary), strict=True):
             for j, c in T.Parallel(keys, width):
-                position = first + j
+                position = number * keys + j
                 page = T.clamp(table[0][bz, position // page_size], 0, cache.shape[0] - 1)
                 value = cache[page, position % page_size, c]
                 tile[j, start + c] = T.if_then_else(position < length, value, T.cast(0, form.dtype))
             start = form.latent
     else:
-        place = form.place(caches[0], table, bz, first // keys, keys)
+        place = form.place(caches[0], table, bz, number, keys)
         T.copy(caches[0][(*place, 0)], tile[:, : form.latent])
         T.copy(caches[1][(*place, 0)], tile[:, form.latent :])
 
