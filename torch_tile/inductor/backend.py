@@ -85,6 +85,7 @@ def pass_patches(settings: Settings, patches: Mapping[str, Any]) -> dict[str, An
         key: compat.chain(patches.get(key, getattr(config, key)), TilePass(stage, settings))
         for key, stage in (
             ("pre_grad_custom_pass", "pre_grad"),
+            ("joint_custom_pre_pass", "written_out"),
             ("joint_custom_post_pass", "joint"),
             ("post_grad_custom_pre_pass", "post_grad"),
         )

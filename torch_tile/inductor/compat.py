@@ -19,6 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 __all__ = ["ChainPass", "CustomGraphPass"]
 
 STAGES = ("pre_grad_custom_pass", "post_grad_custom_pre_pass")
+JOINT_STAGES = ("joint_custom_pre_pass", "joint_custom_post_pass")
 
 
 class ChainPass(CustomGraphPass):
@@ -155,7 +156,7 @@ def compile_alone(
     """Inductor's whole pipeline on an ATen graph, without custom passes and CUDA graphs, called from Python."""
     from torch._inductor.virtualized import V
 
-    none = dict.fromkeys((*STAGES, "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_post_pass"))
+    none = dict.fromkeys((*STAGES, *JOINT_STAGES, "post_grad_custom_post_pass"))
     with V.set_aot_compilation(False):
         return compile_fx(gm, inputs, {**(options or {}), **none, "triton.cudagraphs": False, "cpp_wrapper": False})
 

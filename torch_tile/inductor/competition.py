@@ -63,10 +63,15 @@ class Outcome:
 def compete(rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], settings: Settings) -> Outcome:
     """Time the new nodes of `pairs` against the old ones."""
     new, old = rivals(pairs, [*rewrite.inputs(), *rewrite.given], rewrite.nodes)
-    for node in list(old.graph.nodes):
+    return decide(*without_views(new, write_out(old)), settings)
+
+
+def write_out(part: GraphModule) -> GraphModule:
+    """The same part, tile operators in it written out as the ATen that they stand for."""
+    for node in list(part.graph.nodes):
         if node.target in REFERENCES:
             expand(node, REFERENCES[node.target][1])
-    return decide(*without_views(new, old), settings)
+    return part
 
 
 def compete_captured(node: Node, reference: Callable[..., torch.Tensor], settings: Settings) -> Outcome:

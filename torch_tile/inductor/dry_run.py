@@ -42,8 +42,9 @@ def dry_run(
         rows = TilePass("post_grad", settings).run(graph.graph).rows
         return Watched(graph, rows).run if watch else graph.forward
 
-    joint = "joint_custom_post_pass"
-    with compat.inductor_config().patch({**patches, joint: pass_patches(settings, patches)[joint]}):
+    ours = pass_patches(settings, patches)
+    joint = {key: ours[key] for key in compat.JOINT_STAGES}
+    with compat.inductor_config().patch({**patches, **joint}):
         TilePass("pre_grad", settings)(gm.graph)
         gm.recompile()
         return compat.compile_without_codegen(gm, example_inputs, refine)

@@ -182,6 +182,20 @@ def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[No
     return graph_module(graph, parts)
 
 
+def copied(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]) -> GraphModule:
+    """`nodes`, which are in order and read nothing else than `inputs`, as a graph of their own."""
+    graph = Graph()
+    env: dict[Node, Node] = {}
+    for index, node in enumerate(inputs):
+        env[node] = graph.placeholder(f"in{index}")
+        env[node].meta = {key: node.meta[key] for key in ("val", EXAMPLE) if key in node.meta}
+    for node in nodes:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output(tuple(env[o] for o in outputs))
+    graph.eliminate_dead_code()
+    return graph_module(graph)
+
+
 def body_of(node: Node) -> GraphModule | None:
     """The graph that a node hands to a higher-order operator; None if it is something else."""
     body = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None

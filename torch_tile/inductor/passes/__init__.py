@@ -17,6 +17,13 @@ def capture_families(settings: Settings) -> list[Family]:
     return [opaque.write_out, capture.capture, *([capture_norm.capture_norms] if "norm" in settings.families else [])]
 
 
+def written_out_families(settings: Settings) -> list[Family]:
+    """Forward and backward in one graph, before Inductor's own passes: attention written out."""
+    from torch_tile.inductor.passes import joint_attention
+
+    return [joint_attention.match] if "attention" in settings.families else []
+
+
 def joint_families(settings: Settings) -> list[Family]:
     """Forward and backward in one graph: what has to be said in both."""
     from torch_tile.inductor.passes import joint

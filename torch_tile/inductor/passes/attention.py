@@ -19,6 +19,7 @@ from torch_tile.inductor.passes import masks, score_text
 from torch_tile.inductor.passes.copies import bare, drop_behind, unscaled
 from torch_tile.inductor.passes.graph import (
     CAST,
+    TOLD,
     Miss,
     Rewrite,
     arg,
@@ -55,7 +56,7 @@ def match(context: Context) -> None:
             elif is_call(node, *FUSED):
                 _fused(context, node)
         except Miss as reason:
-            if getattr(reason, "near", True):
+            if getattr(reason, "near", True) and TOLD not in node.meta:
                 context.miss("attention", node, reason)
 
 
@@ -84,7 +85,7 @@ def _written_out(context: Context, softmax: Node) -> None:
 def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
     """Insert the op for a pattern; returns what stands for its last product. `in_text` as for `masks.combine`."""
     term = pattern.terms[0]
-    batch, kv_heads, shared, queries = _roles(pattern)
+    batch, kv_heads, shared, queries = roles(pattern)
     heads, keys = [*kv_heads, *shared], pattern.dims[-1]
     term = _unscaled(term)
     q = place_query(rewrite, term, [batch, heads, queries, term.inner])
@@ -98,7 +99,7 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
     if modified is not None:
         score = score_text.read(modified, pattern.scores.products[0], places, rewrite)
     said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
-    arguments = q, k, v, *_arguments(rewrite, q, k, said, term.scale, dims, places)
+    arguments = q, k, v, *arguments_of(rewrite, q, k, said, term.scale, dims, places)
     if pattern.sink is None:
         new = rewrite.call(OP, *arguments)
     else:
@@ -118,13 +119,13 @@ def call(
     rewrite: Rewrite, qkv: tuple[Any, Any, Any], said: masks.Said, scale: Any, dims: list[Group], places: Places
 ) -> Node:
     """The op on q, k and v under what was said of its scores; `scale` None is the op's default."""
-    return rewrite.call(OP, *qkv, *_arguments(rewrite, qkv[0], qkv[1], said, scale, dims, places))
+    return rewrite.call(OP, *qkv, *arguments_of(rewrite, qkv[0], qkv[1], said, scale, dims, places))
 
 
-def _arguments(
+def arguments_of(
     rewrite: Rewrite, q: Any, k: Any, said: masks.Said, scale: Any, dims: list[Group], places: Places
 ) -> tuple[Any, ...]:
-    """The op's arguments from the mask on."""
+    """The op's arguments from the mask on, `scale` None being its default."""
     by, score = score_text.split_scale(said.score)
     if by != 1:
         scale = by * (shape(q)[3] ** -0.5 if scale is None else scale)
@@ -148,7 +149,7 @@ def _unscaled(term: Term) -> Term:
     return replace(term, query=Operand(q, q_dims), key=Operand(k, k_dims), scale=term.scale * by * too)
 
 
-def _roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
+def roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
     """Batch, heads of keys and values, heads that share one of those, and queries, among the softmax's dimensions."""
     present = pattern.terms[0].key.axes() | pattern.value.axes()
     *outer, queries = pattern.dims[:-1]
@@ -252,7 +253,7 @@ def read_mask(rewrite: Rewrite, q: Any, k: Any, mask: Any, scale: Any) -> tuple[
 
     def said_of(attempt: Rewrite, in_text: bool) -> tuple[Any, ...]:
         said = masks.combine(attempt, [given], dims, score_text.SCORE, places, in_text)
-        return _arguments(attempt, q, k, said, scale, dims, places)
+        return arguments_of(attempt, q, k, said, scale, dims, places)
 
     attempt = Rewrite(rewrite.anchor)
     try:

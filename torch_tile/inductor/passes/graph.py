@@ -23,6 +23,8 @@ prims = torch.ops.prims
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 COPIES = (aten.clone.default, aten.alias.default)
 CAST = prims.convert_element_type.default
+TOLD = "tile_told"
+"""Of a node's meta: of what it is a part, it is reported already."""
 
 
 class Miss(Exception):
@@ -200,7 +202,7 @@ class Rewrite:
         with self.graph.inserting_before(self.anchor):
             node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = evaluate(target, args, kwargs)
-        for key in ("nn_module_stack", "stack_trace", "custom", "original_aten"):
+        for key in ("nn_module_stack", "stack_trace", "custom", "original_aten", TOLD):
             if key in self.anchor.meta:
                 node.meta[key] = self.anchor.meta[key]
         self.nodes.append(node)

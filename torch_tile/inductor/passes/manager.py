@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The passes given to Inductor, and the context that families work in.
 
-Capture (pre-grad) swaps composite calls for tile ops one to one; joint says in forward and backward alike what only
-both together show; refine (post-grad, on functional ATen) matches structure, then puts back what is not worth a
-kernel. None ever raises: a family that fails is logged and its
-nodes are left to Inductor.
+Capture (pre-grad) swaps composite calls for tile ops one to one; written_out finds attention's forward and backward in
+one graph, and joint says in both alike what only both together show; refine (post-grad, on functional ATen) matches
+structure, then puts back what is not worth a kernel. None ever raises: a family that fails is logged and its nodes are
+left to Inductor.
 """
 
 from __future__ import annotations
@@ -157,9 +157,15 @@ class TilePass(CustomGraphPass):
         from torch_tile.inductor import passes
 
         families = {
-            "pre_grad": passes.capture_families, "joint": passes.joint_families, "post_grad": passes.refine_families,
-        }[self.stage]  # fmt: skip
-        context = Context(graph, self.settings, _graph_kind(graph) if self.stage == "post_grad" else self.stage)
+            "pre_grad": passes.capture_families,
+            "written_out": passes.written_out_families,
+            "joint": passes.joint_families,
+            "post_grad": passes.refine_families,
+        }[self.stage]
+        kind = (
+            _graph_kind(graph) if self.stage == "post_grad" else "joint" if self.stage == "written_out" else self.stage
+        )
+        context = Context(graph, self.settings, kind)
         if self.stage == "pre_grad":
             for body in _checkpointed(graph):
                 self.run(body.graph)

@@ -7,6 +7,7 @@ over, in whichever dimension, and either operand of a product may be the transpo
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,6 @@ from torch_tile.inductor.passes.graph import (
     is_tensor,
     known,
     name_of,
-    only_user,
     product,
     shape,
 )
@@ -78,14 +78,18 @@ class Pattern:
     scores: Scores
     sink: Operand | None = None
 
+    def values_on_left(self) -> bool:
+        """Whether the last product is values times probabilities, both transposed."""
+        return self.output_dims[-1] is not self.value_inner
 
-def read(softmax: Node) -> Pattern:
-    """Read the neighbourhood of a `tile.softmax`; raises NoMatch."""
+
+def read(softmax: Node, backward: Collection[Node] = ()) -> Pattern:
+    """Read the neighbourhood of a `tile.softmax`; raises NoMatch. Of its readers those in `backward` do not count."""
     sunk = read_sink(softmax) or Sunk(softmax.args[0], None, softmax)  # type: ignore[arg-type]
     dims = axes_of(shape(sunk.probabilities))
     axis: Any = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim", -1)
     keys = dims[axis]
-    scores, output, probabilities = _sides(softmax, sunk, dims, keys)
+    scores, output, probabilities = _sides(softmax, sunk, dims, keys, backward)
     sizes = shape(probabilities)
     rows = axes_of(sizes)
     root, groups = trace(probabilities, rows, casts=True)
@@ -116,7 +120,9 @@ def read(softmax: Node) -> Pattern:
     return Pattern(softmax, [*outer, keys], terms, scores.masks, value, inner, output, placed, scores, sink)
 
 
-def _sides(softmax: Node, sunk: Sunk, dims: list[Group], keys: Group) -> tuple[Scores, Node, Node]:
+def _sides(
+    softmax: Node, sunk: Sunk, dims: list[Group], keys: Group, backward: Collection[Node]
+) -> tuple[Scores, Node, Node]:
     """The scores, the product with the values, and its operand; a miss is near if only one side of it is missing."""
     scores: Scores | NoMatch
     output: tuple[Node, Node] | NoMatch
@@ -125,7 +131,7 @@ def _sides(softmax: Node, sunk: Sunk, dims: list[Group], keys: Group) -> tuple[S
     except NoMatch as reason:
         scores = reason
     try:
-        output = _consumer(softmax, sunk.probabilities)
+        output = _consumer(softmax, sunk.probabilities, backward)
     except NoMatch as reason:
         output = reason
         output.near = _feeds_product(sunk.probabilities)
@@ -143,28 +149,35 @@ def _term(product: Product, keys: Group) -> Term:
     inner = axes_of(shape(a)[-1:])[0]
     left = Operand(*trace(a, [*batch, m, inner], casts=True))
     right = Operand(*trace(b, [*batch, inner, n], casts=True))
-    if leaves(n) != leaves(keys):
-        left, right, m, n = right, left, n, m
-    if leaves(n) != leaves(keys):
+    if keys_on_left(product, keys):
+        left, right = right, left
+    return Term(left, right, inner, product.scale, product.factors)
+
+
+def keys_on_left(product: Product, keys: Group) -> bool:
+    """Whether scores are keys times queries, both transposed; raises NoMatch if neither operand has the keys."""
+    *_, m, n = map(leaves, product.groups)
+    if leaves(keys) not in (m, n):
         raise NoMatch(
             "the softmax is over another dimension than the keys of its scores",
             "take it over the dimension of q @ k.mT that comes from k",
         )
-    return Term(left, right, inner, product.scale, product.factors)
+    return n != leaves(keys)
 
 
-def _consumer(softmax: Node, probabilities: Node) -> tuple[Node, Node]:
+def _consumer(softmax: Node, probabilities: Node, backward: Collection[Node]) -> tuple[Node, Node]:
     """The product that the probabilities go into, and its operand; through casts and views used by nothing else."""
     node = probabilities
     while True:
-        user = only_user(node)
-        if user is None:
+        users = [u for u in node.users if u not in backward]
+        if len(users) != 1:
             raise NoMatch(
                 "the attention probabilities are used more than once (returned, or saved for the backward?)",
                 "do not return the weights (need_weights=False, output_attentions=False); in training call "
                 "F.scaled_dot_product_attention",
                 at=node,
             )
+        user = users[0]
         if is_call(user, *PRODUCTS):
             if user.args[0] is user.args[1]:
                 raise NoMatch("the probabilities are multiplied by themselves", "multiply them by v", at=user)

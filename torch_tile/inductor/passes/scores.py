@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch_tile.inductor.passes import lift
 from torch_tile.inductor.passes.graph import (
     CAST,
+    COPIES,
     Miss,
     aten,
     binary_with_scalar,
@@ -222,6 +223,8 @@ def _times_tensor(node: Node, dims: list[Group], keys: Group) -> Scores:
 
 def _is_own_maximum(node: Any, scores: Any, dims: list[Group], keys: Group) -> bool:
     """Whether `node` is the maximum of `scores` over the keys."""
+    while is_call(node, *COPIES):
+        node = node.args[0]
     found = reduced(node, aten.amax.default, aten.max.dim) if is_tensor(node) else None
     return found is not None and leaves(dims[found[1]]) == leaves(keys) and equivalent(found[0], scores)
 

@@ -14,16 +14,21 @@ from torch_tile.inductor.passes.statistics import reduced
 def recognise(context: Context) -> None:
     """Turn every written-out softmax whose parts are not used elsewhere into one node."""
     for node in list(context.graph.nodes):
-        found = (arg(node, 0), arg(node, 1)) if is_call(node, aten._softmax.default) else _parts(node)
-        if found is None:
-            continue
-        x, dim = found
-        rewrite = Rewrite(node)
-        plain = uncast(x)
-        same = dtype(plain) == dtype(node)
-        new = rewrite.call(torch.ops.tile.softmax.default, plain, dim, *([] if same else [dtype(node)]))
-        node.replace_all_uses_with(new)
-        context.graph.eliminate_dead_code()
+        if as_one(node) is not None:
+            context.graph.eliminate_dead_code()
+
+
+def as_one(node: Node) -> Node | None:
+    """A `tile.softmax` that is now read instead of `node`, if that is the last part of one."""
+    found = (arg(node, 0), arg(node, 1)) if is_call(node, aten._softmax.default) else _parts(node)
+    if found is None:
+        return None
+    x, dim = found
+    plain = uncast(x)
+    same = dtype(plain) == dtype(node)
+    new = Rewrite(node).call(torch.ops.tile.softmax.default, plain, dim, *([] if same else [dtype(node)]))
+    node.replace_all_uses_with(new)
+    return new
 
 
 def _parts(node: Node) -> tuple[Node, int] | None:

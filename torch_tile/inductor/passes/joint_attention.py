@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention written out in training: forward and backward become the two kernels, and the scores are never stored.
+
+The forward is read as in inference (pattern.py). The backward is what autograd made of it: the gradients of its two
+products are found by their form (gradients.py), what lies between them is tried on a few numbers (sampled.py), so that
+a gradient that a model changed on its way is never taken for attention's own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch.fx import Graph, Node
+
+from torch_tile.inductor import foregone, report
+from torch_tile.inductor.passes import masks, score_text, softmax
+from torch_tile.inductor.passes.attention import BACKWARD, SOFTMAX, arguments_of, roles, signature
+from torch_tile.inductor.passes.gradients import OfProduct, backward_of, of_product, only_for
+from torch_tile.inductor.passes.graph import (
+    CAST,
+    TOLD,
+    Miss,
+    Rewrite,
+    aten,
+    dtype,
+    erase_dead,
+    is_call,
+)
+from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.pattern import Operand, Pattern, keys_on_left, place, read, same_dtype
+from torch_tile.inductor.passes.places import Places
+from torch_tile.inductor.passes.sampled import is_gradient
+from torch_tile.inductor.passes.scores import NoMatch
+from torch_tile.inductor.passes.sinks import LSE
+from torch_tile.inductor.passes.views import Group, arrange
+from torch_tile.inductor.subgraph import copied
+
+if TYPE_CHECKING:
+    from torch_tile.inductor.competition import Outcome
+
+FIX = "call F.scaled_dot_product_attention"
+KEPT_META = ("recompute", "ac_graph_id", "partitioner_tag")
+"""Of a node that is replaced: what AOTAutograd parts the graph by."""
+
+
+@dataclass
+class Side:
+    """An operand of a product as it is, copied heads and all, and its gradient, if that is wanted."""
+
+    operand: Operand
+    gradient: Node | None
+
+
+@dataclass
+class Found:
+    """Attention in both directions; `grad` is the gradient of its output."""
+
+    pattern: Pattern
+    query: Side
+    key: Side
+    value: Side
+    grad: Node
+    written: Node | None
+    """The softmax as it is written, which nothing reads: a `tile.softmax` stands for it."""
+
+    @property
+    def olds(self) -> list[Node]:
+        """What is replaced: the output, and the gradients that are wanted."""
+        return [self.pattern.output, *self.gradients]
+
+    @property
+    def gradients(self) -> list[Node]:
+        """Those that are wanted."""
+        return [x.gradient for x in (self.query, self.key, self.value) if x.gradient is not None]
+
+    def inside(self) -> set[Node]:
+        """What is computed for these alone."""
+        return only_for([*self.olds, *([self.written] if self.written is not None else [])])
+
+
+def match(context: Context) -> None:
+    """Replace attention that is written out, forward and backward together."""
+    backward = backward_of(context.graph)
+    for probabilities, written in _softmaxes(context.graph, backward):
+        try:
+            made = _replace(context, _find(probabilities, written, backward))
+        except Miss as reason:
+            made = False
+            if getattr(reason, "near", True):
+                context.miss("attention", probabilities, reason)
+        if not made:
+            (written or probabilities).meta[TOLD] = True
+        if written is None:
+            continue
+        if not made:
+            probabilities.replace_all_uses_with(written)
+            context.graph.erase_node(probabilities)
+        else:
+            erase_dead(written)
+
+
+def _softmaxes(graph: Graph, backward: Collection[Node]) -> Iterator[tuple[Node, Node | None]]:
+    """Each softmax of the forward as a `tile.softmax`, and the node that it stands for, if it was another."""
+    if not backward:
+        return
+    for node in list(graph.nodes):
+        if node._erased or node in backward or not node.users:
+            continue
+        if is_call(node, SOFTMAX):
+            yield node, None
+        elif (new := softmax.as_one(node)) is not None:
+            yield new, node
+
+
+def _find(probabilities: Node, written: Node | None, backward: set[Node]) -> Found:
+    """The attention around a softmax; raises Miss where it is none, or its gradients are not those of attention."""
+    pattern = read(probabilities, backward)
+    if len(pattern.terms) != 1 or pattern.terms[0].factors or pattern.sink is not None:
+        raise NoMatch("in training there is a kernel for scores of one product, under numbers, masks and texts", FIX)
+    product, inner, keys = pattern.scores.products[0], pattern.terms[0].inner, pattern.dims[-1]
+    output, on_left = pattern.output, pattern.values_on_left()
+    if not is_call(product.node, aten.bmm.default) or not is_call(output, aten.bmm.default):
+        raise NoMatch("in training attention's products are to be batched ones, without an addend", FIX)
+    scores = of_product(product.node, product.groups, inner, backward)
+    outputs = of_product(output, pattern.output_dims, keys, backward)
+    value, weights = _sides(output, pattern.output_dims, keys, outputs, swapped=not on_left)
+    as_weights, as_scores = (weights.operand.root, weights.operand.groups), (product.node, product.groups)
+    if weights.gradient is None or not is_gradient(
+        scores.result, as_scores, (weights.gradient, weights.operand.groups), as_weights, keys
+    ):
+        raise NoMatch("the gradient of the scores is not what autograd makes of their softmax", FIX)
+    query, key = _sides(product.node, product.groups, inner, scores, swapped=keys_on_left(product, keys))
+    found = Found(pattern, query, key, value, outputs.result, written)
+    if not {product.node, probabilities, scores.result, weights.gradient} <= found.inside():
+        raise NoMatch("the scores, the weights, or the gradient of a learned bias are read besides", FIX)
+    return found
+
+
+def _sides(product: Node, groups: list[Group], inner: Group, gradients: OfProduct, swapped: bool) -> tuple[Side, Side]:
+    """Left and right of a product, or right and left."""
+    a, b = product.args
+    *batch, m, n = groups
+    left = Side(Operand(a, [*batch, m, inner]), gradients.left)  # type: ignore[arg-type]
+    right = Side(Operand(b, [*batch, inner, n]), gradients.right)  # type: ignore[arg-type]
+    return (right, left) if swapped else (left, right)
+
+
+def _replace(context: Context, found: Found) -> bool:
+    """Let the kernels stand for what was found, unless Inductor's code for it is faster."""
+    try:
+        rewrite, pairs = _build(found, in_text=True)
+    except score_text.Unwritable:
+        rewrite, pairs = _build(found, in_text=False)
+    op = next(n for n in rewrite.nodes if is_call(n, LSE))
+    what, why, outcome = f"tile.attention{signature(op)} with its backward", context.refused(rewrite.nodes), None
+    sure = foregone.of_scores(rewrite.nodes)
+    if not why and context.settings.select == "fastest" and (not sure or context.settings.thorough):
+        outcome = _contest(context, rewrite, pairs, found.inside())
+        why = "" if outcome.tile_wins else str(outcome)
+    if why:
+        context.note("attention", report.KEPT, what, found.pattern.output, why, [op], outcome)
+        rewrite.discard()
+        return False
+    for old, new in pairs:
+        old.replace_all_uses_with(new)
+        erase_dead(old)
+    return True
+
+
+def _contest(context: Context, rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], inside: set[Node]) -> Outcome:
+    """Times of the kernels, and of what is `inside`."""
+    from torch_tile.inductor.competition import decide, write_out
+
+    made, before = set(rewrite.nodes), [n for n in context.graph.nodes if n in inside]
+    read = dict.fromkeys(x for n in (*before, *rewrite.nodes) for x in n.all_input_nodes)
+    inputs = [x for x in read if x not in made and x not in inside]
+    new = copied(rewrite.nodes, inputs, [new for _, new in pairs])
+    old = copied(before, inputs, [old for old, _ in pairs])
+    return decide(new, write_out(old), context.settings)
+
+
+def _build(found: Found, in_text: bool) -> tuple[Rewrite, list[tuple[Node, Node]]]:
+    """Insert both kernels' calls; what is replaced, and by what. `in_text` as for `masks.combine`."""
+    rewrite = Rewrite(found.pattern.output)
+    try:
+        return rewrite, list(zip(found.olds, _calls(rewrite, found, in_text), strict=True))
+    except Miss:
+        rewrite.discard()
+        raise
+
+
+def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[Node]:
+    """The output, and the gradients that are wanted, by the kernels."""
+    pattern, term = found.pattern, found.pattern.terms[0]
+    batch, kv_heads, shared, queries = roles(pattern)
+    heads, keys = [*kv_heads, *shared], pattern.dims[-1]
+    dims, places = [batch, heads, queries, keys], Places(batch, queries, keys, heads)
+    wanted = [
+        [batch, heads, queries, term.inner], [batch, heads, keys, term.inner], [batch, heads, keys, pattern.value_inner]
+    ]  # fmt: skip
+    sides = found.query, found.key, found.value
+    qkv = [place(rewrite, x.operand, want) for x, want in zip(sides, wanted, strict=True)]
+    if not same_dtype(qkv):
+        raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
+    score = score_text.SCORE
+    if pattern.scores.modified is not None:
+        score = score_text.read(pattern.scores.modified, pattern.scores.products[0], places, rewrite)
+    said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
+    options = arguments_of(rewrite, qkv[0], qkv[1], said, term.scale, dims, places)
+    both = rewrite.call(LSE, *qkv, *options)
+    out, lse = (rewrite.call(operator.getitem, both, i) for i in range(2))
+    have = [batch, heads, queries, pattern.value_inner]
+    yield _like(rewrite, out, have, Operand(pattern.output, pattern.output_dims))
+    _belongs_to(pattern.output, rewrite.nodes)
+
+    forward = len(rewrite.nodes)
+    rewrite.anchor = next(n for n in rewrite.graph.nodes if n in found.gradients)
+    grad = place(rewrite, Operand(found.grad, pattern.output_dims), have)
+    grad = grad if dtype(grad) == dtype(out) else rewrite.call(CAST, grad, dtype(out))
+    back = rewrite.call(BACKWARD, grad, *qkv, out, lse, *options[:5], "", *options[5:])
+    for i, (side, dims) in enumerate(zip(sides, wanted, strict=True)):
+        if side.gradient is not None:
+            new = rewrite.call(operator.getitem, back, i)
+            yield _like(rewrite, new, dims, Operand(side.gradient, side.operand.groups))
+    _belongs_to(found.gradients[0], rewrite.nodes[forward:])
+
+
+def _like(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Node:
+    """A tensor with dimensions `have` as another lies and is rounded."""
+    node = arrange(rewrite, new, have, old.groups)
+    if node is None:
+        raise NoMatch("the output has other dimensions than attention's", FIX)
+    return node if dtype(node) == dtype(old.root) else rewrite.call(CAST, node, dtype(old.root))
+
+
+def _belongs_to(old: Node, nodes: Sequence[Node]) -> None:
+    """The nodes are on the same side of the graph as `old`, and are computed again where that would be."""
+    for node in nodes:
+        node.meta.update({key: old.meta[key] for key in KEPT_META if key in old.meta})

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a graph computes of scores, tried on a few numbers: is the backward it has the gradient of its forward?
+
+Between two products of attention all is done element by element or in rows of keys, so what holds for rows of four
+random keys holds for all. Views do nothing here: dimensions are axes (views.py), each shrunk to two elements, and a
+tensor has a place for each axis. All is computed in float64, casts left out. What is none of this is an unknown: random
+numbers, the same wherever it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor import compat
+from torch_tile.inductor.passes.graph import (
+    CAST,
+    Miss,
+    arg,
+    aten,
+    constant,
+    dtype,
+    is_call,
+    is_tensor,
+    known,
+    prims,
+    shape,
+)
+from torch_tile.inductor.passes.scores import aligned
+from torch_tile.inductor.passes.views import Axis, Group, leaves, trace
+
+SOFTMAX = torch.ops.tile.softmax.default
+MOST_AXES = 12
+KEYS, OTHERS = 4, 2  # elements along the axes
+CLOSE = 1e-6
+_BESIDES = (prims.fma.default,)  # pointwise, though not tagged so in every version of torch
+_REDUCTIONS: dict[Any, Any] = {
+    aten.sum.dim_IntList: torch.sum,
+    aten.amax.default: torch.amax,
+    aten.amin.default: torch.amin,
+}
+
+
+def is_gradient(
+    found: Node, scores: tuple[Node, list[Group]], of: tuple[Node, list[Group]], weights: tuple[Node, list[Group]],
+    keys: Group,
+) -> bool:  # fmt: skip
+    """Whether `found` is the gradient of `scores`, for the gradient `of` of `weights`, which are computed from scores.
+
+    Each comes with its dimensions, `found` has those of scores. Raises Miss where it cannot be told.
+    """
+    if len(leaves(keys)) != 1:
+        raise Miss("the keys are several dimensions")
+    with compat.isolated_compile(), torch.enable_grad():
+        for _ in range(3):  # an axis may be cut while it is in use
+            sample = _Sample([scores, of], keys)
+            have, made = sample.value(found, scores[1]), sample.value(*weights)
+            if not any(axis.parts for axis in sample.places):
+                break
+        given, grad = (sample.given[x] for x, _ in (scores, of))
+        if not made.requires_grad:
+            return False
+        (want,) = torch.autograd.grad(made, given, grad.expand_as(made))
+        close = torch.isclose(have, want, rtol=CLOSE, atol=CLOSE, equal_nan=True)
+        return bool(close.all() and want.isfinite().any())
+
+
+class _Sample:
+    """Values of nodes on a few elements; `given` are those that are known by their random numbers."""
+
+    def __init__(self, given: list[tuple[Node, list[Group]]], keys: Group) -> None:
+        self.keys = keys
+        self.places: dict[Axis, int] = {}
+        self.generator = torch.Generator().manual_seed(1)
+        self.values: dict[Any, torch.Tensor] = {}
+        self.of_given = {node: [leaves(g) for g in groups] for node, groups in given}
+        self.given: Mapping[Node, torch.Tensor] = {
+            node: self._unknown(node, groups).requires_grad_() for node, groups in given
+        }
+
+    def value(self, node: Any, groups: list[Group]) -> torch.Tensor:
+        """The value of a tensor whose dimensions are `groups`."""
+        root, groups = trace(node, groups, casts=True)
+        if root in self.given:
+            if groups != self.of_given[root]:
+                raise Miss("scores are turned before they are used again", at=node)
+            return self.given[root]
+        key = root, tuple(map(tuple, groups))
+        if key not in self.values:
+            self.values[key] = self._compute(root, groups)
+        return self.values[key]
+
+    def _compute(self, node: Node, groups: list[Group]) -> torch.Tensor:
+        number = constant(node)
+        if number is not None:
+            return torch.full([1] * MOST_AXES, number, dtype=_wide(dtype(node)))
+        if node.op != "call_function":
+            return self._unknown(node, groups)
+        if is_call(node, SOFTMAX):
+            return torch.softmax(self.value(node.args[0], groups), self._places(self.keys)[0])
+        if node.target in _REDUCTIONS and self._over_keys(node):
+            return self._reduced(node, groups)
+        if is_call(node, CAST):
+            return self.value(node.args[0], groups).to(_wide(dtype(node)))
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or is_call(node, *_BESIDES):
+            args = [self.value(x, aligned(x, groups)) if is_tensor(x) else x for x in node.args]
+            if not any(isinstance(x, Node) for x in (*args, *node.kwargs.values())):
+                result: torch.Tensor = node.target(*args, **node.kwargs)  # type: ignore[operator]
+                return result.to(_wide(result.dtype))
+        return self._unknown(node, groups)
+
+    def _reduced(self, node: Node, groups: list[Group]) -> torch.Tensor:
+        args: Any = node.args
+        d = args[1][0] % len(shape(args[0]))
+        inside = [*groups[:d], self.keys, *groups[d + bool(arg(node, 2, "keepdim", False)) :]]
+        result: torch.Tensor = _REDUCTIONS[node.target](
+            self.value(args[0], inside), self._places(self.keys), keepdim=True
+        )
+        return result
+
+    def _over_keys(self, node: Node) -> bool:
+        """Whether a reduction is over one dimension, as long as the keys; if over another, its value is not right."""
+        dims: Any = node.args[1]
+        return len(dims) == 1 and known(shape(node.args[0])[dims[0]] == leaves(self.keys)[0].size)
+
+    def _places(self, group: Group) -> list[int]:
+        found = []
+        for axis in leaves(group):
+            place = self.places.setdefault(axis, len(self.places))
+            if place >= MOST_AXES:
+                raise Miss("scores have too many dimensions")
+            found.append(place)
+        return found
+
+    def _unknown(self, node: Node, groups: list[Group]) -> torch.Tensor:
+        sizes = [1] * MOST_AXES
+        keys = leaves(self.keys)
+        for group in groups:
+            for axis, place in zip(leaves(group), self._places(group), strict=True):
+                sizes[place] = KEYS if axis in keys else OTHERS
+        drawn = torch.rand(sizes, generator=self.generator, dtype=torch.float64)
+        kind = dtype(node)
+        if kind.is_floating_point:
+            return 2 * drawn - 1
+        return drawn > 0.25 if kind == torch.bool else (4 * drawn).to(torch.int64)
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    """The dtype in which values of a dtype are computed here."""
+    return torch.float64 if kind.is_floating_point else torch.bool if kind == torch.bool else torch.int64
