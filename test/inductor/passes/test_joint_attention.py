@@ -14,6 +14,7 @@ from torch_tile.inductor import competition
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.passes import manager
 from torch_tile.inductor.report import collect
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 5e-2}
@@ -280,6 +281,30 @@ def test_under_autocast(seed):
     assert directions(report) == ["forward", "backward"]
     for a, b in zip(found, want, strict=True):
         assert (a - b).abs().max() / b.abs().max() < 5e-2
+
+
+def test_no_copies_around(seed, monkeypatch):
+    """Kernels read views of projections, and what they give is read as views."""
+    graphs, run_pass = [], manager.TilePass.run
+
+    def watched(self, graph):
+        context = run_pass(self, graph)
+        if self.stage == "post_grad":
+            graphs.append(graph)
+        return context
+
+    monkeypatch.setattr(manager.TilePass, "run", watched)
+    generator = torch.Generator().manual_seed(seed)
+    x, *weights = (torch.randn(*n, 64, generator=generator).div(8).requires_grad_() for n in ((2, 24), *4 * [(64,)]))
+
+    def f(x, *weights):
+        q, k, v = ((x @ w).view(2, 24, 4, 16).transpose(1, 2) for w in weights[:3])
+        return causal(q, k, v).transpose(1, 2).contiguous().view(2, 24, 64) @ weights[3]
+
+    run(f, (x, *weights))
+    assert len(graphs) == 2
+    for graph in graphs:
+        assert not graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default), graph
 
 
 @pytest.mark.parametrize("form", [causal, copied, turned], ids=lambda form: form.__name__)

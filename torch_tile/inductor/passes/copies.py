@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torch_tile.inductor.compat import size_hint
 from torch_tile.inductor.passes.graph import (
     CAST,
     COPIES,
@@ -57,6 +58,16 @@ def bare(rewrite: Rewrite, node: Any, scaled: bool = False) -> tuple[Any, float]
         return node, 1.0
     rewrite.nodes += attempt.nodes
     return new, scale
+
+
+def laid_out(rewrite: Rewrite, node: Node, like: Node) -> Node:
+    """`node`, in memory as `like` lies, if that has no gaps: what reads it was traced so."""
+    want = val(like).stride()
+    if all(known(n == 1) or known(a == b) for n, a, b in zip(shape(node), val(node).stride(), want, strict=True)):
+        return node
+    order = sorted(range(len(want)), key=lambda d: size_hint(want[d]), reverse=True)
+    dense = rewrite.call(aten.clone.default, rewrite.permute(node, order), memory_format=torch.contiguous_format)
+    return rewrite.permute(dense, [order.index(d) for d in range(len(order))])
 
 
 def unscaled(root: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group], float]:

@@ -18,6 +18,8 @@ from torch.fx import Graph, Node
 from torch_tile.inductor.passes.graph import Miss, aten, same_shape, shape
 from torch_tile.inductor.passes.views import Axis, Group, leaves, trace
 
+FIX = "call F.scaled_dot_product_attention"
+
 
 @dataclass
 class OfProduct:
@@ -65,7 +67,7 @@ def of_product(node: Node, groups: Sequence[Group], inner: Group, backward: Coll
     if len(results) != 1:
         raise Miss(
             f"of what looks like gradients of a product of attention there are {len(results)}",
-            "call F.scaled_dot_product_attention",
+            FIX,
             at=node,
         )
     result = results.pop()

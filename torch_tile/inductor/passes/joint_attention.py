@@ -18,7 +18,8 @@ from torch.fx import Graph, Node
 from torch_tile.inductor import foregone, report
 from torch_tile.inductor.passes import masks, score_text, softmax
 from torch_tile.inductor.passes.attention import BACKWARD, SOFTMAX, arguments_of, roles, signature
-from torch_tile.inductor.passes.gradients import OfProduct, backward_of, of_product, only_for
+from torch_tile.inductor.passes.copies import bare, laid_out
+from torch_tile.inductor.passes.gradients import FIX, OfProduct, backward_of, of_product, only_for
 from torch_tile.inductor.passes.graph import (
     CAST,
     TOLD,
@@ -35,13 +36,12 @@ from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.sampled import is_gradient
 from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.sinks import LSE
-from torch_tile.inductor.passes.views import Group, arrange
+from torch_tile.inductor.passes.views import Group, arrange, read_views
 from torch_tile.inductor.subgraph import copied
 
 if TYPE_CHECKING:
     from torch_tile.inductor.competition import Outcome
 
-FIX = "call F.scaled_dot_product_attention"
 KEPT_META = ("recompute", "ac_graph_id", "partitioner_tag")
 """Of a node that is replaced: what AOTAutograd parts the graph by."""
 
@@ -67,18 +67,14 @@ class Found:
     """The softmax as it is written, which nothing reads: a `tile.softmax` stands for it."""
 
     @property
-    def olds(self) -> list[Node]:
-        """What is replaced: the output, and the gradients that are wanted."""
-        return [self.pattern.output, *self.gradients]
-
-    @property
     def gradients(self) -> list[Node]:
         """Those that are wanted."""
         return [x.gradient for x in (self.query, self.key, self.value) if x.gradient is not None]
 
-    def inside(self) -> set[Node]:
-        """What is computed for these alone."""
-        return only_for([*self.olds, *([self.written] if self.written is not None else [])])
+    def inside(self, ends: Sequence[Node] = ()) -> set[Node]:
+        """What is computed for the output and the gradients alone, or for `ends`, which are views of them."""
+        olds = ends or [self.pattern.output, *self.gradients]
+        return only_for([*olds, *([self.written] if self.written is not None else [])])
 
 
 def match(context: Context) -> None:
@@ -158,7 +154,7 @@ def _replace(context: Context, found: Found) -> bool:
     what, why, outcome = f"tile.attention{signature(op)} with its backward", context.refused(rewrite.nodes), None
     sure = foregone.of_scores(rewrite.nodes)
     if not why and context.settings.select == "fastest" and (not sure or context.settings.thorough):
-        outcome = _contest(context, rewrite, pairs, found.inside())
+        outcome = _contest(context, rewrite, pairs, found.inside([old for old, _ in pairs]))
         why = "" if outcome.tile_wins else str(outcome)
     if why:
         context.note("attention", report.KEPT, what, found.pattern.output, why, [op], outcome)
@@ -186,14 +182,14 @@ def _build(found: Found, in_text: bool) -> tuple[Rewrite, list[tuple[Node, Node]
     """Insert both kernels' calls; what is replaced, and by what. `in_text` as for `masks.combine`."""
     rewrite = Rewrite(found.pattern.output)
     try:
-        return rewrite, list(zip(found.olds, _calls(rewrite, found, in_text), strict=True))
+        return rewrite, list(_calls(rewrite, found, in_text))
     except Miss:
         rewrite.discard()
         raise
 
 
-def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[Node]:
-    """The output, and the gradients that are wanted, by the kernels."""
+def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node, Node]]:
+    """Old and new of the output, and of the gradients that are wanted, as they are read."""
     pattern, term = found.pattern, found.pattern.terms[0]
     batch, kv_heads, shared, queries = roles(pattern)
     heads, keys = [*kv_heads, *shared], pattern.dims[-1]
@@ -202,7 +198,7 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[Node]:
         [batch, heads, queries, term.inner], [batch, heads, keys, term.inner], [batch, heads, keys, pattern.value_inner]
     ]  # fmt: skip
     sides = found.query, found.key, found.value
-    qkv = [place(rewrite, x.operand, want) for x, want in zip(sides, wanted, strict=True)]
+    qkv = [bare(rewrite, place(rewrite, x.operand, want))[0] for x, want in zip(sides, wanted, strict=True)]
     if not same_dtype(qkv):
         raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
     score = score_text.SCORE
@@ -213,27 +209,33 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[Node]:
     both = rewrite.call(LSE, *qkv, *options)
     out, lse = (rewrite.call(operator.getitem, both, i) for i in range(2))
     have = [batch, heads, queries, pattern.value_inner]
-    yield _like(rewrite, out, have, Operand(pattern.output, pattern.output_dims))
+    yield from _ends(rewrite, out, have, Operand(pattern.output, pattern.output_dims))
     _belongs_to(pattern.output, rewrite.nodes)
 
     forward = len(rewrite.nodes)
     rewrite.anchor = next(n for n in rewrite.graph.nodes if n in found.gradients)
-    grad = place(rewrite, Operand(found.grad, pattern.output_dims), have)
+    grad, _ = bare(rewrite, place(rewrite, Operand(found.grad, pattern.output_dims), have))
     grad = grad if dtype(grad) == dtype(out) else rewrite.call(CAST, grad, dtype(out))
     back = rewrite.call(BACKWARD, grad, *qkv, out, lse, *options[:5], "", *options[5:])
-    for i, (side, dims) in enumerate(zip(sides, wanted, strict=True)):
+    new = [rewrite.call(operator.getitem, back, i) for i in range(3)]
+    for side, gradient, dims in zip(sides, new, wanted, strict=True):
         if side.gradient is not None:
-            new = rewrite.call(operator.getitem, back, i)
-            yield _like(rewrite, new, dims, Operand(side.gradient, side.operand.groups))
+            yield from _ends(rewrite, gradient, dims, Operand(side.gradient, side.operand.groups))
     _belongs_to(found.gradients[0], rewrite.nodes[forward:])
 
 
-def _like(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Node:
-    """A tensor with dimensions `have` as another lies and is rounded."""
-    node = arrange(rewrite, new, have, old.groups)
-    if node is None:
-        raise NoMatch("the output has other dimensions than attention's", FIX)
-    return node if dtype(node) == dtype(old.root) else rewrite.call(CAST, node, dtype(old.root))
+def _ends(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Iterator[tuple[Node, Node]]:
+    """The views of an old tensor that are read, or itself, and the same of a new one with dimensions `have`.
+
+    Views of the new one, not of a copy that lies as the old one did.
+    """
+    for end, dims in read_views(old.root, old.groups):
+        rewrite.anchor = end
+        node = arrange(rewrite, new, have, dims)
+        if node is None:
+            raise NoMatch("the output has other dimensions than attention's", FIX)
+        node = node if dtype(node) == dtype(end) else rewrite.call(CAST, node, dtype(end))
+        yield end, laid_out(rewrite, node, end)
 
 
 def _belongs_to(old: Node, nodes: Sequence[Node]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor import compat
+from torch_tile.inductor.passes.gradients import FIX
 from torch_tile.inductor.passes.graph import (
     CAST,
     Miss,
@@ -53,7 +54,7 @@ def is_gradient(
     Each comes with its dimensions, `found` has those of scores. Raises Miss where it cannot be told.
     """
     if len(leaves(keys)) != 1:
-        raise Miss("the keys are several dimensions")
+        raise Miss("the keys are several dimensions", FIX)
     with compat.isolated_compile(), torch.enable_grad():
         for _ in range(3):  # an axis may be cut while it is in use
             sample = _Sample([scores, of], keys)
@@ -86,7 +87,7 @@ class _Sample:
         root, groups = trace(node, groups, casts=True)
         if root in self.given:
             if groups != self.of_given[root]:
-                raise Miss("scores are turned before they are used again", at=node)
+                raise Miss("scores are turned before they are used again", FIX, at=node)
             return self.given[root]
         key = root, tuple(map(tuple, groups))
         if key not in self.values:
@@ -131,7 +132,7 @@ class _Sample:
         for axis in leaves(group):
             place = self.places.setdefault(axis, len(self.places))
             if place >= MOST_AXES:
-                raise Miss("scores have too many dimensions")
+                raise Miss("scores have too many dimensions", FIX)
             found.append(place)
         return found
 

@@ -14,7 +14,19 @@ from typing import Any
 
 from torch.fx import Node
 
-from torch_tile.inductor.passes.graph import CAST, COPIES, VIEWS, Rewrite, aten, dtype, is_call, known, product, shape
+from torch_tile.inductor.passes.graph import (
+    CAST,
+    COPIES,
+    VIEWS,
+    Rewrite,
+    aten,
+    dtype,
+    is_call,
+    known,
+    product,
+    shape,
+    val,
+)
 from torch_tile.inductor.passes.sizes import quotient
 
 
@@ -154,6 +166,30 @@ def _repeated(groups: list[Group], sizes: Sequence[Any]) -> list[Group] | None:
             return None
         source.append(cut[1])
     return source
+
+
+def read_views(node: Node, groups: list[Group]) -> list[tuple[Node, list[Group]]]:
+    """The views of a tensor with dimensions `groups`, itself among them, that something else than a view reads, and
+    their dimensions. Views that repeat elements are none here.
+    """
+    found, pending = [], [node]
+    while pending:
+        view = pending.pop()
+        further = [u for u in view.users if _is_view(u)]
+        if len(further) < len(view.users):
+            root, have = trace(view, dims := axes_of(shape(view)))
+            if root is node and all(unify(a, b) for a, b in zip(groups, have, strict=True)):
+                found.append((view, dims))
+            else:
+                return [(node, groups)]
+        pending += further
+    return found
+
+
+def _is_view(node: Node) -> bool:
+    if node.op != "call_function" or is_call(node, aten.expand.default, aten.repeat.default):
+        return False
+    return _step(node, axes_of(shape(node))) is not None if hasattr(val(node), "shape") else False
 
 
 def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group]]:
