@@ -253,6 +253,11 @@ def cases() -> list[ModelCase]:
         ModelCase("mla b64 s4096", partial(make_latent, 64, 4096), {"Inductor": 2.2}),
         ModelCase("mla b128 s8192", partial(make_latent, 128, 8192), {"Inductor": 1.8}, exact=False),
         ModelCase("einsum attention", partial(make_module, partial(EinsumAttention, 2048, 16), (4, 1024, 2048))),
+        ModelCase(
+            "einsum attention training",
+            partial(make_module, partial(EinsumAttention, 2048, 16), (4, 1024, 2048)),
+            training=True,
+        ),
         ModelCase("encoder layer", partial(make_module, encoder_layer, (16, 512, 1024))),
         ModelCase("dit block", partial(make_module, partial(DiTBlock, 1152, 16), (8, 1024, 1152), (8, 1152))),
         ModelCase("video block", partial(make_module, partial(VideoBlock, 320), (1, 8, 180, 320, 320))),
@@ -292,6 +297,9 @@ def cases() -> list[ModelCase]:
         ModelCase("llama training padded 4x2048", partial(make_padded, "Llama", 2, 4, 2048, WIDE), training=True),
         ModelCase("bert training padded 16x512",
                   partial(make_padded, "Bert", 4, 16, 512, {**encoder, "vocab_size": 1024}), training=True),
+        ModelCase("gemma2 training 2x4096", partial(make_transformer, "Gemma2", 2, 2, 4096, {
+            **WIDE, "hidden_size": 3584, "num_attention_heads": 16, "head_dim": 256, "attn_implementation": "eager",
+        }), training=True),
         ModelCase("llama decode 8x4096", partial(make_step, "Llama", 4, 8, 4096, WIDE), mode="reduce-overhead",
                   exact=False),
     ]  # fmt: skip

@@ -27,7 +27,6 @@ from torch_tile.inductor.passes.graph import (
     is_call,
     is_tensor,
     known,
-    prims,
     shape,
 )
 from torch_tile.inductor.passes.scores import aligned
@@ -37,7 +36,7 @@ SOFTMAX = torch.ops.tile.softmax.default
 MOST_AXES = 12
 KEYS, OTHERS = 4, 2  # elements along the axes
 CLOSE = 1e-6
-_BESIDES = (prims.fma.default,)  # pointwise, though not tagged so in every version of torch
+_BESIDES = ("prims.fma.default",)  # pointwise, though not tagged so; Inductor's own, in newer versions
 _REDUCTIONS: dict[Any, Any] = {
     aten.sum.dim_IntList: torch.sum,
     aten.amax.default: torch.amax,
@@ -58,6 +57,7 @@ def is_gradient(
     with compat.isolated_compile(), torch.enable_grad():
         for _ in range(3):  # an axis may be cut while it is in use
             sample = _Sample([scores, of], keys)
+            sample.given[scores[0]].requires_grad_()
             have, made = sample.value(found, scores[1]), sample.value(*weights)
             if not any(axis.parts for axis in sample.places):
                 break
@@ -78,9 +78,7 @@ class _Sample:
         self.generator = torch.Generator().manual_seed(1)
         self.values: dict[Any, torch.Tensor] = {}
         self.of_given = {node: [leaves(g) for g in groups] for node, groups in given}
-        self.given: Mapping[Node, torch.Tensor] = {
-            node: self._unknown(node, groups).requires_grad_() for node, groups in given
-        }
+        self.given: Mapping[Node, torch.Tensor] = {node: self._unknown(node, groups) for node, groups in given}
 
     def value(self, node: Any, groups: list[Group]) -> torch.Tensor:
         """The value of a tensor whose dimensions are `groups`."""
@@ -106,7 +104,7 @@ class _Sample:
             return self._reduced(node, groups)
         if is_call(node, CAST):
             return self.value(node.args[0], groups).to(_wide(dtype(node)))
-        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or is_call(node, *_BESIDES):
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or str(node.target) in _BESIDES:
             args = [self.value(x, aligned(x, groups)) if is_tensor(x) else x for x in node.args]
             if not any(isinstance(x, Node) for x in (*args, *node.kwargs.values())):
                 result: torch.Tensor = node.target(*args, **node.kwargs)  # type: ignore[operator]
