@@ -29,6 +29,7 @@ from torch_tile.inductor.passes.graph import (
     dtype,
     erase_dead,
     is_call,
+    ordered,
 )
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.pattern import Operand, Pattern, keys_on_left, place, read, same_dtype
@@ -36,7 +37,7 @@ from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.sampled import is_gradient
 from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.sinks import LSE
-from torch_tile.inductor.passes.views import Group, arrange, read_views
+from torch_tile.inductor.passes.views import Group, arrange, read_views, views_of
 from torch_tile.inductor.subgraph import copied
 
 if TYPE_CHECKING:
@@ -167,14 +168,14 @@ def _replace(context: Context, found: Found) -> bool:
 
 
 def _contest(context: Context, rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], inside: set[Node]) -> Outcome:
-    """Times of the kernels, and of what is `inside`."""
+    """Times of the kernels, and of what is `inside`, each with the views in front of it: Inductor looks for these."""
     from torch_tile.inductor.competition import decide, write_out
 
-    made, before = set(rewrite.nodes), [n for n in context.graph.nodes if n in inside]
-    read = dict.fromkeys(x for n in (*before, *rewrite.nodes) for x in n.all_input_nodes)
-    inputs = [x for x in read if x not in made and x not in inside]
-    new = copied(rewrite.nodes, inputs, [new for _, new in pairs])
-    old = copied(before, inputs, [old for old, _ in pairs])
+    made, position = set(rewrite.nodes), ordered(context.graph)
+    views, inputs = views_of({x for n in (*inside, *made) for x in n.all_input_nodes} - made - inside)
+    olds, news = (sorted(views | nodes, key=position.__getitem__) for nodes in (inside, made))
+    inputs.sort(key=position.__getitem__)
+    old, new = copied(olds, inputs, [old for old, _ in pairs]), copied(news, inputs, [new for _, new in pairs])
     return decide(new, write_out(old), context.settings)
 
 

@@ -9,7 +9,7 @@ of attention, and whatever `einsum` put around its `bmm` are all read by one fun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -22,10 +22,10 @@ from torch_tile.inductor.passes.graph import (
     aten,
     dtype,
     is_call,
+    is_tensor,
     known,
     product,
     shape,
-    val,
 )
 from torch_tile.inductor.passes.sizes import quotient
 
@@ -186,10 +186,24 @@ def read_views(node: Node, groups: list[Group]) -> list[tuple[Node, list[Group]]
     return found
 
 
+def views_of(nodes: Iterable[Node]) -> tuple[set[Node], list[Node]]:
+    """The views among `nodes` and in front of them, of whatever kind, and what these are views of."""
+    views: set[Node] = set()
+    tensors: dict[Node, None] = {}
+    for node in nodes:
+        while is_tensor(node) and node.op == "call_function" and not is_call(node, *COPIES):
+            if _step(node, axes_of(shape(node))) is None:
+                break
+            views.add(node)
+            node = node.args[0]  # type: ignore[assignment]
+        tensors[node] = None
+    return views, list(tensors)
+
+
 def _is_view(node: Node) -> bool:
     if node.op != "call_function" or is_call(node, aten.expand.default, aten.repeat.default):
         return False
-    return _step(node, axes_of(shape(node))) is not None if hasattr(val(node), "shape") else False
+    return is_tensor(node) and _step(node, axes_of(shape(node))) is not None
 
 
 def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group]]:
