@@ -9,6 +9,7 @@ numbers, the same wherever it is read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,10 @@ SOFTMAX = torch.ops.tile.softmax.default
 MOST_AXES = 12
 KEYS, OTHERS = 4, 2  # elements along the axes
 CLOSE = 1e-6
+SHIFTS = 0.0, 1.5, -1.5, 5.0, -5.0, 15.0, -15.0, 60.0, -60.0, 1e4, -1e4
+SCALES = 1e-9, 1e9, 1e30, math.nan
+"""Around which numbers scores lie, and how large gradients are: what is clipped, or taken for 0, is so somewhere."""
+Dimensioned = tuple[Node, list[Group]]
 _BESIDES = ("prims.fma.default",)  # pointwise, though not tagged so; Inductor's own, in newer versions
 _REDUCTIONS: dict[Any, Any] = {
     aten.sum.dim_IntList: torch.sum,
@@ -44,10 +49,7 @@ _REDUCTIONS: dict[Any, Any] = {
 }
 
 
-def is_gradient(
-    found: Node, scores: tuple[Node, list[Group]], of: tuple[Node, list[Group]], weights: tuple[Node, list[Group]],
-    keys: Group,
-) -> bool:  # fmt: skip
+def is_gradient(found: Node, scores: Dimensioned, of: Dimensioned, weights: Dimensioned, keys: Group) -> bool:
     """Whether `found` is the gradient of `scores`, for the gradient `of` of `weights`, which are computed from scores.
 
     Each comes with its dimensions, `found` has those of scores. Raises Miss where it cannot be told.
@@ -55,18 +57,31 @@ def is_gradient(
     if len(leaves(keys)) != 1:
         raise Miss("the keys are several dimensions", FIX)
     with compat.isolated_compile(), torch.enable_grad():
-        for _ in range(3):  # an axis may be cut while it is in use
-            sample = _Sample([scores, of], keys)
-            sample.given[scores[0]].requires_grad_()
-            have, made = sample.value(found, scores[1]), sample.value(*weights)
-            if not any(axis.parts for axis in sample.places):
-                break
+        sizes = [*((shift, 1.0) for shift in SHIFTS), *((0.0, scale) for scale in SCALES)]
+        return all(_agrees(found, scores, of, weights, keys, *size) for size in sizes)
+
+
+def _agrees(
+    found: Node, scores: Dimensioned, of: Dimensioned, weights: Dimensioned, keys: Group, shift: float, scale: float
+) -> bool:
+    """The same for scores around `shift`, and for gradients as large as `scale`."""
+    for _ in range(3):  # an axis may be cut while it is in use
+        sample = _Sample([scores, of], keys)
         given, grad = (sample.given[x] for x, _ in (scores, of))
-        if not made.requires_grad:
-            return False
-        (want,) = torch.autograd.grad(made, given, grad.expand_as(made))
-        close = torch.isclose(have, want, rtol=CLOSE, atol=CLOSE, equal_nan=True)
-        return bool(close.all() and want.isfinite().any())
+        given += shift
+        given.requires_grad_()
+        grad.flatten()[0] *= scale
+        if math.isfinite(scale):
+            grad.flatten()[1:] *= scale
+        have, made = sample.value(found, scores[1]), sample.value(*weights)
+        if not any(axis.parts for axis in sample.places):
+            break
+    if not made.requires_grad:
+        return False
+    (want,) = torch.autograd.grad(made, given, grad.expand_as(made))
+    unit = scale if math.isfinite(scale) else 1.0
+    close = torch.isclose(have / unit, want / unit, rtol=CLOSE, atol=CLOSE, equal_nan=True)
+    return bool(close.all() and want.isfinite().any())
 
 
 class _Sample:
@@ -77,14 +92,14 @@ class _Sample:
         self.places: dict[Axis, int] = {}
         self.generator = torch.Generator().manual_seed(1)
         self.values: dict[Any, torch.Tensor] = {}
-        self.of_given = {node: [leaves(g) for g in groups] for node, groups in given}
+        self.of_given = dict(given)
         self.given: Mapping[Node, torch.Tensor] = {node: self._unknown(node, groups) for node, groups in given}
 
     def value(self, node: Any, groups: list[Group]) -> torch.Tensor:
         """The value of a tensor whose dimensions are `groups`."""
         root, groups = trace(node, groups, casts=True)
         if root in self.given:
-            if groups != self.of_given[root]:
+            if groups != list(map(leaves, self.of_given[root])):
                 raise Miss("scores are turned before they are used again", FIX, at=node)
             return self.given[root]
         key = root, tuple(map(tuple, groups))
