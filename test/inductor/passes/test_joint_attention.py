@@ -84,6 +84,22 @@ def scaled_before(q, k, v):
     return weighed((q * 0.5) @ (k / 3).mT, v.sin())
 
 
+def crossed(q, k, v):
+    return causal(q[:, :, :-2], k[:, :, 1:], v[:, :, 1:])
+
+
+def one_head(q, k, v):
+    return causal(q[:1, :1], k[:1, :1], v[:1, :1])
+
+
+def of_one_tensor(q, k, v):
+    return causal(q, q, q)
+
+
+def with_shared_keys(q, k, v):
+    return plain(q, k, v) + plain(q.sin(), k, v.cos())
+
+
 def of_fixed_queries(q, k, v):
     return causal(q.detach(), k, v)
 
@@ -102,7 +118,7 @@ def out_of_three_dimensions(q, k, v):
 
 FORMS = [
     plain, divided, causal, added, in_float, heads_last, turned, copied, capped, shifted, padded, scaled_before,
-    of_fixed_queries, of_fixed_values, out_of_three_dimensions,
+    of_fixed_queries, of_fixed_values, out_of_three_dimensions, crossed, one_head, of_one_tensor, with_shared_keys,
 ]  # fmt: skip
 
 
@@ -204,7 +220,7 @@ def directions(report):
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_both_directions_are_kernels(form, dtype, seed):
     report = run(form, operands(seed, dtype))
-    assert directions(report) == ["forward", "backward"]
+    assert directions(report) in (["forward", "backward"], ["forward"] * 2 + ["backward"] * 2)
     assert not [r for r in report.rows if r.status == "missed"]
 
 
