@@ -100,6 +100,42 @@ def with_shared_keys(q, k, v):
     return plain(q, k, v) + plain(q.sin(), k, v.cos())
 
 
+def biased_by_distance(q, k, v):  # as in T5 and Swin: a table of the distances; q makes it, for all batches
+    place = torch.arange(q.shape[2])
+    return weighed(q @ k.mT * 0.2 + q.mean((0, 3))[:, (place[:, None] - place).abs()], v)
+
+
+def biased_and_hidden(q, k, v):
+    bias = (k[:1, :, :, 0].unsqueeze(-1) - k[:1, :, :, 1].unsqueeze(-2)).sin()
+    return weighed((q @ k.mT * 0.2 + bias).masked_fill(later(q, k), -math.inf), v)
+
+
+def biased_and_padded(q, k, v):
+    hidden = torch.where(torch.arange(k.shape[2]) >= k.shape[2] - 2, -1e9, 0.0).to(q.dtype)
+    return weighed(q @ k.mT * 0.2 + (v.mean((0, 3))[:, :, None] * q.mean((0, 3))[:, None]) + hidden, v)
+
+
+def biased_by_key(q, k, v):
+    return weighed(q @ k.mT * 0.2 + q.mean() * torch.arange(k.shape[2]), v)
+
+
+class Halved(torch.autograd.Function):
+    """What a model may do: its gradient is another than its form says."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 0.5
+
+
+def with_a_halved_bias(q, k, v):  # behind the gradient of the scores
+    scores = q @ k.mT * 0.2
+    return weighed(scores + Halved.apply(q[..., :1].expand(scores.shape)), v)
+
+
 def of_fixed_queries(q, k, v):
     return causal(q.detach(), k, v)
 
@@ -119,19 +155,8 @@ def out_of_three_dimensions(q, k, v):
 FORMS = [
     plain, divided, causal, added, in_float, heads_last, turned, copied, capped, shifted, padded, scaled_before,
     of_fixed_queries, of_fixed_values, out_of_three_dimensions, crossed, one_head, of_one_tensor, with_shared_keys,
+    biased_by_distance, biased_and_hidden, biased_and_padded, biased_by_key, with_a_halved_bias,
 ]  # fmt: skip
-
-
-class Halved(torch.autograd.Function):
-    """What a model may do: its gradient is another than its form says."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 0.5
 
 
 def with_scores_halved(q, k, v):
@@ -157,8 +182,8 @@ def with_scores(q, k, v):
     return weighed(scores, v) + scores.mean()
 
 
-def with_a_learned_bias(q, k, v):
-    return weighed(q @ k.mT * 0.2 + q.mean() * torch.arange(k.shape[2]), v)
+def with_scores_and_bias_halved(q, k, v):
+    return weighed(Halved.apply(q @ k.mT * 0.2 + q[..., :1].expand(-1, -1, -1, k.shape[2])), v)
 
 
 def with_a_learned_temperature(q, k, v):
@@ -176,7 +201,7 @@ OTHERS = {
     with_one_side_detached: "",
     with_weights: "used more than once",
     with_scores: "gradient of the scores is not",
-    with_a_learned_bias: "are read besides",
+    with_scores_and_bias_halved: "gradient of the scores is not",
     with_a_learned_temperature: "",
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch.fx import Graph, Node
@@ -25,11 +25,15 @@ from torch_tile.inductor.passes.graph import (
     TOLD,
     Miss,
     Rewrite,
+    arg,
     aten,
     dtype,
     erase_dead,
     is_call,
+    is_tensor,
     ordered,
+    same_shape,
+    shape,
 )
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.pattern import Operand, Pattern, keys_on_left, place, read, same_dtype
@@ -37,7 +41,7 @@ from torch_tile.inductor.passes.places import Places
 from torch_tile.inductor.passes.sampled import is_gradient
 from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.sinks import LSE
-from torch_tile.inductor.passes.views import Group, arrange, read_views, views_of
+from torch_tile.inductor.passes.views import Group, arrange, read_views, trace, views_of
 from torch_tile.inductor.subgraph import copied
 
 if TYPE_CHECKING:
@@ -66,11 +70,14 @@ class Found:
     grad: Node
     written: Node | None
     """The softmax as it is written, which nothing reads: a `tile.softmax` stands for it."""
+    of_mask: Node | None = None
+    """The gradient of a mask that is added to the scores, for each score, if it is wanted."""
 
     @property
     def gradients(self) -> list[Node]:
         """Those that are wanted."""
-        return [x.gradient for x in (self.query, self.key, self.value) if x.gradient is not None]
+        found = self.query.gradient, self.key.gradient, self.value.gradient, self.of_mask
+        return [x for x in found if x is not None]
 
     def inside(self, ends: Sequence[Node] = ()) -> set[Node]:
         """What is computed for the output and the gradients alone, or for `ends`, which are views of them."""
@@ -131,9 +138,35 @@ def _find(probabilities: Node, written: Node | None, backward: set[Node]) -> Fou
         raise NoMatch("the gradient of the scores is not what autograd makes of their softmax", FIX)
     query, key = _sides(product.node, product.groups, inner, scores, swapped=keys_on_left(product, keys))
     found = Found(pattern, query, key, value, outputs.result, written)
-    if not {product.node, probabilities, scores.result, weights.gradient} <= found.inside():
-        raise NoMatch("the scores, the weights, or the gradient of a learned bias are read besides", FIX)
+    needless = {product.node, probabilities, scores.result, weights.gradient}
+    if not needless <= found.inside():
+        found.of_mask = _of_mask(found, weights, scores.result, needless)
     return found
+
+
+def _of_mask(found: Found, weights: Side, of_scores: Node, needless: set[Node]) -> Node:
+    """The gradient of a learned mask: what is made of the weights' gradient on the way to that of the scores, and read
+    besides, while all else is `needless` with attention's kernels; raises NoMatch where there is none.
+    """
+    assert weights.gradient is not None
+    pattern, seen = found.pattern, {weights.gradient}
+    last = arg(pattern.softmax, 1, "dim", -1) in (-1, len(shape(pattern.softmax)) - 1)
+    masks = [trace(m.node, m.groups, casts=True) for m in pattern.masks if m.additive and m.scale == 1]
+    pending = [of_scores]
+    while pending and masks and last:
+        node = pending.pop()
+        if node in seen or node.op != "call_function":
+            continue
+        seen.add(node)
+        pending += [x for x in node.all_input_nodes if is_tensor(x)]
+        if not same_shape(shape(node), shape(pattern.softmax)):
+            continue
+        if not needless <= replace(found, of_mask=node).inside():
+            continue
+        of, as_weights = ((x, weights.operand.groups) for x in (weights.gradient, weights.operand.root))
+        if any(is_gradient(node, mask, of, as_weights, pattern.dims[-1], pattern.dims) for mask in masks):
+            return node
+    raise NoMatch("the scores, the weights, or the gradient of a bias for keys alone are read besides", FIX)
 
 
 def _sides(product: Node, groups: list[Group], inner: Group, gradients: OfProduct, swapped: bool) -> tuple[Side, Side]:
@@ -148,7 +181,7 @@ def _sides(product: Node, groups: list[Group], inner: Group, gradients: OfProduc
 def _replace(context: Context, found: Found) -> bool:
     """Let the kernels stand for what was found, unless Inductor's code for it is faster."""
     try:
-        rewrite, pairs = _build(found, in_text=True)
+        rewrite, pairs = _build(found, in_text=found.of_mask is None)
     except score_text.Unwritable:
         rewrite, pairs = _build(found, in_text=False)
     op = next(n for n in rewrite.nodes if is_call(n, LSE))
@@ -217,11 +250,17 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node
     rewrite.anchor = next(n for n in rewrite.graph.nodes if n in found.gradients)
     grad, _ = bare(rewrite, place(rewrite, Operand(found.grad, pattern.output_dims), have))
     grad = grad if dtype(grad) == dtype(out) else rewrite.call(CAST, grad, dtype(out))
-    back = rewrite.call(BACKWARD, grad, *qkv, out, lse, *options[:5], "", *options[5:])
+    if found.of_mask is not None and (options[0] is None or not dtype(options[0]).is_floating_point):
+        raise NoMatch("the mask whose gradient is wanted became no tensor", FIX)
+    keep = "" if found.of_mask is None else "mask"
+    back = rewrite.call(BACKWARD, grad, *qkv, out, lse, *options[:5], keep, *options[5:])
     new = [rewrite.call(operator.getitem, back, i) for i in range(3)]
-    for side, gradient, dims in zip(sides, new, wanted, strict=True):
+    if found.of_mask is not None:
+        of_mask = rewrite.call(aten.select.int, rewrite.call(operator.getitem, back, 3), 0, 0)
+        yield from _ends(rewrite, of_mask, dims, Operand(found.of_mask, pattern.dims))
+    for side, gradient, want in zip(sides, new, wanted, strict=True):
         if side.gradient is not None:
-            yield from _ends(rewrite, gradient, dims, Operand(side.gradient, side.operand.groups))
+            yield from _ends(rewrite, gradient, want, Operand(side.gradient, side.operand.groups))
     _belongs_to(found.gradients[0], rewrite.nodes[forward:])
 
 

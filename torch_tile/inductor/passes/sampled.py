@@ -49,31 +49,40 @@ _REDUCTIONS: dict[Any, Any] = {
 }
 
 
-def is_gradient(found: Node, scores: Dimensioned, of: Dimensioned, weights: Dimensioned, keys: Group) -> bool:
+def is_gradient(
+    found: Node,
+    scores: Dimensioned,
+    of: Dimensioned,
+    weights: Dimensioned,
+    keys: Group,
+    full: list[Group] | None = None,
+) -> bool:
     """Whether `found` is the gradient of `scores`, for the gradient `of` of `weights`, which are computed from scores.
 
-    Each comes with its dimensions, `found` has those of scores. Raises Miss where it cannot be told.
+    Each comes with its dimensions, `found` has those of scores; or dimensions `full`, and the gradient is that of
+    scores repeated to these. Raises Miss where it cannot be told.
     """
     if len(leaves(keys)) != 1:
         raise Miss("the keys are several dimensions", FIX)
     with compat.isolated_compile(), torch.enable_grad():
         sizes = [*((shift, 1.0) for shift in SHIFTS), *((0.0, scale) for scale in SCALES)]
-        return all(_agrees(found, scores, of, weights, keys, *size) for size in sizes)
+        return all(_agrees(found, scores, of, weights, keys, full or scores[1], *size) for size in sizes)
 
 
 def _agrees(
-    found: Node, scores: Dimensioned, of: Dimensioned, weights: Dimensioned, keys: Group, shift: float, scale: float
-) -> bool:
+    found: Node, scores: Dimensioned, of: Dimensioned, weights: Dimensioned, keys: Group, full: list[Group],
+    shift: float, scale: float,
+) -> bool:  # fmt: skip
     """The same for scores around `shift`, and for gradients as large as `scale`."""
     for _ in range(3):  # an axis may be cut while it is in use
-        sample = _Sample([scores, of], keys)
+        sample = _Sample([(*scores, full), (*of, of[1])], keys)
         given, grad = (sample.given[x] for x, _ in (scores, of))
         given += shift
         given.requires_grad_()
         grad.flatten()[0] *= scale
         if math.isfinite(scale):
             grad.flatten()[1:] *= scale
-        have, made = sample.value(found, scores[1]), sample.value(*weights)
+        have, made = sample.value(found, full), sample.value(*weights)
         if not any(axis.parts for axis in sample.places):
             break
     if not made.requires_grad:
@@ -85,15 +94,17 @@ def _agrees(
 
 
 class _Sample:
-    """Values of nodes on a few elements; `given` are those that are known by their random numbers."""
+    """Values of nodes on a few elements; `given` are those that are known by their random numbers: each with its
+    dimensions, and those that it has numbers for.
+    """
 
-    def __init__(self, given: list[tuple[Node, list[Group]]], keys: Group) -> None:
+    def __init__(self, given: list[tuple[Node, list[Group], list[Group]]], keys: Group) -> None:
         self.keys = keys
         self.places: dict[Axis, int] = {}
         self.generator = torch.Generator().manual_seed(1)
         self.values: dict[Any, torch.Tensor] = {}
-        self.of_given = dict(given)
-        self.given: Mapping[Node, torch.Tensor] = {node: self._unknown(node, groups) for node, groups in given}
+        self.of_given = {node: groups for node, groups, _ in given}
+        self.given: Mapping[Node, torch.Tensor] = {node: self._unknown(node, full) for node, _, full in given}
 
     def value(self, node: Any, groups: list[Group]) -> torch.Tensor:
         """The value of a tensor whose dimensions are `groups`."""
