@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch_tile.inductor import report
 from torch_tile.inductor.passes import around_norm, attention
 from torch_tile.inductor.passes.epilogue import PRODUCTS
-from torch_tile.inductor.passes.graph import Miss, aten, dtype, is_call, shape, val
+from torch_tile.inductor.passes.graph import TIMES, Miss, aten, dtype, is_call, shape, val
 from torch_tile.inductor.passes.manager import Context
 
 
@@ -121,7 +121,8 @@ def settle(context: Context) -> None:
         captured = is_call(node, *IN_TRAINING) and node not in context.handled
         if captured and "attention" in context.settings.families:
             what = f"{node.target}".removesuffix(".default") + attention.signature(node)
-            context.note("attention", report.REPLACED, what, node, "", [node])
+            times = node.meta.get(TIMES)
+            context.note("attention", report.REPLACED, what, node, str(times or ""), [node], times)
         family, reference = REFERENCES.get(node.target, (None, None))
         if family is None or reference is None or (_settled(context, node) and node not in context.left):
             continue

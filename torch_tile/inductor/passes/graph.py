@@ -23,6 +23,8 @@ prims = torch.ops.prims
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 COPIES = (aten.clone.default, aten.alias.default)
 CAST = prims.convert_element_type.default
+TIMES = "tile_times"
+"""Of a node's meta: the outcome of the contest that it won before the graph was parted."""
 TOLD = "tile_told"
 """Of a node's meta: of what it is a part, it is reported already."""
 

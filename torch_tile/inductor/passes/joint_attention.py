@@ -22,6 +22,7 @@ from torch_tile.inductor.passes.copies import bare, laid_out
 from torch_tile.inductor.passes.gradients import FIX, OfProduct, backward_of, of_product, only_for
 from torch_tile.inductor.passes.graph import (
     CAST,
+    TIMES,
     TOLD,
     Miss,
     Rewrite,
@@ -97,13 +98,11 @@ def match(context: Context) -> None:
                 context.miss("attention", probabilities, reason)
         if not made:
             (written or probabilities).meta[TOLD] = True
-        if written is None:
-            continue
-        if not made:
+        if written is not None and made:
+            erase_dead(written)
+        elif written is not None:
             probabilities.replace_all_uses_with(written)
             context.graph.erase_node(probabilities)
-        else:
-            erase_dead(written)
 
 
 def _softmaxes(graph: Graph, backward: Collection[Node]) -> Iterator[tuple[Node, Node | None]]:
@@ -140,11 +139,11 @@ def _find(probabilities: Node, written: Node | None, backward: set[Node]) -> Fou
     found = Found(pattern, query, key, value, outputs.result, written)
     needless = {product.node, probabilities, scores.result, weights.gradient}
     if not needless <= found.inside():
-        found.of_mask = _of_mask(found, weights, scores.result, needless)
+        found.of_mask = _of_mask(found, weights, scores.result, needless, backward)
     return found
 
 
-def _of_mask(found: Found, weights: Side, of_scores: Node, needless: set[Node]) -> Node:
+def _of_mask(found: Found, weights: Side, of_scores: Node, needless: set[Node], backward: Collection[Node]) -> Node:
     """The gradient of a learned mask: what is made of the weights' gradient on the way to that of the scores, and read
     besides, while all else is `needless` with attention's kernels; raises NoMatch where there is none.
     """
@@ -155,18 +154,16 @@ def _of_mask(found: Found, weights: Side, of_scores: Node, needless: set[Node]) 
     pending = [of_scores]
     while pending and masks and last:
         node = pending.pop()
-        if node in seen or node.op != "call_function":
-            continue
         seen.add(node)
-        pending += [x for x in node.all_input_nodes if is_tensor(x)]
-        if not same_shape(shape(node), shape(pattern.softmax)):
+        pending += [x for x in node.all_input_nodes if x in backward and x not in seen]
+        if not is_tensor(node) or not same_shape(shape(node), shape(pattern.softmax)):
             continue
         if not needless <= replace(found, of_mask=node).inside():
             continue
         of, as_weights = ((x, weights.operand.groups) for x in (weights.gradient, weights.operand.root))
         if any(is_gradient(node, mask, of, as_weights, pattern.dims[-1], pattern.dims) for mask in masks):
             return node
-    raise NoMatch("the scores, the weights, or the gradient of a bias for keys alone are read besides", FIX)
+    raise NoMatch("the scores, the weights, or gradients of these are read besides", FIX)
 
 
 def _sides(product: Node, groups: list[Group], inner: Group, gradients: OfProduct, swapped: bool) -> tuple[Side, Side]:
@@ -194,6 +191,8 @@ def _replace(context: Context, found: Found) -> bool:
         context.note("attention", report.KEPT, what, found.pattern.output, why, [op], outcome)
         rewrite.discard()
         return False
+    for node in rewrite.nodes if outcome is not None else ():
+        node.meta[TIMES] = outcome
     for old, new in pairs:
         old.replace_all_uses_with(new)
         erase_dead(old)
