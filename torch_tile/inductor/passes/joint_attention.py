@@ -90,13 +90,14 @@ def match(context: Context) -> None:
     """Replace attention that is written out, forward and backward together."""
     backward = backward_of(context.graph)
     for probabilities, written in _softmaxes(context.graph, backward):
+        made, told = False, True
         try:
             made = _replace(context, _find(probabilities, written, backward))
         except Miss as reason:
-            made = False
-            if getattr(reason, "near", True):
+            told = getattr(reason, "near", True)
+            if told:
                 context.miss("attention", probabilities, reason)
-        if not made:
+        if told and not made:
             (written or probabilities).meta[TOLD] = True
         if written is not None and made:
             erase_dead(written)
@@ -183,7 +184,8 @@ def _replace(context: Context, found: Found) -> bool:
         rewrite, pairs = _build(found, in_text=False)
     op = next(n for n in rewrite.nodes if is_call(n, LSE))
     what, why, outcome = f"tile.attention{signature(op)} with its backward", context.refused(rewrite.nodes), None
-    sure = foregone.of_scores(rewrite.nodes)
+    # Of plain scores Inductor may know the spelling, and call torch's attention.
+    sure = "" if found.pattern.scores.modified is None else foregone.of_scores(rewrite.nodes)
     if not why and context.settings.select == "fastest" and (not sure or context.settings.thorough):
         outcome = _contest(context, rewrite, pairs, found.inside([old for old, _ in pairs]))
         why = "" if outcome.tile_wins else str(outcome)
