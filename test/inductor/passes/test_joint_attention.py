@@ -257,6 +257,18 @@ def test_other_gradients_stay_the_models(form, seed):
     assert len(missed) == 1 and OTHERS[form] in missed[0].reason and missed[0].fix, report.rows
 
 
+def test_a_router_is_no_near_miss(seed):
+    """Its softmax is read by products in the backward alone."""
+
+    def f(x, gate, experts):
+        weights, chosen = torch.softmax(x @ gate, -1).topk(2, -1)
+        return (experts[chosen] * weights[..., None]).sum(-2)
+
+    generator = torch.Generator().manual_seed(seed)
+    args = [torch.randn(n, generator=generator).requires_grad_() for n in ((9, 16), (16, 4), (4, 8))]
+    assert not [r for r in run(f, args).rows if r.family == "attention"]
+
+
 def test_dropout_stays_the_models(seed):
     torch._dynamo.reset()
     args = operands(seed)

@@ -134,7 +134,7 @@ def _sides(
         output = _consumer(softmax, sunk.probabilities, backward)
     except NoMatch as reason:
         output = reason
-        output.near = _feeds_product(sunk.probabilities)
+        output.near = _feeds_product(sunk.probabilities, backward)
     if isinstance(scores, NoMatch):
         scores.near = not isinstance(output, NoMatch)
         raise scores
@@ -194,12 +194,12 @@ def _consumer(softmax: Node, probabilities: Node, backward: Collection[Node]) ->
         node = user
 
 
-def _feeds_product(softmax: Node, depth: int = 6) -> bool:
+def _feeds_product(softmax: Node, backward: Collection[Node], depth: int = 6) -> bool:
     """Whether a product reads the probabilities, changed or not: not those of a classifier or of a router."""
     count = product(shape(softmax))
     nodes = [softmax]
     for _ in range(depth):
-        users = [u for n in nodes for u in n.users]
+        users = [u for n in nodes for u in n.users if u not in backward]
         if any(is_call(u, *PRODUCTS) for u in users):
             return True
         nodes = [u for u in users if is_tensor(u) and known(product(shape(u)) == count)]
