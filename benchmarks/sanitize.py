@@ -23,7 +23,7 @@ from pathlib import Path
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Racecheck reports warpgroups that meet at one named barrier from two places of the code, also where both wait there
 # (bar.sync in place of bar.arrive): it knows no such order. The interpreter of threads does.
-BLIND = {"mla_by_turns": ("racecheck",), "units_by_turns": ("racecheck",)}
+BLIND = {"flash_mla_by_turns": ("racecheck",)}
 COUNTS = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 LIMIT = 200  # seconds for one run
 INSTALLED = "/usr/local/cuda/bin/compute-sanitizer"
@@ -235,10 +235,13 @@ def flash_mla(p, dtype, number):
     return decoded(p, dtype, heads, latent, rotary, page)
 
 
-def mla_by_turns(p, dtype, number):
+def flash_mla_by_turns(p, dtype, number):
+    """Sequences, and units of a schedule."""
     import torch_tile.ops  # noqa: F401
 
-    return decoded(p, dtype, p.pick(37, 64), p.pick(128, 512), 64, (0, 64, 128)[number])
+    heads, latent, page = p.pick(37, 64), p.pick(128, 512), (0, 64, 128)[number]
+    (got, want), (others, exact) = (f(p, dtype, heads, latent, 64, page) for f in (decoded, scheduled))
+    return (*got, *others), (*want, *exact)
 
 
 def decoded(p, dtype, heads, latent, rotary, page):
@@ -261,11 +264,6 @@ def plan_units(p, dtype, number):
     """And what its plan is for: sequences by units, whose parts are joined."""
     latent, rotary, page = ((512, 64, 64), (128, 64, 0), (24, 5, 17))[number]
     return scheduled(p, dtype, p.pick(7, 16), latent, rotary, page)
-
-
-def units_by_turns(p, dtype, number):
-    latent, page = ((512, 64), (128, 0), (128, 128))[number]
-    return scheduled(p, dtype, p.pick(37, 64), latent, 64, page)
 
 
 def scheduled(p, dtype, heads, latent, rotary, page):
@@ -365,7 +363,7 @@ KERNELS: dict[str, Callable] = {
     for f in (
         matmul, split_matmul, cluster_matmul, persistent_matmul, row_times_matrix, dequant_matmul,
         split_dequant_matmul, cluster_dequant_matmul, flash_attention, combine, query_gradients, flash_mla,
-        mla_by_turns, plan_units, units_by_turns, rms_norm_rows, layer_norm_rows, fused_norm_rows, softmax_rows,
+        flash_mla_by_turns, plan_units, rms_norm_rows, layer_norm_rows, fused_norm_rows, softmax_rows,
     )
 }  # fmt: skip
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import threading
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_tile.inductor import contest
+from torch_tile.inductor import contest, prefetch
 from torch_tile.inductor.compat import no_caches
 
 
@@ -20,6 +22,30 @@ def test_calls_are_made_and_the_rest_is_compiled(f, compiled, monkeypatch):
     with no_caches():
         ours, theirs = contest.times(graph_of(f, (8, 8), (8, 8)), graph_of(f, (8, 8), (8, 8)), {})
     assert len(made) == compiled and ours > 0 and theirs > 0
+
+
+def test_kernels_are_compiled_while_the_other_side_is_made_ready(monkeypatch):
+    """All at a time, and before they are called."""
+    together, order = threading.Barrier(3), []
+
+    def prepare(op, *rest):
+        together.wait(60)
+        order.append(op)
+
+    def ours(q, k, v):
+        out, lse = torch.ops.tile.attention_lse(q, k, v)
+        return torch.ops.tile.attention_backward(out, q, k, v, out, lse)[:3]
+
+    made = make_fx(ours, tracing_mode="fake")(*(torch.randn(1, 2, 8, 16) for _ in "qkv"))
+    run = contest._run
+    monkeypatch.setattr(prefetch, "_prepare", prepare)
+    monkeypatch.setattr(contest, "_run", lambda call, inputs: (order or together.wait(60), run(call, inputs)))
+    monkeypatch.setitem(contest.BUDGET, "cpu", 0.01)
+    contest.times(made, graph_of(torch.mm, (8, 8), (8, 8)), {})
+    assert [op.name() for op in order] in (
+        ["tile::attention_lse", "tile::attention_backward"],
+        ["tile::attention_backward", "tile::attention_lse"],
+    )
 
 
 def test_the_slower_one_is_seen(monkeypatch):

@@ -11,8 +11,9 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch_tile.inductor.called import is_called
 from torch_tile.inductor.passes.graph import Rewrite, aten, is_call, ordered
-from torch_tile.inductor.subgraph import Ancestors, Descendants, is_called, rivals
+from torch_tile.inductor.subgraph import Ancestors, Descendants, rivals
 
 
 def once_more(node):

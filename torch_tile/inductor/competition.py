@@ -29,13 +29,14 @@ from torch_tile.compiling import progress
 from torch_tile.inductor import compat, contest
 from torch_tile.inductor.agreement import agreed
 from torch_tile.inductor.buckets import buckets
+from torch_tile.inductor.called import is_called
 from torch_tile.inductor.edge_views import without_views
 from torch_tile.inductor.passes.expand import REFERENCES, expand
 from torch_tile.inductor.passes.graph import Rewrite, val
 from torch_tile.inductor.passes.manager import fingerprint
 from torch_tile.inductor.report import log
 from torch_tile.inductor.settings import Settings
-from torch_tile.inductor.subgraph import body_of, is_called, rivals
+from torch_tile.inductor.subgraph import body_of, rivals
 from torch_tile.runtime.cache import cache_dir
 
 WORTH = 0.99

@@ -7,18 +7,20 @@ in a model other kernels have run since; the host is kept ahead of the GPU, so w
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from torch_tile.inductor import compat
+from torch_tile.inductor.called import compute_constants, is_called
 from torch_tile.inductor.passes.graph import val
-from torch_tile.inductor.subgraph import EXAMPLE, is_called
+from torch_tile.inductor.prefetch import compiling_kernels
+from torch_tile.inductor.subgraph import EXAMPLE
 from torch_tile.profiler import FLUSHED
 
 BUDGET = {"cpu": 0.2, "cuda": 0.04}
@@ -33,12 +35,12 @@ Rival = tuple[Callable[..., Any], list[Any]]
 def times(new: GraphModule, old: GraphModule, options: Mapping[str, Any]) -> tuple[float, float]:
     """Microseconds of both, `options` being Inductor's."""
     device = next((v.device.type for v in map(val, _placeholders(new)) if isinstance(v, torch.Tensor)), "cpu")
-    with compat.isolated_compile(), ThreadPoolExecutor(1) as beside:
-        rivals = [(_runner(m, options), [example(n) for n in _placeholders(m)]) for m in (new, old)]
+    with compat.isolated_compile():
         # Our kernels' compiler works beside Inductor's where it is not called by it.
-        first = beside.submit(_run, *rivals[0]) if is_called(new) else None
-        _run(*rivals[1])
-        _run(*rivals[0]) if first is None else first.result()
+        with compiling_kernels(new.graph) if is_called(new) else contextlib.nullcontext():
+            rivals = [(_runner(m, options), [example(n) for n in _placeholders(m)]) for m in (new, old)]
+            _run(*rivals[1])
+        _run(*rivals[0])
         ours, theirs = (_gpu_times if device == "cuda" else _cpu_times)(rivals)
     return ours, theirs
 
@@ -50,6 +52,7 @@ def _placeholders(module: GraphModule) -> list[torch.fx.Node]:
 def _runner(module: GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
     """The module as it is where it only calls kernels, else compiled, at its first call, by the whole of Inductor."""
     if is_called(module):
+        compute_constants(module)
         module.recompile()
         return module.forward
 

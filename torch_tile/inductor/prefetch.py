@@ -8,8 +8,9 @@ the rest is done by Inductor's worker processes (workers.py) or, where there are
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -45,7 +46,7 @@ class Rehearsal(Context):
 
 def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]:
     """Start compiling what the families would make of a graph for a GPU; what fails now fails later, too."""
-    if not any(isinstance(v := val(n), torch.Tensor) and v.is_cuda for n in graph.nodes):
+    if not _is_on_gpu(graph):
         return []
     try:
         calls = rehearse(graph, settings, stage)
@@ -68,8 +69,25 @@ def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
         if family.__module__ != expand.__name__:  # that one judges, and this one does not
             family(context)
             copy.eliminate_dead_code()
-    found = [n for n in copy.nodes if n.op == "call_function" and getattr(n.target, "namespace", "") == "tile"]
-    return list({_form(n): n for n in found}.values())
+    return list({_form(n): n for n in _calls(copy)}.values())
+
+
+@contextlib.contextmanager
+def compiling_kernels(graph: Graph) -> Iterator[None]:
+    """Those of a graph's calls, all at a time; at the end they are there."""
+    calls, pool = _calls(graph), workers.ready() if _is_on_gpu(graph) else None
+    with ThreadPoolExecutor(max(1, len(calls)), thread_name_prefix="torch_tile contest") as threads:
+        for node in calls:
+            threads.submit(_prepare, node.target, node.args, dict(node.kwargs), pool)
+        yield
+
+
+def _calls(graph: Graph) -> list[Node]:
+    return [n for n in graph.nodes if n.op == "call_function" and getattr(n.target, "namespace", "") == "tile"]
+
+
+def _is_on_gpu(graph: Graph) -> bool:
+    return any(isinstance(v := val(n), torch.Tensor) and v.is_cuda for n in graph.nodes)
 
 
 def _form(node: Node) -> str:
@@ -93,5 +111,6 @@ def _prepare(op: Any, args: Sequence[Any], kwargs: dict[str, Any], pool: Any = N
         with compat.isolated_compile(), only_preparing(), workers.compiling_in(pool):
             args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: compat.empty_for(val(n)))
             op(*args, **kwargs)
+        report.log.debug("%s is compiled ahead", op)
     except Exception:
         report.log.debug("%s was not compiled ahead", op, exc_info=True)

@@ -62,12 +62,6 @@ def is_read_in_registers(node: Node) -> bool:
     )
 
 
-def is_called(module: GraphModule) -> bool:
-    """Whether a part is calls of kernels and views only: run node by node it costs the GPU the same as compiled."""
-    calls = [n for n in module.graph.nodes if n.op == "call_function"]
-    return all(is_call(n, *LAYOUT, *EXTERN) or getattr(n.target, "namespace", "") == "tile" for n in calls)
-
-
 def rivals(
     pairs: Sequence[tuple[Node, Node]], inputs: Sequence[Node], made: Iterable[Node]
 ) -> tuple[GraphModule, GraphModule]:

@@ -19,6 +19,7 @@ from torch_tile.build import Build, PassOptions
 from torch_tile.inductor import compat, report
 from torch_tile.ir.stmt import Program
 from torch_tile.runtime.cache import cache_dir
+from torch_tile.runtime.native_launch import build_ahead
 from torch_tile.runtime.nvrtc import compile_cubin, nvrtc_version
 from torch_tile.stored import cuda_source, elsewhere
 from torch_tile.target import Target
@@ -42,7 +43,11 @@ def ready() -> Any:
 
 
 def warm() -> None:
-    """Start Inductor's workers, which takes seconds, and let them import the compiler before they need it."""
+    """Start Inductor's workers, which takes seconds, and let them import the compiler before they need it.
+
+    What launches kernels is built meanwhile.
+    """
+    build_ahead()
     try:
         if (found := compat.worker_pool(ready=False)) is not None:
             _warm(found, int(time.monotonic() / QUIET))

@@ -27,7 +27,8 @@ from torch_tile.kernels.mla_schedule import Units, scheduled_types
 from torch_tile.kernels.mla_tiles import SLACK, hide, store_through
 
 BOTH = 256  # threads of the warpgroups that multiply
-FIRST, SECOND, END = 1, 2, 3  # barriers: the weights of the first or second tile of a pair are there; all sums are
+FIRST, SECOND = 1, 2  # barriers: the weights of the first or second tile of a pair are there
+ENDS = 3, 4  # the sums of the first or second warpgroup are
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,8 @@ class Share:
         """Both warpgroups have half of the weights: `peak` becomes the log-sum-exp, `fade` the weight of the sums."""
         T.reduce_sum(self.total, self.before, dim=1)
         T.copy(self.before, ends[side])
-        T.sync_threads(END, BOTH)
+        T.named_barrier_arrive(ENDS[side], BOTH)
+        T.sync_threads(ENDS[1 - side], BOTH)
         other = T.alloc_fragment(self.before.shape, self.before.dtype)
         T.copy(ends[1 - side], other)
         for i in T.Parallel(self.before.shape[0]):

@@ -17,6 +17,7 @@ import platform
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -115,6 +116,18 @@ def through_python() -> Iterator[None]:
         yield
     finally:
         module.watch(-1)
+
+
+@functools.cache
+def build_ahead() -> None:
+    """Have the module built by the time that it is needed, which takes half a second on a machine's first day."""
+    if os.environ.get("TORCH_TILE_NATIVE_LAUNCH") != "0":
+        threading.Thread(target=_build_quietly, name="torch_tile builds", daemon=True).start()
+
+
+def _build_quietly() -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # whoever needs it says why there is none
+        _build()
 
 
 def _build() -> Path:
