@@ -32,7 +32,8 @@ def rehearsed(monkeypatch):
 
     def note(graph, settings, stage):
         before = str(graph)
-        found.extend(prefetch.rehearse(graph, settings, stage))
+        if stage != "joint":
+            found.extend(prefetch.rehearse(graph, settings, stage))
         assert str(graph) == before
         return []
 
@@ -52,6 +53,34 @@ def test_plain_products_are_not_compiled_ahead(rehearsed):
     with torch.no_grad(), no_caches():
         torch.compile(torch.mm, backend=dry_run)(torch.randn(3, 4), torch.randn(4, 5))
     assert not rehearsed
+
+
+def test_both_directions_of_attention_are_compiled_before_either_graph(monkeypatch):
+    prepared, stages = [], []
+    prefetch_, rehearse = prefetch.prefetch, prefetch.rehearse
+    monkeypatch.setattr(prefetch, "_is_on_gpu", lambda graph: True)
+    monkeypatch.setattr(workers, "ready", lambda: None)
+    monkeypatch.setattr(prefetch, "_prepare", lambda op, *rest: prepared.append(op.name()))
+
+    def noted(graph, settings, stage):
+        for future in (started := prefetch_(graph, settings, stage)):
+            future.result(60)
+        stages.append((stage, sorted(prepared)))
+        prepared.clear()
+        return started
+
+    monkeypatch.setattr(prefetch, "prefetch", noted)
+    monkeypatch.setattr(prefetch, "rehearse", lambda *args: rehearse(*args)[:0])
+    args = [torch.randn(1, 2, 9, 16, requires_grad=True) for _ in "qkv"]
+
+    def twice(q, k, v):
+        return F.scaled_dot_product_attention(F.scaled_dot_product_attention(q, k, v), k, v)
+
+    with no_caches():
+        torch.compile(twice, backend=OURS)(*args).sum().backward()
+    assert stages == [
+        ("joint", ["tile::attention_backward", "tile::attention_lse"]), ("forward", []), ("backward", [])
+    ]  # fmt: skip
 
 
 def test_prepared_kernels_do_not_run(rehearsed, monkeypatch):

@@ -45,17 +45,27 @@ class Rehearsal(Context):
 
 
 def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]:
-    """Start compiling what the families would make of a graph for a GPU; what fails now fails later, too."""
+    """Start compiling what the families would make of a graph for a GPU, or of a joint one what they have made of
+    attention: its backward is compiled last and called first. What fails now fails later, too.
+    """
     if not _is_on_gpu(graph):
         return []
     try:
-        calls = rehearse(graph, settings, stage)
+        calls = in_training(graph) if stage == "joint" else rehearse(graph, settings, stage)
     except Exception:
         report.log.debug("nothing is compiled ahead", exc_info=True)
         return []
     pool = workers.ready() if calls else None
     threads = _threads(workers_for(Target("cuda", 90)) if pool is None else min(compat.worker_count(), AT_ONCE))
+    report.log.debug("%s: %d calls of kernels are compiled ahead", stage, len(calls))
     return [threads.submit(_prepare, node.target, node.args, dict(node.kwargs), pool) for node in calls]
+
+
+def in_training(graph: Graph) -> list[Node]:
+    """The different calls of attention in both directions."""
+    from torch_tile.inductor.passes.expand import IN_TRAINING
+
+    return _different(n for n in _calls(graph) if n.target in IN_TRAINING)
 
 
 def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
@@ -69,7 +79,7 @@ def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
         if family.__module__ != expand.__name__:  # that one judges, and this one does not
             family(context)
             copy.eliminate_dead_code()
-    return list({_form(n): n for n in _calls(copy)}.values())
+    return _different(_calls(copy))
 
 
 @contextlib.contextmanager
@@ -88,6 +98,10 @@ def _calls(graph: Graph) -> list[Node]:
 
 def _is_on_gpu(graph: Graph) -> bool:
     return any(isinstance(v := val(n), torch.Tensor) and v.is_cuda for n in graph.nodes)
+
+
+def _different(calls: Iterable[Node]) -> list[Node]:
+    return list({_form(n): n for n in calls}.values())
 
 
 def _form(node: Node) -> str:

@@ -8,6 +8,7 @@ window where it is one.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,15 +92,8 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
     q = place_query(rewrite, term, [batch, heads, queries, term.inner])
     k = place(rewrite, term.key, [batch, kv_heads, keys, term.inner])
     v = place(rewrite, pattern.value, [batch, kv_heads, keys, pattern.value_inner])
-    if not same_dtype([q, k, v]):
-        raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
     dims = [batch, heads, queries, keys]
-    places, modified = Places(batch, queries, keys, heads), pattern.scores.modified
-    score = score_text.SCORE
-    if modified is not None:
-        score = score_text.read(modified, pattern.scores.products[0], places, rewrite)
-    said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
-    arguments = q, k, v, *arguments_of(rewrite, q, k, said, term.scale, dims, places)
+    arguments = q, k, v, *arguments_for(rewrite, pattern, [q, k, v], dims, term.scale, in_text)
     if pattern.sink is None:
         new = rewrite.call(OP, *arguments)
     else:
@@ -113,6 +107,22 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
             at=pattern.output,
         )
     return arranged if dtype(arranged) == dtype(pattern.output) else rewrite.call(CAST, arranged, dtype(pattern.output))
+
+
+def arguments_for(
+    rewrite: Rewrite, pattern: Pattern, qkv: Sequence[Node], dims: list[Group], scale: Any, in_text: bool
+) -> tuple[Any, ...]:
+    """The op's arguments from the mask on, for a pattern whose operands are in place. `in_text` as for
+    `masks.combine`; `dims` are those of the scores.
+    """
+    if not same_dtype(qkv):
+        raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
+    places, modified = Places(dims[0], dims[2], dims[3], dims[1]), pattern.scores.modified
+    score = score_text.SCORE
+    if modified is not None:
+        score = score_text.read(modified, pattern.scores.products[0], places, rewrite)
+    said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
+    return arguments_of(rewrite, qkv[0], qkv[1], said, scale, dims, places)
 
 
 def call(

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from torch_tile.inductor.passes import masks, score_text
-from torch_tile.inductor.passes.attention import BACKWARD, arguments_of, roles
+from torch_tile.inductor.passes.attention import BACKWARD, arguments_for, roles
 from torch_tile.inductor.passes.copies import bare, laid_out
 from torch_tile.inductor.passes.gradients import FIX, only_for
 from torch_tile.inductor.passes.graph import CAST, Miss, Rewrite, aten, dtype
-from torch_tile.inductor.passes.pattern import Operand, Pattern, place, same_dtype
-from torch_tile.inductor.passes.places import Places
+from torch_tile.inductor.passes.pattern import Operand, Pattern, place
 from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.sinks import LSE
 from torch_tile.inductor.passes.views import Group, arrange, read_views
@@ -76,19 +74,13 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node
     pattern, term = found.pattern, found.pattern.terms[0]
     batch, kv_heads, shared, queries = roles(pattern)
     heads, keys = [*kv_heads, *shared], pattern.dims[-1]
-    dims, places = [batch, heads, queries, keys], Places(batch, queries, keys, heads)
+    dims = [batch, heads, queries, keys]
     wanted = [
         [batch, heads, queries, term.inner], [batch, heads, keys, term.inner], [batch, heads, keys, pattern.value_inner]
     ]  # fmt: skip
     sides = found.query, found.key, found.value
     qkv = [bare(rewrite, place(rewrite, x.operand, want))[0] for x, want in zip(sides, wanted, strict=True)]
-    if not same_dtype(qkv):
-        raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
-    score = score_text.SCORE
-    if pattern.scores.modified is not None:
-        score = score_text.read(pattern.scores.modified, pattern.scores.products[0], places, rewrite)
-    said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
-    options = arguments_of(rewrite, qkv[0], qkv[1], said, term.scale, dims, places)
+    options = arguments_for(rewrite, pattern, qkv, dims, term.scale, in_text)
     both = rewrite.call(LSE, *qkv, *options)
     out, lse = (rewrite.call(operator.getitem, both, i) for i in range(2))
     have = [batch, heads, queries, pattern.value_inner]

@@ -162,9 +162,7 @@ class TilePass(CustomGraphPass):
             "joint": passes.joint_families,
             "post_grad": passes.refine_families,
         }[self.stage]
-        kind = (
-            _graph_kind(graph) if self.stage == "post_grad" else "joint" if self.stage == "written_out" else self.stage
-        )
+        kind = {"written_out": "joint", "post_grad": _graph_kind(graph)}.get(self.stage, self.stage)
         context = Context(graph, self.settings, kind)
         if self.stage == "pre_grad":
             for body in _checkpointed(graph):
@@ -172,10 +170,9 @@ class TilePass(CustomGraphPass):
                 body.recompile()
         elif self.stage == "post_grad":
             from torch_tile.inductor import lowering
-            from torch_tile.inductor.prefetch import prefetch
 
             lowering.register()  # not before: a graph from Inductor's cache does without its lowerings, a slow import
-            prefetch(graph, self.settings, context.stage)
+            _prefetch(context)
         with self._progress():
             for family in families(self.settings):
                 try:
@@ -184,6 +181,8 @@ class TilePass(CustomGraphPass):
                     report.log.exception("%s failed; its subgraphs are left to Inductor", family.__module__)
                 if self.stage == "post_grad":
                     graph.eliminate_dead_code()
+        if self.stage == "joint":
+            _prefetch(context)
         return context
 
     def _progress(self) -> contextlib.AbstractContextManager[None]:
@@ -197,6 +196,12 @@ class TilePass(CustomGraphPass):
     def uuid(self) -> Any:
         """Identity for Inductor's caches: our sources, the stage and the settings."""
         return ("torch_tile", self.stage, repr(self.settings), fingerprint())
+
+
+def _prefetch(context: Context) -> None:
+    from torch_tile.inductor import prefetch
+
+    prefetch.prefetch(context.graph, context.settings, context.stage)
 
 
 def _checkpointed(graph: Graph) -> Iterator[torch.fx.GraphModule]:

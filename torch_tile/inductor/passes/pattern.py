@@ -7,7 +7,7 @@ over, in whichever dimension, and either operand of a product may be the transpo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,6 +240,6 @@ def place_query(rewrite: Rewrite, term: Term, want: list[Group]) -> Node:
     return node
 
 
-def same_dtype(nodes: list[Node]) -> bool:
+def same_dtype(nodes: Sequence[Node]) -> bool:
     """Whether all nodes have one dtype."""
     return len({dtype(n) for n in nodes}) == 1

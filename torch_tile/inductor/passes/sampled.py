@@ -19,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor import compat
+from torch_tile.inductor.passes.attention import SOFTMAX
 from torch_tile.inductor.passes.gradients import FIX
 from torch_tile.inductor.passes.graph import (
     CAST,
@@ -37,7 +38,6 @@ from torch_tile.inductor.passes.scores import aligned
 from torch_tile.inductor.passes.views import Axis, Group, leaves, trace
 from torch_tile.inductor.subgraph import Descendants
 
-SOFTMAX = torch.ops.tile.softmax.default
 MOST_AXES = 12
 KEYS, OTHERS = 8, 2  # elements along the axes
 CLOSE = 1e-6

@@ -29,6 +29,8 @@ from torch_tile.inductor.passes.graph import (
 )
 from torch_tile.inductor.passes.sizes import quotient
 
+REPEATING = aten.expand.default, aten.repeat.default
+
 
 class Axis:
     """A digit of an index, compared by identity. `parts` is filled when it is cut, or merged with another."""
@@ -175,7 +177,7 @@ def read_views(node: Node, groups: list[Group]) -> list[tuple[Node, list[Group]]
     found, pending = [], [node]
     while pending:
         view = pending.pop()
-        further = [u for u in view.users if _is_view(u)]
+        further = [u for u in view.users if not is_call(u, *REPEATING) and _is_view(u)]
         if len(further) < len(view.users):
             root, have = trace(view, dims := axes_of(shape(view)))
             if root is node and all(unify(a, b) for a, b in zip(groups, have, strict=True)):
@@ -191,9 +193,7 @@ def views_of(nodes: Iterable[Node]) -> tuple[set[Node], list[Node]]:
     views: set[Node] = set()
     tensors: dict[Node, None] = {}
     for node in nodes:
-        while is_tensor(node) and node.op == "call_function" and not is_call(node, *COPIES):
-            if _step(node, axes_of(shape(node))) is None:
-                break
+        while not is_call(node, *COPIES) and _is_view(node):
             views.add(node)
             node = node.args[0]  # type: ignore[assignment]
         tensors[node] = None
@@ -201,9 +201,7 @@ def views_of(nodes: Iterable[Node]) -> tuple[set[Node], list[Node]]:
 
 
 def _is_view(node: Node) -> bool:
-    if node.op != "call_function" or is_call(node, aten.expand.default, aten.repeat.default):
-        return False
-    return is_tensor(node) and _step(node, axes_of(shape(node))) is not None
+    return is_tensor(node) and node.op == "call_function" and _step(node, axes_of(shape(node))) is not None
 
 
 def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group]]:
