@@ -45,8 +45,9 @@ class Rehearsal(Context):
 
 
 def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]:
-    """Start compiling what the families would make of a graph for a GPU, or of a joint one what they have made of
-    attention: its backward is compiled last and called first. What fails now fails later, too.
+    """Start compiling what the families would make of a graph for a GPU. Of a joint one, in which attention is ready in
+    both directions, that: the backward's kernels are called as soon as its graph is compiled. What fails now fails
+    later, too.
     """
     if not _is_on_gpu(graph):
         return []

@@ -78,7 +78,10 @@ def is_gradient(
             sample = partial(_Sample, [(*scores, full or scores[1]), (*of, of[1])], keys, dependent, share)
             have, want = _sampled(sample, found, scores[0], of[0], weights, full or scores[1], shift, scale)
             unit = scale if math.isfinite(scale) else 1.0
-            if want is None or not torch.isclose(have / unit, want / unit, CLOSE, CLOSE, equal_nan=True).all():
+            if want is None:
+                return False
+            both = torch.broadcast_tensors(have / unit, want / unit)  # torch 2.11's isclose does not
+            if not torch.isclose(*both, CLOSE, CLOSE, equal_nan=True).all():
                 return False
             telling |= bool((want.isfinite() & (want != 0)).double().mean() >= TELLING)
     return telling
