@@ -80,8 +80,8 @@ def is_gradient(
             unit = scale if math.isfinite(scale) else 1.0
             if want is None:
                 return False
-            both = torch.broadcast_tensors(have / unit, want / unit)  # torch 2.11's isclose does not
-            if not torch.isclose(*both, CLOSE, CLOSE, equal_nan=True).all():
+            have, want = torch.broadcast_tensors(have / unit, want / unit)  # torch 2.11's isclose does not
+            if not torch.isclose(have, want, CLOSE, CLOSE, equal_nan=True).all():
                 return False
             telling |= bool((want.isfinite() & (want != 0)).double().mean() >= TELLING)
     return telling
