@@ -183,7 +183,17 @@ def on_gpu(monkeypatch):
             return compiled
 
     machine = Interpreted(Target.of("cuda:sm_90"), 2)
-    for name in ("gemm", "dequant_gemm", "attention", "mla_decode", "norm", "fused_norm", "softmax"):
+    for name in (
+        "gemm",
+        "grouped_gemm",
+        "k_grouped_gemm",
+        "dequant_gemm",
+        "attention",
+        "mla_decode",
+        "norm",
+        "fused_norm",
+        "softmax",
+    ):
         module = importlib.import_module(f"torch_tile.kernels.{name}")
         monkeypatch.setattr(module, "machine_of", lambda x: machine)
     return launches

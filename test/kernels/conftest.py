@@ -82,8 +82,8 @@ def problems(seed):
 
 
 FAMILIES = (
-    "attention", "attention_backward", "dequant_gemm", "gemm", "mla_decode", "mla_schedule", "norm", "fused_norm",
-    "softmax",
+    "attention", "attention_backward", "dequant_gemm", "gemm", "grouped_gemm", "k_grouped_gemm", "mla_decode",
+    "mla_schedule", "norm", "fused_norm", "softmax",
 )  # fmt: skip
 GPU = Machine(Target("cuda", 90), 4)  # few multiprocessors, so that small problems are shared out too
 

@@ -9,7 +9,15 @@ import torch
 
 from torch_tile.interp.tiles import evaluate
 from torch_tile.jit import JITFunction
-from torch_tile.kernels import attention, attention_backward, dequant_gemm, gemm, mla_decode, mla_form
+from torch_tile.kernels import (
+    attention,
+    attention_backward,
+    dequant_gemm,
+    gemm,
+    grouped_gemm,
+    mla_decode,
+    mla_form,
+)
 from torch_tile.kernels.common import Machine
 from torch_tile.target import Target
 
@@ -20,7 +28,7 @@ HALF = torch.float16
 def hopper(monkeypatch):
     """Kernels as they are for an H200, computed tile by tile."""
     machine = Machine(Target("cuda", 90), 132)
-    for module in (attention, attention_backward, dequant_gemm, gemm, mla_decode):
+    for module in (attention, attention_backward, dequant_gemm, gemm, grouped_gemm, mla_decode):
         monkeypatch.setattr(module, "machine_of", lambda x: machine)
     monkeypatch.setattr(JITFunction, "compile", lambda self, *args: functools.partial(evaluate, self.function(*args)))
 
@@ -96,6 +104,17 @@ def test_dequant_gemm(typical, rows, typically, check):
     got = dequant_gemm.dequant_gemm(a, *scheme, HALF)
     wide = words, scheme[1][0].double()
     want = dequant_gemm.reference(a.double(), [wide[0]], [wide[1]], *scheme[2:], torch.float64)
+    check(got, want, f"{typical} {rows}")
+
+
+@pytest.mark.parametrize("typical", [4, 90, 5000])
+@pytest.mark.parametrize("rows", [1, 5, 77])
+def test_grouped_gemm(typical, rows, typically, check):
+    a, b = torch.randn(rows, 96).to(HALF), torch.randn(3, 200, 96).to(HALF).mT
+    offsets = torch.tensor([rows // 3, rows // 3, rows], dtype=torch.int32)
+    typically(grouped_gemm, ("config_for",), m=typical, n=4096, k=4096)
+    got = grouped_gemm.grouped_gemm(a, [b], offsets, [], "", "", HALF)
+    want = grouped_gemm.reference(a.double(), [b.double()], offsets, [], "", "", torch.float64)
     check(got, want, f"{typical} {rows}")
 
 

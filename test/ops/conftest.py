@@ -50,6 +50,23 @@ def gemm_samples(t: Maker) -> list[tuple]:
     ]
 
 
+def grouped_gemm_samples(t: Maker) -> list[tuple]:
+    swiglu, text = "v0=silu(acc0);v1=mul(v0,acc1);ret v1", "v0=mul(acc0,x0);v1=add(v0,x1);v2=add(v1,x2);ret v2"
+    offsets, aux = int32([2, 2, 6]), [t(7, 1), t(7, 9), t(9)]
+    return [
+        (t(7, 5), [t(3, 5, 9)], offsets, [], "", "", t.dtype),
+        (t(7, 5), [t(3, 9, 5).mT, t(3, 9, 5).mT], int32([0, 5, 7]), [], "", swiglu, t.dtype),
+        (t.strided(7, 5), [t.strided(3, 5, 9)], offsets, aux, "ctr", text, torch.float32),
+    ]
+
+
+def k_grouped_gemm_samples(t: Maker) -> list[tuple]:
+    return [
+        (t(7, 5), t(7, 9), int32([2, 2, 6]), t.dtype),
+        (t.strided(7, 5), t.strided(7, 9), int32([7]), torch.float32),
+    ]
+
+
 def dequant_gemm_samples(t: Maker) -> list[tuple]:
     def words(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.randint(0, 256, shape, generator=t.generator, dtype=torch.uint8).view(dtype)
@@ -194,6 +211,8 @@ def softmax_samples(t: Maker) -> list[tuple]:
 
 SAMPLES = {
     "gemm": gemm_samples,
+    "grouped_gemm": grouped_gemm_samples,
+    "k_grouped_gemm": k_grouped_gemm_samples,
     "dequant_gemm": dequant_gemm_samples,
     "linear": linear_samples,
     "swiglu": swiglu_samples,
@@ -234,8 +253,8 @@ def gpu(monkeypatch):
     count_as_gpu(monkeypatch)
     machine = common.Machine(Target("cuda", 90), 132)
     for family in (
-        "attention", "attention_backward", "dequant_gemm", "fused_norm", "gemm", "mla_decode", "mla_schedule", "norm",
-        "softmax",
+        "attention", "attention_backward", "dequant_gemm", "fused_norm", "gemm", "grouped_gemm", "k_grouped_gemm",
+        "mla_decode", "mla_schedule", "norm", "softmax",
     ):  # fmt: skip
         monkeypatch.setattr(kernels(family), "machine_of", lambda x: machine)
     eager.forget()

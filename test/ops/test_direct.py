@@ -27,6 +27,14 @@ def gemm_call(a, b, x, out):
     direct.gemm(a, [direct.view(b, (64, 96), (1, 64), 0)], [x], "t", "v0=add(acc0,x0);ret v0", BF16, out=out)
 
 
+def grouped_call(a, b, offsets, x, out):
+    direct.grouped_gemm(a, [b.mT], offsets, [x], "c", "v0=mul(acc0,x0);ret v0", BF16, out=out)
+
+
+def k_grouped_call(a, b, offsets, out):
+    direct.k_grouped_gemm(a, b, offsets, BF16, out=out)
+
+
 def dequant_call(a, b, scale, x, out):
     direct.dequant_gemm(a, [b], [scale], [], 4, False, 8, [x], "r", "v0=add(acc0,x0);ret v0", BF16, out=out)
 
@@ -82,6 +90,15 @@ CALLS = {
     "gemm, few rows": ("tttt", gemm_call, lambda: (half(1, 64), half(96, 64), half(1, 96), half(1, 96))),
     "gemm, strides": ("tttt", gemm_call, lambda: (half(64, 51)[:, 3:].t()[:48], half(96, 64), half(48, 97)[:, 1:],
                                                  half(48, 96))),
+    "grouped_gemm": (
+        "ttttt", grouped_call,
+        lambda: (half(48, 64), half(3, 96, 64), torch.tensor([3, 30, 48], dtype=torch.int32), half(48, 1),
+                 half(48, 96)),
+    ),
+    "k_grouped_gemm": (
+        "tttt", k_grouped_call,
+        lambda: (half(48, 64), half(48, 96), torch.tensor([3, 30, 48], dtype=torch.int32), half(3, 64, 96)),
+    ),
     "dequant_gemm": (
         "ttttt",
         dequant_call,
@@ -191,9 +208,9 @@ def test_what_is_launched_is_known_without_tensors(kinds, function, make, gpu):
 
 
 SIZES = {
-    "gemm": 48, "dequant_gemm": 16, "decode": 900, "mla": 2, "mla, whole cache": 640, "mla_decode_lse": 2,
-    "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5, "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3,
-    "softmax": 3,
+    "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "decode": 900, "mla": 2,
+    "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
+    "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3,
 }  # fmt: skip
 """Of a dimension of each call that may be known at run time only."""
 

@@ -16,10 +16,13 @@ from torch_tile.kernels.memory_order import empty_beside
 from torch_tile.ops.registration import SCHEMAS
 
 OPS = sorted(SCHEMAS)
-PRODUCTS = ["gemm", "dequant_gemm", "linear", "swiglu", "attention", "attention_lse", "mla_decode", "mla_decode_lse"]
+PRODUCTS = [
+    *("gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "linear", "swiglu"),
+    *("attention", "attention_lse", "mla_decode", "mla_decode_lse"),
+]
 LIKE_QUERY = ["attention", "attention_lse", "mla_decode", "mla_decode_lse"]  # in the memory order of the queries
 INTEGERS = ["mla_schedule"]  # arguments and results
-WITH_DTYPE = ["gemm", "dequant_gemm", "fused_norm"]  # last argument
+WITH_DTYPE = ["gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "fused_norm"]  # last argument
 
 
 def overload(name):
@@ -163,6 +166,13 @@ def count_frames(f, calls):
 BYTES = (8, False, 0, [], "", "")  # no aux, no epilogue
 DYNAMIC = {
     "gemm": lambda t, n: (t(n, 7), [t(7, n + 2)], [t(n + 2)], "r", "v0=add(acc0,x0);ret v0", torch.float32),
+    "grouped_gemm": lambda t, n: (
+        *(t(n, 7), [t(3, 7, 9)], torch.tensor([2, 2, 11], dtype=torch.int32), [t(n, 1)], "c"),
+        *("v0=mul(acc0,x0);ret v0", torch.float32),
+    ),
+    "k_grouped_gemm": lambda t, n: (
+        *(t(n, 7), t(n, n + 2), torch.tensor([2, 2, 11], dtype=torch.int32), torch.float32),
+    ),
     "dequant_gemm": lambda t, n: (t(n, 7), [torch.ones(n + 2, 7).char()], [t(n + 2, 1)], [], *BYTES, torch.float32),
     "linear": lambda t, n: (t(n, n + 1, 7), t(9, 7), t(9), t(n, n + 1, 9), "gelu"),
     "swiglu": lambda t, n: (t(n, n + 1, 7), t(9, 7), t(9, 7)),
@@ -249,6 +259,11 @@ def test_flop_counter_knows_the_products(maker):
     assert flops(lambda: ops.swiglu(x, w, w)) == 4 * 10 * 7 * 9
     assert flops(lambda: ops.gemm(x, [w.mT[None]], [], "", "", torch.float32)) == 2 * 10 * 7 * 9
     assert flops(lambda: ops.dequant_gemm(t(10, 7), [w.char()], [], [], *BYTES, torch.float32)) == 2 * 10 * 7 * 9
+    groups = torch.tensor([2, 10], dtype=torch.int32)
+    assert (
+        flops(lambda: ops.grouped_gemm(t(10, 7), [t(2, 7, 9)] * 2, groups, [], "", "", torch.float32)) == 4 * 10 * 7 * 9
+    )
+    assert flops(lambda: ops.k_grouped_gemm(t(10, 7), t(10, 9), groups, torch.float32)) == 2 * 10 * 7 * 9
     q, k, v = t(2, 4, 5, 8), t(2, 2, 7, 8), t(2, 2, 7, 6)
     assert flops(lambda: ops.attention(q, k, v)) == 2 * 2 * 4 * 5 * 7 * (8 + 6)
     assert flops(lambda: ops.attention_backward(t(2, 4, 5, 6), q, k, v, t(2, 4, 5, 6), t(2, 4, 5))) == (

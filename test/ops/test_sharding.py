@@ -39,6 +39,10 @@ def calls():
     yield "gemm", (t(4, 6), [t(6, 8)], [], "", "", torch.float32)
     yield "gemm", (t(3, 4, 6), [t(1, 6, 8), t(3, 6, 8)], [], "", "v0=mul(acc0,acc1);ret v0", torch.float32)
     yield "gemm", (t(4, 6), [t(6, 8)], [t(4, 8), t(8), t(4, 1), t(1)], "trcs", add, torch.float64)
+    groups = integers([1, 1, 4])
+    yield "grouped_gemm", (t(4, 6), [t(3, 6, 8)], groups, [], "", "", torch.float32)
+    yield "grouped_gemm", (t(4, 6), [t(3, 6, 8)], groups, [t(4, 8), t(8), t(4, 1), t(1)], "trcs", add, torch.float32)
+    yield "k_grouped_gemm", (t(4, 6), t(4, 8), groups, torch.float32)
     words, scale = torch.arange(128, dtype=torch.uint8).reshape(8, 16), "v0=mul(acc0,x0);ret v0"
     yield (
         "dequant_gemm",

@@ -10,7 +10,17 @@ from torch_tile.tools.library import Case, catalogue, compiled
 def test_every_family_and_dtype():
     names = [case.name for case in catalogue()]
     assert len(set(names)) == len(names) > 100
-    for family in ("gemm", "dequant_gemm", "attention", "mla", "rms_norm", "layer_norm", "softmax"):
+    for family in (
+        "gemm",
+        "grouped_gemm",
+        "k_grouped_gemm",
+        "dequant_gemm",
+        "attention",
+        "mla",
+        "rms_norm",
+        "layer_norm",
+        "softmax",
+    ):
         assert {n.split()[1] for n in names if n.startswith(family)} >= {"fp16", "bf16", "fp32"}
 
 

@@ -119,6 +119,12 @@ def _gemm(node: Node) -> int:
     return 2 * math.prod(sizes_of(node)) * sizes_of(a)[-1] * len(bs)
 
 
+def _grouped(node: Node) -> int:
+    """Every row is of one group, whether the sum is over K or over rows."""
+    a, b = (sizes_of(x) for x in node.args[:2])
+    return 2 * math.prod(a) * b[-1]
+
+
 def _attention(node: Node) -> int:
     q, k, v = (sizes_of(x) for x in node.args[:3])
     causal, window, offset = arg(node, 4, "causal", False), arg(node, 6, "window", 0), arg(node, 7, "q_offset", 0)
@@ -164,7 +170,9 @@ FLOPS: dict[Any, Callable[[Node], int]] = {
     aten._scaled_dot_product_flash_attention.default: _fused_attention,
     aten._scaled_dot_product_efficient_attention.default: _fused_attention,
     aten._scaled_dot_product_cudnn_attention.default: _fused_attention,
-    **dict.fromkeys((tile.gemm.default, tile.dequant_gemm.default), _gemm),
+    **dict.fromkeys((tile.gemm.default, tile.dequant_gemm.default, tile.grouped_gemm.default), _gemm),
+    aten._grouped_mm.default: _grouped,
+    tile.k_grouped_gemm.default: _grouped,
     **dict.fromkeys((tile.attention.default, tile.attention_lse.default), _attention),
     tile.attention_backward.default: _attention_backward,
     tile.mla_decode.default: _mla_decode,

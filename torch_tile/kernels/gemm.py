@@ -56,9 +56,14 @@ def reference(
 
 @T.macro
 def multiply(
-    config: Config, form: Form, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any
-) -> Any:
-    """The products `a @ b` of one tile, summed over the steps `first <= step < last` of K; see `Config.turned`."""
+    config: Config, form: Form, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any,
+    group: Any = None,
+) -> Any:  # fmt: skip
+    """The products `a @ b` of one tile, summed over the steps `first <= step < last` of K; see `Config.turned`.
+
+    The bs are those of batch `bz`, or, if given, of `group`.
+    """
+    which = bz if group is None else group
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     products = []
     a_tile = T.alloc_shared((bk, bm) if form.a_turned else (bm, bk), form.dtype)
@@ -73,7 +78,7 @@ def multiply(
         k = step * bk
         T.copy(a[bz, k, row] if form.a_turned else a[bz, row, k], a_tile)
         for b, b_tile, product, turned in zip(bs, b_tiles, products, form.b_turned, strict=True):
-            T.copy(b[bz, col, k] if turned else b[bz, k, col], b_tile)
+            T.copy(b[which, col, k] if turned else b[which, k, col], b_tile)
             if config.turned:
                 T.gemm(b_tile, a_tile, product, transpose_A=not turned, transpose_B=not form.a_turned)
             else:
@@ -299,10 +304,7 @@ def run(
     operands = [b.expand(batch, -1, -1) for b, _ in matrices]
     k = a.shape[1 if a_turned else 2]
     machine = machine_of(a)
-    forms = tuple(
-        Aux(kind, x.dtype, is_unit(x), machine.is_gpu and is_unit(x) and vector_of((x,), ()) > 1)
-        for x, kind in zip(aux, kinds, strict=True)
-    )
+    forms = tuple(Aux.of(x, kind, machine) for x, kind in zip(aux, kinds, strict=True))
     vector = vector_of((a, *operands, out), (n, k, m) if a_turned else (n, k)) if machine.is_gpu else 1
     b_turned = tuple(turned for _, turned in matrices)
     form = Form(a.dtype, out.dtype, a_turned, b_turned, forms, epilogue, vector)

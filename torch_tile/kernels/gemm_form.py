@@ -11,7 +11,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.kernels import epilogue_tile
-from torch_tile.kernels.common import compute_dtype, dynamic, strided
+from torch_tile.kernels.common import Machine, compute_dtype, dynamic, is_unit, strided, vector_of
 from torch_tile.kernels.epilogue import parse
 
 
@@ -25,6 +25,12 @@ class Aux:
     dtype: torch.dtype
     unit: bool = True
     aligned: bool = False
+
+    @staticmethod
+    def of(x: torch.Tensor, kind: str, machine: Machine) -> Aux:
+        """That of a tensor. Columns are read one by one."""
+        unit, pieces = is_unit(x), machine.is_gpu and kind != "c"
+        return Aux(kind, x.dtype, unit, pieces and unit and vector_of((x,), ()) > 1)
 
     def type(self, name: str, shape: Sequence[Any]) -> Any:
         """The parameter's type."""
@@ -55,11 +61,12 @@ class Form:
         n, k = (dynamic(name, self.vector) for name in "nk")
         return T.dynamic("batch"), dynamic("m", self.vector if self.a_turned else 1), n, k
 
-    def operand_types(self, batch: Any, m: Any, n: Any, k: Any) -> tuple[Any, list[Any], list[Any]]:
-        """The types of a, of the bs and of the auxiliary operands."""
+    def operand_types(self, batch: Any, m: Any, n: Any, k: Any, groups: Any = None) -> tuple[Any, list[Any], list[Any]]:
+        """The types of a, of the bs (one for each batch, or, if given, of `groups`) and of the auxiliary operands."""
+        count = batch if groups is None else groups
         a = strided("a", (batch, k, m) if self.a_turned else (batch, m, k), self.dtype, multiple=self.vector)
         bs = [
-            strided(f"b{i}", (batch, n, k) if turned else (batch, k, n), self.dtype, multiple=self.vector)
+            strided(f"b{i}", (count, n, k) if turned else (count, k, n), self.dtype, multiple=self.vector)
             for i, turned in enumerate(self.b_turned)
         ]
         shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,)}

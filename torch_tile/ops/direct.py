@@ -43,6 +43,8 @@ def _into(family: str, name: str, *results: str, **fixed: Any) -> Callable[..., 
 
 
 gemm = _into("gemm", "gemm", "out")
+grouped_gemm = _into("grouped_gemm", "grouped_gemm", "out")
+k_grouped_gemm = _into("k_grouped_gemm", "k_grouped_gemm", "out")
 dequant_gemm = _into("dequant_gemm", "dequant_gemm", "out")
 attention = _into("attention", "attention", "out", needs_lse=False)
 attention_lse = _into("attention", "attention", "out", "lse")
@@ -92,7 +94,8 @@ def swiglu(
 
 
 NAMES = (
-    "gemm", "dequant_gemm", "linear", "swiglu", "attention", "attention_lse", "attention_backward", "mla_decode",
-    "mla_decode_lse", "mla_schedule", "rms_norm", "add_rms_norm", "layer_norm", "fused_norm", "softmax",
+    "gemm", "grouped_gemm", "k_grouped_gemm", "dequant_gemm", "linear", "swiglu", "attention", "attention_lse",
+    "attention_backward", "mla_decode", "mla_decode_lse", "mla_schedule", "rms_norm", "add_rms_norm", "layer_norm",
+    "fused_norm", "softmax",
 )  # fmt: skip
 """The ops, all of which have a direct form."""

@@ -47,6 +47,54 @@ def gemm(
     return out
 
 
+def grouped_gemm(
+    a: Tensor,
+    bs: Sequence[Tensor],
+    offsets: Tensor,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`gemm` of runs of rows with a matrix each, as the experts of a mixture (arXiv:1701.06538, arXiv:2211.15841).
+
+    `epilogue(a[rows of g] @ bs[0][g], a[rows of g] @ bs[1][g], ..., aux)` for each group g.
+
+    Args:
+        a: `[S, K]`, rows sorted by their group.
+        bs: each `[G, K, N]`, of a's dtype.
+        offsets: int32 `[G]`: group g has the rows from `offsets[g - 1]` (0 for the first) up to `offsets[g]`. On a GPU
+            nobody reads them but the kernel; where they are not sorted or exceed S, results are of no use.
+        aux: as for `gemm`, S rows.
+        kinds: as for `gemm`.
+        epilogue: as for `gemm`.
+        dtype: of the result.
+
+    Returns:
+        `[S, N]`. Rows from `offsets[-1]` on have no matrices: their products are 0.
+    """
+    op = torch.ops.tile.grouped_gemm.default
+    out: Tensor = op(a, list(bs), offsets, list(aux), kinds, epilogue, dtype)
+    return out
+
+
+def k_grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """`a[rows of g].T @ b[rows of g]` for each group g: the gradients of the matrices of `grouped_gemm`.
+
+    Args:
+        a: `[S, M]`, rows sorted by their group.
+        b: `[S, N]`, of a's dtype.
+        offsets: int32 `[G]`, as for `grouped_gemm`.
+        dtype: of the result.
+
+    Returns:
+        `[G, M, N]`, 0 for groups without rows.
+    """
+    out: Tensor = torch.ops.tile.k_grouped_gemm.default(a, b, offsets, dtype)
+    return out
+
+
 def dequant_gemm(
     a: Tensor,
     bs: Sequence[Tensor],

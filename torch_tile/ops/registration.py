@@ -27,6 +27,10 @@ _RMS_OPTIONS = 'float eps=1e-6, str activation="none", float weight_offset=0.0, 
 
 SCHEMAS = {
     "gemm": "(Tensor a, Tensor[] bs, Tensor[] aux, str kinds, str epilogue, ScalarType dtype) -> Tensor",
+    "grouped_gemm": (
+        "(Tensor a, Tensor[] bs, Tensor offsets, Tensor[] aux, str kinds, str epilogue, ScalarType dtype) -> Tensor"
+    ),
+    "k_grouped_gemm": "(Tensor a, Tensor b, Tensor offsets, ScalarType dtype) -> Tensor",
     "dequant_gemm": (
         "(Tensor a, Tensor[] bs, Tensor[] scales, Tensor[] zeros, int bits, bool high_first, int offset, Tensor[] aux, "
         "str kinds, str epilogue, ScalarType dtype) -> Tensor"

@@ -87,6 +87,18 @@ def _aux(aux: Sequence[Spec], kinds: str, batch: Dims) -> list[Dims]:
     return [dims.get(kind, ("",) * len(x.shape)) for x, kind in zip(aux, kinds, strict=True)]
 
 
+def _grouped_gemm(
+    a: Spec, bs: Sequence[Spec], offsets: Spec, aux: Sequence[Spec], kinds: str, epilogue: str, dtype: torch.dtype
+) -> Rule:
+    # Where groups end counts rows of the whole, and is no term of a sum.
+    inputs = [("m", "k"), *[("group", "k", "n")] * len(bs), ("group",), *_aux(aux, kinds, ())]
+    return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",))
+
+
+def _k_grouped_gemm(a: Spec, b: Spec, offsets: Spec, dtype: torch.dtype) -> Rule:
+    return Rule(outputs=[("group", "m", "n")], inputs=[("row", "m"), ("row", "n"), ("group",)], free=("m", "n"))
+
+
 def _dequant_gemm(
     a: Spec,
     bs: Sequence[Spec],
@@ -243,6 +255,8 @@ def _softmax(x: Spec, dim: int, dtype: torch.dtype | None) -> Rule:
 
 RULES: dict[str, Callable[..., Rule]] = {
     "gemm": _gemm,
+    "grouped_gemm": _grouped_gemm,
+    "k_grouped_gemm": _k_grouped_gemm,
     "dequant_gemm": _dequant_gemm,
     "linear": _linear,
     "swiglu": _swiglu,

@@ -25,6 +25,8 @@ from torch_tile.kernels import (
     dequant_gemm,
     fused_norm,
     gemm,
+    grouped_gemm,
+    k_grouped_gemm,
     mla_decode,
     mla_schedule,
     norm,
@@ -38,11 +40,13 @@ HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
 ALL = FLOATS | {"fp64": torch.float64}
 REFERENCES = (
-    *((family, "reference") for family in (gemm, dequant_gemm, attention, attention_backward, mla_decode, fused_norm)),
-    (softmax, "reference"), (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
+    *((family, "reference") for family in (gemm, grouped_gemm, k_grouped_gemm, dequant_gemm, attention)),
+    *((family, "reference") for family in (attention_backward, mla_decode, fused_norm, softmax)),
+    (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
 )  # fmt: skip
 FAMILIES = (
-    gemm, dequant_gemm, attention, attention_backward, mla_decode, mla_schedule, norm, fused_norm, softmax,
+    gemm, grouped_gemm, k_grouped_gemm, dequant_gemm, attention, attention_backward, mla_decode, mla_schedule, norm,
+    fused_norm, softmax,
 )  # fmt: skip
 Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -57,7 +61,8 @@ class Case:
 
 def catalogue() -> list[Case]:
     """Representative calls of every family, for each dtype that it has kernels for."""
-    return [*_gemms(), *_dequant_gemms(), *_attentions(), *_attention_backwards(), *_decodings(), *_rows()]
+    products = *_gemms(), *_grouped_gemms(), *_dequant_gemms()
+    return [*products, *_attentions(), *_attention_backwards(), *_decodings(), *_rows()]
 
 
 def compiled(case: Case, target: Target) -> list[JITKernel]:
@@ -132,6 +137,38 @@ def _gemm(
     def call(make: Make) -> object:
         bs = [make((n, k), dtype).T if turned else make((k, n), dtype) for _ in range(products)]
         return gemm.gemm(make((m, k), dtype), bs, [make((n,), dtype) for _ in kinds], kinds, epilogue, dtype)
+
+    return call
+
+
+def _grouped_gemms() -> Iterator[Case]:
+    """Of 64 matrices, with rows for each as in decoding, in short prompts, and in training."""
+    swiglu, weighted = "g=silu(acc0);y=mul(g,acc1);ret y", "v=mul(acc0,x0);ret v"
+    for name, dtype in ALL.items():
+        for rows in (4, 30, 512):
+            yield Case(f"grouped_gemm {name} {rows} rows swiglu", _grouped_gemm(dtype, rows, swiglu, products=2))
+            yield Case(f"grouped_gemm {name} {rows} rows weighted", _grouped_gemm(dtype, rows, weighted, "c"))
+        yield Case(f"grouped_gemm {name} stored [G, K, N]", _grouped_gemm(dtype, 512, turned=False))
+        yield Case(f"k_grouped_gemm {name}", _k_grouped_gemm(dtype, 2048, 1536))
+        yield Case(f"k_grouped_gemm {name} ragged", _k_grouped_gemm(dtype, 777, 555))
+
+
+def _grouped_gemm(
+    dtype: torch.dtype, rows: int, epilogue: str = "", kinds: str = "", products: int = 1, turned: bool = True
+) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        groups, n, k = 64, 1536, 2048
+        bs = [make((groups, n, k), dtype).mT if turned else make((groups, k, n), dtype) for _ in range(products)]
+        a, offsets, aux = make((groups * rows, k), dtype), make((groups,), torch.int32), make((groups * rows, 1), dtype)
+        return grouped_gemm.grouped_gemm(a, bs, offsets, [aux] if kinds else [], kinds, epilogue, dtype)
+
+    return call
+
+
+def _k_grouped_gemm(dtype: torch.dtype, m: int, n: int) -> Callable[[Make], object]:
+    def call(make: Make) -> object:
+        rows, offsets = 64 * 512, make((64,), torch.int32)
+        return k_grouped_gemm.k_grouped_gemm(make((rows, m), dtype), make((rows, n), dtype), offsets, dtype)
 
     return call
 

@@ -8,8 +8,8 @@ derivative reads them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -75,6 +75,17 @@ def _fake_gemm(
     return a.new_empty((*a.shape[:-1], bs[0].shape[-1]), dtype=dtype)
 
 
+class Multiply(NamedTuple):
+    """A product of a and b, and from the gradient of that those of a and of b."""
+
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    of_a: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # from the gradient, and b
+    of_b: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # from a, and the gradient
+
+
+MATMUL = Multiply(torch.matmul, lambda grad, b: torch.matmul(grad, b.mT), lambda a, grad: torch.matmul(a.mT, grad))
+
+
 def gradients(
     a: torch.Tensor,
     bs: Sequence[torch.Tensor],
@@ -84,6 +95,7 @@ def gradients(
     grad: torch.Tensor,
     needs_a: bool,
     needs_bs: Sequence[bool],
+    multiply: Multiply = MATMUL,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor | None], list[torch.Tensor | None]]:
     """Gradients of a and bs, None where not needed, and of aux.
 
@@ -92,7 +104,7 @@ def gradients(
     from torch_tile.kernels.gemm import aux_views, compute_dtype
 
     compute = compute_dtype(a.dtype)
-    inputs: dict[str, Any] = {f"acc{i}": lambda b=b: torch.matmul(a, b).to(compute) for i, b in enumerate(bs)}
+    inputs: dict[str, Any] = {f"acc{i}": lambda b=b: multiply.product(a, b).to(compute) for i, b in enumerate(bs)}
     inputs |= {f"x{i}": lambda x=x: x.to(compute) for i, x in enumerate(aux_views(aux, kinds))}
     grads = vjp(epilogue, inputs, grad.to(compute))
     grad_a: torch.Tensor | None = None
@@ -102,10 +114,10 @@ def gradients(
         if f"acc{i}" in grads:
             product = grads[f"acc{i}"].to(a.dtype)
             if needs_a:
-                term = torch.matmul(product, b.mT)
+                term = multiply.of_a(product, b)
                 grad_a = term if grad_a is None else grad_a + term
             if needed:
-                grad_b = torch.matmul(a.mT, product).sum_to_size(b.shape)
+                grad_b = multiply.of_b(a, product).sum_to_size(b.shape)
         grad_bs.append(grad_b)
     grad_aux: list[torch.Tensor | None] = []
     for i, (x, view) in enumerate(zip(aux, aux_views(aux, kinds), strict=True)):
