@@ -185,6 +185,47 @@ def row_times_matrix(p, dtype, number):
     return product(p, dtype, 0, 1, p.size(100), p.pick(512, p.size(900)), True)
 
 
+def experts(p, count):
+    """Where groups of rows end, empty ones and rows behind the last one among them; and how many rows there are."""
+    import torch
+
+    rows = p.size(count)
+    return torch.tensor(sorted(p.random.randint(0, rows) for _ in range(4)), dtype=torch.int32), rows
+
+
+def grouped_product(p, dtype, count, n, k):
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import grouped_gemm
+
+    offsets, rows = experts(p, count)
+    a, b, weight = p.tensor(rows, k, dtype=dtype), p.tensor(4, n, k, dtype=dtype).mT, p.tensor(rows, 1, dtype=dtype)
+    call = "c", "v0=mul(acc0,x0);ret v0"
+    got = torch.ops.tile.grouped_gemm(a, [b], offsets.cuda(), [weight], *call, dtype)
+    return [got], [grouped_gemm.reference(*wide(a), wide(b), offsets, wide(weight), *call, torch.float64)]
+
+
+def grouped_matmul(p, dtype, number):
+    return grouped_product(p, dtype, (40, 100, 300)[number], 8 * p.size(20), 8 * p.size(20))
+
+
+def persistent_grouped_matmul(p, dtype, number):
+    return grouped_product(p, half(dtype), 1500, 3328 - 8 * p.size(9), 8 * p.size(20))
+
+
+def k_grouped_matmul(p, dtype, number):
+    import torch
+
+    import torch_tile.ops  # noqa: F401
+    from torch_tile.kernels import k_grouped_gemm
+
+    (offsets, rows), unit = experts(p, 400), 8 if number == 2 else 1
+    a, b = (p.tensor(rows, unit * p.size(150 // unit), dtype=dtype) for _ in "ab")
+    got = torch.ops.tile.k_grouped_gemm(a, b, offsets.cuda(), dtype)
+    return [got], [k_grouped_gemm.reference(*wide(a, b), offsets, torch.float64)]
+
+
 def sdpa(p, dtype, number, keys):
     import torch
 
@@ -361,9 +402,10 @@ def softmax_rows(p, dtype, number):
 KERNELS: dict[str, Callable] = {
     f.__name__: f
     for f in (
-        matmul, split_matmul, cluster_matmul, persistent_matmul, row_times_matrix, dequant_matmul,
-        split_dequant_matmul, cluster_dequant_matmul, flash_attention, combine, query_gradients, flash_mla,
-        flash_mla_by_turns, plan_units, rms_norm_rows, layer_norm_rows, fused_norm_rows, softmax_rows,
+        matmul, split_matmul, cluster_matmul, persistent_matmul, row_times_matrix, grouped_matmul,
+        persistent_grouped_matmul, k_grouped_matmul, dequant_matmul, split_dequant_matmul, cluster_dequant_matmul,
+        flash_attention, combine, query_gradients, flash_mla, flash_mla_by_turns, plan_units, rms_norm_rows,
+        layer_norm_rows, fused_norm_rows, softmax_rows,
     )
 }  # fmt: skip
 

@@ -69,6 +69,11 @@ class Problems:
         x.copy_(torch.randn(x.shape, generator=self.generator, dtype=torch.float32, device=self.device))
         return x.mT if layout == "turned" else x
 
+    def ends(self, groups, rows):
+        """Where groups of rows end, empty ones and rows behind the last one among them."""
+        places = sorted(self.random.randint(0, rows) for _ in range(groups))
+        return torch.tensor([*places[:-1], self.pick(places[-1], rows)], dtype=torch.int32, device=self.device)
+
     def words(self, rows, columns, dtype, turned=False):
         """Bytes of any value, or float8 numbers of size 1; `turned` ones run along columns."""
         shape = (columns, rows) if turned else (rows, columns)

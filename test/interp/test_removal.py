@@ -10,6 +10,7 @@ from torch_tile.intrinsics import memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Var, const, select
 from torch_tile.kernels import attention, dequant_gemm, gemm, grouped_gemm, k_grouped_gemm, mla_decode, norm, softmax
+from torch_tile.kernels.gemm_config import Config
 
 
 def pipeline(b, steps, stages=2):
@@ -104,9 +105,12 @@ def of_dequant_gemm(m, n, k):
     return dequant_gemm.dequant_gemm(a, [b], [scale], *stored, torch.float16), want
 
 
-def of_grouped_gemm(m, n, k):
-    a, b, offsets = randn(m, k), randn(3, n, k).mT, torch.tensor([m // 3, m // 3, m - 2], dtype=torch.int32)
-    got = grouped_gemm.grouped_gemm(a, [b], offsets, [], "", "", torch.float16)
+def of_grouped_gemm(m, n, k, config=None):
+    """More groups than are planned at a time, of which three have rows."""
+    groups = grouped_gemm.PLANNERS + 9
+    a, b, offsets = randn(m, k), randn(groups, n, k).mT, torch.full((groups,), m - 2, dtype=torch.int32)
+    offsets[0], offsets[1:-2] = m // 3, m // 2
+    got = grouped_gemm.grouped_gemm(a, [b], offsets, [], "", "", torch.float16, config)
     return got, grouped_gemm.reference(a.double(), [b.double()], offsets, [], "", "", torch.float64)
 
 
@@ -149,9 +153,9 @@ LIBRARY = {
     "gemm ragged bf16": lambda: of_gemm(33, 41, 300, torch.bfloat16, "v=silu(acc0);ret v"),
     "gemm fp32": lambda: of_gemm(40, 40, 72, torch.float32),
     "gemm one row": lambda: of_gemm(1, 64, 1772, torch.float16),  # parts of a sum lie where the last stages did
-    "grouped_gemm": lambda: of_grouped_gemm(300, 72, 840),
+    "grouped_gemm": lambda: of_grouped_gemm(200, 136, 264, Config(64, 64, 64, 128, 2, panel=2, staged=True, blocks=2)),
     "grouped_gemm of few rows": lambda: of_grouped_gemm(40, 72, 840),
-    "k_grouped_gemm": lambda: of_k_grouped_gemm(500, 72, 64),
+    "k_grouped_gemm": lambda: of_k_grouped_gemm(1500, 72, 64),
     "dequant_gemm": lambda: of_dequant_gemm(20, 72, 2048),
     "dequant_gemm of many rows": lambda: of_dequant_gemm(70, 72, 768),
     "attention": lambda: of_attention(False, 70, 2),

@@ -12,6 +12,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from torch_tile.inductor.passes.graph import CAST, aten, is_call
+from torch_tile.inductor.passes.groups import is_grouped
 from torch_tile.inductor.subgraph import EXTERN, LAYOUT
 
 BACKWARD = (
@@ -42,7 +43,7 @@ def compute_constants(module: GraphModule) -> None:
 
 
 def _needs_none(node: Node) -> bool:
-    if is_call(node, *LAYOUT, *EXTERN, *BACKWARD, aten.alias.default):
+    if is_call(node, *LAYOUT, *EXTERN, *BACKWARD, aten.alias.default) or is_grouped(node):
         return True
     if is_call(node, *CONSTANTS) and not node.all_input_nodes:
         return True

@@ -33,7 +33,7 @@ class Row:
     """One subgraph.
 
     Attributes:
-        family: attention, mla, norm, dequant, gemm or softmax.
+        family: attention, mla, norm, dequant, grouped, gemm or softmax.
         status: replaced; kept (Inductor's code was faster); missed (it did not match).
         what: the tile operator with its arguments, or the operation that was looked at.
         where: module and line, as text.

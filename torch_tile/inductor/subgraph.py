@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch_tile.inductor.compat import graph_module, size_hint
 from torch_tile.inductor.passes.epilogue import PRODUCTS
 from torch_tile.inductor.passes.graph import CAST, COPIES, VIEWS, aten, is_call, ordered, val
+from torch_tile.inductor.passes.groups import is_grouped
 
 MOST_AROUND = 24  # operations taken along on either side
 EXAMPLE = "tile_example"
@@ -76,7 +77,7 @@ def rivals(
     inputs = list(inputs)
     # Whoever made it; the last stands for one of the former.
     reads_memory = (*EXTERN, torch.ops.higher_order.flex_attention, torch.ops.tile.attention.default)
-    if not any(is_call(n, *reads_memory) for n in inside):
+    if not any(is_call(n, *reads_memory) or is_grouped(n) for n in inside):
         inputs = in_front(inputs, {*inside, *around, *made})
     known = {*olds, *around}
     others = (x for n in around for x in n.all_input_nodes if x not in known)

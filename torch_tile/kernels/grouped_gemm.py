@@ -79,6 +79,12 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
     with T.Kernel(1, threads=PLANNERS):
         until = T.alloc_shared((PLANNERS,), "int32")
         first, end, count = (T.alloc_fragment((PLANNERS,), "int32") for _ in range(3))
+        for turn in T.serial(T.ceildiv(tiles, PLANNERS)):
+            for i in T.Parallel(PLANNERS):
+                tile = turn * PLANNERS + i
+                table[tile, GROUP] = groups
+                table[tile, FIRST] = rows
+                table[tile, END] = rows
         base: Any = T.alloc_var("int32", 0)
         for turn in T.serial(T.ceildiv(groups + 1, PLANNERS)):
             for i in T.Parallel(PLANNERS):
@@ -95,12 +101,6 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
                     table[tile, FIRST] = first[i] + n * height
                     table[tile, END] = end[i]
             base = T.min(base + until[PLANNERS - 1], tiles)
-        for turn in T.serial(T.ceildiv(tiles - base, PLANNERS)):
-            for i in T.Parallel(PLANNERS):
-                tile = base + turn * PLANNERS + i
-                table[tile, GROUP] = groups
-                table[tile, FIRST] = rows
-                table[tile, END] = rows
         for i in T.Parallel(1):
             table[i, COUNT] = base
 
@@ -284,7 +284,8 @@ def run(
     if config is None:
         out.copy_(reference(a, bs, offsets, aux, kinds, epilogue, out.dtype))
         return
-    # Each group fills its last tile in part only, and so does what is behind the last one.
-    table = offsets.new_empty((-(-m // config.block_m) + groups + 1, FIELDS))
+    # Each group fills its last tile in part only, and so does what is behind the last one; each tile has a row.
+    tiles = torch.sym_min(-(-m // config.block_m) + groups + 1, m)
+    table = offsets.new_empty((tiles, FIELDS))
     kernel = persistent_grouped_matmul if config.blocks else grouped_matmul
     machine.kernel(kernel)(config, form)(*given, *aux, offsets.contiguous(), table, out[None])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.passes import columns
+from torch_tile.inductor.passes import columns, groups
 from torch_tile.inductor.passes.graph import (
     CAST,
     VIEWS,
@@ -98,26 +98,37 @@ class Region:
         return kind_of(operand, shape(node))
 
 
+def is_product(node: Any) -> bool:
+    """Whether a node is a product of matrices, or of groups of rows."""
+    return is_call(node, *PRODUCTS) or groups.by_rows(node) is not None
+
+
 def whole(node: Node) -> Node | None:
     """The product that a node is, or some columns of; None if it is neither, or what is added to it is no row."""
-    if is_call(node, *PRODUCTS):
+    if is_product(node):
         return node
     part = columns.part_of(node)
-    if part is None or not is_call(part[0], *PRODUCTS):
+    if part is None or not is_product(part[0]):
         return None
     return part[0] if bias_kind(part[0]) in ("", "r") else None
 
 
 def left(node: Node) -> Node:
     """The left operand of a product, or of columns of one."""
-    result: Node = (whole(node) or node).args[-2]  # type: ignore[assignment]
+    result: Node = _operands(node)[0]
     return result
 
 
 def right(node: Node) -> Node:
     """The right operand of a product, or of the one that it is columns of."""
-    result: Node = (whole(node) or node).args[-1]  # type: ignore[assignment]
+    result: Node = _operands(node)[1]
     return result
+
+
+def _operands(node: Node) -> tuple[Any, Any, Any]:
+    """Left, right, and where groups of rows end, if there are any."""
+    product = whole(node) or node
+    return groups.by_rows(product) or (product.args[-2], product.args[-1], None)
 
 
 def strip_views(node: Node) -> Node:
@@ -240,8 +251,10 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
     first = region.products[0]
     if whole(last) is None or len(last.users) != 1 or not region.joins(last):
         return None
-    if not is_call(last, *PRODUCTS) and whole(last) is not whole(first):
+    if not is_product(last) and whole(last) is not whole(first):
         return None  # the other columns would be computed twice
+    if not equivalent(_operands(last)[2], _operands(first)[2]):
+        return None
     if not same_shape(shape(last), shape(first)):
         return None
     if not same_shape(shape(left(last)), shape(left(first))):

@@ -36,11 +36,11 @@ def match(context: Context) -> None:
             )
             context.miss("gemm", node, why)
             continue
-        region, out = _region(node, ordered(context.graph))
+        region, out = region_of(node, ordered(context.graph))
         taken.update(_replace(context, node, region, out))
 
 
-def _region(product: Node, order: dict[Node, int]) -> tuple[epilogue.Region, Node]:
+def region_of(product: Node, order: dict[Node, int]) -> tuple[epilogue.Region, Node]:
     """What one kernel can make of a product: all of its columns by themselves where they meet again, else the whole."""
     parts = columns.parts_of(product)
     for part in parts:
