@@ -13,14 +13,22 @@ def graph_of(f, *shapes):
     return make_fx(f, tracing_mode="fake")(*map(torch.randn, shapes))
 
 
-@pytest.mark.parametrize(("f", "compiled"), [(torch.mm, 0), (lambda a, b: torch.relu(a @ b), 2)])
-def test_calls_are_made_and_the_rest_is_compiled(f, compiled, monkeypatch):
+@pytest.mark.parametrize(
+    ("f", "options", "compiled"),
+    [
+        (torch.mm, {}, 0),
+        (lambda a, b: torch.relu(a @ b), {}, 2),
+        (torch.mm, {"max_autotune": True}, 2),  # Inductor's search may find a faster product
+        (lambda a, b: torch.ops.tile.gemm(a, [b], [], "", "", a.dtype), {"max_autotune": True}, 0),
+    ],
+)
+def test_calls_are_made_and_the_rest_is_compiled(f, options, compiled, monkeypatch):
     made = []
     compile_alone = contest.compat.compile_alone
     monkeypatch.setattr(contest.compat, "compile_alone", lambda *args: made.append(args) or compile_alone(*args))
     monkeypatch.setitem(contest.BUDGET, "cpu", 0.01)
     with no_caches():
-        ours, theirs = contest.times(graph_of(f, (8, 8), (8, 8)), graph_of(f, (8, 8), (8, 8)), {})
+        ours, theirs = contest.times(graph_of(f, (8, 8), (8, 8)), graph_of(f, (8, 8), (8, 8)), options)
     assert len(made) == compiled and ours > 0 and theirs > 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from torch_tile.inductor.passes.epilogue import PRODUCTS
 from torch_tile.inductor.passes.graph import CAST, aten, is_call
 from torch_tile.inductor.passes.groups import is_grouped
 from torch_tile.inductor.subgraph import EXTERN, LAYOUT
@@ -29,6 +30,11 @@ OF_MASKS = (aten.where.self, CAST)
 def is_called(module: GraphModule) -> bool:
     """Whether a part needs no compiler."""
     return all(_needs_none(n) for n in module.graph.nodes if n.op == "call_function")
+
+
+def is_searched_for(module: GraphModule) -> bool:
+    """Whether Inductor's search (`max_autotune`) may find better kernels for a part than torch calls."""
+    return any(is_call(n, *PRODUCTS) or is_grouped(n) for n in module.graph.nodes)
 
 
 def compute_constants(module: GraphModule) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.called import compute_constants, is_called
+from torch_tile.inductor.called import compute_constants, is_called, is_searched_for
 from torch_tile.inductor.passes.graph import val
 from torch_tile.inductor.prefetch import compiling_kernels
 from torch_tile.inductor.subgraph import EXAMPLE
@@ -51,7 +51,7 @@ def _placeholders(module: GraphModule) -> list[torch.fx.Node]:
 
 def _runner(module: GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
     """The module as it is where it only calls kernels, else compiled, at its first call, by the whole of Inductor."""
-    if is_called(module):
+    if is_called(module) and not (options.get("max_autotune") and is_searched_for(module)):
         compute_constants(module)
         module.recompile()
         return module.forward
