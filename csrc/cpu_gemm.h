@@ -4,8 +4,10 @@
 // The product is computed by a micro-kernel that keeps ROWS x (COLS vectors) of C in registers, on operands of one arithmetic type
 // (`Acc`). An operand that already has that type and order is read in place; others are converted, and B is transposed if need be,
 // block by block into scratch on the stack (at most 96 KiB), so a call needs no memory of its own and any thread may make it.
+// Products of bf16 with bf16 go by cpu_gemm_pairs.h where the machine has its instruction.
 #pragma once
 #include "cpu_gemm_pack.h"
+#include "cpu_gemm_pairs.h"
 
 namespace tile {
 
@@ -23,14 +25,10 @@ template <class TC, int kind> struct Arithmetic { using type = TC; };
 template <class TC> struct Arithmetic<TC, 1> { using type = float; };
 template <class TC> struct Arithmetic<TC, 2> { using type = double; };
 
-}  // namespace gemm_detail
-
-// C[m, n] += op(A)[m, k] op(B)[k, n]. A is stored m by k (k by m if TransA), B k by n (n by k if TransB); ld* count elements between
-// rows. Operands: any float type, or integers. C: float or double; a small float (sums are kept in float and rounded after every
-// kBlockK products); or an integer type (8-bit operands are exact whatever k is). The tiles must not overlap.
+// `gemm` by multiply-adds of elements.
 template <class TA, class TB, class TC, bool TransA, bool TransB>
-inline void gemm(const TA* a, int64_t lda, const TB* b, int64_t ldb, TC* c, int64_t ldc, int64_t m, int64_t n, int64_t k) {
-  using namespace gemm_detail;
+inline void gemm_of_elements(const TA* a, int64_t lda, const TB* b, int64_t ldb, TC* c, int64_t ldc, int64_t m, int64_t n,
+                             int64_t k) {
   using Acc = typename Arithmetic<TC, arithmetic<TA, TB, TC>()>::type;
   constexpr int full = columns<Acc>();
   constexpr bool direct_a = same<TA, Acc>, direct_b = same<TB, Acc> && !TransB;
@@ -77,6 +75,18 @@ inline void gemm(const TA* a, int64_t lda, const TB* b, int64_t ldb, TC* c, int6
       }
     }
   }
+}
+
+}  // namespace gemm_detail
+
+// C[m, n] += op(A)[m, k] op(B)[k, n]. A is stored m by k (k by m if TransA), B k by n (n by k if TransB); ld* count elements between
+// rows. Operands: any float type, or integers. C: float or double; a small float (sums are kept in float and rounded after every
+// 128 or, by pairs, 256 products); or an integer type (8-bit operands are exact whatever k is). The tiles must not overlap.
+template <class TA, class TB, class TC, bool TransA, bool TransB>
+inline void gemm(const TA* a, int64_t lda, const TB* b, int64_t ldb, TC* c, int64_t ldc, int64_t m, int64_t n, int64_t k) {
+  using namespace gemm_detail;
+  if constexpr (by_pairs<TA, TB, TC>) gemm_of_pairs<TC, TransA, TransB>(a, lda, b, ldb, c, ldc, m, n, k);
+  else gemm_of_elements<TA, TB, TC, TransA, TransB>(a, lda, b, ldb, c, ldc, m, n, k);
 }
 
 }  // namespace tile
