@@ -66,8 +66,11 @@ inline void gemm_of_elements(const TA* a, int64_t lda, const TB* b, int64_t ldb,
         }
         int64_t i = 0;
         TC* out = c + i0 * ldc + j0;
-        for (; i + kRows <= height; i += kRows)
+        for (; i + kRows <= height; i += kRows) {
+          if constexpr (!direct_b)
+            prefetch_panel<TransB>(b + p0 * (TransB ? 1 : ldb), ldb, depth, j0 + full, n, full, i / kRows, height / kRows);
           micro_kernel<Acc, TC, kRows>(left + i * row, row, col, right, pitch, out + i * ldc, ldc, depth, width);
+        }
         for (; i + 4 <= height; i += 4)
           micro_kernel<Acc, TC, 4>(left + i * row, row, col, right, pitch, out + i * ldc, ldc, depth, width);
         for (; i < height; ++i)

@@ -45,5 +45,19 @@ template <class Acc, class TB> inline void pack_columns(const TB* b, int64_t ldb
   }
 }
 
+// Ask for the `turn`th of `turns` shares of the panel of B that begins at column j0 and has at most `most` columns, while products
+// of the one before it run: its rows in memory are short and far apart, which hardware does not foresee.
+template <bool turned, class TB>
+inline void prefetch_panel(const TB* b, int64_t ldb, int64_t k, int64_t j0, int64_t n, int64_t most, int64_t turn, int64_t turns) {
+  int64_t width = n - j0 < most ? n - j0 : most;
+  if (width <= 0) return;
+  int64_t rows = turned ? width : k, bytes = int64_t(sizeof(TB)) * (turned ? k : width);
+  b += j0 * (turned ? ldb : 1);
+  for (int64_t p = rows * turn / turns; p < rows * (turn + 1) / turns; ++p) {
+    const char* row = reinterpret_cast<const char*>(b + p * ldb);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+  }
+}
+
 }  // namespace gemm_detail
 }  // namespace tile

@@ -6,7 +6,7 @@
 // operands, products and sums as zero (as torch's own bf16 products do): a relative error of operands below 2^-126 only.
 // TILE_NO_PAIRS switches it off; products then go by floats, where denormals are kept.
 #pragma once
-#include "cpu_gemm_kernels.h"
+#include "cpu_gemm_pack.h"
 
 #if defined(__AVX512BF16__) && !defined(TILE_NO_PAIRS)
 #define TILE_PAIRS 1
@@ -131,8 +131,10 @@ inline void gemm_of_pairs(const bf16* a, int64_t lda, const bf16* b, int64_t ldb
         else pack_pair_rows(b + p0 * ldb + j0, ldb, depth, width, panel);
         TC* out = c + i0 * ldc + j0;
         int64_t i = 0;
-        for (; i + kRows <= height; i += kRows)
+        for (; i + kRows <= height; i += kRows) {
+          prefetch_panel<TransB>(b + p0 * (TransB ? 1 : ldb), ldb, depth, j0 + kPairColumns, n, kPairColumns, i / kRows, height / kRows);
           pair_kernel<TC, kRows>(left + i * row, row, col, panel, out + i * ldc, ldc, depth, width);
+        }
         for (; i + 4 <= height; i += 4) pair_kernel<TC, 4>(left + i * row, row, col, panel, out + i * ldc, ldc, depth, width);
         for (; i < height; ++i) pair_kernel<TC, 1>(left + i * row, row, col, panel, out + i * ldc, ldc, depth, width);
       }
