@@ -132,7 +132,8 @@ inline void gemm_of_pairs(const bf16* a, int64_t lda, const bf16* b, int64_t ldb
         TC* out = c + i0 * ldc + j0;
         int64_t i = 0;
         for (; i + kRows <= height; i += kRows) {
-          prefetch_panel<TransB>(b + p0 * (TransB ? 1 : ldb), ldb, depth, j0 + kPairColumns, n, kPairColumns, i / kRows, height / kRows);
+          prefetch_panel<TransB>(b + p0 * (TransB ? 1 : ldb), ldb, depth, j0 + kPairColumns, n, kPairColumns, i / kRows,
+                                 height / kRows);
           pair_kernel<TC, kRows>(left + i * row, row, col, panel, out + i * ldc, ldc, depth, width);
         }
         for (; i + 4 <= height; i += 4) pair_kernel<TC, 4>(left + i * row, row, col, panel, out + i * ldc, ldc, depth, width);

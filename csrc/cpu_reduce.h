@@ -57,7 +57,8 @@ template <class A, int by> inline typename Vector<A>::type rotated(typename Vect
   constexpr int n = Vector<A>::lanes, m = n - 1, b = by;
   if constexpr (n == 16)
     return TILE_SHUFFLE(Index, v, v, b, (b + 1) & m, (b + 2) & m, (b + 3) & m, (b + 4) & m, (b + 5) & m, (b + 6) & m, (b + 7) & m,
-                        (b + 8) & m, (b + 9) & m, (b + 10) & m, (b + 11) & m, (b + 12) & m, (b + 13) & m, (b + 14) & m, (b + 15) & m);
+                        (b + 8) & m, (b + 9) & m, (b + 10) & m, (b + 11) & m, (b + 12) & m, (b + 13) & m, (b + 14) & m,
+                        (b + 15) & m);
   else if constexpr (n == 8)
     return TILE_SHUFFLE(Index, v, v, b, (b + 1) & m, (b + 2) & m, (b + 3) & m, (b + 4) & m, (b + 5) & m, (b + 6) & m, (b + 7) & m);
   else if constexpr (n == 4) return TILE_SHUFFLE(Index, v, v, b, (b + 1) & m, (b + 2) & m, (b + 3) & m);

@@ -65,7 +65,7 @@ def _cpu_config(problem: Problem, threads: int) -> Config:
     Where there are fewer tiles than threads and K is long, blocks share the sum.
     """
     if problem.row:
-        return Config(1, 16, 128)
+        return Config(1, 8, 128)  # 4 KiB of sums, read and written for each step
     block_k = _even(problem.k, 256 if problem.dtype.itemsize == 2 else 64 if problem.dtype == torch.float64 else 128)
     rows = CPU_ROWS if problem.m > 64 else (max(8, power_of_two(problem.m)),)
     cuts = [Config(m, n, block_k) for m in rows for n in (CPU_COLUMNS if problem.n > 64 else (64,))]
