@@ -223,26 +223,6 @@ for (int64_t i = 0; i < 8; ++i) {
 }""")  # fmt: skip
 
 
-def test_a_copy_keeps_bits():
-    @T.prim_func
-    def kernel(x: T.Tensor((8,), "bfloat16"), out: T.Tensor((8,), "float32")):
-        with T.Kernel(1) as _:
-            tile = T.alloc_fragment((8,), "bfloat16")
-            T.copy(x, tile)
-            T.copy(tile, out)
-
-    assert_expected_inline(block(kernel), """\
-alignas(64) tile::bf16 tile[8];
-#pragma omp simd
-for (int64_t i = 0; i < 8; ++i) {
-  tile[i] = tile::copied(x[i]);
-}
-#pragma omp simd
-for (int64_t i = 0; i < 8; ++i) {
-  out[i] = tile::widen(tile[i]);
-}""")  # fmt: skip
-
-
 def test_gemm():
     @T.prim_func
     def kernel(out: T.Tensor((4, 4), "float32")):
