@@ -3,7 +3,7 @@
 //
 // Two neighbours along K make a word, the first in its lower half; a last one without neighbour has zero beside it. A word of A
 // meets a vector of words of B. The instruction rounds each sum to nearest even, keeps infinities and NaN, and takes denormal
-// operands, products and sums as zero (as torch's own bf16 products do): a relative error of operands below 2^-126 only.
+// operands and sums as zero (as torch's own bf16 products do): what is lost are operands below 2^-126, and 2^-126 of a sum.
 // TILE_NO_PAIRS switches it off; products then go by floats, where denormals are kept.
 #pragma once
 #include "cpu_gemm_pack.h"
