@@ -101,6 +101,7 @@ ON_CPU = (
     Shape(1, 4, 4, 100, 100, 32, False, dtype=FP32, mask="bool", quick=True),
     Shape(1, 8, 8, 1024, 1024, 64, False, dtype=FP32), Shape(1, 8, 8, 1024, 1024, 64, True, dtype=FP32),
     Shape(1, 8, 2, 512, 512, 128, True, dtype=FP32), Shape(1, 8, 8, 512, 512, 64, True, dtype=BF16),
+    Shape(1, 8, 8, 1024, 1024, 64, False, dtype=BF16),
     Shape(1, 32, 8, 1, 2048, 128, False, dtype=FP32),
 )  # fmt: skip
 

@@ -43,8 +43,10 @@ ON_CPU = {  # dtype, m, n, k
     "square": (torch.float32, 1024, 1024, 1024), "square_bf16": (torch.bfloat16, 512, 512, 512),
     "ragged": (torch.float32, 777, 555, 999), "linear": (torch.float32, 512, 1024, 1024),
     "linear_gelu": (torch.float32, 512, 1024, 1024), "linear_bf16": (torch.bfloat16, 256, 1024, 1024),
+    "linear_gelu_bf16": (torch.bfloat16, 512, 1024, 1024), "swiglu_bf16": (torch.bfloat16, 256, 1024, 1024),
     "swiglu": (torch.float32, 256, 1024, 1024), "decode": (torch.float32, 1, 2048, 2048),
     "decode_bf16": (torch.bfloat16, 1, 2048, 2048), "decode_8": (torch.float32, 8, 2048, 2048),
+    "decode_8_bf16": (torch.bfloat16, 8, 2048, 2048),
     "long_k": (torch.float32, 16, 64, 65536),
 }  # fmt: skip
 

@@ -111,6 +111,9 @@ template <> inline bf16 narrow<bf16>(float x) {
   return {uint16_t((w & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded)};
 }
 
+// The same bits; compilers do not vectorise loops that copy structures.
+template <class T> inline T copied(T x) { return {x.bits}; }
+
 // x as a value of the storage type T, still held in a float: what an operation in T gives.
 template <class T> inline float rounded(float x) {
   if constexpr (same<T, f16>) return FormatF16::round(x);

@@ -237,3 +237,11 @@ def test_torch_types_are_spelled():
     for to in dt.ALL:
         assert isinstance(to.as_torch(), torch.dtype)
         assert value(cast(Var("v", to, "let"), "float64")) in ("v", "(double)v")
+
+
+def test_small_floats_that_are_copied_keep_their_bits():
+    """A conversion there and back would make all NaN one, and take time."""
+    text = Text(Names())
+    assert text.converted(Load(H, (i,)), dt.float16) == "tile::copied(H[i])"
+    assert text.converted(Load(H, (i,)) + h, dt.float16) == "tile::narrow<tile::f16>(tile::widen(H[i]) + h)"
+    assert text.converted(Load(H, (i,)), dt.float32) == "tile::widen(H[i])"

@@ -36,6 +36,21 @@ def test_float_rows(dtype, library, c_names, seed):
         assert abs(got["AbsSum"].double() - wide.abs().sum()) <= limit
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_nan_and_infinity_anywhere(dtype, library, c_names):
+    """In each lane of each vector, and in the rest behind them."""
+    built = library(reductions(["Sum", "Max", "Min"], c_names[dtype], c_names[dtype]))
+    for n in (64, 131):
+        for place in range(n):
+            for value in (torch.nan, torch.inf, -torch.inf):
+                x, out = torch.ones(n, dtype=dtype), torch.zeros(3, dtype=dtype)
+                x[place] = value
+                for slot, op in enumerate(("Sum", "Max", "Min")):
+                    built(f"row_{op}", x, out[slot:], n)
+                want = torch.stack([x.sum(), x.max(), x.min()])
+                torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integer_rows(dtype, library, c_names, seed):
     wide = library(reductions(["Sum", "AbsSum", "AbsMax"], "int64_t", c_names[dtype]))

@@ -151,7 +151,9 @@ class Text:
         return self.value(expr)
 
     def unchanged(self, expr: Expr) -> str | None:
-        """C++ text of a small float as it is stored, if it is made from bits."""
+        """C++ text of a small float as it is stored, if it lies in memory so or is made from bits."""
+        if isinstance(expr, Load) and expr.buffer.scope != "var":
+            return f"tile::copied({self.element(expr.buffer, expr.indices)})"
         return self.reinterpreted(expr) if isinstance(expr, Call) and expr.name == "reinterpret" else None
 
     def reinterpreted(self, call: Call) -> str:

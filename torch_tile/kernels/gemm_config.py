@@ -50,21 +50,46 @@ def shape_class(problem: Problem) -> str | None:
     return f"{problem.products}*{problem.batch}x{rows_class(problem.m)}x{problem.n}x{problem.k}{row}"
 
 
+# Of a tile on the CPU: rows and columns that the micro-kernel takes without a rest, what its sums and operands may take
+# of a second-level cache, and what a tile costs besides its products, in rows or columns more.
+CPU_ROWS = tuple(range(64, 257, 16))
+CPU_COLUMNS = tuple(range(64, 257, 32))
+CPU_BYTES = 512 << 10
+CPU_EDGE = 10
+
+
+@lru_cache(KEPT_CHOICES)
 def _cpu_config(problem: Problem, threads: int) -> Config:
-    """Tiles that suit the micro-kernel's 8 rows and stay in the second-level cache; few rows get flat tiles.
+    """Tiles that leave the least to do: large ones copy and pack less, others waste less at the edges or fill threads.
 
     Where there are fewer tiles than threads and K is long, blocks share the sum.
     """
     if problem.row:
-        return Config(1, 16, 128)
-    block_m = min(max(8, power_of_two(problem.m)), 128)
-    block_n = 64 if problem.n <= 64 else 128
-    block_k = 64 if problem.k <= 64 or problem.dtype == torch.float64 else 128
-    tiles = problem.batch * -(-problem.m // block_m) * -(-problem.n // block_n)
-    splits = 1
+        return Config(1, 8, 128)  # 4 KiB of sums, read and written for each step
+    block_k = _even(problem.k, 256 if problem.dtype.itemsize == 2 else 64 if problem.dtype == torch.float64 else 128)
+    rows = CPU_ROWS if problem.m > 64 else (max(8, power_of_two(problem.m)),)
+    cuts = [Config(m, n, block_k) for m in rows for n in (CPU_COLUMNS if problem.n > 64 else (64,))]
+    fitting_cuts = [c for c in cuts if _cpu_bytes(c, problem) <= CPU_BYTES] or cuts[:1]
+    config = min(fitting_cuts, key=lambda c: _cpu_work(c, problem, threads))
+    tiles = count_of(config, problem)
     if tiles < threads and problem.k >= 8 * block_k:
-        splits = min(-(-threads // tiles), problem.k // (4 * block_k))
-    return Config(block_m, block_n, block_k, splits=splits)
+        return replace(config, splits=min(-(-threads // tiles), problem.k // (4 * block_k)))
+    return config
+
+
+def _even(size: int, most: int) -> int:
+    """Steps of at most `most`, all about as long, in multiples of 32 and at least 64."""
+    return max(64, -(-size // -(-size // most) // 32) * 32)
+
+
+def _cpu_bytes(config: Config, problem: Problem) -> int:
+    sums = problem.products * config.block_m * config.block_n * (8 if problem.dtype == torch.float64 else 4)
+    return sums + (config.block_m + problem.products * config.block_n) * config.block_k * problem.dtype.itemsize
+
+
+def _cpu_work(config: Config, problem: Problem, threads: int) -> float:
+    m, n = config.block_m, config.block_n
+    return -(-count_of(config, problem) // threads) * (m + CPU_EDGE) * (n + CPU_EDGE)
 
 
 # 16-bit operands, by mma.sync. Large tiles reuse more; small ones waste less at the edges of small problems.

@@ -29,6 +29,7 @@ from .peel_branches import peel_branches
 from .peel_tails import peel_tails
 from .pipeline_loops import pipeline_loops
 from .place_shared import place_shared
+from .read_in_place import read_in_place
 from .recompute_indices import recompute_indices
 from .settle_turns import settle_turns
 from .simplify_program import simplify_program
@@ -41,6 +42,7 @@ Pass = Callable[[Program], Program]
 # What holds after each pass stands beside it.
 CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
     (check_kernel, Stage.TILE),  # no error that the author can mend is left
+    (read_in_place, Stage.TILE),  # right operands of products are tiles only where those end past a bound
     (lower_tile_ops, Stage.LOOPS),  # only loops, stores and helper calls
     (split_parallel, Stage.LOOPS),  # every loop has one variable and a known order
     (guard_bounds, Stage.LOOPS),  # global memory is touched only inside its bounds
