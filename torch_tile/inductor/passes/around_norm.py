@@ -190,7 +190,7 @@ def _behind(norm: Norm) -> tuple[Region, Node]:
     """The region behind, of the norm alone if nothing follows, and the node that holds its result."""
     sizes = shape(norm.out)
     region = Rows([norm.out], product(sizes[:-1]), sizes[-1], ordered(norm.out.graph), joins=lambda product: False)
-    return extend(region) or (region, norm.out)
+    return extend(region.copy()) or (region, norm.out)  # what it tried in vain is not to be read
 
 
 Front = tuple[Region, bool]
