@@ -68,10 +68,9 @@ class Rows(Region):
 
     def kind(self, operand: Node, node: Node) -> str | None:
         """As a region's, and `g`."""
-        full = shape(self.products[0])
-        kind = kind_of(operand, full)
+        kind = kind_of(operand, self.products[0])
         if kind is None and is_tensor(operand) and dtype(operand).is_floating_point:
-            return "g" if is_by_runs(shape(operand), full) else None
+            return "g" if is_by_runs(shape(operand), shape(self.products[0])) else None
         return kind
 
 
@@ -253,7 +252,7 @@ def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[
     tensors = [x for x in operands or [] if isinstance(x, Node) and constant(x) is None]
     inside = not taken or all(u in taken for u in node.users)
     floats = all(is_tensor(x) and dtype(x).is_floating_point and dtype(x) != torch.float64 for x in [node, *tensors])
-    fits = floats and all(kind_of(x, full) or is_by_runs(shape(x), full) for x in tensors)
+    fits = floats and all(kind_of(x, node) or is_by_runs(shape(x), full) for x in tensors)
     if not (tensors and inside and fits and len(taken) < MOST_IN_FRONT and same_shape(shape(node), full)):
         leaves.append(node)
         return

@@ -234,7 +234,8 @@ def place_query(rewrite: Rewrite, term: Term, want: list[Group]) -> Node:
     """The term's query with dimensions `want`, times the tensors that scale its scores."""
     node = place(rewrite, term.query, want)
     for factor in term.factors:
-        by = place(rewrite, Operand(factor.node, factor.groups), [*want[:-1], []])
+        # One number stays as it is: it may be on the CPU.
+        by = place(rewrite, Operand(factor.node, factor.groups), [*want[:-1], []]) if factor.groups else factor.node
         scaled = rewrite.call(aten.div.Tensor if factor.divides else aten.mul.Tensor, node, by)
         node = scaled if dtype(scaled) == dtype(node) else rewrite.call(CAST, scaled, dtype(node))
     return node
