@@ -52,7 +52,10 @@ FEWEST_ELEMENTS = 1 << 15
 
 @dataclass
 class Norm:
-    """A norm in a graph: the node that holds its result, the tensor whose rows it normalises, and its arguments."""
+    """A norm in a graph: the node that holds its result, the tensor whose rows it normalises, and its arguments.
+
+    `factor` multiplies what is normalised, before the weight does.
+    """
 
     out: Node
     x: Node
@@ -61,6 +64,7 @@ class Norm:
     offset: float
     eps: float
     centred: bool
+    factor: float = 1.0
 
 
 class Rows(Region):
@@ -93,6 +97,7 @@ class RowsWriter(Writer):
         """What comes in: for a norm the normalised value, which its weight and bias follow."""
         if self.norm is None:
             return value
+        value = self._scaled(value, self.norm.factor)
         if self.norm.weight is not None:
             weight = self._name(self.norm.weight, node)
             weight = self._say("add", weight, repr(float(self.norm.offset))) if self.norm.offset else weight
@@ -147,7 +152,7 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
     if front is not None and not late and _product_takes(context, norm, front):
         front = None
     pure = canonical(Writer(behind).text(last)) if last is not norm.out else ""
-    small = not pure or (pure in ACTIVATIONS and not norm.centred)
+    small = norm.factor == 1 and (not pure or (pure in ACTIVATIONS and not norm.centred))
     if small and (front is None or (plain_sum and not _takes_sum(context, norm, front, late))):
         return False
     what = _describe(norm, last, front)
@@ -181,7 +186,8 @@ _SUM = canonical("v0=add(acc0,x0);ret v0")
 
 def _describe(norm: Norm, last: Node, front: Any) -> str:
     name = "tile.layer_norm" if norm.centred else "tile.rms_norm"
-    around = [*(["what makes its input"] if front else []), *(["what follows"] if last is not norm.out else [])]
+    follows = last is not norm.out or norm.factor != 1
+    around = [*(["what makes its input"] if front else []), *(["what follows"] if follows else [])]
     return f"{name}([..., {shape(norm.x)[-1]}]) with {' and '.join(around)}"
 
 
