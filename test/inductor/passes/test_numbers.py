@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Under dynamic=True floats of a model are symbols: those that kernels want are numbers again, with a guard."""
 
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -72,3 +74,20 @@ def test_a_temperature_of_samples_stays_a_symbol(backend, generator):
     for model.temperature in (0.7, 0.8, 0.95):
         torch.testing.assert_close(compiled(x, w), model(x, w), rtol=1e-5, atol=1e-5)
     assert compiled_graphs() == before + 1
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_scale_that_is_read_from_a_tensor_is_no_number(captured, backend, generator, caplog):
+    """It is known only when the graph runs."""
+
+    def f(q, scale):
+        if captured:
+            return F.scaled_dot_product_attention(q, q, q, scale=scale.item())
+        return torch.matmul(torch.softmax(torch.matmul(q, q.mT) * scale.item(), -1), q)
+
+    q, scale = torch.randn(2, 4, 9, 16, generator=generator), torch.tensor(0.3)
+    caplog.set_level(logging.ERROR, "torch_tile.inductor")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), collect() as report, torch.no_grad():
+        got = torch.compile(f, backend=backend)(q, scale)
+    torch.testing.assert_close(got, f(q, scale), rtol=1e-5, atol=1e-5)
+    assert not caplog.records and len(report.replaced("attention")) == (not captured), report

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from torch_tile.inductor import compat, report
-from torch_tile.inductor.passes.graph import Miss, aten, is_tensor, known, val
+from torch_tile.inductor.passes.graph import Miss, aten, can_be_guarded, is_tensor, known, val
 from torch_tile.inductor.passes.manager import Context
 
 Arguments = dict[str, Any]
@@ -66,7 +66,7 @@ def _last_dim_only(x: Any, normalized_shape: Any) -> None:
 def _number(value: Any, what: str) -> float:
     """A Python number, or a symbol made of one (dynamic=True does that), which this turns back, with a guard."""
     if isinstance(value, Node) and isinstance(val(value), torch.SymFloat | torch.SymInt):
-        value = val(value)
+        value = val(value) if can_be_guarded(val(value)) else None
     if not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
         raise NotCaptured(f"{what} is not a Python number", f"pass {what} as a float")
     return float(value)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from torch_tile.inductor.passes.graph import aten, is_tensor, known, product, shape, val
+from torch_tile.inductor.passes.graph import aten, can_be_guarded, is_tensor, known, product, shape, val
 from torch_tile.inductor.passes.manager import Context
 
 STATISTICS = ("mean", "var", torch.mean, torch.var)
@@ -31,7 +31,7 @@ def specialise(context: Context) -> None:
     for node in list(context.graph.nodes):
         if "norm" in families and node.target in (operator.add, torch.add) and len(node.args) == 2 and not node.kwargs:
             statistic, eps = node.args
-            if isinstance(statistic, Node) and statistic.target in STATISTICS and isinstance(val(eps), torch.SymFloat):
+            if isinstance(statistic, Node) and statistic.target in STATISTICS and _is_kept(eps):
                 node.args = (statistic, float(val(eps)))
         if {"attention", "mla"} & set(families) and node.target in SOFTMAX and is_tensor(node):
             scores = _alike(node, lambda each: each.all_input_nodes)
@@ -59,8 +59,10 @@ def _is_product(node: Node) -> bool:
 
 
 def _make_numbers(node: Node) -> None:
-    def number(x: Node) -> Any:
-        return float(val(x)) if isinstance(val(x), torch.SymFloat) else x
+    if any(map(_is_kept, node.all_input_nodes)):
+        node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda x: float(val(x)) if _is_kept(x) else x)
 
-    if any(isinstance(val(x), torch.SymFloat) for x in node.all_input_nodes):
-        node.args, node.kwargs = map_arg((node.args, node.kwargs), number)
+
+def _is_kept(x: Any) -> bool:
+    """Whether an argument is a symbol of a float that is a number outside of the graph."""
+    return isinstance(val(x), torch.SymFloat) and can_be_guarded(val(x))
