@@ -66,20 +66,10 @@ def copied(q, k, v):
     )
 
 
-def shared(q, k, v):  # copied by nobody: the products have a dimension of queries more
-    scores = torch.einsum("bghqd,bgkd->bghqk", q.unflatten(1, (2, 2)), k[:, :2]) / 4
-    return torch.einsum("bghqk,bgkd->bghqd", torch.softmax(scores, -1), v[:, :2]).flatten(1, 2)
-
-
-def shared_and_causal(q, k, v):
+def shared(q, k, v):  # copied by nobody
     scores = torch.einsum("bqghd,bkgd->bghqk", q.unflatten(1, (2, 2)).permute(0, 3, 1, 2, 4), k[:, :2].transpose(1, 2))
     weights = torch.softmax(scores.masked_fill(later(q, k), -2e38), -1)
     return torch.einsum("bghqk,bkgd->bqghd", weights, v[:, :2].transpose(1, 2)).flatten(2, 3).transpose(1, 2)
-
-
-def shared_by_all(q, k, v):
-    weights = torch.softmax(torch.einsum("bhqd,bkd->bhqk", q, k[:, 0]) * 0.2, -1)
-    return torch.einsum("bhqk,bkd->bhqd", weights, v[:, 0])
 
 
 def capped(q, k, v):
@@ -169,7 +159,7 @@ def out_of_three_dimensions(q, k, v):
 
 
 FORMS = [
-    plain, divided, causal, added, in_float, heads_last, turned, copied, shared, shared_and_causal, shared_by_all,
+    plain, divided, causal, added, in_float, heads_last, turned, copied, shared,
     capped, shifted, padded, scaled_before, of_fixed_queries, of_fixed_values, out_of_three_dimensions, crossed,
     one_head, of_one_tensor, with_shared_keys, biased_by_distance, biased_and_hidden, biased_and_padded,
     biased_by_key, with_a_halved_bias,
