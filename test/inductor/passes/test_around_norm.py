@@ -188,6 +188,19 @@ def test_an_input_that_its_operands_read_is_left(agrees, generator):
     assert "makes its input" not in report.replaced("norm")[-1].what
 
 
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_what_follows_a_norm_that_is_read_besides_leaves_its_kernel(norm, agrees, generator):
+    """As in training, where the backward reads it: scale and shift are made after the norm, and its kernel has none."""
+
+    def block(x, y, c, m, w, b):
+        x = x + c[:, None, :N] * y
+        normed = norm(x, w, b)
+        return normed, normed * (1 + (c @ m)[:, None, :N]) + (c @ m)[:, None, -N:], x
+
+    _, report = agrees(block, *inputs(generator))
+    assert report.replaced("norm")[-1].what.endswith("with what makes its input")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -309,3 +309,27 @@ def test_low_precision_is_closer_to_the_truth(light, generator):
     assert len(report.replaced("attention")) == 1
     assert (got - truth).norm() <= 1.5 * (eager - truth).norm()
     assert got.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("rounded", ["q and k", "all", "twice"])
+def test_operands_that_were_rounded_are_read_so(rounded, light, generator):
+    """Positions are often turned in float32: attention is of what was rounded, in the precision of its values."""
+    q, k, v = (torch.randn(2, 3, 9, 16, generator=generator).bfloat16() for _ in range(3))
+
+    def turned(x):
+        return (x.float() * 0.5 + x.float().roll(1, -1).sin()).to(x.dtype)
+
+    def f(q, k, v):
+        q, k = turned(q), turned(k)
+        if rounded == "all":
+            v = turned(v)
+        if rounded == "twice":
+            q, v = q.float().to(v.dtype), v.float()
+        weights = torch.softmax(torch.matmul(q, k.mT) * 0.3, -1, dtype=torch.float32).to(v.dtype)
+        return torch.matmul(weights, v)
+
+    with torch.no_grad():
+        got, report = light(f, q, k, v, families=("attention", "softmax"))
+    (row,) = report.replaced("attention")
+    assert row.cost.dtype == torch.bfloat16 and not report.missed(), report
+    assert (got - f(q, k, v)).norm() <= 0.01 * got.norm()

@@ -66,6 +66,12 @@ def copied(q, k, v):
     )
 
 
+def shared(q, k, v):  # copied by nobody
+    scores = torch.einsum("bqghd,bkgd->bghqk", q.unflatten(1, (2, 2)).permute(0, 3, 1, 2, 4), k[:, :2].transpose(1, 2))
+    weights = torch.softmax(scores.masked_fill(later(q, k), -2e38), -1)
+    return torch.einsum("bghqk,bkgd->bqghd", weights, v[:, :2].transpose(1, 2)).flatten(2, 3).transpose(1, 2)
+
+
 def capped(q, k, v):
     return weighed(torch.tanh(q @ k.mT / 3) * 3, v)
 
@@ -153,9 +159,10 @@ def out_of_three_dimensions(q, k, v):
 
 
 FORMS = [
-    plain, divided, causal, added, in_float, heads_last, turned, copied, capped, shifted, padded, scaled_before,
-    of_fixed_queries, of_fixed_values, out_of_three_dimensions, crossed, one_head, of_one_tensor, with_shared_keys,
-    biased_by_distance, biased_and_hidden, biased_and_padded, biased_by_key, with_a_halved_bias,
+    plain, divided, causal, added, in_float, heads_last, turned, copied, shared,
+    capped, shifted, padded, scaled_before, of_fixed_queries, of_fixed_values, out_of_three_dimensions, crossed,
+    one_head, of_one_tensor, with_shared_keys, biased_by_distance, biased_and_hidden, biased_and_padded,
+    biased_by_key, with_a_halved_bias,
 ]  # fmt: skip
 
 

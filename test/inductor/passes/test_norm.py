@@ -138,6 +138,36 @@ def test_rms_norm(form, dynamic, agrees, generator):
     assert not report.missed()
 
 
+def of_length_one(x, w):
+    return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + 1e-2)
+
+
+def of_length_one_and_weighed(x, w):
+    return x / torch.sqrt(x.pow(2).sum(-1, keepdim=True) + 1e-2) * w
+
+
+def of_length_one_and_scaled(x, w):
+    """Gated delta rule: queries are scaled besides."""
+    h = of_length_one(x.float(), w) * x.shape[-1] ** -0.5
+    return h.transpose(0, 1).contiguous().to(x.dtype)
+
+
+UNIT = [of_length_one, of_length_one_and_weighed, of_length_one_and_scaled]
+
+
+@pytest.mark.parametrize("form", UNIT)
+def test_rows_of_length_one(form, agrees, light, generator):
+    x, w = torch.randn(3, 7, 24, generator=generator) / 9, torch.randn(24, generator=generator)
+    _, report = agrees(form, x, w)
+    assert [r.what for r in report.rows] == ["tile.rms_norm([..., 24]) with what follows"], report
+    low = x.bfloat16(), w.bfloat16()
+    with torch.no_grad():
+        got, report = light(form, *low)
+    truth, eager = form(*(t.double() for t in low)), form(*low)
+    assert len(report.replaced("norm")) == 1 and got.dtype == eager.dtype, report
+    assert (got - truth).norm() <= 1.5 * (eager - truth).norm() + 1e-9
+
+
 @pytest.mark.parametrize("form", RMS)
 def test_rms_norm_in_low_precision(form, light, generator):
     x, w = (torch.randn(n, generator=generator).bfloat16() for n in ((5, 48), (48,)))
@@ -196,7 +226,7 @@ def test_a_gemm_takes_the_residual_first(agrees, generator):
         (lambda x, w: x / (x.norm(dim=-1, keepdim=True) * 16**-0.5).clamp(min=1e-8) * w, "bounds the length"),
         (lambda x, w: x / (x.norm(dim=-1, keepdim=True) * 16**-0.5 + 1e-8) * w, "eps is added to the length"),
         (lambda x, w: x / x.norm(dim=-1, keepdim=True), "no eps"),
-        (lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6), "not of their mean"),
+        (lambda x, w: (r := torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6)) * x * w + r, "not of their mean"),
         (lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp(min=1e-6)), "bounds the length"),
     ],
 )

@@ -12,9 +12,14 @@ if TYPE_CHECKING:
 
 def capture_families(settings: Settings) -> list[Family]:
     """Pre-grad: composite calls to tile ops, one to one, and RMSNorm written out, where its gradient is wanted."""
-    from torch_tile.inductor.passes import capture, capture_norm, opaque
+    from torch_tile.inductor.passes import capture, capture_norm, numbers, opaque
 
-    return [opaque.write_out, capture.capture, *([capture_norm.capture_norms] if "norm" in settings.families else [])]
+    return [
+        opaque.write_out,
+        numbers.specialise,
+        capture.capture,
+        *([capture_norm.capture_norms] if "norm" in settings.families else []),
+    ]
 
 
 def written_out_families(settings: Settings) -> list[Family]:

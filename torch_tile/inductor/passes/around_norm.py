@@ -52,7 +52,10 @@ FEWEST_ELEMENTS = 1 << 15
 
 @dataclass
 class Norm:
-    """A norm in a graph: the node that holds its result, the tensor whose rows it normalises, and its arguments."""
+    """A norm in a graph: the node that holds its result, the tensor whose rows it normalises, and its arguments.
+
+    `factor` multiplies what is normalised, before the weight does.
+    """
 
     out: Node
     x: Node
@@ -61,6 +64,7 @@ class Norm:
     offset: float
     eps: float
     centred: bool
+    factor: float = 1.0
 
 
 class Rows(Region):
@@ -68,10 +72,9 @@ class Rows(Region):
 
     def kind(self, operand: Node, node: Node) -> str | None:
         """As a region's, and `g`."""
-        full = shape(self.products[0])
-        kind = kind_of(operand, full)
+        kind = kind_of(operand, self.products[0])
         if kind is None and is_tensor(operand) and dtype(operand).is_floating_point:
-            return "g" if is_by_runs(shape(operand), full) else None
+            return "g" if is_by_runs(shape(operand), shape(self.products[0])) else None
         return kind
 
 
@@ -94,6 +97,7 @@ class RowsWriter(Writer):
         """What comes in: for a norm the normalised value, which its weight and bias follow."""
         if self.norm is None:
             return value
+        value = self._scaled(value, self.norm.factor)
         if self.norm.weight is not None:
             weight = self._name(self.norm.weight, node)
             weight = self._say("add", weight, repr(float(self.norm.offset))) if self.norm.offset else weight
@@ -148,7 +152,7 @@ def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool
     if front is not None and not late and _product_takes(context, norm, front):
         front = None
     pure = canonical(Writer(behind).text(last)) if last is not norm.out else ""
-    small = not pure or (pure in ACTIVATIONS and not norm.centred)
+    small = norm.factor == 1 and (not pure or (pure in ACTIVATIONS and not norm.centred))
     if small and (front is None or (plain_sum and not _takes_sum(context, norm, front, late))):
         return False
     what = _describe(norm, last, front)
@@ -182,7 +186,8 @@ _SUM = canonical("v0=add(acc0,x0);ret v0")
 
 def _describe(norm: Norm, last: Node, front: Any) -> str:
     name = "tile.layer_norm" if norm.centred else "tile.rms_norm"
-    around = [*(["what makes its input"] if front else []), *(["what follows"] if last is not norm.out else [])]
+    follows = last is not norm.out or norm.factor != 1
+    around = [*(["what makes its input"] if front else []), *(["what follows"] if follows else [])]
     return f"{name}([..., {shape(norm.x)[-1]}]) with {' and '.join(around)}"
 
 
@@ -190,7 +195,7 @@ def _behind(norm: Norm) -> tuple[Region, Node]:
     """The region behind, of the norm alone if nothing follows, and the node that holds its result."""
     sizes = shape(norm.out)
     region = Rows([norm.out], product(sizes[:-1]), sizes[-1], ordered(norm.out.graph), joins=lambda product: False)
-    return extend(region) or (region, norm.out)
+    return extend(region.copy()) or (region, norm.out)  # what it tried in vain is not to be read
 
 
 Front = tuple[Region, bool]
@@ -253,7 +258,7 @@ def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[
     tensors = [x for x in operands or [] if isinstance(x, Node) and constant(x) is None]
     inside = not taken or all(u in taken for u in node.users)
     floats = all(is_tensor(x) and dtype(x).is_floating_point and dtype(x) != torch.float64 for x in [node, *tensors])
-    fits = floats and all(kind_of(x, full) or is_by_runs(shape(x), full) for x in tensors)
+    fits = floats and all(kind_of(x, node) or is_by_runs(shape(x), full) for x in tensors)
     if not (tensors and inside and fits and len(taken) < MOST_IN_FRONT and same_shape(shape(node), full)):
         leaves.append(node)
         return

@@ -29,6 +29,7 @@ from torch_tile.inductor.passes.graph import (
     is_call,
     known,
     shape,
+    val,
 )
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.passes.pattern import Operand, Pattern, Term, place, place_query, read, same_dtype
@@ -144,6 +145,9 @@ def arguments_of(
         rule.offset = score_text.last_at_last(dims)
     text = score_text.Text(rewrite, places, dims, rule.offset)
     written = text.write(score)
+    far = next((x for x in text.aux if val(x).device != val(q).device), None)
+    if far is not None:
+        raise score_text.Unwritable("scores read a tensor of another device", "move it to that of q", at=far)
     wide = next((x for x in text.aux if dtype(x) == torch.float64 != dtype(q)), None)
     if wide is not None:
         raise score_text.Unwritable("scores read float64 where they are computed in float32", "cast it before", at=wide)

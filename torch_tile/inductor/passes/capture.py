@@ -9,7 +9,6 @@ The ops carry autograd, so training works; what turns out not to be worth a kern
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from torch_tile.inductor import compat, report
-from torch_tile.inductor.passes.graph import Miss, aten, is_tensor, known, val
+from torch_tile.inductor.passes.graph import Miss, aten, can_be_guarded, is_tensor, known, val
 from torch_tile.inductor.passes.manager import Context
 
 Arguments = dict[str, Any]
@@ -67,7 +66,7 @@ def _last_dim_only(x: Any, normalized_shape: Any) -> None:
 def _number(value: Any, what: str) -> float:
     """A Python number, or a symbol made of one (dynamic=True does that), which this turns back, with a guard."""
     if isinstance(value, Node) and isinstance(val(value), torch.SymFloat | torch.SymInt):
-        value = val(value)
+        value = val(value) if can_be_guarded(val(value)) else None
     if not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
         raise NotCaptured(f"{what} is not a Python number", f"pass {what} as a float")
     return float(value)
@@ -131,8 +130,6 @@ METHODS: dict[str, tuple[str, Binder]] = {"softmax": ("softmax", _softmax)}
 
 def capture(context: Context) -> None:
     """Swap every call that a tile op can take; say why for the others."""
-    if "norm" in context.settings.families:
-        _specialise_eps(context)
     transforms = 0  # of torch.func, around a node
     for node in list(context.graph.nodes):
         transforms += _transforms_begun(node)
@@ -152,23 +149,6 @@ def _transforms_begun(node: Node) -> int:
     """1 where a transform of torch.func (grad, vmap, jvp, ...) begins, -1 where one ends, 0 elsewhere."""
     name = getattr(node.target, "__name__", "")
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
-
-
-def _specialise_eps(context: Context) -> None:
-    """Make the number added to a mean or variance a number again where dynamic=True made a symbol of it.
-
-    Norms are matched after AOTAutograd, which turns the symbol into a tensor; a kernel wants the number. The guard
-    recompiles if it ever changes.
-    """
-    for node in context.graph.nodes:
-        if node.target not in (operator.add, torch.add) or len(node.args) != 2 or node.kwargs:
-            continue
-        statistic, eps = node.args
-        if isinstance(statistic, Node) and statistic.target in STATISTICS and isinstance(val(eps), torch.SymFloat):
-            node.args = (statistic, float(val(eps)))
-
-
-STATISTICS = ("mean", "var", torch.mean, torch.var)
 
 
 def _wanted(context: Context, family: str) -> bool:

@@ -29,7 +29,7 @@ from torch_tile.inductor.passes.graph import (
     shape,
     val,
 )
-from torch_tile.inductor.passes.views import Group, arrange, axes_of, trace
+from torch_tile.inductor.passes.views import Group, arrange, axes_of, trace, trace_unrounded
 
 ROW = 16  # bytes: kernels copy rows fastest that start at multiples of it
 _RESHAPING = (
@@ -77,7 +77,7 @@ def unscaled(root: Any, groups: list[Group], casts: bool = False) -> tuple[Any, 
     """
     scale = 1.0
     while (found := _times_number(root)) is not None and _is_read_once(root):
-        root, groups = trace(found[0], groups, casts)
+        root, groups = (trace_unrounded if casts else trace)(found[0], groups)
         scale *= found[1]
     return root, groups, scale
 

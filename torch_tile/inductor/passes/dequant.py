@@ -9,6 +9,7 @@ where fields are taken out and put side by side. What quantisation libraries wri
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -272,14 +273,18 @@ class Weight:
         """All scales as one."""
         s, node = self.stored, None
         for factor in s.scales:
-            own = self.by_group(rewrite, factor)
-            node = own if node is None else rewrite.call(aten.mul.Tensor, node, own)
-        if s.factor == 1:
-            return node
+            if factor[1]:
+                own = self.by_group(rewrite, factor)
+                node = own if node is None else rewrite.call(aten.mul.Tensor, node, own)
+        numbers: list[Any] = [x for x, groups in s.scales if not groups]  # which may be on the CPU
         if node is not None:
-            return rewrite.call(aten.mul.Tensor, node, s.factor)
+            numbers += [] if s.factor == 1 else [s.factor]
+            return functools.reduce(lambda x, by: rewrite.call(aten.mul.Tensor, x, by), numbers, node)
+        if not numbers and s.factor == 1:
+            return None
         device, kind = val(s.words).device, torch.float32
         one = rewrite.call(aten.full.default, [1, 1], s.factor, dtype=kind, device=device)
+        one = functools.reduce(lambda x, by: rewrite.call(aten.mul.Tensor, x, by), numbers, one)
         return rewrite.call(aten.expand.default, one, [extent(self.n), extent(self.prefix)])
 
 

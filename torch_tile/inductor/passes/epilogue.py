@@ -33,6 +33,7 @@ from torch_tile.inductor.passes.graph import (
     product,
     same_shape,
     shape,
+    val,
 )
 from torch_tile.kernels.epilogue_rewrite import canonical
 
@@ -95,7 +96,7 @@ class Region:
 
     def kind(self, operand: Node, node: Node) -> str | None:
         """How an operand broadcasts to the value that `node` of the region computes from it; None if it cannot."""
-        return kind_of(operand, shape(node))
+        return kind_of(operand, node)
 
 
 def is_product(node: Any) -> bool:
@@ -150,11 +151,13 @@ def _unpadded(sizes: Sequence[Any]) -> list[Any]:
     return sizes
 
 
-def kind_of(operand: Node, sizes: Sequence[Any]) -> str | None:
-    """How an operand broadcasts to a region value of the given shape: `s`, `r`, `t`, `c`, or None if none fits."""
+def kind_of(operand: Node, value: Node) -> str | None:
+    """How an operand broadcasts to a value of a region: `s`, `r`, `t`, `c`, or None if none fits."""
     if not is_tensor(operand) or not dtype(operand).is_floating_point:
         return None
-    have = _unpadded(shape(operand))
+    if val(operand).device != val(value).device:  # a number that dynamic=True made a tensor of the CPU
+        return None
+    have, sizes = _unpadded(shape(operand)), shape(value)
     if not have:
         return "s"
     if len(have) == 1 and known(have[0] == sizes[-1]):
@@ -268,7 +271,7 @@ def bias_kind(node: Node) -> str | None:
     """How the addend of `addmm` or `baddbmm` broadcasts; the empty string for plain products, None if unsupported."""
     if not is_call(node, aten.addmm.default, aten.baddbmm.default):
         return ""
-    return kind_of(node.args[0], shape(node))  # type: ignore[arg-type]
+    return kind_of(node.args[0], node)  # type: ignore[arg-type]
 
 
 def operands_of(node: Node) -> list[Any] | None:

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from torch_tile.inductor.passes.sizes import compute
 
@@ -87,6 +87,11 @@ def arg(node: Node, index: int, name: str = "", default: Any = None) -> Any:
 def known(condition: Any) -> bool:
     """Whether a (possibly symbolic) condition holds for every size, without adding a guard."""
     return bool(statically_known_true(condition))
+
+
+def can_be_guarded(symbol: torch.SymFloat | torch.SymInt) -> bool:
+    """Whether a symbol has a value while it is compiled for; what is read from a tensor's data has none."""
+    return not free_unbacked_symbols(symbol)
 
 
 def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -19,7 +19,7 @@ from torch_tile.inductor.passes.graph import CAST, Miss, Rewrite, aten, dtype
 from torch_tile.inductor.passes.pattern import Operand, Pattern, place
 from torch_tile.inductor.passes.scores import NoMatch
 from torch_tile.inductor.passes.sinks import LSE
-from torch_tile.inductor.passes.views import Group, arrange, read_views
+from torch_tile.inductor.passes.views import Group, arrange, leaves, read_views
 
 KEPT_META = ("recompute", "ac_graph_id", "partitioner_tag")
 """Of a node that is replaced: what AOTAutograd parts the graph by."""
@@ -75,10 +75,13 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node
     batch, kv_heads, shared, queries = roles(pattern)
     heads, keys = [*kv_heads, *shared], pattern.dims[-1]
     dims = [batch, heads, queries, keys]
-    wanted = [
-        [batch, heads, queries, term.inner], [batch, heads, keys, term.inner], [batch, heads, keys, pattern.value_inner]
-    ]  # fmt: skip
     sides = found.query, found.key, found.value
+    # Heads of keys that the model copies have a gradient for each copy; those that its products share have one.
+    copied = {a for x in sides[1:] for g in x.operand.groups for a in leaves(g)} & set(shared)
+    own = heads if copied else kv_heads
+    wanted = [
+        [batch, heads, queries, term.inner], [batch, own, keys, term.inner], [batch, own, keys, pattern.value_inner]
+    ]  # fmt: skip
     qkv = [bare(rewrite, place(rewrite, x.operand, want))[0] for x, want in zip(sides, wanted, strict=True)]
     options = arguments_for(rewrite, pattern, qkv, dims, term.scale, in_text)
     both = rewrite.call(LSE, *qkv, *options)

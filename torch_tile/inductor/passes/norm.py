@@ -45,7 +45,10 @@ from torch_tile.inductor.passes.statistics import (
     mean_of,
     mean_square_of,
     one_per_row,
+    per_row,
+    reduces_last,
     same_value,
+    square_of,
     variance_of,
 )
 from torch_tile.kernels.epilogue_rewrite import canonical
@@ -99,7 +102,21 @@ def _match_one(context: Context, root: Node) -> None:
     if h is not None:
         _rms_norm(context, root, h, eps)
         return
-    tell_length(root)
+    _of_length_one(context, root, statistic, eps)
+
+
+def _of_length_one(context: Context, root: Node, statistic: Node, eps: float) -> None:
+    """`x * rsqrt(sum(x ** 2) + eps)`, as linear attention has it: an RMSNorm with `eps / n`, times `n ** -0.5`."""
+    total = per_row(statistic)
+    x = square_of(total.args[0]) if is_call(total, aten.sum.dim_IntList) else None
+    if x is None or not reduces_last(total) or not isinstance(n := shape(x)[-1], int):
+        tell_length(root)
+        return
+    try:
+        _rms_norm(context, root, x, eps / n, n**-0.5)
+    except Miss:
+        tell_length(root)
+        raise
 
 
 @dataclass
@@ -183,7 +200,7 @@ def _scaled(chain: list[Node]) -> Scale | None:
     return Scale(user, weight, offset) if weight is not None and same_shape(shape(user), shape(chain[-1])) else None
 
 
-def _rms_norm(context: Context, root: Node, h: Node, eps: float) -> None:
+def _rms_norm(context: Context, root: Node, h: Node, eps: float, factor: float = 1.0) -> None:
     y = _normalised(root, h, lambda x: same_value(x, h))
     casts = _through_casts(y.node)
     scale = _scaled(casts) if y.weight is None else None
@@ -192,7 +209,7 @@ def _rms_norm(context: Context, root: Node, h: Node, eps: float) -> None:
     cast_first = scale is not None and any(dtype(n) == dtype(x) for n in casts) and dtype(x) != dtype(y.node)
     out = _through_casts(scale.node)[-1] if scale else casts[-1]
     weight, offset = (scale.weight, scale.offset) if scale else (y.weight, 0.0)
-    if around_norm.take(context, Norm(out, x, weight, None, offset, eps, False), root):
+    if around_norm.take(context, Norm(out, x, weight, None, offset, eps, False, factor), root):
         return
     what = _describe("tile.rms_norm", out)
     if _activation_behind(context, out) is None and left_to_inductor(context, what, out, x, root):

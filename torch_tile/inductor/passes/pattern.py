@@ -29,7 +29,7 @@ from torch_tile.inductor.passes.graph import (
 )
 from torch_tile.inductor.passes.scores import PRODUCTS, Factor, Mask, NoMatch, Product, Scores, aligned, read_scores
 from torch_tile.inductor.passes.sinks import Sunk, read_sink
-from torch_tile.inductor.passes.views import Group, arrange, axes_of, leaves, trace, unify
+from torch_tile.inductor.passes.views import Group, arrange, axes_of, leaves, trace, trace_unrounded, unify
 
 _VIEW_LIKE = (
     *(*VIEWS, aten.expand.default, aten.clone.default, aten.permute.default, aten.transpose.int),
@@ -112,11 +112,11 @@ def read(softmax: Node, backward: Collection[Node] = ()) -> Pattern:
     out = axes_of(shape(output))
     other: Any = output.args[1 if on_left else 0]
     inner = out[-1] if on_left else out[-2]
-    value = Operand(*trace(other, [*batch, n, inner] if on_left else [*batch, inner, m], casts=True))
+    value = Operand(*trace_unrounded(other, [*batch, n, inner] if on_left else [*batch, inner, m]))
     terms = [_term(p, keys) for p in scores.products]
     outer = [g for g in dims if g is not keys]
     placed = [*batch, m, inner] if on_left else [*batch, inner, n]
-    sink = None if sunk.sink is None else Operand(*trace(sunk.sink, aligned(sunk.sink, dims), casts=True))
+    sink = None if sunk.sink is None else Operand(*trace_unrounded(sunk.sink, aligned(sunk.sink, dims)))
     return Pattern(softmax, [*outer, keys], terms, scores.masks, value, inner, output, placed, scores, sink)
 
 
@@ -147,8 +147,8 @@ def _term(product: Product, keys: Group) -> Term:
     *batch, m, n = product.groups
     a, b = product.operands
     inner = axes_of(shape(a)[-1:])[0]
-    left = Operand(*trace(a, [*batch, m, inner], casts=True))
-    right = Operand(*trace(b, [*batch, inner, n], casts=True))
+    left = Operand(*trace_unrounded(a, [*batch, m, inner]))
+    right = Operand(*trace_unrounded(b, [*batch, inner, n]))
     if keys_on_left(product, keys):
         left, right = right, left
     return Term(left, right, inner, product.scale, product.factors)
@@ -234,7 +234,8 @@ def place_query(rewrite: Rewrite, term: Term, want: list[Group]) -> Node:
     """The term's query with dimensions `want`, times the tensors that scale its scores."""
     node = place(rewrite, term.query, want)
     for factor in term.factors:
-        by = place(rewrite, Operand(factor.node, factor.groups), [*want[:-1], []])
+        # One number stays as it is: it may be on the CPU.
+        by = place(rewrite, Operand(factor.node, factor.groups), [*want[:-1], []]) if factor.groups else factor.node
         scaled = rewrite.call(aten.div.Tensor if factor.divides else aten.mul.Tensor, node, by)
         node = scaled if dtype(scaled) == dtype(node) else rewrite.call(CAST, scaled, dtype(node))
     return node

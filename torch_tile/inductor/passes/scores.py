@@ -27,6 +27,7 @@ from torch_tile.inductor.passes.graph import (
     known,
     name_of,
     shape,
+    val,
 )
 from torch_tile.inductor.passes.statistics import reduced
 from torch_tile.inductor.passes.views import Group, leaves, trace
@@ -254,6 +255,8 @@ def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:
         raise first or NoMatch(
             "the scores are a number added to something else than q @ k.mT", "add a mask to the product itself", at=node
         )
+    if val(other).device != val(node).device:
+        raise NoMatch("a number on another device is added to the scores", "leave it out: softmax ignores it", at=node)
     return found.masked(Mask(other, aligned(other, dims), additive=True, scale=factor))
 
 

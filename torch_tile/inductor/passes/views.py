@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from torch_tile.inductor.passes.graph import (
@@ -220,6 +221,17 @@ def trace(node: Any, groups: list[Group], casts: bool = False) -> tuple[Any, lis
             break
         node, groups = node.args[0], source
     return node, [leaves(g) for g in groups]
+
+
+def trace_unrounded(node: Any, groups: list[Group]) -> tuple[Any, list[Group]]:
+    """As `trace`, and through conversions between floating dtypes that keep every value: those that widen."""
+    node, groups = trace(node, groups)
+    while isinstance(node, Node) and node.op == "call_function" and _floating_cast(node):
+        source: Any = node.args[0]
+        if torch.promote_types(dtype(source), dtype(node)) != dtype(node):
+            break
+        node, groups = trace(source, groups)
+    return node, groups
 
 
 def _floating_cast(node: Node) -> bool:
