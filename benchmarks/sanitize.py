@@ -185,25 +185,19 @@ def row_times_matrix(p, dtype, number):
     return product(p, dtype, 0, 1, p.size(100), p.pick(512, p.size(900)), True)
 
 
-def experts(p, count):
-    """Where groups of rows end, empty ones and rows behind the last one among them; and how many rows there are."""
+def grouped_product(p, dtype, rows, columns, k):
     import torch
 
-    rows = p.size(count)
-    return torch.tensor(sorted(p.random.randint(0, rows) for _ in range(4)), dtype=torch.int32), rows
+    from torch_tile.kernels import grouped_gemm, k_grouped_gemm
 
-
-def grouped_product(p, dtype, count, n, k):
-    import torch
-
-    import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import grouped_gemm
-
-    offsets, rows = experts(p, count)
-    a, b, weight = p.tensor(rows, k, dtype=dtype), p.tensor(4, n, k, dtype=dtype).mT, p.tensor(rows, 1, dtype=dtype)
-    call = "c", "v0=mul(acc0,x0);ret v0"
-    got = torch.ops.tile.grouped_gemm(a, [b], offsets.cuda(), [weight], *call, dtype)
-    return [got], [grouped_gemm.reference(*wide(a), wide(b), offsets, wide(weight), *call, torch.float64)]
+    ends = torch.tensor(sorted(p.random.randint(0, rows) for _ in range(4)), dtype=torch.int32)
+    if k is None:  # summed over rows
+        a, b = (p.tensor(rows, columns, dtype=dtype) for _ in "ab")
+        want = k_grouped_gemm.reference(*wide(a, b), ends, torch.float64)
+        return [torch.ops.tile.k_grouped_gemm(a, b, ends.cuda(), dtype)], [want]
+    a, b = p.tensor(rows, k, dtype=dtype), p.tensor(4, columns, k, dtype=dtype).mT
+    want = grouped_gemm.reference(*wide(a), wide(b), ends, [], "", "", torch.float64)
+    return [torch.ops.tile.grouped_gemm(a, [b], ends.cuda(), [], "", "", dtype)], [want]
 
 
 def grouped_matmul(p, dtype, number):
@@ -215,15 +209,7 @@ def persistent_grouped_matmul(p, dtype, number):
 
 
 def k_grouped_matmul(p, dtype, number):
-    import torch
-
-    import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import k_grouped_gemm
-
-    (offsets, rows), unit = experts(p, 400), 8 if number == 2 else 1
-    a, b = (p.tensor(rows, unit * p.size(150 // unit), dtype=dtype) for _ in "ab")
-    got = torch.ops.tile.k_grouped_gemm(a, b, offsets.cuda(), dtype)
-    return [got], [k_grouped_gemm.reference(*wide(a, b), offsets, torch.float64)]
+    return grouped_product(p, dtype, p.size(400), 8 * p.size(18), None)
 
 
 def sdpa(p, dtype, number, keys):

@@ -10,19 +10,14 @@ from torch_tile.ops.functional import (
     attention,
     attention_backward,
     attention_lse,
-    dequant_gemm,
-    gemm,
-    grouped_gemm,
-    k_grouped_gemm,
     layer_norm,
-    linear,
     mla_decode,
     mla_decode_lse,
     mla_schedule,
     rms_norm,
     softmax,
-    swiglu,
 )
+from torch_tile.ops.products import dequant_gemm, gemm, grouped_gemm, k_grouped_gemm, linear, swiglu
 from torch_tile.ops.sharding import register_when_imported
 
 register_when_imported()
