@@ -40,6 +40,27 @@ def test_thread_and_block_indices():
     assert store.indices == (plain.program.kernels[0].thread,)
 
 
+def test_bindings_as_loops():
+    """The spelling of TIR: each index is bound once, to what the kernel counts there."""
+    seen = {}
+
+    @T.prim_func
+    def kernel(A: T.Tensor((12, 32), "int32"), n: T.int32):
+        with T.Kernel(3, n, threads=(32, 4)) as (bx, by):
+            for tx in T.thread_binding(0, 32, thread="threadIdx.x"):
+                for ty in T.thread_binding(4, "threadIdx.y"):
+                    for row in T.thread_binding(n, thread="blockIdx.y"):
+                        seen["row"] = row is by
+                        seen["extents"] = T.get_block_extents()
+                        A[bx * 4 + ty, tx] = ty * 32 + tx
+
+    assert seen["row"] and seen["extents"] == (3, kernel.program.params[1])
+    a = torch.zeros(12, 32, dtype=torch.int32)
+    findings = tilelang.compile(kernel, target="cuda:sm_80").interpret(a, 1)
+    assert not findings, findings.report()
+    assert torch.equal(a, torch.arange(128, dtype=torch.int32).reshape(4, 32).repeat(3, 1))
+
+
 def test_a_kernel_without_the_thread_has_none():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "int32")):
@@ -102,6 +123,11 @@ def test_a_kernel_of_threads_is_for_gpus():
         lambda: T.sync_threads(True, 64),
         lambda: T.sync_threads(T.get_block_binding(), 64),
         lambda: T.ptx_wait_group(-1),
+        lambda: T.thread_binding(128, thread="warp.x"),
+        lambda: T.thread_binding(128, thread="threadIdx.xy"),
+        lambda: T.thread_binding(64),
+        lambda: T.thread_binding(1, 128),
+        lambda: T.thread_binding(128, "threadIdx.y"),
     ],
 )
 def test_wrong_arguments(use):

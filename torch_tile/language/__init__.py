@@ -40,6 +40,13 @@ from .cluster import (
     get_cluster_id,
 )  # fmt: skip
 from .effects import address_of, assume, call, device_assert, evaluate, print, tensor_map
+from .hints import (
+    annotate_consumer_reg_alloc,
+    annotate_l2_hit_ratio,
+    annotate_producer_reg_dealloc,
+    annotate_restrict_buffers,
+    disable_warp_group_reg_alloc,
+)  # fmt: skip
 from .layout import (
     Fragment,
     Layout,
@@ -65,8 +72,10 @@ from .math import (
     floordiv,
     floormod,
     if_then_else,
+    index_to_coordinates,
     infinity,
     logical_and,
+    logical_not,
     logical_or,
     max,
     max_value,
@@ -76,6 +85,7 @@ from .math import (
     shift_left,
     shift_right,
     truncdiv,
+    truncmod,
 )  # fmt: skip
 from .missing import unknown_name as _unknown_name
 from .persistent import Persistent
@@ -101,6 +111,7 @@ from .threads import (
     get_block_binding,
     get_block_bindings,
     get_block_extent,
+    get_block_extents,
     get_thread_binding,
     get_thread_bindings,
     get_thread_extent,
@@ -109,6 +120,7 @@ from .threads import (
     ptx_wait_group,
     sync_threads,
     sync_warp,
+    thread_binding,
     thread_index,
 )  # fmt: skip
 from .trace import with_author as _with_author
@@ -120,6 +132,7 @@ ClusterKernel = Kernel  # with cluster_dims
 Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
 get_warp_idx_sync = get_warp_idx
+indexdiv, indexmod = floordiv, floormod
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
 globals().update({t.name: t for t in _DTYPES} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
@@ -154,21 +167,22 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Buffer", "Cast", "ClusterKernel", "DType", "Fragment", "FragmentBuffer", "GemmWarpPolicy", "Kernel", "Layout",
-    "LocalBuffer", "Parallel", "Persistent", "Pipelined", "PrimFunc", "Ref", "Select", "SharedBuffer",
-    "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier",
-    "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout",
-    "annotate_min_blocks_per_sm", "arrive_last",
+    "LocalBuffer", "Parallel", "Persistent", "Pipelined", "PrimFunc", "Ref", "Select", "SharedBuffer", "StridedTensor",
+    "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local",
+    "alloc_shared", "alloc_var", "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout",
+    "annotate_min_blocks_per_sm", "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "arrive_last",
     "assume", "at_rank", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
     "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync",
-    "cluster_wait", "const", "dec_max_nreg", "device_assert", "dtype", "dynamic", "empty", "evaluate",
-    "fence_proxy_async", "floordiv", "floormod", "get_block_binding", "get_block_bindings", "get_block_extent",
-    "get_cluster_dims", "get_cluster_id", "get_lane_idx", "get_thread_binding", "get_thread_bindings",
-    "get_thread_extent", "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "grid", "if_then_else",
-    "inc_max_nreg", "infinity", "logical_and", "logical_or", "macro", "make_full_bank_swizzled_layout",
-    "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
-    "make_swizzled_layout", "max", "max_value", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx",
-    "mbarrier_wait_parity", "min", "min_value", "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger",
-    "prim_func", "print", "ptx_commit_group", "ptx_wait_group", "reinterpret", "role", "serial", "set_max_nreg",
-    "shift_left", "shift_right", "shuffle_elect", "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_index",
-    "truncdiv", "unroll", "use_swizzle", "vectorized", "wait_wgmma", "wgmma_gemm", "ws",
+    "cluster_wait", "const", "dec_max_nreg", "device_assert", "disable_warp_group_reg_alloc", "dtype", "dynamic",
+    "empty", "evaluate", "fence_proxy_async", "floordiv", "floormod", "get_block_binding", "get_block_bindings",
+    "get_block_extent", "get_block_extents", "get_cluster_dims", "get_cluster_id", "get_lane_idx",
+    "get_thread_binding", "get_thread_bindings", "get_thread_extent", "get_thread_extents", "get_warp_group_idx",
+    "get_warp_idx", "grid", "if_then_else", "inc_max_nreg", "index_to_coordinates", "infinity", "logical_and",
+    "logical_not", "logical_or", "macro", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout",
+    "make_linear_layout", "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value",
+    "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "min", "min_value",
+    "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
+    "ptx_wait_group", "reinterpret", "role", "serial", "set_max_nreg", "shift_left", "shift_right", "shuffle_elect",
+    "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_binding", "thread_index", "truncdiv", "truncmod",
+    "unroll", "use_swizzle", "vectorized", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip

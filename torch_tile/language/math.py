@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math as python_math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import intrinsics
@@ -120,6 +120,20 @@ def truncdiv(a: Any, b: Any) -> Any:
     return select(is_below, x // y + 1, x // y)
 
 
+def truncmod(a: Any, b: Any) -> Any:
+    """What T.truncdiv leaves of `a`, with the sign of a."""
+    return a - truncdiv(a, b) * b
+
+
+def index_to_coordinates(index: Any, shape: Sequence[Any]) -> list[Any]:
+    """Where element number `index` of a row-major box lies, modulo its size: one integer for each of `shape`."""
+    found: list[Any] = []
+    for size in reversed(shape):
+        found.append(index % size)
+        index = index // size
+    return found[::-1]
+
+
 def align_up(a: Any, b: Any) -> Any:
     """`a` rounded up to a multiple of `b`."""
     return ceildiv(a, b) * b
@@ -167,6 +181,13 @@ def logical_or(a: Any, b: Any) -> Any:
     from ..ir.expr import binary
 
     return binary("or", a, b)
+
+
+def logical_not(a: Any) -> Any:
+    """`not a` on the device; a bool of Python's for one."""
+    from ..ir.expr import truth, unary
+
+    return unary("not", truth(a)) if isinstance(a, Expr) else not a
 
 
 def infinity(dtype: Any = "float32") -> Const:
