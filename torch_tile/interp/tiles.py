@@ -21,13 +21,14 @@ from ..intrinsics.memory import ORDERING
 from ..ir import stmt as st
 from ..ir.buffer import Buffer, Region
 from ..ir.dtype import DType
-from ..ir.expr import Call, Expr
+from ..ir.expr import Call, Expr, Load
 from ..ir.node import walk
 from .binding import bind
 from .expressions import Expressions
 from .memory import Index, Storage, lane_ids, poisoned
 from .nests import Plan, Watch, is_nest, plan, written
 from .thread_cluster import crowds
+from .tile_atomics import atomic, atomic_load
 from .tile_cluster import Crowd, at_rank
 from .values import Value, both, some
 
@@ -183,8 +184,10 @@ class Tiles(Expressions):
             storage.raw[...] = storage.bits_of(self.expr(node.init))
 
     def _run_Store(self, node: st.Store) -> None:
-        value = self.expr(node.value)
-        storage = self.memory[id(node.buffer)]
+        self.put(node, self.memory[id(node.buffer)], self.expr(node.value))
+
+    def put(self, node: Load | st.Store, storage: Storage, value: Value) -> None:
+        """Write a value where `node` says, in the active lanes."""
         index, found = self._place(storage, node)
         active = both(self.mask, found)
         if some(True if active is None else active):
@@ -209,7 +212,7 @@ class Tiles(Expressions):
         storage.raw[index] = bits
 
     def _run_Do(self, node: st.Do) -> None:
-        if not (isinstance(node.call, Call) and node.call.name in ORDERING):
+        if not (isinstance(node.call, Call) and node.call.name in (*ORDERING, "memory_fence")):
             self.expr(node.call)
         elif node.call.name == "cluster_wait" and self.crowd is not None:
             self.crowd.wait()
@@ -217,6 +220,12 @@ class Tiles(Expressions):
     def _value_Call(self, node: Call) -> Value:
         if node.name == "at_rank" and self.crowd is not None:
             return at_rank(node, self.crowd, self)
+        if node.name == "atomic":
+            if self.lanes:
+                raise _InOrder
+            return atomic(node, self)
+        if node.name == "atomic_load":
+            return atomic_load(node, self)
         return super()._value_Call(node)
 
     def _run_Assert(self, node: st.Assert) -> None:

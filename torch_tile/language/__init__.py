@@ -7,8 +7,9 @@ from typing import Any
 
 from .. import tileop as _tileop
 from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
+from ..tileop.atomic import ATOMICS as _ATOMICS
 from ..tileop.gemm import GemmWarpPolicy
-from . import math as _math
+from . import atomics as _atomics, math as _math
 from .arrive import arrive_last
 from .asynchronous import (
     barrier_arrive,
@@ -30,6 +31,7 @@ from .asynchronous import (
     set_max_nreg,
     shuffle_elect,
 )  # fmt: skip
+from .atomics import atomic_load
 from .cluster import (
     at_rank,
     block_rank_in_cluster,
@@ -144,6 +146,10 @@ globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "l
 fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
 power = _math.function("pow")
 
+# Atomic updates: T.atomic_add, T.atomic_addx4, ...
+globals().update({f"atomic_{n}": _atomics.update(n) for n in _ATOMICS})
+globals().update({f"atomic_addx{n}": _atomics.add_neighbours(n) for n in (2, 4)})
+
 # Tile ops: T.copy, T.gemm, T.reduce_max, ...; those that give a value have a function of their own above.
 globals().update({n: _with_author(n, op.build) for n, op in _tileop.tile_ops().items() if n not in globals()})
 
@@ -171,18 +177,19 @@ __all__ = [
     "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local",
     "alloc_shared", "alloc_var", "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout",
     "annotate_min_blocks_per_sm", "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "arrive_last",
-    "assume", "at_rank", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
-    "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync",
-    "cluster_wait", "const", "dec_max_nreg", "device_assert", "disable_warp_group_reg_alloc", "dtype", "dynamic",
-    "empty", "evaluate", "fence_proxy_async", "floordiv", "floormod", "get_block_binding", "get_block_bindings",
-    "get_block_extent", "get_block_extents", "get_cluster_dims", "get_cluster_id", "get_lane_idx",
-    "get_thread_binding", "get_thread_bindings", "get_thread_extent", "get_thread_extents", "get_warp_group_idx",
-    "get_warp_idx", "grid", "if_then_else", "inc_max_nreg", "index_to_coordinates", "infinity", "logical_and",
-    "logical_not", "logical_or", "macro", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout",
-    "make_linear_layout", "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value",
-    "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "min", "min_value",
-    "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
-    "ptx_wait_group", "reinterpret", "role", "serial", "set_max_nreg", "shift_left", "shift_right", "shuffle_elect",
-    "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_binding", "thread_index", "truncdiv", "truncmod",
-    "unroll", "use_swizzle", "vectorized", "wait_wgmma", "wgmma_gemm", "ws",
+    "assume", "at_rank", "atomic_load", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or",
+    "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive",
+    "cluster_sync", "cluster_wait", "const", "dec_max_nreg", "device_assert", "disable_warp_group_reg_alloc", "dtype",
+    "dynamic", "empty", "evaluate", "fence_proxy_async", "floordiv", "floormod", "get_block_binding",
+    "get_block_bindings", "get_block_extent", "get_block_extents", "get_cluster_dims", "get_cluster_id",
+    "get_lane_idx", "get_thread_binding", "get_thread_bindings", "get_thread_extent", "get_thread_extents",
+    "get_warp_group_idx", "get_warp_idx", "grid", "if_then_else", "inc_max_nreg", "index_to_coordinates", "infinity",
+    "logical_and", "logical_not", "logical_or", "macro", "make_full_bank_swizzled_layout",
+    "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
+    "make_swizzled_layout", "max", "max_value", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx",
+    "mbarrier_wait_parity", "min", "min_value", "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger",
+    "prim_func", "print", "ptx_commit_group", "ptx_wait_group", "reinterpret", "role", "serial", "set_max_nreg",
+    "shift_left", "shift_right", "shuffle_elect", "symbolic", "sync_threads", "sync_warp", "tensor_map",
+    "thread_binding", "thread_index", "truncdiv", "truncmod", "unroll", "use_swizzle", "vectorized", "wait_wgmma",
+    "wgmma_gemm", "ws",
 ]  # fmt: skip

@@ -42,8 +42,6 @@ INSTEAD = {
     "ptx_cp_async": "T.async_copy(src, dst) is asynchronous, and so are copies in T.Pipelined loops",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
-    "atomic_addx2": "T.atomic_add(dst, value) takes elements and regions",
-    "atomic_addx4": "T.atomic_add(dst, value) takes elements and regions",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..build import Build
 from ..diagnostics import error
 from ..ir import dtype as dt
-from ..ir.buffer import Region
+from ..ir.buffer import Buffer, Region
 from ..ir.expr import Call, Expr, Load, Var, binary, const
 from ..ir.node import Rewriter, rebuilt
 from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Print, Program, Role, Stmt, Store, While
@@ -111,7 +111,18 @@ class _Bind(Known):
         new: Store = self.children(store)
         if store.buffer.scope == "fragment":
             return Store(self.ctx.registers(store.buffer), (self.register(new),), new.value, span=store.span)
-        return self.by_one(new, new.indices) if store.buffer.scope in ("global", "shared") else new
+        if store.buffer.scope in ("global", "shared"):
+            return self.by_one(new, new.indices)
+        is_update = isinstance(new.value, Call) and new.value.name == "atomic"
+        return self._told(new, new.buffer, new.value) if is_update else new
+
+    def _told(self, store: Stmt, variable: Buffer, update: Call) -> Stmt:
+        """A variable gets what an update found: where one thread makes that, it tells all others."""
+        if self.by_one(store, update.args) is store:
+            return store
+        told = self.ctx.shared(variable.name, (1,), variable.dtype)
+        once = self.by_one(Store(told, (ZERO,), update, span=store.span), update.args)
+        return Block((Alloc(told), once, Store(variable, (), Load(told, (ZERO,)), span=store.span)))
 
     def Do(self, node: Do) -> Stmt:
         """An update of memory by one thread."""

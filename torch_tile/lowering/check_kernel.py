@@ -190,6 +190,7 @@ class _Check(Rewriter):
         return self.children(load)
 
     def Address(self, node: Address) -> Expr:
+        self._element(node.buffer, node.indices, node)
         return self.children(node)
 
     def Store(self, store: Store) -> Stmt:
