@@ -32,7 +32,6 @@ INSTEAD = {
     "loop_break": "write `break`",
     "exp10": "write `T.exp2(x * 3.321928094887362)`",
     "Var": "name sizes by T.dynamic, and variables by T.alloc_var",
-    "alloc_reducer": "keep partial results in a fragment and fold them by T.reduce_sum, T.reduce_max, ...",
     "tvm_thread_allreduce": "keep partial results in a fragment and fold them by T.reduce_sum, T.reduce_max, ...",
     "warp_reduce_sum": "keep values in a fragment and fold them by T.reduce_sum",
     "warp_reduce_max": "keep values in a fragment and fold them by T.reduce_max",

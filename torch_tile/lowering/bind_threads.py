@@ -113,8 +113,9 @@ class _Bind(Known):
             return Store(self.ctx.registers(store.buffer), (self.register(new),), new.value, span=store.span)
         if store.buffer.scope in ("global", "shared"):
             return self.by_one(new, new.indices)
-        is_update = isinstance(new.value, Call) and new.value.name == "atomic"
-        return self._told(new, new.buffer, new.value) if is_update else new
+        if isinstance(new.value, Call) and new.value.name == "atomic":
+            return self._told(new, new.buffer, new.value)
+        return new
 
     def _told(self, store: Stmt, variable: Buffer, update: Call) -> Stmt:
         """A variable gets what an update found: where one thread makes that, it tells all others."""
