@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from ..diagnostics import Diagnostic, TileError, diagnose, error
+from ..intrinsics import lookup
 from ..intrinsics.memory import ORDERING
 from ..ir import stmt as st
 from ..ir.buffer import Buffer, Region
 from ..ir.dtype import DType
 from ..ir.expr import Call, Expr, Load
-from ..ir.node import walk
+from ..ir.node import Node, walk
 from .binding import bind
 from .expressions import Expressions
 from .memory import Index, Storage, lane_ids, poisoned
@@ -52,11 +53,17 @@ def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]
 
 def needs_threads(kernel: st.Kernel) -> list[Diagnostic]:
     """A kernel that names the running thread has a meaning only for threads."""
-    if kernel.thread is None or not any(n is kernel.thread for n in walk(kernel.body)):
+    if kernel.thread is None or not any(n is kernel.thread or _is_exchange(n) for n in walk(kernel.body)):
         return []
     fix = "write T.Parallel, or compile for a CUDA target and run its `interpret`"
     what, target = "T.get_thread_binding", "the interpreter of tiles"
     return [diagnose("unsupported_on_target", kernel.span, what=what, target=target, fix=fix)]
+
+
+def _is_exchange(node: Node) -> bool:
+    """Whether lanes of a warp tell each other values."""
+    intrinsic = lookup(node.name) if isinstance(node, Call) else None
+    return intrinsic is not None and intrinsic.convergent == "warp" and intrinsic.meaning is not None
 
 
 class _Break(Exception):

@@ -10,6 +10,7 @@ from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as d
 from ..tileop.atomic import ATOMICS as _ATOMICS
 from ..tileop.gemm import GemmWarpPolicy
 from . import atomics as _atomics, math as _math
+from .allreduce import attr, comm_reducer, tvm_thread_allreduce
 from .arrive import arrive_last
 from .asynchronous import (
     barrier_arrive,
@@ -129,13 +130,25 @@ from .threads import (
 )  # fmt: skip
 from .trace import with_author as _with_author
 from .values import StridedTensor, Tensor, TensorType
+from .warps import (
+    all_sync,
+    any_sync,
+    ballot_sync,
+    dp4a,
+    shfl_down,
+    shfl_sync,
+    shfl_up,
+    shfl_xor,
+    tvm_warp_shuffle,
+    warp_reduce as _warp_reduce,
+)  # fmt: skip
 
 Buffer = Tensor  # TileLang's older spelling of the annotation
 SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of what macros are given; a macro takes any buffer
 ClusterKernel = Kernel  # with cluster_dims
 Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
-c2d_im2col = im2col
+c2d_im2col, ballot = im2col, ballot_sync
 get_warp_idx_sync = get_warp_idx
 indexdiv, indexmod = floordiv, floormod
 
@@ -148,6 +161,9 @@ globals().update({n: _math.function(n) for n in _math.FUNCTIONS})
 globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "log10", "sin", "cos", "tan", "pow")})
 fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
 power = _math.function("pow")
+
+# What the lanes of a warp have together: T.warp_reduce_sum, ...
+globals().update({f"warp_reduce_{n}": _warp_reduce(n) for n in ("sum", "max", "min", "bitand", "bitor")})
 
 # Atomic updates: T.atomic_add, T.atomic_addx4, ...
 globals().update({f"atomic_{n}": _atomics.update(n) for n in _ATOMICS})
@@ -177,23 +193,25 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Buffer", "Cast", "ClusterKernel", "DType", "Fragment", "FragmentBuffer", "GemmWarpPolicy", "Kernel", "Layout",
     "LocalBuffer", "Parallel", "Persistent", "Pipelined", "PrimFunc", "Ref", "Select", "SharedBuffer", "StridedTensor",
-    "Tensor", "TensorType", "address_of", "align_up", "all_of", "alloc_barrier", "alloc_fragment", "alloc_global",
-    "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var", "annotate_consumer_reg_alloc",
+    "Tensor", "TensorType", "address_of", "align_up", "all_of", "all_sync", "alloc_barrier", "alloc_fragment",
+    "alloc_global", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var", "annotate_consumer_reg_alloc",
     "annotate_l2_hit_ratio", "annotate_layout", "annotate_min_blocks_per_sm", "annotate_producer_reg_dealloc",
-    "annotate_restrict_buffers", "any_of", "arrive_last", "assume", "at_rank", "atomic_load", "barrier_arrive",
-    "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast",
-    "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync", "cluster_wait", "const", "dec_max_nreg",
-    "device_assert", "disable_warp_group_reg_alloc", "dtype", "dynamic", "empty", "evaluate", "fence_proxy_async",
-    "finalize_reducer", "floordiv", "floormod", "get_block_binding", "get_block_bindings", "get_block_extent",
-    "get_block_extents", "get_cluster_dims", "get_cluster_id", "get_lane_idx", "get_thread_binding",
-    "get_thread_bindings", "get_thread_extent", "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "grid",
-    "if_then_else", "im2col", "inc_max_nreg", "index_to_coordinates", "infinity", "logical_and", "logical_not",
-    "logical_or", "macro", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout", "make_linear_layout",
+    "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume", "at_rank", "atomic_load", "attr",
+    "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
+    "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync",
+    "cluster_wait", "comm_reducer", "const", "dec_max_nreg", "device_assert", "disable_warp_group_reg_alloc", "dp4a",
+    "dtype", "dynamic", "empty", "evaluate", "fence_proxy_async", "finalize_reducer", "floordiv", "floormod",
+    "get_block_binding", "get_block_bindings", "get_block_extent", "get_block_extents", "get_cluster_dims",
+    "get_cluster_id", "get_lane_idx", "get_thread_binding", "get_thread_bindings", "get_thread_extent",
+    "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "grid", "if_then_else", "im2col", "inc_max_nreg",
+    "index_to_coordinates", "infinity", "logical_and", "logical_not", "logical_or", "macro",
+    "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout", "make_linear_layout",
     "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "min", "min_value",
     "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
-    "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "role", "serial", "set_max_nreg", "shift_left",
-    "shift_right", "shuffle_elect", "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_binding",
-    "thread_index", "transpose", "truncdiv", "truncmod", "unroll", "use_swizzle", "vectorized", "wait_wgmma",
-    "wgmma_gemm", "ws",
+    "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "role", "serial", "set_max_nreg", "shfl_down",
+    "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic", "sync_threads",
+    "sync_warp", "tensor_map", "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod",
+    "tvm_thread_allreduce", "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "wait_wgmma", "wgmma_gemm",
+    "ws",
 ]  # fmt: skip

@@ -84,8 +84,13 @@ def Cast(dtype: Any, value: Any, **hints: Any) -> Expr:
     return cast(value, dtype)
 
 
-def reinterpret(value: Any, dtype: Any) -> Expr:
-    """The bits of `value` as a value of `dtype`, which is as wide; the older order, dtype first, is taken, too."""
+def reinterpret(value: Any, dtype: Any) -> Any:
+    """The bits of `value` as a value of `dtype`, which is as wide; the older order, dtype first, is taken, too.
+
+    TIR's null pointer, 0 as a "handle", is None: the language has no pointers.
+    """
+    if dtype == "handle" and isinstance(value, Const) and value.value == 0:
+        return None
     if not isinstance(value, Expr) and not is_number(value):
         dtype, value = value, dtype
     to = dtype_of(dtype)

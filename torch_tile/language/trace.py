@@ -51,6 +51,7 @@ class Tracer:
         self.launch: Any = None  # the T.Kernel around
         self.reducers: dict[int, tuple[Buffer, str]] = {}  # by T.alloc_reducer, each with what it folds by
         self.in_nest = False  # inside T.Parallel
+        self.folds_by: Any = None  # the T.comm_reducer around
         self.crew = 0  # threads of the T.role around
         self.doubtful = ""  # what decides on the device whether the operand that Python computes now is wanted
         self.consts: Callable[[str], Any] = no_consts
