@@ -100,6 +100,9 @@ class Tiles(Expressions):
         for param in (*program.params, *program.workspaces, *program.outputs):
             if isinstance(param, Buffer):
                 self.memory[id(param)] = Storage(param, tensors[id(param)])
+        for view in program.views:
+            shape = [self.size(n) for n in view.shape]
+            self.memory[id(view)] = Storage(view, tensors[id(view.base)].view(shape))
         for kernel in program.kernels:
             for points in crowds(kernel, [self.size(n) for n in kernel.grid], None):
                 blocks = [self._at(kernel, point) for point in points]

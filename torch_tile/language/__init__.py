@@ -130,6 +130,7 @@ from .threads import (
 )  # fmt: skip
 from .trace import with_author as _with_author
 from .values import StridedTensor, Tensor, TensorType
+from .views import reshape, view
 from .warps import (
     all_sync,
     any_sync,
@@ -209,9 +210,9 @@ __all__ = [
     "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "min", "min_value",
     "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
-    "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "role", "serial", "set_max_nreg", "shfl_down",
-    "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic", "sync_threads",
-    "sync_warp", "tensor_map", "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod",
-    "tvm_thread_allreduce", "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "wait_wgmma", "wgmma_gemm",
-    "ws",
+    "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "reshape", "role", "serial", "set_max_nreg",
+    "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic",
+    "sync_threads", "sync_warp", "tensor_map", "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod",
+    "tvm_thread_allreduce", "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma",
+    "wgmma_gemm", "ws",
 ]  # fmt: skip

@@ -130,4 +130,8 @@ def _joined(name: str, buffer: Any, op: str) -> Expr:
 def _place(region: Region, point: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Indices into the buffer for a point of the region."""
     steps = iter(point)
-    return tuple(r.start + next(steps) if r.keep else r.start for r in region.ranges)
+    return tuple(_from(r.start, next(steps)) if r.keep else r.start for r in region.ranges)
+
+
+def _from(start: Expr, step: Expr) -> Expr:
+    return step if isinstance(start, Const) and start.value == 0 else start + step

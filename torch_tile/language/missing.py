@@ -11,8 +11,6 @@ from .trace import author_span
 
 # What to write for names of TileLang that have no counterpart of the same name.
 INSTEAD = {
-    "view": "index the buffer as it is, or allocate one of that shape and T.copy to it",
-    "reshape": "index the buffer as it is, or allocate one of that shape and T.copy to it",
     "sum": "T.reduce_sum(src, dst, dim) adds up tiles; `+` adds values",
     "any": "T.any_of(flags) asks about a tile; `or` joins conditions",
     "all": "T.all_of(flags) asks about a tile; `and` joins conditions",

@@ -47,6 +47,7 @@ class Tracer:
         self.owner: dict[int, tuple[Node, Scope]] = {}
         self.kernels: list[Kernel] = []
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
+        self.views: list[Buffer] = []  # by T.view
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
         self.reducers: dict[int, tuple[Buffer, str]] = {}  # by T.alloc_reducer, each with what it folds by
