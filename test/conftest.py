@@ -111,11 +111,13 @@ def two_ranks(tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-@pytest.fixture(params=["meaning", "cpu", "cuda:sm_80", "cuda:sm_90a"])
+@pytest.fixture(params=["meaning", "cpu", "cuda:sm_80", "cuda:sm_90a", pytest.param("gpu", marks=pytest.mark.cuda)])
 def way(request: pytest.FixtureRequest) -> Callable[..., None]:
     """`way(kernel, *args)` runs a T.prim_func, which changes its arguments in place: by the meaning of its operations,
-    compiled for the CPU, or thread by thread as on a GPU, where nothing must be found.
+    compiled for the CPU, thread by thread as on a GPU, where nothing must be found, or on a GPU if there is one.
     """
+    import torch
+
     import torch_tile
     from torch_tile.interp.tiles import evaluate
 
@@ -123,9 +125,15 @@ def way(request: pytest.FixtureRequest) -> Callable[..., None]:
         if request.param == "meaning":
             evaluate(kernel, *args)
             return
-        compiled = torch_tile.compile(kernel, target=request.param)
+        compiled = torch_tile.compile(kernel, target="cuda" if request.param == "gpu" else request.param)
         if request.param == "cpu":
             compiled(*args)
+        elif request.param == "gpu":
+            there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
+            compiled(*there)
+            for here, result in zip(args, there, strict=True):
+                if isinstance(here, torch.Tensor):
+                    here.copy_(result)
         else:
             findings = compiled.interpret(*args)
             assert not findings, findings.report()

@@ -92,7 +92,7 @@ from .math import (
     truncmod,
 )  # fmt: skip
 from .missing import unknown_name as _unknown_name
-from .persistent import Persistent
+from .persistent import Persistent, PersistentTileScheduler
 from .products import wait_wgmma, wgmma_gemm
 from .program import PrimFunc, Ref, macro, prim_func
 from .reducers import alloc_reducer, finalize_reducer, reducer_init, reducer_update
@@ -193,20 +193,20 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Buffer", "Cast", "ClusterKernel", "DType", "Fragment", "FragmentBuffer", "GemmWarpPolicy", "Kernel", "Layout",
-    "LocalBuffer", "Parallel", "Persistent", "Pipelined", "PrimFunc", "Ref", "Select", "SharedBuffer", "StridedTensor",
-    "Tensor", "TensorType", "address_of", "align_up", "all_of", "all_sync", "alloc_barrier", "alloc_fragment",
-    "alloc_global", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var", "annotate_consumer_reg_alloc",
-    "annotate_l2_hit_ratio", "annotate_layout", "annotate_min_blocks_per_sm", "annotate_producer_reg_dealloc",
-    "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume", "at_rank", "atomic_load", "attr",
-    "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
-    "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync",
-    "cluster_wait", "comm_reducer", "const", "dec_max_nreg", "device_assert", "disable_warp_group_reg_alloc", "dp4a",
-    "dtype", "dynamic", "empty", "evaluate", "fence_proxy_async", "finalize_reducer", "floordiv", "floormod",
-    "get_block_binding", "get_block_bindings", "get_block_extent", "get_block_extents", "get_cluster_dims",
-    "get_cluster_id", "get_lane_idx", "get_thread_binding", "get_thread_bindings", "get_thread_extent",
-    "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "grid", "if_then_else", "im2col", "inc_max_nreg",
-    "index_to_coordinates", "infinity", "logical_and", "logical_not", "logical_or", "macro",
-    "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout", "make_linear_layout",
+    "LocalBuffer", "Parallel", "Persistent", "PersistentTileScheduler", "Pipelined", "PrimFunc", "Ref", "Select",
+    "SharedBuffer", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "all_of", "all_sync",
+    "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
+    "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout", "annotate_min_blocks_per_sm",
+    "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume",
+    "at_rank", "atomic_load", "attr", "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not",
+    "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear",
+    "cluster_arrive", "cluster_sync", "cluster_wait", "comm_reducer", "const", "dec_max_nreg", "device_assert",
+    "disable_warp_group_reg_alloc", "dp4a", "dtype", "dynamic", "empty", "evaluate", "fence_proxy_async",
+    "finalize_reducer", "floordiv", "floormod", "get_block_binding", "get_block_bindings", "get_block_extent",
+    "get_block_extents", "get_cluster_dims", "get_cluster_id", "get_lane_idx", "get_thread_binding",
+    "get_thread_bindings", "get_thread_extent", "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "grid",
+    "if_then_else", "im2col", "inc_max_nreg", "index_to_coordinates", "infinity", "logical_and", "logical_not",
+    "logical_or", "macro", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout", "make_linear_layout",
     "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "min", "min_value",
     "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
