@@ -145,7 +145,8 @@ class PersistentTileScheduler:
 
     def valid(self) -> Expr:
         """Whether there is such a tile."""
-        return self.linear_idx[0] < self._count
+        holds: Expr = self.linear_idx[0] < self._count
+        return holds
 
     def _take(self, number: Any) -> None:
         self.linear_idx.set(number)
