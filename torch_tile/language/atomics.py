@@ -32,7 +32,7 @@ def update(name: str) -> Callable[..., Expr | None]:
         at.emit(op)
         return None
 
-    apply.__name__ = f"atomic_{name}"
+    apply.__name__ = apply.__qualname__ = f"atomic_{name}"
     apply.__doc__ = f"""Update an element, or each element of a region, in one step that nobody divides: {name}.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
@@ -78,7 +78,7 @@ def add_neighbours(count: int) -> Callable[..., None]:
         for n in range(count):
             at.emit(ATOMICS["add"].build(_neighbour(target, n), _neighbour(source, n), memory_order))
 
-    apply.__name__ = f"atomic_addx{count}"
+    apply.__name__ = apply.__qualname__ = f"atomic_addx{count}"
     apply.__doc__ = f"""Add {count} neighbours along the last dimension, from an element on, each in one step.
 
     `dst` and `value` name the first of them: `T.atomic_addx{count}(A[i, j], tile[k, l])`.

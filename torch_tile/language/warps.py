@@ -85,7 +85,7 @@ def warp_reduce(kind: str) -> Callable[[Any], Expr]:
             total = let("total", combine(kind, total, _made(what, memory.shuffle_xor(total, step))))
         return total
 
-    apply.__name__ = f"warp_reduce_{kind}"
+    apply.__name__ = apply.__qualname__ = f"warp_reduce_{kind}"
     apply.__doc__ = f"The {kind} of a value over the 32 lanes of a warp, the same bits in each of them."
     return apply
 
