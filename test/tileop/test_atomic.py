@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+import linecache
+
 import pytest
 import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.diagnostics import TileError
+from torch_tile.ir.node import alike
 
 FOLD = {
     "add": torch.add, "max": torch.maximum, "min": torch.minimum, "and": torch.bitwise_and, "or": torch.bitwise_or,
@@ -276,9 +279,12 @@ def test_printed_and_read_again():
             old = T.atomic_and(A[1], 3, "acq_rel", return_prev=True)
             B[0] = old + T.atomic_load(A[2], "acquire")
 
-    text = repr(kernel)
-    assert 'T.atomic_xor(A[0], 3, memory_order="release")' in text.replace("'", '"')
+    text, names = repr(kernel), {"T": T}
+    assert "T.atomic_xor(A[0], 3, memory_order='release')" in text.replace('"', "'")
     assert text.count("memory_fence") == 2 and "atomic_load" in text
+    linecache.cache["printed.py"] = (len(text), None, text.splitlines(True), "printed.py")
+    exec(compile(text, "printed.py", "exec"), names)
+    assert alike(names["kernel"].program, kernel.program)
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "cuda:sm_120a"])
