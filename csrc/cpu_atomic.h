@@ -40,8 +40,16 @@ template <class T> inline T atomic_min(T* p, T value) {
   return atomic_detail::replace(p, [x](compute<T> old) { return x < old ? x : old; });
 }
 
-// Integers only.
-template <class T> inline T atomic_or(T* p, T value) { return __atomic_fetch_or(p, value, __ATOMIC_RELAXED); }
+// Integers and bool only.
+#define TILE_BITWISE(name, function, op)                                                                         \
+  template <class T> inline T name(T* p, T value) {                                                              \
+    if constexpr (same<T, bool>) return atomic_detail::replace(p, [value](T old) { return T(old op value); });   \
+    else return function(p, value, __ATOMIC_RELAXED);                                                            \
+  }
+TILE_BITWISE(atomic_and, __atomic_fetch_and, &)
+TILE_BITWISE(atomic_or, __atomic_fetch_or, |)
+TILE_BITWISE(atomic_xor, __atomic_fetch_xor, ^)
+#undef TILE_BITWISE
 
 template <class T> inline T atomic_exchange(T* p, T value) {
   T old;
@@ -49,13 +57,13 @@ template <class T> inline T atomic_exchange(T* p, T value) {
   return old;
 }
 
-template <class T> inline T atomic_load(const T* p) {
+template <class T, int order> inline T atomic_load(const T* p) {
   T value;
-  __atomic_load(p, &value, __ATOMIC_RELAXED);
+  __atomic_load(p, &value, order);
   return value;
 }
 
-template <class T> inline void atomic_store(T* p, T value) { __atomic_store(p, &value, __ATOMIC_RELAXED); }
+inline void memory_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // Counts arrivals from 0 to count - 1, then is 0 again; whether this one was the last. What was written before an arrival
 // is seen after the last one.

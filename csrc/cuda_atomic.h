@@ -91,6 +91,37 @@ template <class T> TILE_DEVICE T atomic_exchange(T* p, T value) {
   }
 }
 
+// Loads that are made where they stand, of 1, 2, 4 or 8 bytes.
+#define TILE_LOAD(name, mode)                                                                                   \
+  template <class T> TILE_DEVICE T name(const T* p) {                                                           \
+    T value;                                                                                                    \
+    if constexpr (sizeof(T) == 8) {                                                                             \
+      uint64_t bits;                                                                                            \
+      asm volatile("ld." mode ".gpu.b64 %0, [%1];" : "=l"(bits) : "l"(p) : "memory");                           \
+      memcpy(&value, &bits, 8);                                                                                 \
+    } else if constexpr (sizeof(T) == 4) {                                                                      \
+      uint32_t bits;                                                                                            \
+      asm volatile("ld." mode ".gpu.b32 %0, [%1];" : "=r"(bits) : "l"(p) : "memory");                           \
+      memcpy(&value, &bits, 4);                                                                                 \
+    } else {                                                                                                    \
+      uint16_t bits;                                                                                            \
+      if constexpr (sizeof(T) == 2) asm volatile("ld." mode ".gpu.b16 %0, [%1];" : "=h"(bits) : "l"(p) : "memory"); \
+      else asm volatile("ld." mode ".gpu.b8 %0, [%1];" : "=h"(bits) : "l"(p) : "memory");                       \
+      memcpy(&value, &bits, sizeof(T));                                                                         \
+    }                                                                                                           \
+    return value;                                                                                               \
+  }
+TILE_LOAD(atomic_load_relaxed, "relaxed")
+TILE_LOAD(atomic_load_acquire, "acquire")
+#undef TILE_LOAD
+
+TILE_DEVICE void memory_fence() { __threadfence(); }
+
+template <class T> TILE_DEVICE T atomic_load_seq_cst(const T* p) {
+  memory_fence();
+  return atomic_load_acquire(p);
+}
+
 // Adds the neighbours values[0 .. count) to p[0 .. count), each atomically, in as few instructions as the chip has; p is
 // aligned to all of them (at most 16 bytes). Nothing is given back.
 template <int count, class T> TILE_DEVICE void atomic_add_vector(T* p, const T* values) {

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,64 @@ def two_ranks(tmp_path: Path) -> Callable[..., None]:
             assert code == 0, f"rank {rank} ended with {code}:\n{(tmp_path / str(rank)).read_text()[-6000:]}"
 
     return run
+
+
+@pytest.fixture(params=["meaning", "cpu", "cuda:sm_80", "cuda:sm_90a", pytest.param("gpu", marks=pytest.mark.cuda)])
+def way(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """`way(kernel, *args)` runs a T.prim_func, which changes its arguments in place: by the meaning of its operations,
+    compiled for the CPU, thread by thread as on a GPU, where nothing must be found, or on a GPU if there is one.
+    """
+    import torch
+
+    import torch_tile
+    from torch_tile.interp.tiles import evaluate
+
+    def run(kernel: Any, *args: Any) -> None:
+        if request.param == "meaning":
+            evaluate(kernel, *args)
+            return
+        compiled = torch_tile.compile(kernel, target="cuda" if request.param == "gpu" else request.param)
+        if request.param == "cpu":
+            compiled(*args)
+        elif request.param == "gpu":
+            there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
+            compiled(*there)
+            for here, result in zip(args, there, strict=True):
+                if isinstance(here, torch.Tensor):
+                    here.copy_(result)
+        else:
+            findings = compiled.interpret(*args)
+            assert not findings, findings.report()
+
+    return run
+
+
+@pytest.fixture
+def refused() -> Callable[..., Any]:
+    """`refused(case, code, text)` runs `case`, which must fail with `code` at `text` in the line marked `# here`.
+
+    Returns the error. `text` None means that the error has no place.
+    """
+    from torch_tile.diagnostics import TileError
+
+    def check(case: Callable[[], Any], code: str, text: str | None) -> Any:
+        with pytest.raises(TileError) as caught:
+            case()
+        problem = caught.value
+        assert problem.code == code, str(problem)
+        if text is None:
+            assert problem.span is None
+            return problem
+        span = problem.span
+        assert span.file == case.__code__.co_filename
+        assert span.source().endswith("# here"), span.source()
+        assert span.source()[span.column :].startswith(text)
+        if span.end_line == span.line:
+            assert span.source()[span.column : span.end_column] == text
+        assert f"error[{code}]" in str(problem) and f":{span.line}:{span.column + 1}" in str(problem)
+        return problem
+
+    return check
 
 
 @pytest.fixture(autouse=True)

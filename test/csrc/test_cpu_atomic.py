@@ -13,7 +13,8 @@ def source(t: str) -> str:
         f'extern "C" void each_{f}(const {t}* x, {t}* y, {t}* seen, int64_t n, int64_t places) {{\n'
         "#pragma omp parallel for num_threads(4) schedule(static, 1)\n"
         f"for (int64_t i = 0; i < n; ++i) seen[i] = {f}(y + i % places, x[i]);\n}}\n"
-        for f in ["atomic_add", "atomic_max", "atomic_min", "atomic_exchange"] + (["atomic_or"] if "int" in t else [])
+        for f in ["atomic_add", "atomic_max", "atomic_min", "atomic_exchange"]
+        + (["atomic_or", "atomic_and", "atomic_xor"] if "int" in t else [])
     )
     return f'#include "cpu_atomic.h"\nusing namespace tile;\n{loops}'
 
@@ -34,6 +35,8 @@ def test_many_threads(dtype, library, c_names, seed):
     }
     if not dtype.is_floating_point:
         want["atomic_or"] = [int(s) | int(g.max()) for s, g in zip(start, groups, strict=True)]
+        want["atomic_and"] = [int(s) & int(g.min()) for s, g in zip(start, groups, strict=True)]
+        want["atomic_xor"] = [int(s) ^ int(g.sum()) % 2 for s, g in zip(start, groups, strict=True)]
     for name, value in want.items():
         y, seen = start.clone().to(dtype), torch.empty(n, dtype=dtype)
         built(f"each_{name}", x.to(dtype), y, seen, n, places)

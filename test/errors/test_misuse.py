@@ -30,7 +30,7 @@ def outside_kernels():
 
 
 def of_tilelang():
-    kernel_of(lambda x, A: T.reshape(A, (2, 2)))  # here
+    kernel_of(lambda x, A: T.make_tensor(A, (2, 2)))  # here
 
 
 def rounded():
@@ -58,6 +58,14 @@ def item():
 
 def too_few():
     kernel_of(lambda x, A: T.copy(A))  # here
+
+
+def too_few_for_an_update():
+    kernel_of(lambda x, A: T.atomic_max(A[0]))  # here
+
+
+def none_for_a_warp():
+    kernel_of(lambda x, A: T.warp_reduce_sum())  # here
 
 
 def unknown_keyword():
@@ -122,13 +130,15 @@ CASES = {
     compared_buffer: ("region_as_value", "A == 0"),
     misspelt: ("unknown_name", "T.sqrtt"),
     outside_kernels: ("unknown_name", "T.Tensr"),
-    of_tilelang: ("unknown_name", "T.reshape"),
+    of_tilelang: ("unknown_name", "T.make_tensor"),
     rounded: ("python_value", "round(x)"),
     of_math: ("python_value", "math.exp(x)"),
     of_torch: ("python_value", "torch.exp(x)"),
     method_of_tensors: ("python_value", "A.sum"),
     item: ("python_value", "x.item"),
     too_few: ("bad_call", "T.copy(A)"),
+    too_few_for_an_update: ("bad_call", "T.atomic_max(A[0])"),
+    none_for_a_warp: ("bad_call", "T.warp_reduce_sum()"),
     unknown_keyword: ("bad_call", 'T.alloc_shared((4,), "float32", colour=1)'),
     chosen_buffers: ("bad_choice", "x if n > 0 else z"),
 }

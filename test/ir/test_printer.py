@@ -181,7 +181,7 @@ def every_statement() -> Program:
         ))),
         For(LoopKind.UNROLLED, (q,), (const(1, dt.int32),), (n,), Block(()), step=3),
         Assert(Load(v, ()) >= 0, 'it "broke"'), Print("acc", frag_region), Print("v", Load(v, ())),
-        Do(Call("cpu_atomic", (Address(C, (bx, by)), const(1, dt.float16)), dt.int32, ("add",))),
+        Do(Call("atomic", (Address(C, (bx, by)), const(1, dt.float16)), dt.int32, ("add",))),
     ))  # fmt: skip
     kernel = Kernel((eight, (M + 7) // 8), (bx, by), (128,), body, (4, "row"), min_blocks=2)
     return Program("main", (A, S, n), (kernel,), (W,), (C,))
@@ -224,7 +224,7 @@ def main(A: T.Tensor((M, N), T.float32), S: T.StridedTensor((M, N), (N * 2, 2), 
         T.device_assert(v >= 0, "it \\"broke\\"")
         T.print(acc, "acc")
         T.print(v, "v")
-        T.evaluate(T.call("cpu_atomic", T.address_of(C[bx, by]), T.float16(1.0), dtype=T.int32, options=("add",)))
+        T.evaluate(T.call("atomic", T.address_of(C[bx, by]), T.float16(1.0), dtype=T.int32, options=("add",)))
     return C""")  # fmt: skip
     back = trace(to_text(program))
     assert alike(back, program) and to_text(back) == to_text(program)

@@ -152,6 +152,42 @@ def test_helpers_on_expressions():
         assert out.tolist() == wanted(n)
 
 
+def test_remainders_of_truncated_division_and_negations():
+    @T.prim_func
+    def kernel(a: T.int32, b: T.int32, out: T.Tensor((5,), "int32")):
+        with T.Kernel(1) as _:
+            out[0] = T.truncmod(a, b)
+            out[1] = T.indexdiv(a, b) * b + T.indexmod(a, b)
+            out[2] = T.cast(T.logical_not(a > b), "int32")
+            out[3] = T.cast(T.logical_not(a), "int32")
+            out[4] = T.logical_not(3 > 2)
+
+    for a, b in itertools.product((-50, -48, 0, 47, -(2**31)), (-3, 3, -7, 50)):
+        out = torch.full((5,), 77, dtype=torch.int32)
+        evaluate(kernel, a, b, out)
+        assert out.tolist() == [int(math.fmod(a, b)), a, int(a <= b), int(a == 0), 0]
+        assert T.truncmod(a, b) == math.fmod(a, b)
+
+
+def test_index_to_coordinates(seed):
+    """Row-major, of numbers and of expressions."""
+    shape = (3, 1, 5)
+
+    @T.prim_func
+    def kernel(out: T.Tensor((15, 3), "int32")):
+        with T.Kernel(1) as _:
+            for i in T.Parallel(15):
+                for d, where in enumerate(T.index_to_coordinates(i, shape)):
+                    out[i, d] = where
+
+    out = torch.full((15, 3), -1, dtype=torch.int32)
+    evaluate(kernel, out)
+    assert (
+        out.tolist() == [T.index_to_coordinates(i, shape) for i in range(15)] == [[i // 5, 0, i % 5] for i in range(15)]
+    )
+    assert T.index_to_coordinates(-1, (4, 6)) == [3, 5]
+
+
 def test_cast_with_the_dtype_in_front():
     @T.prim_func
     def kernel(n: T.int32, out: T.Tensor((3,), "float32")):

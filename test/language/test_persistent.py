@@ -116,3 +116,87 @@ def test_wrong_domains(make):
             with T.Kernel(4) as block:
                 for _ in make(block):
                     A[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "panel", "column_major", "cluster"),
+    [
+        ((5, 7), 3, 1, True, 1), ((4, 9), 5, 4, True, 1), ((7, 3), 2, 2, False, 1), ((5, 4), 6, 3, True, 2),
+        ((1, 1), 4, 8, True, 1),
+    ],
+)  # fmt: skip
+def test_a_scheduler_takes_each_tile_once(sizes, workers, panel, column_major, cluster, way):
+    """In a loop as long as there are tiles, and by their numbers; turns are counted."""
+    m, n = sizes
+    rows = -(-m // cluster)
+    most = -(-rows * n // (workers // cluster))
+
+    @T.prim_func
+    def kernel(
+        count: T.Tensor((rows, n), "int32"), turns: T.Tensor((rows, n), "int32"), again: T.Tensor((rows, n), "int32")
+    ):
+        with T.Kernel(workers, threads=32) as block:
+            tiles = T.PersistentTileScheduler(
+                "tiles", m, n, swizzle_size=panel, column_major=column_major, cluster_size=cluster
+            )
+            tiles.init(block // cluster)
+            while tiles.valid():
+                bm, bn = tiles.m_idx[0], tiles.n_idx[0]
+                T.atomic_add(count[bm, bn], 1)
+                T.atomic_max(turns[bm, bn], tiles.current_iter[0])
+                tiles.next_tile()
+            plain = T.PersistentTileScheduler("plain", m, n, workers, panel, column_major, cluster, stateful=False)
+            for turn in T.serial(most * cluster):
+                number = turn * workers + block
+                if number < rows * n:
+                    x, y = plain.coord(number)
+                    T.atomic_add(again[x, y], 1)
+
+    count, turns, again = (torch.zeros(rows, n, dtype=torch.int32) for _ in range(3))
+    way(kernel, count, turns, again)
+    assert count.eq(cluster).all() and again.eq(1).all() and turns.max() == most - 1
+
+
+def test_a_persistent_product(way):
+    """A matrix product in the spelling of TileLang's examples."""
+    M, N, K, bm, bn, bk = 72, 56, 48, 32, 32, 16
+
+    @T.prim_func
+    def kernel(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")):
+        with T.Kernel(4, threads=64) as block:
+            a, b = T.alloc_shared((bm, bk), "float16"), T.alloc_shared((bk, bn), "float16")
+            c = T.alloc_fragment((bm, bn), "float32")
+            sched = T.PersistentTileScheduler("sched", T.ceildiv(M, bm), T.ceildiv(N, bn), swizzle_size=2)
+            sched.init(block)
+            while sched.valid():
+                by, bx = sched.m_idx[0], sched.n_idx[0]
+                T.clear(c)
+                for k in T.Pipelined(K // bk, num_stages=2):
+                    T.copy(A[by * bm, k * bk], a)
+                    T.copy(B[k * bk, bx * bn], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C[by * bm, bx * bn])
+                sched.next_tile()
+
+    a, b, c = torch.randn(M, K).half(), torch.randn(K, N).half(), torch.full((M, N), torch.nan)
+    way(kernel, a, b, c)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: T.PersistentTileScheduler("s", 4, 4, swizzle_size=0),
+        lambda: T.PersistentTileScheduler("s", 4, 4, cluster_size="2"),
+        lambda: T.PersistentTileScheduler("s", 4, 4).m_idx[1],
+    ],
+)
+def test_schedulers_that_cannot_be(use):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "int32")):
+            with T.Kernel(1):
+                use()
+
+    assert caught.value.code == "bad_argument"

@@ -40,6 +40,27 @@ def test_thread_and_block_indices():
     assert store.indices == (plain.program.kernels[0].thread,)
 
 
+def test_bindings_as_loops():
+    """The spelling of TIR: each index is bound once, to what the kernel counts there."""
+    seen = {}
+
+    @T.prim_func
+    def kernel(A: T.Tensor((12, 32), "int32"), n: T.int32):
+        with T.Kernel(3, n, threads=(32, 4)) as (bx, by):
+            for tx in T.thread_binding(0, 32, thread="threadIdx.x"):
+                for ty in T.thread_binding(4, "threadIdx.y"):
+                    for row in T.thread_binding(n, thread="blockIdx.y"):
+                        seen["row"] = row is by
+                        seen["extents"] = T.get_block_extents()
+                        A[bx * 4 + ty, tx] = ty * 32 + tx
+
+    assert seen["row"] and seen["extents"] == (3, kernel.program.params[1])
+    a = torch.zeros(12, 32, dtype=torch.int32)
+    findings = tilelang.compile(kernel, target="cuda:sm_80").interpret(a, 1)
+    assert not findings, findings.report()
+    assert torch.equal(a, torch.arange(128, dtype=torch.int32).reshape(4, 32).repeat(3, 1))
+
+
 def test_a_kernel_without_the_thread_has_none():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "int32")):
@@ -102,6 +123,11 @@ def test_a_kernel_of_threads_is_for_gpus():
         lambda: T.sync_threads(True, 64),
         lambda: T.sync_threads(T.get_block_binding(), 64),
         lambda: T.ptx_wait_group(-1),
+        lambda: T.thread_binding(128, thread="warp.x"),
+        lambda: T.thread_binding(128, thread="threadIdx.xy"),
+        lambda: T.thread_binding(64),
+        lambda: T.thread_binding(1, 128),
+        lambda: T.thread_binding(128, "threadIdx.y"),
     ],
 )
 def test_wrong_arguments(use):
@@ -138,3 +164,38 @@ def test_threads_run_what_names_them():
     x, y = torch.randn(96), torch.full((96,), float("nan"))
     assert not interpret(flat, reverse.program, (x, y), (), None).found
     assert torch.equal(y, x.flip(0))
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_who_touches_memory(target, seed):
+    """Those who come by, where that is some threads; each, where what is added differs; else one for all."""
+    counts, threads = torch.randint(0, 3, (96,)).int(), 96
+
+    @T.prim_func
+    def kernel(N: T.Tensor((threads,), "int32"), out: T.Tensor((6,), "int32")):
+        with T.Kernel(1, threads=threads):
+            tx = T.get_thread_binding()
+            own = T.alloc_local((2,), "int32")
+            shared = T.alloc_shared((1,), "int32")
+            if tx == 5:
+                out[0] = 7
+                shared[0] = 30
+            T.sync_threads()
+            for _ in T.serial(N[tx]):
+                T.atomic_add(out[1], 1)
+                T.atomic_add(shared[0], 2)
+            own[1] = N[tx] * 3
+            T.atomic_add(out[2], own[1])
+            T.atomic_add(out[3], 1)
+            while own[1] > 3:
+                own[1] = own[1] - 3
+                T.atomic_max(out[4], own[1])
+            T.sync_threads()
+            if tx == threads - 1:
+                out[5] = shared[0]
+
+    out = torch.zeros(6, dtype=torch.int32)
+    findings = tilelang.compile(kernel, target=target).interpret(counts, out)
+    assert not findings, findings.report()
+    total = int(counts.sum())
+    assert out.tolist() == [7, total, 3 * total, 1, 3 if 2 in counts else 0, 30 + 2 * total]

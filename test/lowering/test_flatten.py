@@ -76,7 +76,7 @@ def test_addresses(becomes):
     @T.prim_func
     def before(x: T.Tensor((4, 8), "float32")):
         with T.Kernel(1) as _:
-            T.evaluate(T.call("cpu_atomic", T.address_of(x[2, 3]), x[1, 0], options=("add",)))
+            T.evaluate(T.call("atomic", T.address_of(x[2, 3]), x[1, 0], options=("add",)))
 
     assert "T.address_of(x[19]), x[8]" in repr(flatten(before.program))
 

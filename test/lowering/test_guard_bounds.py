@@ -78,16 +78,14 @@ def test_atomics(becomes):
     def before(x: T.Tensor((m,), "float32")):
         with T.Kernel(1) as _:
             for i in T.serial(8):
-                T.evaluate(T.call("cpu_atomic", T.address_of(x[i]), x[i], options=("add",)))
+                T.evaluate(T.call("atomic", T.address_of(x[i]), x[i], options=("add",)))
 
     @T.prim_func
     def after(x: T.Tensor((m,), "float32")):
         with T.Kernel(1) as _:
             for i in T.serial(8):
                 if i < m:
-                    T.evaluate(
-                        T.call("cpu_atomic", T.address_of(x[i]), T.if_then_else(i < m, x[i], 0.0), options=("add",))
-                    )
+                    T.evaluate(T.call("atomic", T.address_of(x[i]), T.if_then_else(i < m, x[i], 0.0), options=("add",)))
 
     becomes(guard_bounds, before, after, again=False)
 

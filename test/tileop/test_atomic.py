@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
+import linecache
+
 import pytest
 import torch
 
+import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.diagnostics import TileError
+from torch_tile.ir.node import alike
 
-FOLD = {"add": torch.add, "max": torch.maximum, "min": torch.minimum}
+FOLD = {
+    "add": torch.add, "max": torch.maximum, "min": torch.minimum, "and": torch.bitwise_and, "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+}  # fmt: skip
+BITWISE = ("and", "or", "xor")
+DTYPES = ("float32", "int32", "float64", "int64")
+CASES = [(kind, dtype) for kind in FOLD for dtype in DTYPES if "int" in dtype or kind not in BITWISE]
+ORDERS = ["relaxed", "acquire", "release", "acq_rel", "seq_cst"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32", "float64", "int64"])
-@pytest.mark.parametrize("kind", FOLD)
+@pytest.mark.parametrize(("kind", "dtype"), CASES)
 def test_many_blocks_update_one_place(kind, dtype, launch):
     """Elements, scalars and whole regions; the numbers are small integers, so that no order of additions is special."""
 
@@ -67,3 +77,234 @@ def test_the_target_is_memory():
                 T.atomic_min(3, out[0])
 
     assert caught.value.code == "atomic_target"
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int32"])
+def test_bits_of_narrow_types(dtype, way, seed):
+    """What the chip has no instruction for is changed inside its word."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((40, 3), dtype), out: T.Tensor((3, 3), dtype)):
+        with T.Kernel(4, threads=32) as b:
+            for i, j in T.Parallel(10, 3):
+                T.atomic_and(out[0, j], A[b * 10 + i, j])
+                T.atomic_or(out[1, j], A[b * 10 + i, j])
+                T.atomic_xor(out[2, j], A[b * 10 + i, j])
+
+    top = 2 if dtype == "bool" else 128
+    a, out = (torch.randint(0, top, shape).to(getattr(torch, dtype)) for shape in ((40, 3), (3, 3)))
+    want = out.clone()
+    for row in a:
+        want[0] &= row
+        want[1] |= row
+        want[2] ^= row
+    way(kernel, a, out)
+    assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_neighbours_at_once(count, dtype, way, seed):
+    """Rows gathered from a tile, as gradients of gathered keys are; the last ones stick out and are dropped."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((6, 12), dtype), to: T.Tensor((6,), "int32"), out: T.Tensor((4, 10), dtype)):
+        with T.Kernel(2, threads=32) as b:
+            tile = T.alloc_shared((3, 12), dtype)
+            T.copy(A[b * 3, 0], tile)
+            for i, j in T.Parallel(3, 12 // count):
+                add = T.atomic_addx2 if count == 2 else T.atomic_addx4
+                add(out[to[b * 3 + i], j * count], tile[i, j * count])
+
+    to = torch.randint(0, 4, (6,), dtype=torch.int32)
+    a, out = (torch.randint(-9, 9, shape).to(getattr(torch, dtype)) for shape in ((6, 12), (4, 10)))
+    want = out.double().index_add(0, to.long(), a[:, :10].double())
+    way(kernel, a, to, out)
+    assert torch.equal(out.double(), want)
+
+
+@pytest.mark.parametrize("order", [None, *ORDERS])
+def test_what_stood_there_before(order, way, seed):
+    """Places are drawn by counting up: each value gets one of its own."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((50,), "int32"), counts: T.Tensor((3,), "int32"), out: T.Tensor((3, 50), "int32")):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(25):
+                bucket = A[b * 25 + i] % 3
+                place = T.atomic_add(counts[bucket], 1, order, return_prev=True)
+                out[bucket, place] = A[b * 25 + i]
+
+    a = torch.randint(0, 100, (50,), dtype=torch.int32)
+    counts, out = torch.zeros(3, dtype=torch.int32), torch.full((3, 50), -1, dtype=torch.int32)
+    way(kernel, a, counts, out)
+    for bucket in range(3):
+        mine = a[a % 3 == bucket]
+        assert counts[bucket] == len(mine)
+        assert sorted(out[bucket, : len(mine)].tolist()) == sorted(mine.tolist())
+        assert (out[bucket, len(mine) :] == -1).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "float16"])
+def test_one_update_tells_all_threads(dtype, way):
+    """Outside of T.Parallel it is made once, and every thread learns what it found."""
+
+    @T.prim_func
+    def kernel(total: T.Tensor((4,), dtype), out: T.Tensor((5, 64), dtype)):
+        with T.Kernel(5, threads=64) as b:
+            before = T.atomic_add(total[1], b + 1, return_prev=True)
+            top = T.atomic_max(total[2], b, return_prev=True)
+            outside = T.atomic_min(total[4], 1, return_prev=True)
+            if before >= 0:
+                for i in T.Parallel(64):
+                    out[b, i] = before * 100 + top + outside
+
+    total, out = (torch.zeros(shape, dtype=getattr(torch, dtype)) for shape in ((4,), (5, 64)))
+    way(kernel, total, out)
+    assert total.tolist() == [0, 15, 4, 0]
+    before = torch.tensor([0, 1, 3, 6, 10])
+    top = torch.tensor([0, 0, 1, 2, 3])
+    assert torch.equal(out, (before * 100 + top).to(out.dtype)[:, None].expand(5, 64))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "bfloat16", "bool", "uint8"])
+def test_loads_and_stores(dtype, order, way, seed):
+    loaded = {"release": "consume", "acq_rel": "acquire"}.get(order, order)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((7, 5), dtype), B: T.Tensor((7, 5), dtype), C: T.Tensor((4,), dtype)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((5,), dtype)
+            for i, j in T.Parallel(7, 5):
+                T.atomic_store(B[i, j], T.atomic_load(A[i, j], loaded), memory_order=order)
+            T.copy(A[3, 0], tile)
+            C[0] = T.atomic_load(tile[2])
+            C[1] = T.atomic_load(A[7, 2])
+            T.atomic_store(C[2:4], A[1, 0:2])
+
+    make = torch.randn if "float" in dtype else lambda *s: torch.randint(0, 2, s)
+    a, b, c = (make(*shape).to(getattr(torch, dtype)) for shape in ((7, 5), (7, 5), (4,)))
+    way(kernel, a, b, c)
+    assert torch.equal(a, b) and c.tolist() == [a[3, 2].item(), 0, *a[1, :2].tolist()]
+
+
+def test_a_histogram_by_threads(seed):
+    """Threads that count in shared memory, each what it finds, and draw places for what is large."""
+    n, threads = 300, 64
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "int32"), hist: T.Tensor((8,), "int32"), large: T.Tensor((n,), "int32")):
+        with T.Kernel(1, threads=threads):
+            tx = T.get_thread_binding()
+            counts, found = T.alloc_shared((8,), "int32"), T.alloc_shared((1,), "int32")
+            T.clear(counts)
+            T.clear(found)
+            T.sync_threads()
+            for s in T.serial(T.ceildiv(n, threads)):
+                i = s * threads + tx
+                if i < n:
+                    T.atomic_add(counts[A[i] % 8], 1)
+                    if A[i] > 80:
+                        place = T.atomic_add(found[0], 1, return_prev=True)
+                        large[place] = A[i]
+            T.sync_threads()
+            T.copy(counts, hist)
+
+    a = torch.randint(0, 100, (n,), dtype=torch.int32)
+    for target in ("cuda:sm_80", "cuda:sm_90a"):
+        hist, large = torch.zeros(8, dtype=torch.int32), torch.full((n,), -1, dtype=torch.int32)
+        findings = tilelang.compile(kernel, target=target).interpret(a, hist, large)
+        assert not findings, findings.report()
+        assert torch.equal(hist, torch.bincount(a % 8, minlength=8).int())
+        assert sorted(large[large >= 0].tolist()) == sorted(a[a > 80].tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("memory_order", lambda A, B, tile: T.atomic_add(A[0], 1, memory_order="strong")),
+        ("memory_order", lambda A, B, tile: T.atomic_load(A[0], "release")),
+        ("memory_order", lambda A, B, tile: T.atomic_load(A[0], "first")),
+        ("src", lambda A, B, tile: T.atomic_load(A[0:2])),
+        ("src", lambda A, B, tile: T.atomic_load(tile[0])),
+        ("src", lambda A, B, tile: T.atomic_load(3)),
+        ("return_prev", lambda A, B, tile: T.atomic_add(A[0:2], 1, return_prev=True)),
+        ("return_prev", lambda A, B, tile: T.atomic_add(A[0], tile, return_prev=True)),
+        ("return_prev", lambda A, B, tile: T.atomic_addx2(A[0], tile[0], return_prev=True)),
+        ("value", lambda A, B, tile: T.atomic_addx4(A[0], 3.0)),
+        ("dst", lambda A, B, tile: T.atomic_or(A[0], 1, return_prev=True)),
+    ],
+)
+def test_what_cannot_be_asked(name, use):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "int32")):
+            with T.Kernel(1):
+                tile = T.alloc_fragment((4,), "float32")
+                use(A, B, tile)
+
+    assert caught.value.code == "bad_argument" and f"argument `{name}`" in str(caught.value)
+
+
+def test_an_update_behind_and_is_refused():
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "int32"), n: T.int32):
+            with T.Kernel(1):
+                if n > 0 and T.atomic_add(A[0], 1, return_prev=True) > 2:
+                    A[1] = 1
+
+    assert caught.value.code == "bad_argument" and "return_prev" in str(caught.value)
+
+
+def test_bits_of_floats(complaint):
+    @T.prim_func
+    def kernel(out: T.Tensor((8,), "float32")):
+        with T.Kernel(1) as _:
+            T.atomic_xor(out[0:5], 1)  # here
+
+    assert "argument `dst` has dtype float32" in complaint(kernel, "bad_argument")
+
+
+def test_printed_and_read_again():
+    """A kernel shows what it updates, and can be read again."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32")):
+        with T.Kernel(1):
+            T.atomic_xor(A[0], 3, "release")
+            old = T.atomic_and(A[1], 3, "acq_rel", return_prev=True)
+            B[0] = old + T.atomic_load(A[2], "acquire")
+
+    text, names = repr(kernel), {"T": T}
+    assert "T.atomic_xor(A[0], 3, memory_order='release')" in text.replace('"', "'")
+    assert text.count("memory_fence") == 2 and "atomic_load" in text
+    linecache.cache["printed.py"] = (len(text), None, text.splitlines(True), "printed.py")
+    exec(compile(text, "printed.py", "exec"), names)
+    assert alike(names["kernel"].program, kernel.program)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "cuda:sm_120a"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "bool"])
+def test_machine_code(dtype, target):
+    """The assembler takes every update and load."""
+    kinds = [k for k in FOLD if k not in BITWISE or "float" not in dtype]
+    kinds = [k for k in kinds if dtype != "bool" or k in BITWISE]
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 64), dtype), B: T.Tensor((8, 64), dtype)):
+        with T.Kernel(4, threads=64) as b:
+            tile = T.alloc_shared((64,), dtype)
+            T.copy(A[b, 0], tile)
+            for n, kind in enumerate(kinds):
+                for i in T.Parallel(64):
+                    B[b + n, i] = getattr(T, f"atomic_{kind}")(A[n, i], tile[i], ORDERS[n % 5], return_prev=True)
+            for i in T.Parallel(64):
+                T.atomic_store(A[7, i], T.atomic_load(tile[i], "relaxed"))
+            T.atomic_store(A[6, 0], T.atomic_load(A[6, 1], "acquire"), "release")
+
+    made = tilelang.compile(kernel, target=target)
+    assert made.cubin.data[:4] == b"\x7fELF" and not made.cubin.warnings

@@ -150,7 +150,7 @@ def _turn(work: Work, resident: int, threads: int, target: Target, rates: Rates)
 def _distinct(work: Work, program: Program, count: int, values: Mapping[Var, Scalar]) -> float:
     """Bytes that have to come from or go to memory at least once: no more of a buffer than it holds."""
     total = 0.0
-    for buffer in (*program.params, *program.workspaces, *program.outputs):
+    for buffer in (*program.params, *program.workspaces, *program.outputs, *program.views):
         if isinstance(buffer, Buffer) and id(buffer) in work.moved:
             held = math.prod(_number(size, values, 1) for size in buffer.shape) * buffer.dtype.bits / 8
             total += min(held, count * work.moved[id(buffer)])

@@ -170,6 +170,15 @@ class Text:
         (text, own), rounding = self.term(expr, False), f"tile::rounded<{storage(to)}>("
         return text.removeprefix(rounding)[:-1] if own == 99 and text.startswith(rounding) else text
 
+    def update(self, call: Call) -> str:
+        """C++ text of an atomic update or load: what stood there before, in the type of the element."""
+        (dtype,) = (a.buffer.dtype for a in call.args if isinstance(a, Address))
+        option, element = str(call.options[0]), storage(dtype)
+        where, *given = (self.value(a) if isinstance(a, Address) else self.converted(a, dtype) for a in call.args)
+        if given:
+            return f"tile::atomic_{option}<{element}>({where}, {given[0]})"
+        return f"tile::atomic_load<{element}, __ATOMIC_{option.upper()}>({where})"
+
     # Each method is `term` for one kind of node.
 
     def _var(self, var: Var, wide: bool) -> tuple[str, int]:
@@ -254,6 +263,8 @@ class Text:
             return self._reduce(node)
         if node.name == "reinterpret":
             return self._reinterpret(node, wide)
+        if node.name in ("atomic", "atomic_load"):
+            return self._atomic(node)
         args = ", ".join(self.value(a, wide) for a in node.args)
         return self._fit(node, f"tile::{lookup(node.name).cpu}({args})", 99)
 
@@ -262,6 +273,10 @@ class Text:
         if is_small(node.type):
             return f"tile::widen({text})", 99
         return (f"(int64_t){text}", PREFIX) if wide and node.type != dt.int64 else (text, 99)
+
+    def _atomic(self, node: Call) -> tuple[str, int]:
+        text = self.update(node)
+        return (f"tile::widen({text})" if is_small(node.dtype) else text), 99
 
     def _reduce(self, node: Call) -> tuple[str, int]:
         kind, (row, count) = str(node.options[0]), node.args

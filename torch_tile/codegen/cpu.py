@@ -229,17 +229,8 @@ class _Cpu(Lines):
             raise InternalError("only calls can be statements", node.span)
         if call.name == "cpu_gemm":
             self.line(self._gemm(call), node.span)
-        elif call.name == "cpu_atomic":
-            where, value = call.args
-            if not isinstance(where, Address):
-                raise InternalError("cpu_atomic wants an address", node.span)
-            text = self.text.converted(value, where.buffer.dtype)
-            self.line(
-                f"tile::atomic_{call.options[0]}<{storage(where.buffer.dtype)}>({self.text.value(where)}, {text});",
-                node.span,
-            )
         else:
-            self.line(f"{self.text.value(call)};", node.span)
+            self.line(f"{self.text.update(call) if call.name == 'atomic' else self.text.value(call)};", node.span)
 
     def _gemm(self, call: Call) -> str:
         types = [a.buffer.dtype for a in call.args if isinstance(a, Address)]

@@ -269,7 +269,7 @@ class CudaText(Text):
         return super()._select(node, wide)
 
     def _call(self, node: Call, wide: bool) -> tuple[str, int]:
-        if node.name in ("atomic", "at_rank"):  # the element as it is stored
+        if node.name in ("atomic", "atomic_load", "at_rank"):  # the element as it is stored
             text = self.call(node)
             return (f"tile::widen({text})" if is_small(node.dtype) else text), 99
         if node.name == "reinterpret":

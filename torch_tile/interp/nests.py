@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..ir.buffer import Buffer
-from ..ir.expr import Binary, Const, Expr, Load, Var
+from ..ir.expr import Binary, Call, Const, Expr, Load, Var
 from ..ir.node import Node, equal, walk
 from ..ir.stmt import Alloc, Break, Continue, For, Let, LoopKind, Print, Store, TileOp, While
 from .memory import Storage
@@ -34,7 +34,7 @@ class Plan(enum.Enum):
 def plan(nest: For) -> Plan:
     """What the text of a nest says about its iterations."""
     nodes = list(walk(nest.body))
-    if any(isinstance(n, TileOp | Print) for n in nodes):
+    if any(isinstance(n, TileOp | Print) or (isinstance(n, Call) and n.name == "atomic") for n in nodes):
         return Plan.ORDERED
     facts = _Facts(nest, nodes)
     if any(isinstance(n, Break | Continue | While) or (isinstance(n, For) and not facts.is_uniform(n)) for n in nodes):

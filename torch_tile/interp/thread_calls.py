@@ -317,6 +317,20 @@ def _atomic(p: Place) -> Run:
     return run
 
 
+def _atomic_load(p: Place) -> Run:
+    memory = p.behind(0)
+
+    def run() -> Value:
+        ids = p.threads.active()
+        index = p.addresses(0, ids)
+        ok = memory.inside(index, 1, p.span)
+        if ok is not None:
+            index, ids = index[ok], ids[ok]
+        return p.threads.spread(va.decode(memory.peek(index), memory.dtype), ids)
+
+    return run
+
+
 def _arrive_last(p: Place) -> Run:
     memory = p.behind(0)
 
@@ -356,8 +370,8 @@ CLUSTER = "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait"
 CALLS: dict[str, Handler] = {
     "barrier": _barrier, "warp_barrier": _warp_barrier, "vector_copy": _vector_copy, "cp_async": _cp_async,
     "cp_async_commit": _commit, "cp_async_wait": _wait, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "mma": _mma,
-    "atomic": _atomic, "arrive_last": _arrive_last, "dp4a": _dp4a,
-    **dict.fromkeys(("prefetch_map", "set_registers", "grid_wait", "grid_launch", *CLUSTER), _nothing),
+    "atomic": _atomic, "atomic_load": _atomic_load, "arrive_last": _arrive_last, "dp4a": _dp4a,
+    **dict.fromkeys(("prefetch_map", "set_registers", "grid_wait", "grid_launch", "memory_fence", *CLUSTER), _nothing),
     **dict.fromkeys(
         ("shuffle_xor", "shuffle", "shuffle_up", "shuffle_down", "ballot", "vote_any", "vote_all"), _exchange
     ),

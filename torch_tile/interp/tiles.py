@@ -17,17 +17,19 @@ from typing import Any
 import torch
 
 from ..diagnostics import Diagnostic, TileError, diagnose, error
+from ..intrinsics import lookup
 from ..intrinsics.memory import ORDERING
 from ..ir import stmt as st
 from ..ir.buffer import Buffer, Region
 from ..ir.dtype import DType
-from ..ir.expr import Call, Expr
-from ..ir.node import walk
+from ..ir.expr import Call, Expr, Load
+from ..ir.node import Node, walk
 from .binding import bind
 from .expressions import Expressions
 from .memory import Index, Storage, lane_ids, poisoned
 from .nests import Plan, Watch, is_nest, plan, written
 from .thread_cluster import crowds
+from .tile_atomics import atomic, atomic_load
 from .tile_cluster import Crowd, at_rank
 from .values import Value, both, some
 
@@ -51,11 +53,17 @@ def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]
 
 def needs_threads(kernel: st.Kernel) -> list[Diagnostic]:
     """A kernel that names the running thread has a meaning only for threads."""
-    if kernel.thread is None or not any(n is kernel.thread for n in walk(kernel.body)):
+    if kernel.thread is None or not any(n is kernel.thread or _is_exchange(n) for n in walk(kernel.body)):
         return []
     fix = "write T.Parallel, or compile for a CUDA target and run its `interpret`"
     what, target = "T.get_thread_binding", "the interpreter of tiles"
     return [diagnose("unsupported_on_target", kernel.span, what=what, target=target, fix=fix)]
+
+
+def _is_exchange(node: Node) -> bool:
+    """Whether lanes of a warp tell each other values."""
+    intrinsic = lookup(node.name) if isinstance(node, Call) else None
+    return intrinsic is not None and intrinsic.convergent == "warp" and intrinsic.meaning is not None
 
 
 class _Break(Exception):
@@ -92,6 +100,9 @@ class Tiles(Expressions):
         for param in (*program.params, *program.workspaces, *program.outputs):
             if isinstance(param, Buffer):
                 self.memory[id(param)] = Storage(param, tensors[id(param)])
+        for view in program.views:
+            shape = [self.size(n) for n in view.shape]
+            self.memory[id(view)] = Storage(view, tensors[id(view.base)].view(shape))
         for kernel in program.kernels:
             for points in crowds(kernel, [self.size(n) for n in kernel.grid], None):
                 blocks = [self._at(kernel, point) for point in points]
@@ -183,8 +194,10 @@ class Tiles(Expressions):
             storage.raw[...] = storage.bits_of(self.expr(node.init))
 
     def _run_Store(self, node: st.Store) -> None:
-        value = self.expr(node.value)
-        storage = self.memory[id(node.buffer)]
+        self.put(node, self.memory[id(node.buffer)], self.expr(node.value))
+
+    def put(self, node: Load | st.Store, storage: Storage, value: Value) -> None:
+        """Write a value where `node` says, in the active lanes."""
         index, found = self._place(storage, node)
         active = both(self.mask, found)
         if some(True if active is None else active):
@@ -209,7 +222,7 @@ class Tiles(Expressions):
         storage.raw[index] = bits
 
     def _run_Do(self, node: st.Do) -> None:
-        if not (isinstance(node.call, Call) and node.call.name in ORDERING):
+        if not (isinstance(node.call, Call) and node.call.name in (*ORDERING, "memory_fence")):
             self.expr(node.call)
         elif node.call.name == "cluster_wait" and self.crowd is not None:
             self.crowd.wait()
@@ -217,6 +230,12 @@ class Tiles(Expressions):
     def _value_Call(self, node: Call) -> Value:
         if node.name == "at_rank" and self.crowd is not None:
             return at_rank(node, self.crowd, self)
+        if node.name == "atomic":
+            if self.lanes:
+                raise _InOrder
+            return atomic(node, self)
+        if node.name == "atomic_load":
+            return atomic_load(node, self)
         return super()._value_Call(node)
 
     def _run_Assert(self, node: st.Assert) -> None:

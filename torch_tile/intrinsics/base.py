@@ -106,7 +106,7 @@ def declare(intrinsic: Intrinsic) -> Intrinsic:
     if intrinsic.name in _REGISTRY:
         raise ValueError(f"intrinsic {intrinsic.name} is declared twice")
     _REGISTRY[intrinsic.name] = intrinsic
-    if intrinsic.header and not intrinsic.cpu:
+    if intrinsic.header and intrinsic.evaluate is None:
         TARGET_LEVEL.add(intrinsic.name)
     return intrinsic
 

@@ -16,6 +16,13 @@ from .base import Access, Intrinsic, declare, same
 
 COMBINERS = ("add", "max", "min", "and", "or", "xor", "exchange")
 
+# Memory orders of atomic updates: whether a fence stands before it (those who see the update see what this thread wrote
+# before), and after it (this thread sees what was written before the update that it has seen).
+ORDERS = {
+    "relaxed": (False, False), "consume": (False, True), "acquire": (False, True), "release": (True, False),
+    "acq_rel": (True, True), "seq_cst": (True, True),
+}  # fmt: skip
+
 # Order the threads of a block, copies, products, or blocks; nothing to do where a block runs as one.
 ORDERING = (
     "barrier", "warp_barrier", "cp_async_commit", "cp_async_wait", "fence_proxy_async", "wgmma_wait", "grid_wait",
@@ -126,6 +133,16 @@ def atomic(address: Address, value: Expr, op: str) -> Expr:
     return Call("atomic", (address, value), address.buffer.dtype, (op,))
 
 
+def atomic_load(address: Address, memory_order: str) -> Expr:
+    """What stands in memory, read in one step, each time again. `memory_order`: "relaxed", "acquire" or "seq_cst"."""
+    return Call("atomic_load", (address,), address.buffer.dtype, (memory_order,))
+
+
+def memory_fence() -> Do:
+    """What this thread did to memory before is seen by all threads of all blocks that see what it does after."""
+    return _do("memory_fence")
+
+
 def arrive_last(counter: Address, count: Any) -> Expr:
     """This thread arrives at an int32 in global memory, for all whose writes are ordered before; 1 if it is the last of
     `count`, which sees what was ordered before the arrivals of the others, else 0.
@@ -212,8 +229,8 @@ def _dp4a(a: Any, b: Any, c: Any, options: tuple[object, ...]) -> Any:
     return (total + parts.reshape(*x.shape, 4).sum(axis=-1)).astype(np.int32)
 
 
-def _gpu(name: str, arity: int, header: str, **fields: Any) -> None:
-    declare(Intrinsic(name, arity, same, "", cuda=fields.pop("cuda", name), header=header, **fields))
+def _gpu(name: str, arity: int, header: str, cpu: str = "", **fields: Any) -> None:
+    declare(Intrinsic(name, arity, same, cpu, cuda=fields.pop("cuda", name), header=header, **fields))
 
 
 _gpu("barrier", 0, "sync.h", convergent="block")
@@ -231,9 +248,14 @@ _gpu("ballot", 1, cuda="vote_ballot", **_WARP, meaning=_ballot)
 _gpu("vote_any", 1, **_WARP, meaning=lambda c, options: _vote(c, every=False))
 _gpu("vote_all", 1, **_WARP, meaning=lambda c, options: _vote(c, every=True))
 _gpu(
-    "atomic", 2, "cuda_atomic.h", cuda=lambda call: f"atomic_{call.options[0]}", meaning=_combine,
+    "atomic", 2, "cuda_atomic.h", "atomic", cuda=lambda call: f"atomic_{call.options[0]}", meaning=_combine,
     effects=lambda call: (Access(0, "rw", 1),),
 )  # fmt: skip
+_gpu(
+    "atomic_load", 1, "cuda_atomic.h", "atomic_load", cuda=lambda call: f"atomic_load_{call.options[0]}",
+    effects=lambda call: (Access(0, "r", 1),),
+)  # fmt: skip
+_gpu("memory_fence", 0, "cuda_atomic.h", "memory_fence")
 _gpu("arrive_last", 2, "cuda_atomic.h", effects=lambda call: (Access(0, "rw", 1),))
 _gpu("at_rank", 2, "memory.h", arch=90, effects=lambda call: (Access(0, "r", 1),))
 _gpu("dp4a", 3, "mma.h", meaning=_dp4a)

@@ -29,6 +29,7 @@ class Buffer(Node):
     GPU passes set `layout` (where elements of shared memory and fragments lie; None is row-major) and `offset`, the
     first byte of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes;
     None is whatever the widest access needs, which launches check. Each mbarrier of a "barrier" waits for `arrivals`.
+    `base` is the contiguous global buffer whose elements this one is a view of, in another shape.
     """
 
     is_symbol: ClassVar[bool] = True
@@ -42,6 +43,7 @@ class Buffer(Node):
     offset: int | None = None
     align: int | None = None
     arrivals: int = 0
+    base: Buffer | None = None
 
     def may_start_at(self, bytes: int) -> bool:
         """Whether accesses may rely on an address that is a multiple of so many bytes."""

@@ -154,11 +154,11 @@ class ExprPrinter:
         return f"{name}[{', '.join(self.expr(i) for i in indices)}]" if indices else name
 
     def _call(self, e: Call) -> str:
+        if e.name == "reinterpret":
+            return f"T.reinterpret({self.value(e.args[0], None, typed=True)}, {e.type!r})"
         if e.options or e.name in TARGET_LEVEL or any(isinstance(a, Address) for a in e.args):
             options = [f"dtype={e.type!r}"] + ([f"options={literal(e.options)}"] if e.options else [])
             return f"T.call({', '.join([quoted(e.name), *(self.value(a, None) for a in e.args), *options])})"
-        if e.name == "reinterpret":
-            return f"T.reinterpret({self.value(e.args[0], None, typed=True)}, {e.type!r})"
         args = [self.value(a, next((b.dtype for b in e.args if not isinstance(b, Const)), None)) for a in e.args]
         return f"T.{e.name}({', '.join(args)})"
 

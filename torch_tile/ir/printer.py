@@ -89,6 +89,10 @@ class Printer(ExprPrinter):
             for buffer in (*p.outputs, *p.workspaces):
                 maker = "alloc_global" if buffer.origin == "workspace" else "empty"
                 self.line(f"{self.names.bind(buffer)} = T.{maker}({self.shape(buffer.shape)}, {buffer.dtype!r})")
+            for view in p.views:
+                base = view.base
+                assert base is not None
+                self.line(f"{self.names.bind(view)} = T.view({self.names(base)}, {self.shape(view.shape)})")
             for kernel in p.kernels:
                 self.kernel(kernel)
             if p.outputs:

@@ -206,15 +206,16 @@ class Program(Node):
     """What one author's function says: parameters, scratch memory, and kernels launched one after another.
 
     `params` are buffers and scalar variables in the order of the signature; `outputs` are buffers made by T.empty and
-    returned.
+    returned, `views` global buffers that lie where their `base`, one of the others, does.
     """
 
-    binders: ClassVar[tuple[str, ...]] = ("params", "workspaces", "outputs")
+    binders: ClassVar[tuple[str, ...]] = ("params", "workspaces", "outputs", "views")
     name: str
     params: tuple[Buffer | Var, ...]
     kernels: tuple[Kernel, ...]
     workspaces: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
+    views: tuple[Buffer, ...] = ()
 
 
 def calls(one: Node, *names: str) -> bool:

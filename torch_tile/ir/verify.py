@@ -68,6 +68,8 @@ class _Verifier:
         """Sizes known at run time are bound by the shapes of the parameters."""
         self.bind(stmt.dimensions(p), p)
         self.bind((*p.params, *p.outputs, *p.workspaces), p)
+        self.need(all(id(v.base) in self.visible for v in p.views), "a view is one of a buffer of the program", p)
+        self.bind(p.views, p)
         for kernel in p.kernels:
             self(kernel)
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from .. import tileop as _tileop
 from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
+from ..tileop.atomic import ATOMICS as _ATOMICS
 from ..tileop.gemm import GemmWarpPolicy
-from . import math as _math
+from . import atomics as _atomics, math as _math
+from .allreduce import attr, comm_reducer, tvm_thread_allreduce
 from .arrive import arrive_last
 from .asynchronous import (
     barrier_arrive,
@@ -30,6 +32,7 @@ from .asynchronous import (
     set_max_nreg,
     shuffle_elect,
 )  # fmt: skip
+from .atomics import atomic_load
 from .cluster import (
     at_rank,
     block_rank_in_cluster,
@@ -40,6 +43,14 @@ from .cluster import (
     get_cluster_id,
 )  # fmt: skip
 from .effects import address_of, assume, call, device_assert, evaluate, print, tensor_map
+from .gathers import all_of, any_of, im2col, transpose
+from .hints import (
+    annotate_consumer_reg_alloc,
+    annotate_l2_hit_ratio,
+    annotate_producer_reg_dealloc,
+    annotate_restrict_buffers,
+    disable_warp_group_reg_alloc,
+)  # fmt: skip
 from .layout import (
     Fragment,
     Layout,
@@ -65,8 +76,10 @@ from .math import (
     floordiv,
     floormod,
     if_then_else,
+    index_to_coordinates,
     infinity,
     logical_and,
+    logical_not,
     logical_or,
     max,
     max_value,
@@ -76,11 +89,13 @@ from .math import (
     shift_left,
     shift_right,
     truncdiv,
+    truncmod,
 )  # fmt: skip
 from .missing import unknown_name as _unknown_name
-from .persistent import Persistent
+from .persistent import Persistent, PersistentTileScheduler
 from .products import wait_wgmma, wgmma_gemm
 from .program import PrimFunc, Ref, macro, prim_func
+from .reducers import alloc_reducer, finalize_reducer, reducer_init, reducer_update
 from .roles import role, ws
 from .scopes import (
     Kernel,
@@ -101,6 +116,7 @@ from .threads import (
     get_block_binding,
     get_block_bindings,
     get_block_extent,
+    get_block_extents,
     get_thread_binding,
     get_thread_bindings,
     get_thread_extent,
@@ -109,17 +125,33 @@ from .threads import (
     ptx_wait_group,
     sync_threads,
     sync_warp,
+    thread_binding,
     thread_index,
 )  # fmt: skip
 from .trace import with_author as _with_author
 from .values import StridedTensor, Tensor, TensorType
+from .views import reshape, view
+from .warps import (
+    all_sync,
+    any_sync,
+    ballot_sync,
+    dp4a,
+    shfl_down,
+    shfl_sync,
+    shfl_up,
+    shfl_xor,
+    tvm_warp_shuffle,
+    warp_reduce as _warp_reduce,
+)  # fmt: skip
 
 Buffer = Tensor  # TileLang's older spelling of the annotation
 SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of what macros are given; a macro takes any buffer
 ClusterKernel = Kernel  # with cluster_dims
 Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
+c2d_im2col, ballot = im2col, ballot_sync
 get_warp_idx_sync = get_warp_idx
+indexdiv, indexmod = floordiv, floormod
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
 globals().update({t.name: t for t in _DTYPES} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
@@ -130,6 +162,13 @@ globals().update({n: _math.function(n) for n in _math.FUNCTIONS})
 globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "log10", "sin", "cos", "tan", "pow")})
 fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
 power = _math.function("pow")
+
+# What the lanes of a warp have together: T.warp_reduce_sum, ...
+globals().update({f"warp_reduce_{n}": _warp_reduce(n) for n in ("sum", "max", "min", "bitand", "bitor")})
+
+# Atomic updates: T.atomic_add, T.atomic_addx4, ...
+globals().update({f"atomic_{n}": _atomics.update(n) for n in _ATOMICS})
+globals().update({f"atomic_addx{n}": _atomics.add_neighbours(n) for n in (2, 4)})
 
 # Tile ops: T.copy, T.gemm, T.reduce_max, ...; those that give a value have a function of their own above.
 globals().update({n: _with_author(n, op.build) for n, op in _tileop.tile_ops().items() if n not in globals()})
@@ -154,21 +193,26 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Buffer", "Cast", "ClusterKernel", "DType", "Fragment", "FragmentBuffer", "GemmWarpPolicy", "Kernel", "Layout",
-    "LocalBuffer", "Parallel", "Persistent", "Pipelined", "PrimFunc", "Ref", "Select", "SharedBuffer",
-    "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "alloc_barrier",
-    "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "annotate_layout",
-    "annotate_min_blocks_per_sm", "arrive_last",
-    "assume", "at_rank", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
-    "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear", "cluster_arrive", "cluster_sync",
-    "cluster_wait", "const", "dec_max_nreg", "device_assert", "dtype", "dynamic", "empty", "evaluate",
-    "fence_proxy_async", "floordiv", "floormod", "get_block_binding", "get_block_bindings", "get_block_extent",
-    "get_cluster_dims", "get_cluster_id", "get_lane_idx", "get_thread_binding", "get_thread_bindings",
-    "get_thread_extent", "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "grid", "if_then_else",
-    "inc_max_nreg", "infinity", "logical_and", "logical_or", "macro", "make_full_bank_swizzled_layout",
-    "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
-    "make_swizzled_layout", "max", "max_value", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx",
-    "mbarrier_wait_parity", "min", "min_value", "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger",
-    "prim_func", "print", "ptx_commit_group", "ptx_wait_group", "reinterpret", "role", "serial", "set_max_nreg",
-    "shift_left", "shift_right", "shuffle_elect", "symbolic", "sync_threads", "sync_warp", "tensor_map", "thread_index",
-    "truncdiv", "unroll", "use_swizzle", "vectorized", "wait_wgmma", "wgmma_gemm", "ws",
+    "LocalBuffer", "Parallel", "Persistent", "PersistentTileScheduler", "Pipelined", "PrimFunc", "Ref", "Select",
+    "SharedBuffer", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "all_of", "all_sync",
+    "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
+    "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout", "annotate_min_blocks_per_sm",
+    "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume",
+    "at_rank", "atomic_load", "attr", "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not",
+    "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear",
+    "cluster_arrive", "cluster_sync", "cluster_wait", "comm_reducer", "const", "dec_max_nreg", "device_assert",
+    "disable_warp_group_reg_alloc", "dp4a", "dtype", "dynamic", "empty", "evaluate", "fence_proxy_async",
+    "finalize_reducer", "floordiv", "floormod", "get_block_binding", "get_block_bindings", "get_block_extent",
+    "get_block_extents", "get_cluster_dims", "get_cluster_id", "get_lane_idx", "get_thread_binding",
+    "get_thread_bindings", "get_thread_extent", "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "grid",
+    "if_then_else", "im2col", "inc_max_nreg", "index_to_coordinates", "infinity", "logical_and", "logical_not",
+    "logical_or", "macro", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout", "make_linear_layout",
+    "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value", "mbarrier_arrive",
+    "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "min", "min_value",
+    "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
+    "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "reshape", "role", "serial", "set_max_nreg",
+    "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic",
+    "sync_threads", "sync_warp", "tensor_map", "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod",
+    "tvm_thread_allreduce", "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma",
+    "wgmma_gemm", "ws",
 ]  # fmt: skip

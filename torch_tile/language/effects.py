@@ -65,9 +65,11 @@ def tensor_map(buffer: Any, sizes: Any, strides: Any, box: tuple[int, ...], swiz
     return TensorMap(region.buffer, extents, steps, tuple(box), swizzle)
 
 
-def evaluate(value: Expr) -> None:
-    """Call for effect."""
-    tracer("T.evaluate").emit(Do(value))
+def evaluate(value: Expr | None) -> None:
+    """Call for effect. What gives no value, as T.copy does, has done its work already."""
+    at = tracer("T.evaluate")
+    if value is not None:
+        at.emit(Do(value))
 
 
 __all__ = ["address_of", "assume", "call", "device_assert", "dt", "evaluate", "print", "tensor_map"]

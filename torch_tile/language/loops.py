@@ -14,6 +14,7 @@ from ..ir.layout import Layout
 from ..ir.stmt import For, LoopKind
 from ..tileop.async_loop import AsyncLoop
 from .layout import loop_layout as requested
+from .reducers import folded
 from .trace import close_body, tracer
 
 
@@ -42,16 +43,22 @@ class Loop:
             raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
         given = given if len(given) == len(self.stops) else (None,) * len(self.stops)
         loop_vars = tuple(Var(n or "ijklmn"[d % 6], dt.int32, "loop") for d, n in enumerate(given))
+        nested, at.in_nest = at.in_nest, at.in_nest or self.kind is LoopKind.PARALLEL
         with at.open("loop") as scope:
             for var in loop_vars:
                 at.own(var)
             yield loop_vars if isinstance(names, tuple) or len(loop_vars) > 1 else loop_vars[0]
+        at.in_nest = nested
         body = close_body(scope)
         made = For(
             self.kind, loop_vars, self.starts, self.stops, body, self.step, self.stages, self.order, self.stage,
             self.layout, self.ping_pong, self.independent,
         )  # fmt: skip
-        at.emit(AsyncLoop(made) if self.asynchronous else made)
+        if at.in_nest or self.kind is not LoopKind.PARALLEL or not at.reducers:
+            at.emit(AsyncLoop(made) if self.asynchronous else made)
+            return
+        for one in folded(made, at.reducers):
+            at.emit(one)
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math as python_math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import intrinsics
@@ -84,8 +84,13 @@ def Cast(dtype: Any, value: Any, **hints: Any) -> Expr:
     return cast(value, dtype)
 
 
-def reinterpret(value: Any, dtype: Any) -> Expr:
-    """The bits of `value` as a value of `dtype`, which is as wide; the older order, dtype first, is taken, too."""
+def reinterpret(value: Any, dtype: Any) -> Any:
+    """The bits of `value` as a value of `dtype`, which is as wide; the older order, dtype first, is taken, too.
+
+    TIR's null pointer, 0 as a "handle", is None: the language has no pointers.
+    """
+    if dtype == "handle" and isinstance(value, Const) and value.value == 0:
+        return None
     if not isinstance(value, Expr) and not is_number(value):
         dtype, value = value, dtype
     to = dtype_of(dtype)
@@ -118,6 +123,20 @@ def truncdiv(a: Any, b: Any) -> Any:
     x, y = to_expr(a), to_expr(b)
     is_below = logical_and(x % y != 0, (x < 0) != (y < 0))  # a negative quotient that is no integer
     return select(is_below, x // y + 1, x // y)
+
+
+def truncmod(a: Any, b: Any) -> Any:
+    """What T.truncdiv leaves of `a`, with the sign of a."""
+    return a - truncdiv(a, b) * b
+
+
+def index_to_coordinates(index: Any, shape: Sequence[Any]) -> list[Any]:
+    """Where element number `index` of a row-major box lies, modulo its size: one integer for each of `shape`."""
+    found: list[Any] = []
+    for size in reversed(shape):
+        found.append(index % size)
+        index = index // size
+    return found[::-1]
 
 
 def align_up(a: Any, b: Any) -> Any:
@@ -167,6 +186,13 @@ def logical_or(a: Any, b: Any) -> Any:
     from ..ir.expr import binary
 
     return binary("or", a, b)
+
+
+def logical_not(a: Any) -> Any:
+    """`not a` on the device; a bool of Python's for one."""
+    from ..ir.expr import truth, unary
+
+    return unary("not", truth(a)) if isinstance(a, Expr) else not a
 
 
 def infinity(dtype: Any = "float32") -> Const:

@@ -135,7 +135,9 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     for n, buffer in enumerate(at.made):
         name_symbol(buffer, f"{buffer.origin}_{n}")
     workspaces = tuple(b for b in at.made if not any(b is o for o in outputs))
-    return Program(name, params, tuple(at.kernels), workspaces, outputs)
+    for n, buffer in enumerate(at.views):
+        name_symbol(buffer, f"view_{n}")
+    return Program(name, params, tuple(at.kernels), workspaces, outputs, tuple(at.views))
 
 
 class Ref:

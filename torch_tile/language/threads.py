@@ -11,7 +11,8 @@ from typing import Any
 
 from ..diagnostics import error
 from ..intrinsics import bulk, memory
-from ..ir.expr import Const, Expr, Var
+from ..ir.expr import Const, Expr, Var, is_number, to_expr
+from ..ir.node import equal
 from .trace import Tracer, tracer
 
 WARP = 32
@@ -71,6 +72,33 @@ def get_block_extent(dim: int = 0) -> Any:
     return int(size.value) if isinstance(size, Const) else size
 
 
+def get_block_extents() -> tuple[Any, ...]:
+    """Blocks of the grid along each dimension."""
+    return tuple(get_block_extent(d) for d in range(len(_launch("T.get_block_extents").grid)))
+
+
+def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> tuple[Expr]:
+    """`for tx in T.thread_binding(0, 128, thread="threadIdx.x")`: the index that the kernel around counts there.
+
+    `thread` is threadIdx.x, .y or .z, or blockIdx.x, .y or .z; `stop`, or `start` alone, is its extent.
+    """
+    what = "T.thread_binding"
+    if isinstance(stop, str):  # T.thread_binding(128, "threadIdx.x")
+        stop, thread = None, stop
+    if stop is None:
+        start, stop = 0, start
+    unit, _, axis = str(thread).partition(".")
+    if unit not in ("threadIdx", "blockIdx") or axis not in ("x", "y", "z"):
+        fix = "give one of threadIdx.x, .y, .z, blockIdx.x, .y, .z"
+        raise error("bad_argument", None, op=what, name="thread", why=f"is {thread!r}", fix=fix)
+    dim, of_block = "xyz".index(axis), unit == "blockIdx"
+    size = get_block_extent(dim) if of_block else get_thread_extent(dim)
+    if not is_number(start) or start != 0 or not _is_same(stop, size):
+        why, fix = f"counts from {start!r} to {stop!r}", f"count from 0 to {size!r}, as T.Kernel says"
+        raise error("bad_argument", None, op=what, name="stop", why=why, fix=fix)
+    return (get_block_binding(dim) if of_block else get_thread_binding(dim),)
+
+
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
     """Wait for all threads of the block, or of the role around; the compiler places what tiles need by itself.
 
@@ -123,6 +151,11 @@ def _launch(what: str) -> Any:
     if at.launch is None or not at.scopes:
         raise error("not_in_kernel", None, what=what)
     return at.launch
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two sizes are the same number, or the same expression."""
+    return equal(to_expr(a), to_expr(b)) if isinstance(a, Expr) or isinstance(b, Expr) else bool(a == b)
 
 
 def _check(what: str, dim: int, rank: int) -> None:

@@ -47,8 +47,12 @@ class Tracer:
         self.owner: dict[int, tuple[Node, Scope]] = {}
         self.kernels: list[Kernel] = []
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
+        self.views: list[Buffer] = []  # by T.view
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
+        self.reducers: dict[int, tuple[Buffer, str]] = {}  # by T.alloc_reducer, each with what it folds by
+        self.in_nest = False  # inside T.Parallel
+        self.folds_by: Any = None  # the T.comm_reducer around
         self.crew = 0  # threads of the T.role around
         self.doubtful = ""  # what decides on the device whether the operand that Python computes now is wanted
         self.consts: Callable[[str], Any] = no_consts

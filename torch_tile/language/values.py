@@ -57,6 +57,11 @@ class Handle(NotAValue):
         return self.buffer.rank
 
     @property
+    def data(self) -> Handle:
+        """What T.Tensor(shape, dtype, A.data) makes a view of: the buffer itself."""
+        return self
+
+    @property
     def name(self) -> str:
         """The author's name for it."""
         return self.buffer.name
@@ -195,12 +200,18 @@ class TensorType:
         return Buffer(name, self.shape, self.dtype, "global", self.strides, origin, align=self.align)
 
 
-def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int | None = None) -> TensorType:
+def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int | None = None) -> Any:
     """Annotate a parameter: `A: T.Tensor((M, K), T.float16)`. Sizes are integers, T.dynamic or T.const.
 
     `align` is a number of bytes that the tensor's address is a multiple of: GPU kernels access it in no wider pieces.
     Without it they take the widest that sizes and strides allow, and launches refuse addresses that do not.
+
+    `T.Tensor(shape, dtype, A.data)` is T.view(A, shape, dtype).
     """
+    if isinstance(strides, Handle):
+        from .views import view
+
+        return view(strides, shape, dtype)
     given = None if strides is None else shape_of(strides, "strides")
     sizes = shape_of(shape, "a tensor's shape")
     if given is not None and len(given) != len(sizes):
@@ -212,4 +223,4 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
 
 def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32", align: int | None = None) -> TensorType:
     """As T.Tensor, with strides in elements: integers or T.dynamic."""
-    return Tensor(shape, dtype, strides, align)
+    return Tensor(shape, dtype, strides, align)  # type: ignore[no-any-return]

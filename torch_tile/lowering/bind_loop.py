@@ -11,12 +11,13 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
+from ..diagnostics import error
 from ..ir import dtype as dt
 from ..ir.bounds import Ranges
 from ..ir.buffer import Buffer
 from ..ir.expr import Address, Call, Expr, Load, Var, binary, const
 from ..ir.layout import Digit, Layout
-from ..ir.node import Rewriter, contains
+from ..ir.node import Rewriter, contains, find
 from ..ir.polynomial import structure
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Print, Stmt, Store, While
 from ..ir.substitute import Expand, Substitute
@@ -101,6 +102,12 @@ class _Binder:
         self.values = self._values()
         self.owner = self.layout.owner(ctx.thread) if nest.effects or any(u.stored for u in nest.memory) else None
         self.private = any(u.stored for u in nest.fragments) or nest.uniform
+        if self.owner is not None and self.private and _updates(nest.loop.body):
+            what, fix = (
+                "the old value of an update, kept by several threads",
+                "store it to shared or global memory there",
+            )
+            raise error("unsupported_on_target", nest.loop.span, what=what, target=str(ctx.target), fix=fix)
 
     def statements(self) -> Stmt:
         """Loops over the steps around the body, with guards where the layout is larger than the nest."""
@@ -231,7 +238,7 @@ class _Body(Rewriter):
         if _is_fragment(store):
             registers = self.binder.ctx.registers(store.buffer)
             return Store(registers, (self._register(store),), self(store.value), span=store.span)
-        return self._owned(self.children(store), store.buffer.scope in ("local", "var"))
+        return self._owned(self.children(store), store.buffer.scope in ("local", "var") and not _updates(store.value))
 
     def Do(self, node: Do) -> Stmt:
         return self._owned(self.children(node), False)
@@ -277,7 +284,12 @@ def _indexes(loop: For, nest: Nest) -> bool:
 
 
 def _is_straight(body: Block) -> bool:
-    return not contains(body, For, While, Break, Continue, Do, Print)
+    return not contains(body, For, While, Break, Continue, Do, Print) and not _updates(body)
+
+
+def _updates(node: Stmt | Expr) -> bool:
+    """Whether memory is updated in a value: that is done once, even where several threads run an iteration."""
+    return any(call.name == "atomic" for call in find(node, Call))
 
 
 def _block(body: Stmt) -> Block:

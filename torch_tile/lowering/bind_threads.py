@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block's program becomes one thread's: tile ops are lowered, T.Parallel loops bound, fragments made registers.
 
-Outside T.Parallel every thread runs every statement; what touches memory there, and does not say which thread it is,
-is done by thread 0.
+Outside T.Parallel every thread runs every statement; what touches memory there is done by thread 0, unless it says
+which thread it is, or stands where only some threads come by.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..build import Build
 from ..diagnostics import error
 from ..ir import dtype as dt
-from ..ir.buffer import Region
+from ..ir.buffer import Buffer, Region
 from ..ir.expr import Call, Expr, Load, Var, binary, const
-from ..ir.node import Rewriter, find, rebuilt
-from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Print, Program, Role, Stmt, Store
+from ..ir.node import Rewriter, rebuilt
+from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Print, Program, Role, Stmt, Store, While
 from ..ir.substitute import Substitute
 from ..tileop import RegisteredOp
 from ..tileop.base import serial, spread, squeezed
 from ..tileop.nest import is_static
 from ..tileop.threads import ThreadContext, role_context
 from .bind_loop import bind_loop, load_of
+from .divergence import Divergence
 from .instance import Instance
 from .known import Known
 
@@ -47,7 +49,8 @@ class _Bind(Known):
         super().__init__()
         assert kernel.thread is not None
         self.ctx = ThreadContext(build, kernel.thread, math.prod(kernel.threads), self.ranges)
-        self.of_thread = False  # inside what an op became: it says itself which thread does what
+        self.of_thread = False  # it is said which thread does what: inside what an op became, or by a branch around
+        self.divergence = Divergence(kernel, arrays=True)
 
     def here(self) -> ThreadContext:
         """The threads at this point."""
@@ -65,7 +68,7 @@ class _Bind(Known):
     def RegisteredOp(self, op: RegisteredOp) -> Stmt:
         """What a thread does for an op, its nests bound. Only a bare store speaks of the block, not of a thread."""
         lowered = Instance({}, {}, fresh=True)(_PlaceAt(op)(op.lower_cuda(self.here())))
-        outer, self.of_thread = self.of_thread, not isinstance(lowered, Store | Do)
+        outer, self.of_thread = self.of_thread, self.of_thread or not isinstance(lowered, Store | Do)
         new = self(lowered)
         self.of_thread = outer
         return new  # type: ignore[no-any-return]
@@ -73,11 +76,24 @@ class _Bind(Known):
     def For(self, loop: For) -> Stmt:
         """A nest is bound, its ops lowered first; other loops are kept."""
         if loop.kind is not LoopKind.PARALLEL:
-            return super().For(loop)
+            return self._apart(self.divergence.parts(loop), super().For, loop)
         lowered: For = _LowerInside(self.here())(loop)
         if is_static(lowered):
             return bind_loop(lowered, self.here())
         return self(_in_chunks(lowered, self.ctx.count))  # type: ignore[no-any-return]
+
+    def If(self, node: If) -> Stmt:
+        """In a branch that only some threads take, each of them does what it says."""
+        return self._apart(self.divergence.is_divergent(node.condition), super().If, node)
+
+    def While(self, loop: While) -> Stmt:
+        return self._apart(self.divergence.parts(loop), self.children, loop)
+
+    def _apart(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
+        outer, self.of_thread = self.of_thread, self.of_thread or divergent
+        new = rewrite(node)
+        self.of_thread = outer
+        return new
 
     def Alloc(self, node: Alloc) -> Alloc:
         """A fragment is an array of each thread."""
@@ -95,7 +111,19 @@ class _Bind(Known):
         new: Store = self.children(store)
         if store.buffer.scope == "fragment":
             return Store(self.ctx.registers(store.buffer), (self.register(new),), new.value, span=store.span)
-        return self.by_one(new, new.indices) if store.buffer.scope in ("global", "shared") else new
+        if store.buffer.scope in ("global", "shared"):
+            return self.by_one(new, new.indices)
+        if isinstance(new.value, Call) and new.value.name == "atomic":
+            return self._told(new, new.buffer, new.value)
+        return new
+
+    def _told(self, store: Stmt, variable: Buffer, update: Call) -> Stmt:
+        """A variable gets what an update found: where one thread makes that, it tells all others."""
+        if self.by_one(store, update.args) is store:
+            return store
+        told = self.ctx.shared(variable.name, (1,), variable.dtype)
+        once = self.by_one(Store(told, (ZERO,), update, span=store.span), update.args)
+        return Block((Alloc(told), once, Store(variable, (), Load(told, (ZERO,)), span=store.span)))
 
     def Do(self, node: Do) -> Stmt:
         """An update of memory by one thread."""
@@ -139,10 +167,8 @@ class _Bind(Known):
         return layout.offset("r", node.indices, self.ranges)
 
     def by_one(self, node: Stmt, operands: Sequence[Expr]) -> Stmt:
-        """`node` in thread 0, unless its operands say which thread they mean."""
-        if self.of_thread:
-            return node
-        if any(n.role == "thread" for o in operands for n in find(self.values(o), Var)):
+        """`node` in thread 0, unless its operands say which thread they mean, or differ between threads."""
+        if self.of_thread or any(self.divergence.is_divergent(o) for o in operands):
             return node
         first = binary("==", self.ctx.thread, ZERO)
         return If(first, node if isinstance(node, Block) else Block((node,)), Block(()), span=node.span)

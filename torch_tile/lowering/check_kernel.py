@@ -18,6 +18,7 @@ from ..tileop import RegisteredOp
 from ..tileop.base import describe
 from ..tileop.copy_tma import TmaCopy
 from .bulk_loads import BY_HAND
+from .check_views import check_views
 from .divergence import Divergence
 from .reached import LOST, Path
 
@@ -29,8 +30,9 @@ def check_kernel(program: Program) -> Program:
     check = _Check()
     check.sizes(program)
     check(program)
-    if check.found:
-        raise TileError(*check.found)
+    found = check.found or check_views(program)
+    if found:
+        raise TileError(*found)
     return program
 
 
@@ -190,6 +192,7 @@ class _Check(Rewriter):
         return self.children(load)
 
     def Address(self, node: Address) -> Expr:
+        self._element(node.buffer, node.indices, node)
         return self.children(node)
 
     def Store(self, store: Store) -> Stmt:

@@ -9,9 +9,13 @@ from ..ir.stmt import Block, Break, Continue, For, If, Kernel, Let, Stmt, Store,
 
 
 class Divergence:
-    """The names and variables of a kernel whose value differs between threads, by identity: `mixed`."""
+    """The names and variables of a kernel whose value differs between threads, by identity: `mixed`.
 
-    def __init__(self, kernel: Kernel):
+    With `arrays`, also the arrays of threads in which such a value, or one at such a place, is stored.
+    """
+
+    def __init__(self, kernel: Kernel, arrays: bool = False):
+        self.scopes = ("var", "local") if arrays else ("var",)
         self.mixed = {id(n) for n in find(kernel, Var) if n.role == "thread"}
         size = -1
         while size != len(self.mixed):
@@ -21,8 +25,9 @@ class Divergence:
     def _spread(self, node: Node, divergent: bool) -> None:
         if isinstance(node, Let) and self.is_divergent(node.value):
             self.mixed.add(id(node.var))
-        elif isinstance(node, Store) and node.buffer.scope == "var" and (divergent or self.is_divergent(node.value)):
-            self.mixed.add(id(node.buffer))
+        elif isinstance(node, Store) and node.buffer.scope in self.scopes:
+            if divergent or any(map(self.is_divergent, (*node.indices, node.value))):
+                self.mixed.add(id(node.buffer))
         elif isinstance(node, If):
             divergent = divergent or self.is_divergent(node.condition)
         elif isinstance(node, For | While):

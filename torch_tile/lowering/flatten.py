@@ -41,12 +41,14 @@ class _Flatten(Rewriter):
         params = tuple(self.one(p) if isinstance(p, Buffer) else p for p in program.params)
         workspaces, outputs = tuple(map(self.one, program.workspaces)), tuple(map(self.one, program.outputs))
         old, made = (*program.params, *program.workspaces, *program.outputs), (*params, *workspaces, *outputs)
-        if all(a is b for a, b in zip(old, made, strict=True)):
+        if all(a is b for a, b in zip(old, made, strict=True)) and not program.views:
             return new
-        return replace(new, params=params, workspaces=workspaces, outputs=outputs)
+        return replace(new, params=params, workspaces=workspaces, outputs=outputs, views=())
 
     def one(self, buffer: Buffer) -> Buffer:
-        """The one-dimensional form of a buffer."""
+        """The one-dimensional form of a buffer; that of a view is its base's, as both are contiguous."""
+        if buffer.base is not None:
+            return self.one(buffer.base)
         if buffer.scope == "var" or (buffer.rank == 1 and buffer.strides is None and buffer.layout is None):
             return buffer
         found = self.flat.get(id(buffer))

@@ -117,7 +117,7 @@ class Collector:
             if isinstance(place, Address):
                 for found in self._made(place, call, effect.kind, loops, conditions):
                     moving = effect.asynchronous and ("w" in effect.kind or call.name == "wgmma")
-                    atomic = call.name in ("atomic", "arrive_last")
+                    atomic = call.name in ("atomic", "atomic_load", "arrive_last")
                     extra = {"asynchronous": moving, "atomic": atomic, "collective": warp}
                     yield replace(found, count=effect.elements, **extra)  # type: ignore[arg-type]
 

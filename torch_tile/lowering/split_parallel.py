@@ -7,7 +7,8 @@ that does not move with the loop variable, or reads what another iteration write
 
 from __future__ import annotations
 
-from ..ir.node import Rewriter, contains
+from ..ir.expr import Call
+from ..ir.node import Rewriter, contains, find
 from ..ir.stmt import Assert, Block, Break, Continue, Do, For, LoopKind, Print, Program, Stmt, While
 from ..tileop.carried import carried_vars
 
@@ -38,4 +39,5 @@ class _Split(Rewriter):
 
 def is_straight(body: Block) -> bool:
     """Whether a loop body has no inner loop and nothing that a vector loop cannot hold."""
-    return not contains(body, For, While, Break, Continue, Do, Print, Assert)
+    updates = any(call.name == "atomic" for call in find(body, Call))
+    return not updates and not contains(body, For, While, Break, Continue, Do, Print, Assert)

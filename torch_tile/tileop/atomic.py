@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T.atomic_add, atomic_max, atomic_min: updates of memory that several blocks may make at once.
+"""T.atomic_add, atomic_max, atomic_or, atomic_store, ...: updates of memory that several blocks may make at once.
 
-A region takes a region or a scalar; each element is one atomic update.
+A region takes a region or a scalar; each element is one atomic update. An update orders nothing else, unless its author
+asks for that: fences before and after it then keep what others see in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..diagnostics import Diagnostic, diagnose, error
-from ..intrinsics.memory import atomic
-from ..ir import dtype as dt
+from ..intrinsics.memory import ORDERS, atomic, memory_fence
 from ..ir.buffer import Region
-from ..ir.expr import Address, Call, Expr, Load, cast, is_number
-from ..ir.stmt import Do, Stmt
+from ..ir.expr import Address, Expr, Load, cast, is_number
+from ..ir.stmt import Block, Do, Stmt
 from .base import RegisteredOp, describe, parallel, region_of, same_extents, scalar, spread, squeezed, tile_op
 from .copy import _extend
 from .threads import Demand, Layouts, ThreadContext
@@ -26,27 +25,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Atomic(RegisteredOp):
-    """`dst = fold(dst, value)` as one indivisible update per element."""
+    """`dst = fold(dst, value)` as one indivisible update per element, in a memory order of ORDERS."""
 
     kind: ClassVar[str] = ""
     dst: Region
     value: Region | Expr
+    memory_order: str = "relaxed"
 
     @classmethod
     def build(cls, dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> Atomic:
         """`dst` is an element, a slice or a buffer; `value` a scalar, or a region of the same shape."""
+        order = check_order(f"T.{cls.op_name}", memory_order or "relaxed")
         target = region_of(dst)
         if target is None:
             raise error("atomic_target", None, op=cls.op_name, got=type(dst).__name__)
         source = None if isinstance(value, Expr) or is_number(value) else region_of(value)
         if source is None:
-            return cls(target, scalar(value, f"T.{cls.op_name}", target.buffer.dtype))
+            return cls(target, scalar(value, f"T.{cls.op_name}", target.buffer.dtype), order)
         if isinstance(dst, Load):
             target = _extend(target, source)
-        return cls(target, source)
+        return cls(target, source, order)
 
     def check(self) -> list[Diagnostic]:
-        """A region value must have the destination's extents."""
+        """A region value must have the destination's extents; bits are those of integers."""
+        dtype = self.dst.buffer.dtype
+        if self.kind in BITWISE and dtype.is_float:
+            why, fix = f"has dtype {dtype}", "bitwise updates take integers"
+            return [diagnose("bad_argument", self.span, op=f"T.{self.op_name}", name="dst", why=why, fix=fix)]
         if isinstance(self.value, Expr) or same_extents(squeezed(self.dst), squeezed(self.value)):
             return []
         src, dst = describe(self.value.extents), describe(self.dst.extents)
@@ -57,8 +62,8 @@ class Atomic(RegisteredOp):
         return [self.dst] + ([] if isinstance(self.value, Expr) else [self.value]), [self.dst]
 
     def lower_cpu(self) -> Stmt:
-        """One atomic helper call per element."""
-        return self._each(lambda where, value: Call("cpu_atomic", (where, value), dt.int32, (self.kind,)))
+        """One atomic operation per element."""
+        return self._each()
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
         """A value fragment stays where it is: each thread updates memory with what it holds."""
@@ -66,39 +71,64 @@ class Atomic(RegisteredOp):
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """One atomic operation per element."""
-        return self._each(lambda where, value: atomic(where, value, self.kind))
+        return self._each()
 
-    def _each(self, update: Callable[[Address, Expr], Expr]) -> Stmt:
-        """`update` for every element, side by side."""
+    def _each(self) -> Stmt:
+        """The update of every element, side by side."""
         target = self.dst.buffer
 
         def one(point: tuple[Any, ...]) -> Stmt:
             value = self.value
             if not isinstance(value, Expr):
                 value = cast(Load(value.buffer, spread(value, point)), target.dtype)
-            return Do(update(Address(target, spread(self.dst, point)), value))
+            return Do(atomic(Address(target, spread(self.dst, point)), value, self.kind))
 
         extents = squeezed(self.dst)
-        return parallel(extents, one) if extents else one(())
+        return ordered(parallel(extents, one) if extents else one(()), self.memory_order)
 
     def evaluate(self, env: Env) -> None:
         """Blocks run one after another here, so a plain update is atomic; computed in float64 or int64."""
-        import torch
 
         old = env.read(self.dst)
         if isinstance(self.value, Expr):
             new = env.full(env.extents(self.dst), env.value(self.value), self.dst.buffer.dtype)
         else:
             new = env.read(self.value).to(old.dtype).reshape(old.shape)
-        fold: Any = {"add": torch.add, "max": torch.maximum, "min": torch.minimum}[self.kind]
         wide = env.wide(self.dst.buffer.dtype)
-        env.write(self.dst, fold(old.to(wide), new.to(wide)).to(old.dtype))
+        env.write(self.dst, folds()[self.kind](old.to(wide), new.to(wide)).to(old.dtype))
 
 
-def _declare(kind: str) -> type[Atomic]:
-    cls = type(f"Atomic{kind.capitalize()}", (Atomic,), {"kind": kind, "__doc__": Atomic.__doc__})
-    return tile_op(f"atomic_{kind}")(dataclass(frozen=True, eq=False, repr=False)(cls))
+def folds() -> dict[str, Any]:
+    """What each kind makes of the old value and the operand, tensors of one type."""
+    import torch
+
+    return {
+        "add": torch.add, "max": torch.maximum, "min": torch.minimum, "and": torch.bitwise_and,
+        "or": torch.bitwise_or, "xor": torch.bitwise_xor, "exchange": lambda old, new: new,
+    }  # fmt: skip
 
 
-ATOMICS = {k: _declare(k) for k in ("add", "max", "min")}
+def check_order(what: str, memory_order: Any) -> str:
+    """A memory order by name; an author error for others."""
+    if memory_order not in ORDERS:
+        why, fix = f"is {memory_order!r}", f"give one of {', '.join(ORDERS)}"
+        raise error("bad_argument", None, op=what, name="memory_order", why=why, fix=fix)
+    return str(memory_order)
+
+
+def ordered(update: Stmt, memory_order: str) -> Stmt:
+    """An update between the fences of its memory order."""
+    before, after = ORDERS[memory_order]
+    if not before and not after:
+        return update
+    return Block((*[memory_fence()] * before, update, *[memory_fence()] * after))
+
+
+def _declare(name: str, kind: str) -> type[Atomic]:
+    cls = type(f"Atomic{name.capitalize()}", (Atomic,), {"kind": kind, "__doc__": Atomic.__doc__})
+    return tile_op(f"atomic_{name}")(dataclass(frozen=True, eq=False, repr=False)(cls))
+
+
+BITWISE = ("and", "or", "xor")
+ATOMICS = {k: _declare(k, k) for k in ("add", "max", "min", *BITWISE)} | {"store": _declare("store", "exchange")}
 globals().update({cls.__name__: cls for cls in ATOMICS.values()})  # where pickle looks for them

@@ -114,9 +114,13 @@ def result_layout(op: Reduce, source: Layout, folded: set[int]) -> Layout:
     result = source
     for dim in sorted(folded, reverse=True):
         result = result.drop(dim)
-    if len(op.dst.tile_shape) == len(result.dims):
-        return result
-    return replace(result, dims=(*result.dims[: op.dim], (), *result.dims[op.dim :]))
+    dims = list(result.dims)
+    if len(op.dst.tile_shape) != len(dims):
+        dims.insert(op.dim, ())
+    for dim, r in enumerate(op.dst.ranges):
+        if not r.keep:  # given by one index
+            dims.insert(dim, ())
+    return replace(result, dims=tuple(dims))
 
 
 def source_layout(op: Reduce, known: Layout | None, threads: int) -> Layout | None:
@@ -282,7 +286,7 @@ class ThreadReduce:
                 conditions += [here >= 0, here < r.extent]
             if r.keep:
                 row.append(here)
-        if len(row) > max(1, len(self.kept)) or not self.kept:
+        if len(row) > len(self.kept):
             del row[self.op.dim]
         value = Load(scratch, tuple(row) or (ZERO,))
         return unrolled(steps, guarded(conditions, self.finish(self.ctx.registers(target), (index,), value)))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atomic updates that give what stood there before, of neighbours at once, and atomic loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..diagnostics import TileError, error
+from ..intrinsics import memory
+from ..ir import dtype as dt
+from ..ir.buffer import Region
+from ..ir.expr import Address, Expr, Load, binary, const
+from ..ir.stmt import Store
+from ..tileop.atomic import ATOMICS, Atomic, check_order
+from ..tileop.base import is_one, need_region
+from .asynchronous import in_kernel
+from .trace import Tracer, make_variable
+
+
+def update(name: str) -> Callable[..., Expr | None]:
+    """The language's function T.atomic_<name>."""
+    what = f"T.atomic_{name}"
+
+    def apply(
+        dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, **hints: Any
+    ) -> Expr | None:  # fmt: skip
+        at = in_kernel(what)
+        op = ATOMICS[name].build(dst, value, memory_order)
+        if return_prev:
+            return _previous(at, what, op)
+        at.emit(op)
+        return None
+
+    apply.__name__ = apply.__qualname__ = f"atomic_{name}"
+    apply.__doc__ = f"""Update an element, or each element of a region, in one step that nobody divides: {name}.
+
+    With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
+    and where all threads of the block come by together, in which case it is made once, to all of them. `memory_order`
+    is "relaxed" (others may see what was written before and after it in any order), "acquire", "release", "acq_rel" or
+    "seq_cst". Bitwise updates take integers and bool.
+    """
+    return apply
+
+
+def _previous(at: Tracer, what: str, op: Atomic) -> Expr:
+    why, fix = "", "ask for it of one element, in a line before"
+    if at.doubtful:
+        why = f"is wanted only if {at.doubtful} asks for it"
+    elif isinstance(op.value, Region) or not all(is_one(e) for e in op.dst.extents):
+        why = "is asked for of more than one element"
+    elif problems := op.check():
+        raise TileError(*problems)
+    if why:
+        raise error("bad_argument", None, op=what, name="return_prev", why=why, fix=fix)
+    assert isinstance(op.value, Expr)
+    previous = make_variable("previous", op.dst.buffer.dtype, None)
+    before, after = memory.ORDERS[op.memory_order]
+    if before:
+        at.emit(memory.memory_fence())
+    place = Address(op.dst.buffer, op.dst.starts)
+    at.emit(Store(previous.buffer, (), memory.atomic(place, op.value, op.kind)))
+    if after:
+        at.emit(memory.memory_fence())
+    return previous
+
+
+def add_neighbours(count: int) -> Callable[..., None]:
+    """The language's function T.atomic_addx<count>."""
+    what = f"T.atomic_addx{count}"
+
+    def apply(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> None:
+        at = in_kernel(what)
+        if return_prev:
+            why, fix = f"is asked for of {count} elements", "ask T.atomic_add for it, element by element"
+            raise error("bad_argument", None, op=what, name="return_prev", why=why, fix=fix)
+        target, source = (need_region(x, f"atomic_addx{count}", n) for x, n in ((dst, "dst"), (value, "value")))
+        for n in range(count):
+            at.emit(ATOMICS["add"].build(_neighbour(target, n), _neighbour(source, n), memory_order))
+
+    apply.__name__ = apply.__qualname__ = f"atomic_addx{count}"
+    apply.__doc__ = f"""Add {count} neighbours along the last dimension, from an element on, each in one step.
+
+    `dst` and `value` name the first of them: `T.atomic_addx{count}(A[i, j], tile[k, l])`.
+    """
+    return apply
+
+
+def _neighbour(region: Region, n: int) -> Load:
+    *outer, last = region.starts
+    return Load(region.buffer, (*outer, binary("+", last, const(n, dt.int32)) if n else last))
+
+
+def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
+    """The value of one element, read in one step, again each time: others may change it meanwhile.
+
+    `memory_order` is "relaxed", "acquire" or "seq_cst", which also show what was written before the value was.
+    """
+    in_kernel("T.atomic_load")
+    order = {"consume": "acquire"}.get(memory_order, check_order("T.atomic_load", memory_order))
+    region = need_region(src, "atomic_load", "src")
+    why, fix, name = "", "give one element, A[i, j]", "src"
+    if not all(is_one(e) for e in region.extents) or region.buffer.scope not in ("global", "shared"):
+        why = "is no element of global or shared memory"
+    elif order in ("release", "acq_rel"):
+        name, why, fix = "memory_order", f"is {order!r}", "a load is relaxed, acquire or seq_cst"
+    if why:
+        raise error("bad_argument", None, op="T.atomic_load", name=name, why=why, fix=fix)
+    return memory.atomic_load(Address(region.buffer, region.starts), order)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on tiles that are T.Parallel loops, written for their author: convolutions' columns, transposes, any and
+all. So every target has them, and every pass treats them as it does the author's own loops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..diagnostics import error
+from ..ir import dtype as dt
+from ..ir.buffer import Buffer, Region
+from ..ir.expr import Const, Expr, Load, binary, cast, const, select, to_expr
+from ..ir.stmt import Alloc, For, Stmt, Store
+from ..tileop.base import conjunction, describe, identity_of, need_region, parallel, same_extents
+from ..tileop.fill import Fill
+from .asynchronous import in_kernel
+from .reducers import folded
+
+
+def transpose(src: Any, dst: Any) -> None:
+    """`dst[j, i] = src[i, j]`, of tiles or regions of two dimensions, converted to dst's dtype."""
+    at = in_kernel("T.transpose")
+    a, b = need_region(src, "transpose", "src"), need_region(dst, "transpose", "dst")
+    if len(a.tile_shape) != 2 or not same_extents(a.tile_shape[::-1], b.tile_shape):
+        why = f"is {describe(b.tile_shape)} for a source of {describe(a.tile_shape)}"
+        fix = "give tiles of two dimensions, (m, n) and (n, m)"
+        raise error("bad_argument", None, op="T.transpose", name="dst", why=why, fix=fix)
+
+    def move(point: tuple[Expr, ...]) -> Stmt:
+        value = Load(a.buffer, _place(a, point))
+        return Store(b.buffer, _place(b, point[::-1]), cast(value, b.buffer.dtype))
+
+    at.emit(parallel(a.tile_shape, move))
+
+
+def im2col(
+    img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: int, dilation: int, pad: int, **hints: Any
+) -> None:  # fmt: skip
+    """A tile of the matrix whose product with a convolution's weights is its result.
+
+    `img` is a tensor (N, H, W, C) and `col` a tile (m, k): number `nhw_step` of those along rows, one for each pixel
+    of the result (N * OH * OW), number `c_step` along the columns, one for each weight (kernel * kernel * C). What lies
+    in the padding, or past the last row or column, is 0. Where k divides C, copies run ahead in pipelined loops.
+    """
+    at = in_kernel("T.im2col")
+    image, tile = _tensor(img), need_region(col, "im2col", "col")
+    for name, value, least in (
+        ("kernel", kernel, 1),
+        ("stride", stride, 1),
+        ("dilation", dilation, 1),
+        ("pad", pad, 0),
+    ):
+        if not isinstance(value, int) or value < least:
+            why, fix = f"is {value!r}", f"give a number of at least {least}"
+            raise error("bad_argument", None, op="T.im2col", name=name, why=why, fix=fix)
+    if len(tile.tile_shape) != 2 or not all(isinstance(n, Const) for n in tile.tile_shape):
+        why, fix = f"has the shape {describe(tile.tile_shape)}", "give a tile of two dimensions, (m, k)"
+        raise error("bad_argument", None, op="T.im2col", name="col", why=why, fix=fix)
+    count, height, width, channels = image.shape
+    rows, columns = tile.tile_shape
+    reach = dilation * (kernel - 1) + 1 - 2 * pad
+    out_h, out_w = ((size - reach) // stride + 1 for size in (height, width))
+    first = to_expr(c_step) * columns
+    # Whether all columns of the tile are of one weight each time.
+    one_tap = isinstance(channels, Const) and isinstance(columns, Const) and channels.value % columns.value == 0
+
+    def fetch(point: tuple[Expr, ...]) -> Stmt:
+        pixel, place = to_expr(nhw_step) * rows + point[0], first + point[1]
+        tap = (first if one_tap else place) // channels
+        channel = first % channels + point[1] if one_tap else place % channels
+        y = pixel // out_w % out_h * stride + tap // kernel * dilation - pad
+        x = pixel % out_w * stride + tap % kernel * dilation - pad
+        inside = [tap < kernel * kernel, y >= 0, y < height, x >= 0, x < width, pixel // (out_h * out_w) < count]
+        value = Load(image, (pixel // (out_h * out_w), y, x, channel))
+        found = select(conjunction(inside), value, const(0, value.dtype))
+        return Store(tile.buffer, _place(tile, point), cast(found, tile.buffer.dtype))
+
+    at.emit(parallel(tile.tile_shape, fetch))
+
+
+def _tensor(img: Any) -> Buffer:
+    region = need_region(img, "im2col", "img")
+    if region.buffer.scope != "global" or region.buffer.rank != 4:
+        why, fix = f"is a {region.buffer.scope} buffer of {region.buffer.rank} dimensions", "give a tensor (N, H, W, C)"
+        raise error("bad_argument", None, op="T.im2col", name="img", why=why, fix=fix)
+    return region.buffer
+
+
+def any_of(buffer: Any) -> Expr:
+    """Whether any element of a tile, tensor or region is not 0: the same for all threads, which come here together."""
+    return _joined("any_of", buffer, "max")
+
+
+def all_of(buffer: Any) -> Expr:
+    """Whether no element of a tile, tensor or region is 0: the same for all threads, which come here together."""
+    return _joined("all_of", buffer, "min")
+
+
+def _joined(name: str, buffer: Any, op: str) -> Expr:
+    at, region = in_kernel(f"T.{name}"), need_region(buffer, name, "buffer")
+    why, fix, argument = "", "", "buffer"
+    if region.buffer.scope in ("local", "var"):
+        why, fix = "is each thread's own", "join its elements by `or` and `and`"
+    elif at.in_nest:
+        why, fix = "is asked about inside T.Parallel", "ask before the loop: all threads answer together"
+    elif at.doubtful:
+        why, fix = f"is wanted only if {at.doubtful} asks for it", "ask in a line before"
+    elif not all(isinstance(n, Const) for n in region.tile_shape):
+        why, fix = f"has the shape {describe(region.tile_shape)}", "copy it to a tile of constant size"
+    if why:
+        raise error("bad_argument", None, op=f"T.{name}", name=argument, why=why, fix=fix)
+    answer = Buffer(name, (const(1, dt.int32),), dt.int32, "fragment")
+    zero = const(0, dt.int32)
+
+    def fold(point: tuple[Expr, ...]) -> Stmt:
+        flag = cast(binary("!=", Load(region.buffer, _place(region, point)), const(0, region.buffer.dtype)), dt.int32)
+        return Store(answer, (zero,), binary(op, Load(answer, (zero,)), flag))
+
+    at.emit(Alloc(answer))
+    at.own(answer)
+    at.emit(Fill.build(answer, identity_of(op, answer.dtype)))
+    nest = parallel(region.tile_shape or (const(1, dt.int32),), fold)
+    assert isinstance(nest, For)
+    for one in folded(nest, {id(answer): (answer, op)}):
+        at.emit(one)
+    return binary("!=", Load(answer, (zero,)), zero)
+
+
+def _place(region: Region, point: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Indices into the buffer for a point of the region."""
+    steps = iter(point)
+    return tuple(_from(r.start, next(steps)) if r.keep else r.start for r in region.ranges)
+
+
+def _from(start: Expr, step: Expr) -> Expr:
+    return step if isinstance(start, Const) and start.value == 0 else start + step

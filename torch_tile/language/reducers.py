@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.alloc_reducer: a fragment whose elements are folded, by many iterations of T.Parallel each.
+
+A nest that updates it becomes two things that the language has: a nest that fills a tile, each iteration an element of
+its own, and reductions of that tile into the reducer. So a reducer always holds what was folded into it so far, and
+T.finalize_reducer has nothing left to do. A nest that does more with a reducer than to update it stays as it is: its
+iterations run in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..diagnostics import error
+from ..ir.buffer import Buffer, Range, Region
+from ..ir.expr import Binary, Call, Cast, Const, Expr, Load, Var, const
+from ..ir.node import Rewriter, equal, find, symbols
+from ..ir.simplify import simplify
+from ..ir.stmt import Alloc, Block, For, Let, Stmt, Store
+from ..tileop.base import identity_of, need_region
+from ..tileop.copy import Copy
+from ..tileop.fill import Fill
+from ..tileop.reduce import REDUCTIONS, combine
+from .asynchronous import in_kernel
+from .scopes import alloc_fragment
+from .values import Handle, stored
+
+# What an update of each kind is written as: an operator, or the function of the same meaning that keeps NaN.
+UPDATES = {
+    "sum": ("+",), "max": ("max", "maximum"), "min": ("min", "minimum"), "bitand": ("&",), "bitor": ("|",),
+    "bitxor": ("^",),
+}  # fmt: skip
+Reducers = Mapping[int, tuple[Buffer, str]]
+
+
+def alloc_reducer(shape: Any, dtype: Any = "float32", op: str = "sum", replication: Any = None, **hints: Any) -> Handle:
+    """A fragment into which T.Parallel loops fold values by `op`: sum, max, min, bitand, bitor or bitxor.
+
+    `acc[i] += v`, `acc[i] = T.max(acc[i], v)` and T.reducer_update(acc[i], v) update it, wherever `i` may stand in the
+    loop. What it holds is undefined until T.reducer_init, T.fill or T.clear. `replication` is TileLang's hint.
+    """
+    at = in_kernel("T.alloc_reducer")
+    if op not in UPDATES:
+        why, fix = f"is {op!r}", f"give one of {', '.join(UPDATES)}"
+        raise error("bad_argument", None, op="T.alloc_reducer", name="op", why=why, fix=fix)
+    made = alloc_fragment(shape, dtype)
+    if op.startswith("bit") and made.dtype.is_float:
+        why, fix = f"is {made.dtype}", "bitwise reductions take integers"
+        raise error("bad_argument", None, op="T.alloc_reducer", name="dtype", why=why, fix=fix)
+    at.reducers[id(made.buffer)] = made.buffer, op
+    return made
+
+
+def reducer_init(reducer: Any, init: Any = None) -> None:
+    """Begin anew, from `init`, or from what changes nothing: 0 for a sum, the least value for a maximum."""
+    buffer, op = _reducer("T.reducer_init", reducer)
+    in_kernel("T.reducer_init").emit(Fill.build(buffer, identity_of(op, buffer.dtype) if init is None else init))
+
+
+def reducer_update(target: Any, value: Any) -> None:
+    """Fold `value` into the element `acc[i]` of a reducer."""
+    what = "T.reducer_update"
+    buffer, op = _reducer(what, target)
+    if not isinstance(target, Load):
+        why, fix = "is no element of a reducer", "give acc[i]"
+        raise error("bad_argument", None, op=what, name="target", why=why, fix=fix)
+    in_kernel(what).emit(Store(buffer, target.indices, combine(op, target, stored(value, buffer))))
+
+
+def finalize_reducer(reducer: Any, dst: Any = None, **hints: Any) -> None:
+    """What was folded is complete; with `dst`, a tile of the same shape, it is copied there."""
+    buffer, _ = _reducer("T.finalize_reducer", reducer)
+    if dst is not None:
+        in_kernel("T.finalize_reducer").emit(Copy.build(Handle(buffer), dst))
+
+
+def _reducer(what: str, value: Any) -> tuple[Buffer, str]:
+    region = need_region(value, what.removeprefix("T."), "reducer")
+    found = in_kernel(what).reducers.get(id(region.buffer))
+    if found is None:
+        why, fix = f"is `{region.buffer.name}`, no reducer", "give a tile of T.alloc_reducer"
+        raise error("bad_argument", None, op=what, name="reducer", why=why, fix=fix)
+    return found
+
+
+def folded(nest: For, reducers: Reducers) -> Iterator[Stmt]:
+    """What a T.Parallel nest becomes: what it does, its updates of `reducers` kept apart, and their reductions."""
+    used = {id(n.buffer) for n in find(nest.body, Store)} & set(reducers)
+    parts = [part for key in sorted(used, key=list(reducers).index) if (part := _part(nest, *reducers[key]))]
+    yield from (Alloc(part.tile) for part in parts)
+    yield _Apart(parts).nest(nest) if parts else nest
+    for part in parts:
+        yield from part.reductions()
+
+
+class _Part:
+    """The updates of one element of a reducer by each iteration of a nest, kept apart in `tile`, at `place`.
+
+    The nest's variables `kept` count along dimensions of the reducer, in their order; the others, `lost`, do not.
+    """
+
+    def __init__(
+        self, reducer: Buffer, op: str, target: tuple[Range, ...], kept: list[Var], lost: list[Var], nest: For
+    ):
+        extents = {id(v): n for v, n in zip(nest.vars, nest.stops, strict=True)}
+        self.reducer, self.op, self.target = reducer, op, target
+        self.place = (*kept, *lost)
+        self.lost = len(lost)
+        self.tile = Buffer(f"{reducer.name}_part", tuple(extents[id(v)] for v in self.place), reducer.dtype, "fragment")
+
+    def reductions(self) -> Iterator[Stmt]:
+        """From the last dimension on; the last reduction adds what the reducer held."""
+        source, reduction = self.tile, REDUCTIONS[self.op]
+        for _ in range(self.lost - 1):
+            smaller = Buffer(self.tile.name, source.shape[:-1], source.dtype, "fragment")
+            yield Alloc(smaller)
+            yield reduction.build(source, smaller, dim=-1)
+            source = smaller
+        yield reduction.build(source, Region(self.reducer, self.target), dim=-1, clear=False)
+
+
+def _part(nest: For, reducer: Buffer, op: str) -> _Part | None:
+    """How updates of `reducer` can be kept apart; None if they meet in no element, or it is not only updated."""
+    stores = [n for n in find(nest.body, Store) if n.buffer is reducer]
+    loads = [n for n in find(nest.body, Load) if n.buffer is reducer]
+    places = [*(n.indices for n in stores), *(n.indices for n in loads)]
+    same = all(all(map(equal, places[0], place)) for place in places)
+    if not same or len(loads) != len(stores) or not all(_updates(s.value, reducer, op) for s in stores):
+        return None
+    extents = {id(v): n for v, n in zip(nest.vars, nest.stops, strict=True)}
+    inner = {id(v) for n in find(nest.body, For) for v in n.vars} | {id(n.var) for n in find(nest.body, Let)}
+    target: list[Range] = []
+    kept: dict[int, Var] = {}
+    for index in places[0]:
+        moving = [v for v in nest.vars if id(v) in symbols(index)]
+        start = simplify(index - moving[0]) if moving else index
+        known = symbols(start)
+        if not known.isdisjoint(inner | set(extents)) or not set(kept).isdisjoint(map(id, moving)):
+            return None  # which element it is follows from more than one variable of the nest
+        kept |= {id(v): v for v in moving}
+        extent = extents[id(moving[0])] if moving else const(1, index.dtype)
+        target.append(Range(start, extent, keep=bool(moving)))
+    lost = [v for v in nest.vars if id(v) not in kept]
+    if not lost or not all(isinstance(n, Const) for n in nest.stops):
+        return None
+    return _Part(reducer, op, tuple(target), list(kept.values()), lost, nest)
+
+
+def _updates(value: Expr, reducer: Buffer, op: str) -> bool:
+    """Whether a value is that of the reducer's element, folded with something else by `op`."""
+    while isinstance(value, Cast):
+        value = value.a
+    if isinstance(value, Load):
+        return value.buffer is reducer
+    if isinstance(value, Call) and value.name in UPDATES[op]:
+        return any(_updates(a, reducer, op) for a in value.args)
+    if isinstance(value, Binary) and (value.op in UPDATES[op] or (value.op == "-" and op == "sum")):
+        return _updates(value.a, reducer, op) or (value.op != "-" and _updates(value.b, reducer, op))
+    return False
+
+
+class _Apart(Rewriter):
+    """Puts each part's tile in the place of its reducer; every iteration begins with what changes nothing."""
+
+    def __init__(self, parts: list[_Part]):
+        self.parts = {id(p.reducer): p for p in parts}
+
+    def nest(self, nest: For) -> For:
+        fresh = [Store(p.tile, p.place, identity_of(p.op, p.tile.dtype)) for p in self.parts.values()]
+        body: Block = self(nest.body)
+        return For(
+            nest.kind, nest.vars, nest.starts, nest.stops, Block((*fresh, *body.stmts)), nest.step, layout=nest.layout,
+            independent=nest.independent, span=nest.span,
+        )  # fmt: skip
+
+    def Load(self, load: Load) -> Load:
+        part = self.parts.get(id(load.buffer))
+        return self.children(load) if part is None else Load(part.tile, part.place, span=load.span)
+
+    def Store(self, store: Store) -> Stmt:
+        part = self.parts.get(id(store.buffer))
+        new: Store = self.children(store)
+        return new if part is None else Store(part.tile, part.place, new.value, span=store.span)

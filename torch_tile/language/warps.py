@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the 32 threads of a warp, its lanes, tell each other: shuffles, votes, sums. For GPUs, as what names threads.
+
+Whole warps come here. Each exchange is made where it is written, whatever asks for its result later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..diagnostics import error
+from ..intrinsics import memory
+from ..ir import dtype as dt
+from ..ir.expr import Call, Expr, Load, binary, cast, is_number, select, to_expr, truth
+from ..ir.stmt import Store
+from ..tileop.base import need_region
+from ..tileop.reduce import combine
+from .asynchronous import get_lane_idx, in_kernel
+from .threads import WARP, thread_index
+from .trace import let
+
+FULL = 0xFFFFFFFF  # all lanes
+
+
+def shfl_sync(value: Any, lane: Any, width: int = WARP, mask: Any = FULL) -> Expr:
+    """`value` of lane number `lane` of each `width` neighbouring lanes, which a power of two up to 32 counts."""
+    value, lane, width = _operands("T.shfl_sync", value, lane, width, mask)
+    source = lane if width == WARP else get_lane_idx() // width * width + lane % width
+    return _made("T.shfl_sync", memory.shuffle(value, source))
+
+
+def shfl_xor(value: Any, lane_mask: Any, width: int = WARP, mask: Any = FULL) -> Expr:
+    """`value` of the lane whose number differs in the bits of `lane_mask`; the own one where that is of other lanes."""
+    value, bits, width = _operands("T.shfl_xor", value, lane_mask, width, mask)
+    got = _made("T.shfl_xor", memory.shuffle_xor(value, bits))
+    return got if width == WARP else select(bits < width, got, value)
+
+
+def shfl_up(value: Any, delta: Any, width: int = WARP, mask: Any = FULL) -> Expr:
+    """`value` of the lane `delta` below; the first `delta` of each `width` lanes keep their own."""
+    value, delta, width = _operands("T.shfl_up", value, delta, width, mask)
+    got = _made("T.shfl_up", memory.shuffle_up(value, delta))
+    return got if width == WARP else select(get_lane_idx() % width >= delta, got, value)
+
+
+def shfl_down(value: Any, delta: Any, width: int = WARP, mask: Any = FULL) -> Expr:
+    """`value` of the lane `delta` above; the last `delta` of each `width` lanes keep their own."""
+    value, delta, width = _operands("T.shfl_down", value, delta, width, mask)
+    got = _made("T.shfl_down", memory.shuffle_down(value, delta))
+    return got if width == WARP else select(get_lane_idx() % width + delta < width, got, value)
+
+
+def tvm_warp_shuffle(mask: Any, value: Any, lane: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
+    """T.shfl_sync as TIR spells it."""
+    return shfl_sync(value, lane, width, mask)
+
+
+def any_sync(predicate: Any, mask: Any = FULL) -> Expr:
+    """An int32, not 0 where `predicate` holds in any lane of the warp."""
+    return cast(_made("T.any_sync", memory.vote_any(_vote("T.any_sync", predicate, mask))), dt.int32)
+
+
+def all_sync(predicate: Any, mask: Any = FULL) -> Expr:
+    """An int32, not 0 where `predicate` holds in all lanes of the warp."""
+    return cast(_made("T.all_sync", memory.vote_all(_vote("T.all_sync", predicate, mask))), dt.int32)
+
+
+def ballot_sync(predicate: Any, mask: Any = FULL) -> Expr:
+    """A uint64 with a bit for each lane of the warp, set where `predicate` holds."""
+    return cast(_made("T.ballot_sync", memory.ballot(_vote("T.ballot_sync", predicate, mask))), dt.uint64)
+
+
+def warp_reduce(kind: str) -> Callable[[Any], Expr]:
+    """The language's function T.warp_reduce_<kind>."""
+    what = f"T.warp_reduce_{kind}"
+
+    def apply(value: Any) -> Expr:
+        total = to_expr(value, op=what)
+        if kind.startswith("bit") and total.dtype.is_float:
+            why, fix = f"is a {total.dtype}", "bitwise reductions take integers"
+            raise error("bad_argument", None, op=what, name="value", why=why, fix=fix)
+        for step in (16, 8, 4, 2, 1):
+            total = let("total", total)
+            total = let("total", combine(kind, total, _made(what, memory.shuffle_xor(total, step))))
+        return total
+
+    apply.__name__ = apply.__qualname__ = f"warp_reduce_{kind}"
+    apply.__doc__ = f"The {kind} of a value over the 32 lanes of a warp, the same bits in each of them."
+    return apply
+
+
+def dp4a(a: Any, b: Any, c: Any) -> None:
+    """`c += a[0] * b[0] + ... + a[3] * b[3]`, of four int8 neighbours from elements `a` and `b` on and an int32 `c`.
+
+    Products and sums, which any target has.
+    """
+    at = in_kernel("T.dp4a")
+    first, second, total = (need_region(x, "dp4a", n) for x, n in ((a, "a"), (b, "b"), (c, "c")))
+    for name, region, dtype in (("a", first, dt.int8), ("b", second, dt.int8), ("c", total, dt.int32)):
+        if region.buffer.dtype != dtype:
+            why, fix = f"is of {region.buffer.dtype}", f"give an element of {dtype}"
+            raise error("bad_argument", None, op="T.dp4a", name=name, why=why, fix=fix)
+    found: Expr = Load(total.buffer, total.starts)
+    for n in range(4):
+        x, y = (cast(Load(r.buffer, (*r.starts[:-1], r.starts[-1] + n)), dt.int32) for r in (first, second))
+        found = binary("+", found, x * y)
+    at.emit(Store(total.buffer, total.starts, found))
+
+
+def _operands(what: str, value: Any, other: Any, width: Any, mask: Any) -> tuple[Expr, Expr, int]:
+    if is_number(value) and value == FULL:  # the mask in front, as older kernels and CUDA have it
+        value, other, width, mask = other, width, WARP, value
+    if not isinstance(width, int) or width not in (1, 2, 4, 8, 16, WARP):
+        raise error(
+            "bad_argument", None, op=what, name="width", why=f"is {width!r}", fix="give a power of two up to 32"
+        )
+    _whole(what, mask)
+    return to_expr(value, op=what), cast(to_expr(other), dt.int32), width
+
+
+def _vote(what: str, predicate: Any, mask: Any) -> Expr:
+    if is_number(predicate) and predicate == FULL:
+        predicate, mask = mask, predicate
+    _whole(what, mask)
+    return truth(to_expr(predicate, op=what))
+
+
+def _whole(what: str, mask: Any) -> None:
+    mask = getattr(mask, "value", mask)
+    if mask not in (FULL, -1):
+        fix = "leave it out: all 32 lanes of a warp take part"
+        raise error("bad_argument", None, op=what, name="mask", why=f"is {mask!r}", fix=fix)
+
+
+def _made(what: str, exchange: Expr) -> Expr:
+    """An exchange in a line of its own: not all lanes may ask for its result."""
+    at = in_kernel(what)
+    if at.doubtful or at.in_nest:
+        why = "is asked for inside T.Parallel" if at.in_nest else f"is wanted only if {at.doubtful} asks for it"
+        fix = "write it in a line before" if at.doubtful else "write it outside, where it is known which thread runs"
+        raise error("bad_argument", None, op=what, name="value", why=why, fix=fix)
+    assert isinstance(exchange, Call)
+    thread_index()  # the kernel is one of threads
+    return let("exchanged", exchange)
