@@ -154,7 +154,7 @@ LIBRARY = {
     "gemm fp32": lambda: of_gemm(40, 40, 72, torch.float32),
     "gemm one row": lambda: of_gemm(1, 64, 1772, torch.float16),  # parts of a sum lie where the last stages did
     "grouped_gemm": lambda: of_grouped_gemm(200, 136, 264, Config(64, 64, 64, 128, 2, panel=2, staged=True, blocks=2)),
-    "grouped_gemm of few rows": lambda: of_grouped_gemm(40, 72, 840),
+    "grouped_gemm of few rows": lambda: of_grouped_gemm(40, 64, 648),
     "k_grouped_gemm": lambda: of_k_grouped_gemm(1500, 72, 64),
     "dequant_gemm": lambda: of_dequant_gemm(20, 72, 2048),
     "dequant_gemm of many rows": lambda: of_dequant_gemm(70, 72, 768),
