@@ -20,7 +20,7 @@ def test_compiles(chip, name):
     if not kernels:
         pytest.skip("runs as plain torch there")
     for kernel in kernels:
-        assert kernel.cubin.data[:4] == b"\x7fELF" and kernel.target is CHIPS[chip]
+        assert kernel.cubin.data[:4] == b"\x7fELF" and kernel.target == CHIPS[chip]
         assert set(kernel.resources) == {entry.name for entry in kernel.launcher.source.entries}
         spilt = {entry: found.spills for entry, found in kernel.resources.items() if found.spills}
         assert not spilt, f"{kernel.__name__}: {spilt}\n{kernel.schedule}"

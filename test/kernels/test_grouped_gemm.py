@@ -8,7 +8,7 @@ import torch
 
 from torch_tile.kernels import grouped_gemm as by_rows, k_grouped_gemm as by_k
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm_config import Config, Problem
+from torch_tile.kernels.gemm_config import Config, Problem, config_for
 from torch_tile.target import Target
 
 BF16, F64 = torch.bfloat16, torch.float64
@@ -161,4 +161,7 @@ def test_cuts_are_of_groups_not_of_all_rows():
     few, some, many = cut(128, 256), cut(128, 128 * 30), cut(8, 8 * 2048)
     assert few.block_m == 16 and some.block_m == 48 and many.block_m == 128 and many.blocks == 132
     assert cut(128, 40).splits == 1  # fewer rows than groups
+    # Half a tile of each group is empty, so tiles are lower than those of as many rows in a batch.
+    cpu, problem = Machine(Target("cpu"), 2), Problem(BF16, 16, 16 * 128, 1024, 1024)
+    assert by_rows.cut_for(problem, cpu).block_m < config_for(replace(problem, m=128), cpu).block_m
     assert by_rows.cut_for(Problem(torch.float32, 4, 20, 64, 8192), Machine(Target("cpu"), 64)).splits == 1

@@ -44,7 +44,7 @@ def config_for(problem: Problem, machine: Machine) -> Config | None:
 
 def shape_class(problem: Problem) -> str | None:
     """Problems that are cut alike; None for operands that are not tuned for."""
-    if problem.dtype.itemsize != 2:
+    if problem.dtype.itemsize != 2 or problem.ragged:
         return None
     row = " row" if problem.row else ""
     return f"{problem.products}*{problem.batch}x{rows_class(problem.m)}x{problem.n}x{problem.k}{row}"

@@ -40,7 +40,7 @@ class Config:
 @dataclass(frozen=True)
 class Problem:
     """One product: sizes, how many bs share a, whether it is a row times matrices stored `[N, K]`, and whether rows in
-    memory are runs of whole 16 bytes.
+    memory are runs of whole 16 bytes. If `ragged`, m is how many rows each of the batch has on average.
     """
 
     dtype: torch.dtype
@@ -51,6 +51,7 @@ class Problem:
     products: int = 1
     row: bool = False
     aligned: bool = False
+    ragged: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,11 @@ def stage_bytes(config: Config, problem: Problem) -> int:
 
 
 def count_of(config: Config, problem: Problem) -> int:
-    """How many tiles the result has."""
-    return problem.batch * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+    """How many tiles the result has; of ragged rows each last tile is half empty."""
+    rows = problem.batch * -(-problem.m // config.block_m)
+    if problem.ragged:
+        rows = -(-problem.batch * (2 * problem.m + config.block_m) // (2 * config.block_m))
+    return rows * -(-problem.n // config.block_n)
 
 
 def with_room(config: Config, problem: Problem, machine: Machine) -> Config:

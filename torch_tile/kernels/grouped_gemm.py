@@ -233,7 +233,7 @@ def cut_for(problem: Problem, machine: Machine) -> Config | None:
     groups = max(1, min(problem.batch, problem.m))
     rows = -(-problem.m // groups)
     rows = rows + rows // 2 if rows <= CROWDED else rows
-    config = config_for(replace(problem, batch=groups, m=rows), machine)
+    config = config_for(replace(problem, batch=groups, m=rows, ragged=True), machine)
     if config is None or config.splits == 1:
         return config
     return replace(config, splits=1, cluster=False)
