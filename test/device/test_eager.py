@@ -34,8 +34,12 @@ def dequant(a, b, scale):
     return OPS.dequant_gemm(a, [b], [scale], [], 4, False, 8, [], "", "", HALF)
 
 
-def experts(a, b):
-    return OPS.grouped_gemm(a, [b.mT], torch.tensor([5, 40, 96], device="cuda", dtype=torch.int32), [], "", "", HALF)
+def ends():
+    return torch.tensor([5, 40, 96], device="cuda", dtype=torch.int32)
+
+
+def experts(a, b, offsets):
+    return OPS.grouped_gemm(a, [b.mT], offsets, [], "", "", HALF)
 
 
 def causal(q, k, v):
@@ -45,7 +49,7 @@ def causal(q, k, v):
 CALLS = {
     "gemm": (add, lambda: (half(96, 256), half(128, 256), half(96, 128))),
     "one row": (add, lambda: (half(1, 256), half(128, 256), half(1, 128))),
-    "grouped_gemm": (experts, lambda: (half(96, 256), half(3, 128, 256))),
+    "grouped_gemm": (experts, lambda: (half(96, 256), half(3, 128, 256), ends())),
     "dequant_gemm": (dequant, lambda: (half(16, 256), words(), half(256, 4) / 64)),
     "swiglu": (OPS.swiglu, lambda: (half(2, 32, 256), half(128, 256), half(128, 256))),
     "attention": (causal, lambda: [half(2, 4, 200, 128) for _ in range(3)]),

@@ -12,7 +12,11 @@ pytestmark = [
     pytest.mark.usefixtures("poisoned", "kernels_ran"),
 ]
 
-EPILOGUES = {"plain": ("", 1), "swiglu": ("g=silu(acc0);y=mul(g,acc1);ret y", 2)}  # text, number of bs
+EPILOGUES = {  # text, number of bs
+    "plain": ("", 1),
+    "swiglu": ("g=silu(acc0);y=mul(g,acc1);ret y", 2),
+    "masked": ("g=where(x0,0.0,acc0);y=mul(g,x1);ret y", 1),  # truth values and numbers, one for each row
+}
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -30,10 +34,13 @@ def test_grouped_gemm(epilogue, problems, check):
             problems.tensor(groups, *((n, k) if turned else (k, n)), dtype=dtype, layout=layout) for _ in range(count)
         ]
         bs = [b.mT if turned else b for b in bs]
-        got = torch.ops.tile.grouped_gemm(a, bs, offsets, [], "", text, dtype)
+        x = [problems.tensor(rows, 1, dtype=dtype) for _ in range(2)]
+        aux = [x[0] > 0, x[1]] if "x0" in text else []
+        kinds = "c" * len(aux)
+        got = torch.ops.tile.grouped_gemm(a, bs, offsets, aux, kinds, text, dtype)
 
-        def exact(a, *bs, offsets=offsets, text=text):
-            return grouped_gemm.reference(a, bs, offsets, [], "", text, torch.float64)
+        def exact(a, *bs, offsets=offsets, text=text, aux=aux, kinds=kinds):
+            return grouped_gemm.reference(a, bs, offsets, aux, kinds, text, torch.float64)
 
         what = f"{epilogue} {dtype} {offsets.tolist()} {rows}x{n}x{k} {layout} turned {turned}"
         check(got, exact, (a, *bs), what, dtype)

@@ -17,6 +17,7 @@ FORMS = {  # dtype, result, epilogue, kinds, number of bs
     "swiglu": (torch.float32, torch.float32, "g=silu(acc0);y=mul(g,acc1);ret y", "", 2),
     "every_kind": (torch.float32, torch.float16, "a=mul(acc0,x0);b=add(a,x1);c=sub(b,x2);d=div(c,x3);ret d", "trcs", 1),
     "bfloat16": (BF16, BF16, "v=mul(acc0,x0);ret v", "c", 1),
+    "masked": (BF16, BF16, "v=where(x0,0.0,acc0);w=mul(v,x1);ret w", "cc", 1),  # x0: truth values
     "float64": (F64, F64, "v=tanh(acc0);w=add(v,x0);ret w", "r", 1),
 }
 SMALL = Config(block_m=16, block_n=32, block_k=16)
@@ -56,6 +57,8 @@ def operands(problems, form, groups, m, n, k, layout=None):
     bs = [problems.tensor(groups, k, n, dtype=dtype, layout=layout or "turned") for _ in range(count)]
     shapes = {"t": (m, n), "r": (n,), "c": (m, 1), "s": (1,)}
     aux = [problems.tensor(*shapes[kind], dtype=dtype) for kind in kinds]
+    if form == "masked":
+        aux[0] = aux[0] > 0
     return a, bs, ends(problems, groups, m), [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
 
 

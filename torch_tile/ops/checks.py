@@ -55,6 +55,16 @@ def check_floating(op: str, **tensors: torch.Tensor | None) -> None:
         check_device(op, name, t, first_name, first)
 
 
+def check_auxiliary(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    """What an epilogue reads besides products is strided, of a supported floating dtype or of truth values, which
+    count as 1 and 0, and on another tensor's device.
+    """
+    if tensor.dtype not in (*FLOATING, torch.bool):
+        expected = "expected float16, bfloat16, float32, float64 or bool"
+        raise TypeError(f"tile.{op}: {name} has dtype {tensor.dtype}; {expected}")
+    check_device(op, name, tensor, other_name, other)
+
+
 def check_device(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
     """Both tensors are on one device, and the first is strided."""
     if tensor.device != other.device:

@@ -82,6 +82,33 @@ def test_experts_are_two_kernels(merged, dynamic, given, light):
     check(got, exact(*double(args)), args[0].dtype)
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_rows_of_nobody(merged, given, light):
+    """Rows that other devices' experts have are masked before and behind each product."""
+    multiply, (x, gate, up, down, offsets, weight) = given
+    nobody = torch.randint(9, (S,)) >= 7
+
+    def experts(x, gate, up, down, offsets, weight, nobody):
+        nobody = nobody[:, None]
+        x = x.masked_fill(nobody, 0.0)
+        if merged:
+            both = multiply(x, torch.cat([gate, up], 1).mT, offsets)
+            gate, up = both.masked_fill(nobody, 0.0).chunk(2, -1)
+        else:
+            gate, up = (multiply(x, w.mT, offsets).masked_fill(nobody, 0.0) for w in (gate, up))
+        down = multiply(F.silu(gate) * up, down.mT, offsets)
+        return down.masked_fill(nobody, 0.0) * weight
+
+    args = x, gate, up, down, offsets, weight
+    with torch.no_grad():
+        got, report = light(experts, *args, nobody)
+    assert [r.what for r in report.replaced("grouped")] == [
+        "tile.grouped_gemm(2 products, v0=where(x0,0.0,acc0);v1=silu(v0);v2=where(x0,0.0,acc1);v3=mul(v1,v2);ret v3)",
+        "tile.grouped_gemm(v0=where(x0,0.0,acc0);v1=mul(x1,v0);ret v1)",
+    ]
+    check(got, exact(*double(args)).masked_fill(nobody[:, None], 0.0), x.dtype)
+
+
 def test_what_is_added_to_each_row(given, light):
     """A bias of each group, gathered for its rows, is a full operand."""
     multiply, (x, gate, *_, offsets, _) = given

@@ -56,6 +56,7 @@ def refine_families(settings: Settings) -> list[Family]:
         input_sizes,
         mla,
         norm,
+        parted,
         softmax,
         unit_dims,
     )
@@ -73,6 +74,7 @@ def refine_families(settings: Settings) -> list[Family]:
         ("norm", around_norm.match),
         ("norm", norm.take_activation),
         ("dequant", dequant.match),
+        (None, parted.compute),
         ("grouped", grouped.match),
         ("gemm", gemm.match),
         ("norm", norm.take_residual),

@@ -153,7 +153,7 @@ def _unpadded(sizes: Sequence[Any]) -> list[Any]:
 
 def kind_of(operand: Node, value: Node) -> str | None:
     """How an operand broadcasts to a value of a region: `s`, `r`, `t`, `c`, or None if none fits."""
-    if not is_tensor(operand) or not dtype(operand).is_floating_point:
+    if not is_tensor(operand) or not (dtype(operand).is_floating_point or dtype(operand) == torch.bool):
         return None
     if val(operand).device != val(value).device:  # a number that dynamic=True made a tensor of the CPU
         return None
@@ -226,9 +226,7 @@ def _admit(region: Region, node: Node, alone: bool) -> bool:
             chain = _second_product(region, x)
             if chain is not None:
                 joined.extend(c for c in chain if c not in joined)
-            elif region.kind(x, node) is None or (dtype(x) == torch.float64) > (
-                dtype(region.products[0]) == torch.float64
-            ):
+            elif region.kind(x, node) is None or not _is_as_precise(region, x):
                 return False
     region.products.extend(n for n in joined if whole(n) is not None)
     region.ops.extend(n for n in [*joined, node] if n is node or whole(n) is None)
@@ -246,25 +244,44 @@ def _representable(region: Region, node: Node) -> bool:
 
 
 def _second_product(region: Region, node: Node) -> list[Node] | None:
-    """The chain product, views..., `node`, if it is only used here and its product shares the region's left operand."""
+    """The chain product, views and pointwise steps, `node`, if it is only used here and its product shares the
+    region's left operand.
+    """
     chain = [node]
-    while is_call(chain[-1], *VIEWS) and len(chain[-1].users) == 1:
-        chain.append(chain[-1].args[0])  # type: ignore[arg-type]
-    last = chain[-1]
-    first = region.products[0]
-    if whole(last) is None or len(last.users) != 1 or not region.joins(last):
+    while whole(chain[-1]) is None:
+        before = _single_source(region, chain[-1])
+        if before is None or len(chain) > MAX_OPS:
+            return None
+        chain.append(before)
+    last, first = chain[-1], region.products[0]
+    if any(len(n.users) != 1 for n in chain) or not region.joins(last):
         return None
     if not is_product(last) and whole(last) is not whole(first):
         return None  # the other columns would be computed twice
     if not equivalent(_operands(last)[2], _operands(first)[2]):
         return None
-    if not same_shape(shape(last), shape(first)):
-        return None
-    if not same_shape(shape(left(last)), shape(left(first))):
+    if not same_shape(shape(last), shape(first)) or not same_shape(shape(left(last)), shape(left(first))):
         return None
     if not equivalent(strip_views(left(last)), strip_views(left(first))) or bias_kind(last) is None:
         return None
     return chain[::-1]
+
+
+def _single_source(region: Region, node: Node) -> Node | None:
+    """The operand of a view or a pointwise step that is no operand of a kernel, if there is one such."""
+    if is_call(node, *VIEWS):
+        return node.args[0]  # type: ignore[return-value]
+    if not covers(shape(node), region.rows, region.cols) or not _representable(region, node):
+        return None
+    operands = [node.args[0]] if is_call(node, CAST) else operands_of(node) or []
+    tensors = [x for x in operands if isinstance(x, Node) and x not in region.values and constant(x) is None]
+    others = [x for x in tensors if region.kind(x, node) in (None, "t")]
+    return others[0] if len(others) == 1 and all(_is_as_precise(region, x) for x in tensors) else None
+
+
+def _is_as_precise(region: Region, operand: Node) -> bool:
+    """Whether the kernel's arithmetic holds an operand's values."""
+    return dtype(operand) != torch.float64 or dtype(region.products[0]) == torch.float64
 
 
 def bias_kind(node: Node) -> str | None:

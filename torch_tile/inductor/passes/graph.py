@@ -122,7 +122,7 @@ def constant(node: Any) -> float | None:
     """The Python number that a node is everywhere, if the graph says so (`full`, `scalar_tensor`), else None."""
     if is_number(node):
         return float(node)
-    while is_call(node, CAST, aten.expand.default, aten.unsqueeze.default, *VIEWS, *COPIES):
+    while is_call(node, CAST, aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor, *VIEWS, *COPIES):
         node = node.args[0]
     if is_call(node, aten.full.default) and is_number(node.args[1]):
         return float(node.args[1])

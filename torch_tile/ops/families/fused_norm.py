@@ -24,7 +24,9 @@ def _check(
     x: torch.Tensor, aux: Sequence[torch.Tensor], kinds: str, prologue: str, epilogue: str, dtype: torch.dtype
 ) -> None:
     op = "fused_norm"
-    checks.check_floating(op, x=x, **{f"aux[{i}]": v for i, v in enumerate(aux)})
+    checks.check_floating(op, x=x)
+    for i, v in enumerate(aux):
+        checks.check_auxiliary(op, f"aux[{i}]", v, "x", x)
     require_type(dtype in checks.FLOATING, lambda: f"tile.{op}: dtype is {dtype}; expected a floating dtype")
     checks.require(x.dim() >= 1, lambda: f"tile.{op}: x has 0 dimensions; expected at least 1: [..., N]")
     require_value(

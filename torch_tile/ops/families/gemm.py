@@ -51,7 +51,7 @@ def check_epilogue(
         lambda: f"tile.{op}: kinds is {kinds!r} for {len(aux)} aux operands; expected 't', 'r', 'c' or 's' for each",
     )
     for i, (x, kind) in enumerate(zip(aux, kinds, strict=True)):
-        checks.check_floating(op, a=a, **{f"aux[{i}]": x})
+        checks.check_auxiliary(op, f"aux[{i}]", x, "a", a)
         wanted: tuple[Any, ...] = {"t": (*rows, cols), "r": (cols,), "c": (*rows, 1), "s": x.shape}[kind]
         ok = x.numel() == 1 if kind == "s" else x.dim() == len(wanted)
         require(
