@@ -48,6 +48,7 @@ NOT_MIRRORED = {
     "test_main.py": "tests torch_tile/__main__.py, whose underscores a test name would only repeat",
     "benchmarks": "tests benchmarks/, file for file",
     "csrc": "tests the headers of csrc/, name for name",
+    "lowering/test_changed_tiles.py": "is about tiles that bulk_loads and split_warps hand over together",
     "cubins": "compiles every kernel of the library for every chip",
     "fuzz": "random programs through the interpreter and the CPU target",
     "device": "runs on a GPU, through all layers",

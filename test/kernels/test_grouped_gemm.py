@@ -133,9 +133,9 @@ def test_nothing_to_multiply(engine, problems):
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, F64], ids=str)
 def test_products_over_rows(dtype, rounds, problems, check):
-    cuts = (None, SMALL, replace(SMALL, staged=True), Config(64, 64, 32, 128, 2, staged=True))
+    cuts = (None, SMALL, TURNS, replace(SMALL, staged=True), Config(64, 64, 32, 128, 2, staged=True))
     for number in rounds(6):
-        config = cuts[number % 4]
+        config = cuts[number % 5]
         groups, rows, m, n = problems.size(7), problems.size(150), problems.size(70), problems.size(90)
         a, b = (problems.tensor(rows, columns, dtype=dtype) for columns in (m, n))
         offsets = ends(problems, groups, rows)
@@ -146,7 +146,8 @@ def test_products_over_rows(dtype, rounds, problems, check):
 
 def test_aligned_products_over_rows(rounds, problems, check):
     """Bulk copies and wgmma on Hopper, rows of others masked in the last step; these may hold anything."""
-    for config in (Config(64, 64, 64, 128, 3, staged=True), Config(128, 128, 64, 256, 2, staged=True)):
+    wide = Config(128, 128, 64, 256, 2, staged=True)
+    for config in (Config(64, 64, 64, 128, 3, staged=True), wide, replace(wide, blocks=3, panel=2)):
         groups, rows, m, n = problems.size(4), problems.size(300), 8 * problems.size(20), 8 * problems.size(20)
         a, b = (problems.tensor(rows, columns, dtype=BF16, layout="dense") for columns in (m, n))
         offsets = ends(problems, groups, rows)

@@ -6,6 +6,7 @@ These are the gradients of the matrices of a grouped product (grouped_gemm.py), 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,8 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
-from torch_tile.kernels.gemm_config import Config, Problem, config_for
+from torch_tile.kernels.gemm import tile_of
+from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panel_width, panels_bytes
 from torch_tile.kernels.gemm_cut import BARRIERS, stage_bytes
 from torch_tile.kernels.grouped_gemm import groups_of
 
@@ -52,39 +54,57 @@ class Form:
     vector: int = 1
 
 
-@jit
-def k_grouped_matmul(config: Config, form: Form) -> Any:
-    """Each block makes one tile of a group's product: whole steps over its rows, then what is left of them."""
+@T.macro
+def multiply_rows(config: Config, form: Form, a: Any, b: Any, offsets: Any, group: Any, row: Any, col: Any) -> Any:
+    """One tile of a group's product: whole steps over its rows, then what is left of them.
+
+    There both operands are zeros behind the group: rows of others may hold what times zero is no zero.
+    """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
+    rows = a.shape[0]
+    first = T.clamp(T.if_then_else(group > 0, offsets[group - 1], 0), 0, rows)
+    end = T.clamp(offsets[group], first, rows)
+    steps = (end - first) // bk
+    a_tile, a_last = (T.alloc_shared((bk, bm), form.dtype) for _ in range(2))
+    b_tile, b_last = (T.alloc_shared((bk, bn), form.dtype) for _ in range(2))
+    product = T.alloc_fragment((bm, bn), compute_dtype(form.dtype))
+    T.clear(product)
+    for step in T.Pipelined(steps, num_stages=config.stages):
+        T.copy(a[first + step * bk, row], a_tile)
+        T.copy(b[first + step * bk, col], b_tile)
+        T.gemm(a_tile, b_tile, product, transpose_A=True)
+    start = first + steps * bk
+    if start < end:
+        T.copy(a[start, row], a_last)
+        T.copy(b[start, col], b_last)
+        for i, j in T.Parallel(bk, bm):
+            if start + i >= end:
+                a_last[i, j] = 0
+        for i, j in T.Parallel(bk, bn):
+            if start + i >= end:
+                b_last[i, j] = 0
+        T.gemm(a_last, b_last, product, transpose_A=True)
+    return product
+
+
+def types(form: Form) -> tuple[Any, Any, Any, Any, tuple[Any, Any, Any]]:
+    """Those of a, b, the offsets and the result, and the sizes of this one."""
     rows, groups = T.dynamic("rows, groups")
     m, n = (dynamic(name, form.vector) for name in "mn")
+    a, b = (strided(x, (rows, size), form.dtype, multiple=form.vector) for x, size in (("a", m), ("b", n)))
+    return a, b, T.Tensor((groups,), "int32"), T.Tensor((groups, m, n), form.out_dtype), (groups, m, n)
+
+
+@jit
+def k_grouped_matmul(config: Config, form: Form) -> Any:
+    """Each block makes one tile of a group's product."""
+    bm, bn = config.block_m, config.block_n
+    a_type, b_type, ends, result, (groups, m, n) = types(form)
 
     @T.prim_func
-    def k_grouped_gemm(
-        a: strided("a", (rows, m), form.dtype, multiple=form.vector),
-        b: strided("b", (rows, n), form.dtype, multiple=form.vector),
-        offsets: T.Tensor((groups,), "int32"),
-        out: T.Tensor((groups, m, n), form.out_dtype),
-    ):
+    def k_grouped_gemm(a: a_type, b: b_type, offsets: ends, out: result):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), groups, threads=config.threads) as (bx, by, group):
-            first = T.clamp(T.if_then_else(group > 0, offsets[group - 1], 0), 0, rows)
-            end = T.clamp(offsets[group], first, rows)
-            steps = (end - first) // bk
-            a_tile, a_last = (T.alloc_shared((bk, bm), form.dtype) for _ in range(2))
-            b_tile, b_last = (T.alloc_shared((bk, bn), form.dtype) for _ in range(2))
-            product = T.alloc_fragment((bm, bn), compute_dtype(form.dtype))
-            T.clear(product)
-            for step in T.Pipelined(steps, num_stages=config.stages):
-                T.copy(a[first + step * bk, by * bm], a_tile)
-                T.copy(b[first + step * bk, bx * bn], b_tile)
-                T.gemm(a_tile, b_tile, product, transpose_A=True)
-            row = first + steps * bk
-            if row < end:  # rows behind the end are another group's
-                for i, j in T.Parallel(bk, bm):
-                    a_last[i, j] = T.if_then_else(row + i < end, a[row + i, by * bm + j], T.cast(0.0, form.dtype))
-                for i, j in T.Parallel(bk, bn):
-                    b_last[i, j] = T.if_then_else(row + i < end, b[row + i, bx * bn + j], T.cast(0.0, form.dtype))
-                T.gemm(a_last, b_last, product, transpose_A=True)
+            product = multiply_rows(config, form, a, b, offsets, group, by * bm, bx * bn)
             if config.staged:
                 staged = T.alloc_shared((bm, bn), form.out_dtype)
                 T.copy(product, staged)
@@ -95,15 +115,44 @@ def k_grouped_matmul(config: Config, form: Form) -> Any:
     return k_grouped_gemm
 
 
+@jit
+def persistent_k_grouped_matmul(config: Config, form: Form) -> Any:
+    """The same by `config.blocks` blocks that take tile after tile, as `gemm.persistent_matmul`."""
+    bm, bn = config.block_m, config.block_n
+    a_type, b_type, ends, result, (groups, m, n) = types(form)
+    width = math.gcd(panel_width(bm, form.out_dtype.itemsize), bn)
+    parts = [(start, start // width % 2) for start in range(0, bn, width)]
+
+    @T.prim_func
+    def k_grouped_gemm(a: a_type, b: b_type, offsets: ends, out: result):
+        with T.Kernel(config.blocks, threads=config.threads) as block:
+            rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
+            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in parts[:2]]
+            tiles = T.min(groups * rows * columns, MOST_TILES)
+            for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
+                group, by, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
+                product = multiply_rows(config, form, a, b, offsets, group, by * bm, bx * bn)
+                for start, buffer in parts:
+                    part = T.alloc_fragment((bm, width), form.out_dtype)
+                    for i, j in T.Parallel(bm, width):
+                        part[i, j] = T.cast(product[i, start + j], form.out_dtype)
+                    T.copy(part, staged[buffer])
+                    T.copy(staged[buffer], out[group, by * bm, bx * bn + start])
+
+    return k_grouped_gemm
+
+
 def cut_for(problem: Problem, machine: Machine) -> Config | None:
     """As of a batch of products with as long sums each as groups have rows on average, and room for the last rows."""
     config = config_for(problem, machine)
     if config is None:
         return None
-    config = replace(config, splits=1, cluster=False, blocks=0, turned=False)
+    config = replace(config, splits=1, cluster=False, blocks=0 if config.turned else config.blocks, turned=False)
     if not machine.is_gpu:
         return config
-    leaving = config.block_m * config.block_n * problem.dtype.itemsize if config.staged else 0
+    size = problem.dtype.itemsize
+    leaving = config.block_m * config.block_n * size if config.staged else 0
+    leaving = panels_bytes(config.block_m) if config.blocks else leaving
     room = (machine.target.shared_limit - leaving - BARRIERS) // stage_bytes(config, problem)
     return replace(config, stages=min(config.stages, room - 1)) if room > 1 else None
 
@@ -132,5 +181,6 @@ def k_grouped_gemm(
     config = config or cut_for(problem, machine)
     if config is None:
         return out.copy_(reference(a, b, offsets, dtype))
-    machine.kernel(k_grouped_matmul)(config, Form(a.dtype, dtype, vector))(a, b, offsets.contiguous(), out)
+    kernel = persistent_k_grouped_matmul if config.blocks else k_grouped_matmul
+    machine.kernel(kernel)(config, Form(a.dtype, dtype, vector))(a, b, offsets.contiguous(), out)
     return out

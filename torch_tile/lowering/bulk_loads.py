@@ -231,13 +231,18 @@ def _why_not(
 
 
 def _is_changed(block: Block, tile: Buffer, survey: Survey) -> bool:
-    """Whether what the threads write to a tile is read by a product later on in the body that fills it.
+    """Whether what the threads write to a tile is read by a product later on in the body that fills it, or in the
+    branch of it in which all that happens.
 
     A fence before that product also orders the writes before the copies of a later turn.
     """
-    products = {id(op) for op in survey.products}
-    touching = [n for n, s in enumerate(block.stmts) if any(tile is b for b in _touched(s)) and not _fills(s, tile)]
-    return bool(touching) and id(block.stmts[touching[-1]]) in products
+    touching = [s for s in block.stmts if id(tile) in symbols(s) and not _fills(s, tile) and not isinstance(s, Alloc)]
+    if not touching:
+        return False
+    last = touching[-1]
+    if isinstance(last, If) and len(touching) == 1:
+        return id(tile) not in symbols(last.otherwise) and _is_changed(last.then, tile, survey)
+    return any(last is op for op in survey.products)
 
 
 def _touched(stmt: Stmt) -> Iterator[Buffer]:
@@ -278,24 +283,24 @@ def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
 
 
 def _groups(body: Body, tiles: list[Buffer], stages: int) -> Iterator[Group]:
-    """Tiles by their first reader."""
+    """Tiles by the first statement that needs them."""
     by_first: dict[int, list[Buffer]] = {}
     for tile in tiles:
-        by_first.setdefault(_readers(body, tile)[0], []).append(tile)
+        by_first.setdefault(_users(body, tile)[0], []).append(tile)
     for first, found in sorted(by_first.items()):
-        yield Group(body, found, first, max(_readers(body, t)[-1] for t in found), stages)
+        yield Group(body, found, first, max(_users(body, t)[-1] for t in found), stages)
 
 
-def _readers(body: Body, tile: Buffer) -> list[int]:
-    """The statements of a body that read a tile."""
+def _users(body: Body, tile: Buffer) -> list[int]:
+    """The statements of a body that read a tile, or write to it what copies do not bring."""
     found = []
     for n, one in enumerate(body.block.stmts):
         if id(tile) not in symbols(one):
             continue
         leaves = [s for s in find(one, Stmt) if is_leaf(s)]
         bounds = [n for s in find(one, For, While, If) for n in _heads(s)]
-        reads = any(r.buffer is tile for s in leaves for r in uses(s)[0] if not _fills(s, tile))
-        if reads or any(x.buffer is tile for b in bounds for x in find(b, Load)):
+        used = any(b is tile for s in leaves for b in _touched(s) if not _fills(s, tile))
+        if used or any(x.buffer is tile for b in bounds for x in find(b, Load)):
             found.append(n)
     return found
 

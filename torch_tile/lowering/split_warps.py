@@ -38,6 +38,7 @@ from .share_loads import Sharers, share_loads
 
 WARP, WARPGROUP = 32, 128
 FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # of a thread
+REGISTERS_UNDER_CONDITIONS = 40  # of threads that copy in loops in loops, and have to find out whether
 MOST_COPIERS = 4  # warps
 NO_CLUSTER = (1, 1, 1)
 ZERO = const(0, int32)
@@ -87,8 +88,9 @@ def _each_its_own(kernel: Kernel, why: str, build: Build) -> None:
         build.note(kernel.span, "T.Kernel", f"each block of a cluster loads its own tiles: {why}")
 
 
-def _shares(count: int, warps: int, blocks: int) -> tuple[int, tuple[int, int]]:
-    """How many threads are added for `warps` that copy beside `count` that multiply, and the registers of each of both.
+def _shares(count: int, warps: int, blocks: int, few: int) -> tuple[int, tuple[int, int]]:
+    """How many threads are added for `warps` that copy beside `count` that multiply, and the registers of each of both,
+    `few` for those that copy.
 
     One warpgroup that has the multiprocessor to itself has registers enough. Others get those that one more, which has
     the copiers, does not need.
@@ -96,8 +98,8 @@ def _shares(count: int, warps: int, blocks: int) -> tuple[int, tuple[int, int]]:
     groups = count // WARPGROUP
     if groups == blocks == 1:
         return warps * WARP, (0, 0)
-    left = equal_share(count + WARPGROUP, blocks) * (groups + 1) - FEWEST_REGISTERS
-    return WARPGROUP, (min(left // groups // UNIT * UNIT, MOST_REGISTERS), FEWEST_REGISTERS)
+    left = equal_share(count + WARPGROUP, blocks) * (groups + 1) - few
+    return WARPGROUP, (min(left // groups // UNIT * UNIT, MOST_REGISTERS), few)
 
 
 class _FromZero(Rewriter):
@@ -130,7 +132,8 @@ class _Roles:
         self.survey, self.thread, self.build = survey, thread, build
         self.count = math.prod(kernel.threads)
         self.warps = min(len(self.groups), MOST_COPIERS)
-        self.copiers, self.registers = _shares(self.count, self.warps, kernel.min_blocks)
+        few = REGISTERS_UNDER_CONDITIONS if self._asks() and kernel.min_blocks == 1 else FEWEST_REGISTERS
+        self.copiers, self.registers = _shares(self.count, self.warps, kernel.min_blocks, few)
         self.tiles = {id(t): versions_of(t, g.stages) for g in self.groups for t in g.tiles}
         self.group_of = {id(t): g for g in self.groups for t in g.tiles}
         self.full = {id(g): _barriers(f"{g.name}_full", g.stages, 1) for g in self.groups}
@@ -160,6 +163,15 @@ class _Roles:
         end = (cluster_arrive(), cluster_wait()) if self.sharers else ()
         body = Block((*allocs, *shared, *roles, *end))
         return replace(self.source, threads=(self.count + self.copiers,), thread=self.thread, body=body)
+
+    def _asks(self) -> bool:
+        """Whether loads of a loop that has another inside are made under a condition."""
+        around = [b for g in self.groups if (b := g.body.outer) is not None and b.loop is not None]
+        return any(
+            isinstance(s, If) and any(id(c) in self.copies for c in find(s, Copy))
+            for b in around
+            for s in b.block.stmts
+        )
 
     # Clusters.
 
