@@ -27,7 +27,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue import evaluate
 from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panel_width
-from torch_tile.kernels.gemm_form import Aux, Form, finish
+from torch_tile.kernels.gemm_form import Form, finish, parameters
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
@@ -304,7 +304,7 @@ def run(
     operands = [b.expand(batch, -1, -1) for b, _ in matrices]
     k = a.shape[1 if a_turned else 2]
     machine = machine_of(a)
-    forms = tuple(Aux.of(x, kind, machine) for x, kind in zip(aux, kinds, strict=True))
+    aux, forms = parameters(aux, kinds, machine.is_gpu)
     vector = vector_of((a, *operands, out), (n, k, m) if a_turned else (n, k)) if machine.is_gpu else 1
     b_turned = tuple(turned for _, turned in matrices)
     form = Form(a.dtype, out.dtype, a_turned, b_turned, forms, epilogue, vector)
@@ -328,7 +328,7 @@ def run(
 def as_batches(
     a: torch.Tensor, bs: Sequence[torch.Tensor], aux: Sequence[torch.Tensor], kinds: str, out: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """Everything with one batch dimension; batches that share their bs become rows of one matrix if views allow."""
+    """a, bs and out with one batch dimension; batches that share their bs become rows of one matrix if views allow."""
     shared = a.dim() == 3 and all(b.shape[0] == 1 for b in bs)
     if shared and all(_flattens(x) for x in (a, *(x for x, kind in zip(aux, kinds, strict=True) if kind in "tc"))):
         a, out = a.flatten(0, 1), out.flatten(0, 1)
@@ -336,9 +336,7 @@ def as_batches(
         aux = [x.flatten(0, 1) if kind in "tc" else x for x, kind in zip(aux, kinds, strict=True)]
     if a.dim() == 2:
         a, out, bs = a[None], out[None], [b[None] for b in bs]
-        aux = [x[None] if kind in "tc" else x for x, kind in zip(aux, kinds, strict=True)]
-    shapes = {"c": lambda x: x[..., 0], "s": lambda x: x.reshape(1)}
-    return a, list(bs), [shapes.get(kind, lambda x: x)(x) for x, kind in zip(aux, kinds, strict=True)], out
+    return a, list(bs), list(aux), out
 
 
 def _flattens(x: torch.Tensor) -> bool:

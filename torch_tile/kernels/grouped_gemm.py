@@ -30,7 +30,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.epilogue import evaluate
 from torch_tile.kernels.gemm import at, aux_views, matrix, multiply, tile_of
 from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panel_width
-from torch_tile.kernels.gemm_form import Aux, Form, finish
+from torch_tile.kernels.gemm_form import Form, finish, parameters
 
 # A row of the plan: a tile's group, its first row, the end of its group; in the first row, how many tiles have rows.
 FIELDS = 4
@@ -274,9 +274,7 @@ def run(
     (m, n), (groups, k), machine = out.shape, bs[0].shape[:2], machine_of(a)
     a = dense_last(a)
     matrices = [matrix(b) for b in bs]
-    shapes = {"t": lambda x: x[None], "c": lambda x: x[None, :, 0], "s": lambda x: x.reshape(1)}
-    aux = [shapes.get(kind, lambda x: x)(x) for x, kind in zip(aux, kinds, strict=True)]
-    forms = tuple(Aux.of(x, kind, machine) for x, kind in zip(aux, kinds, strict=True))
+    views, forms = parameters(aux, kinds, machine.is_gpu)
     given = (a[None], *(b for b, _ in matrices))
     vector = vector_of((*given, out), (n, k)) if machine.is_gpu else 1
     form = Form(a.dtype, out.dtype, False, tuple(turned for _, turned in matrices), forms, epilogue, vector)
@@ -288,4 +286,4 @@ def run(
     tiles = torch.sym_min(-(-m // config.block_m) + groups + 1, m)
     table = offsets.new_empty((tiles, FIELDS))
     kernel = persistent_grouped_matmul if config.blocks else grouped_matmul
-    machine.kernel(kernel)(config, form)(*given, *aux, offsets.contiguous(), table, out[None])
+    machine.kernel(kernel)(config, form)(*given, *views, offsets.contiguous(), table, out[None])
