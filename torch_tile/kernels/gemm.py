@@ -7,7 +7,6 @@ kernel serves every shape: what is compiled in is a `Form` (dtypes, orders in me
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +25,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.epilogue import evaluate
-from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panel_width
+from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panels_of
 from torch_tile.kernels.gemm_form import Form, finish, parameters
 
 
@@ -142,20 +141,19 @@ def persistent_matmul(config: Config, form: Form) -> Any:
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = form.sizes()
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
-    width = bn if config.turned else math.gcd(panel_width(bm, form.out_dtype.itemsize), bn)
-    parts = [(start, start // width % 2) for start in range(0, bn, width)]
+    width, panels = panels_of(config, form.out_dtype.itemsize)
 
     @T.prim_func
     def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
         with T.Kernel(config.blocks, threads=config.threads) as block:
             bs, aux = operands[: len(b_types)], operands[len(b_types) :]
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
-            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in parts[:2]]
+            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in panels[:2]]
             tiles = T.min(batch * rows * columns, MOST_TILES)
             for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 bz, by, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
                 products = multiply(config, form, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
-                for start, buffer in parts:
+                for start, buffer in panels:
                     col = bx * bn + start
                     result = T.alloc_fragment((bm, width), form.out_dtype)
                     for i, j in T.Parallel(bm, width):
