@@ -27,7 +27,7 @@ def match(context: Context) -> None:
     for node in list(context.graph.nodes):
         if not groups.is_grouped(node) or node in taken or not node.users:
             continue
-        if groups.name_of(node) == groups.LOOP_BACKWARD:
+        if groups.operator_of(node) == groups.LOOP_BACKWARD:
             _replace_loop_backward(context, node)
         elif dtype(node) not in FLOATS:
             why = Miss(f"no kernel for {dtype(node)}", "cast both operands to bfloat16, float16, float32 or float64")
