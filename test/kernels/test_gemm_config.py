@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm_config import Problem, config_for, panel_width, panels_bytes
+from torch_tile.kernels.gemm_config import Config, Problem, config_for, panel_width, panels_bytes, panels_of
 from torch_tile.target import Target
 
 CPU = Machine(Target("cpu"), 16)
@@ -85,3 +85,10 @@ def test_tiles_fill_the_last_turn():
 
     assert tile(4096, 1024, 8192) == tile(8192, 1024, 8192) == (128, 256)
     assert tile(4096, 28672, 8192)[1] == 192
+
+
+def test_panels_of_a_tile():
+    """Two buffers in turns; widths divide the tile, and a turned one is a panel by itself."""
+    assert panels_of(Config(128, 192), 2) == (64, [(0, 0), (64, 1), (128, 0)])
+    assert panels_of(Config(192, 48), 2) == (16, [(0, 0), (16, 1), (32, 0)])
+    assert panels_of(Config(16, 256, turned=True), 2) == (256, [(0, 0)])

@@ -120,6 +120,15 @@ def test_offsets_that_make_no_sense_reach_nothing_else(engine, problems):
         assert by_k.k_grouped_gemm(a, a, offsets, torch.float32, SMALL).isfinite().all()
 
 
+def test_without_a_cut_it_is_plain_torch(monkeypatch, problems, check):
+    """With every kind of operand as it was given."""
+    monkeypatch.setattr(by_rows, "cut_for", lambda problem, machine: None)
+    args = operands(problems, "every_kind", 3, 40, 24, 9)
+    _, out_dtype, epilogue, kinds, _ = FORMS["every_kind"]
+    got = by_rows.grouped_gemm(*args, kinds, epilogue, out_dtype)
+    check(got, exact(*args, kinds, epilogue), f"{args[2].tolist()}")
+
+
 def test_nothing_to_multiply(engine, problems):
     for groups, m, n, k in ((3, 0, 4, 5), (3, 4, 0, 5), (3, 4, 5, 0), (0, 4, 5, 6)):
         a, b = torch.ones(m, k), torch.ones(groups, k, n)

@@ -6,16 +6,17 @@ To the C++ compiler each `asm` reads and writes every accumulator, so that it ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..intrinsics.wgmma import Descriptor, a_registers, product_name, walks_of
 from ..ir.evaluate import evaluate
-from ..ir.expr import Address, Binary, Call, Const, Expr, Var, const
+from ..ir.expr import Address, Call, Const, Expr, Var, const
 from ..ir.node import rebuilt, symbols
 from ..ir.simplify import is_literal, simplify
 from ..ir.stmt import Do, For
 from ..ir.substitute import Substitute
+from ..ir.terms import terms_of
 from .unrolling import turns_of
 
 
@@ -96,16 +97,9 @@ def _at(turn: int, k: Var, expr: Expr) -> Expr:
 
 def _starts(expr: Expr, k: Var, count: int) -> list[int] | None:
     """By how much the value is above the first one in each iteration; None if that is not known here."""
-    terms = [term for term in _terms(expr) if id(k) in symbols(term)]
+    terms = [term for term in terms_of("+", expr) if id(k) in symbols(term)]
     try:
         values = [sum(int(evaluate(term, {k: i})) for term in terms) for i in range(count)]
     except (KeyError, ValueError):
         return None
     return [value - values[0] for value in values]
-
-
-def _terms(expr: Expr) -> Iterator[Expr]:
-    if isinstance(expr, Binary) and expr.op == "+":
-        yield from (*_terms(expr.a), *_terms(expr.b))
-    else:
-        yield expr

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch_tile.inductor.passes.epilogue import PRODUCTS
 from torch_tile.inductor.passes.graph import CAST, aten, is_call
 from torch_tile.inductor.passes.groups import is_grouped
-from torch_tile.inductor.subgraph import EXTERN, LAYOUT
+from torch_tile.inductor.subgraph import EXTERN, LAYOUT, is_extern
 
 BACKWARD = (
     aten._scaled_dot_product_flash_attention_backward.default,
@@ -49,7 +49,7 @@ def compute_constants(module: GraphModule) -> None:
 
 
 def _needs_none(node: Node) -> bool:
-    if is_call(node, *LAYOUT, *EXTERN, *BACKWARD, aten.alias.default) or is_grouped(node):
+    if is_extern(node) or is_call(node, *LAYOUT, *BACKWARD, aten.alias.default):
         return True
     if is_call(node, *CONSTANTS) and not node.all_input_nodes:
         return True

@@ -43,6 +43,11 @@ EXTERN = (
 )
 
 
+def is_extern(node: Node) -> bool:
+    """Whether Inductor leaves the node to a kernel that it does not write, and so fuses nothing into."""
+    return is_call(node, *EXTERN) or is_grouped(node)
+
+
 def is_fused(node: Node) -> bool:
     """Whether Inductor computes the node inside of whatever kernel makes or reads its operand."""
     if node.op != "call_function":
@@ -76,8 +81,8 @@ def rivals(
     around = behind(olds, set(made), position)
     inputs = list(inputs)
     # Whoever made it; the last stands for one of the former.
-    reads_memory = (*EXTERN, torch.ops.higher_order.flex_attention, torch.ops.tile.attention.default)
-    if not any(is_call(n, *reads_memory) or is_grouped(n) for n in inside):
+    attention = torch.ops.higher_order.flex_attention, torch.ops.tile.attention.default
+    if not any(is_extern(n) or is_call(n, *attention) for n in inside):
         inputs = in_front(inputs, {*inside, *around, *made})
     known = {*olds, *around}
     others = (x for n in around for x in n.all_input_nodes if x not in known)

@@ -23,7 +23,6 @@ from torch_tile.kernels.common import (
     dense_last,
     has_kernels,
     into,
-    is_unit,
     machine_of,
     vector_of,
 )
@@ -315,8 +314,7 @@ def run(
     a = dense_last(a)
     matrices = [gemm.matrix(b) for b in bs]
     operands, turned = [b for b, _ in matrices], tuple(t for _, t in matrices)
-    _, _, views, _ = gemm.as_batches(a, [], aux, kinds, out)
-    forms = tuple(gemm_form.Aux(kind, x.dtype, is_unit(x)) for x, kind in zip(views, kinds, strict=True))
+    views, forms = gemm_form.parameters(aux, kinds, pieces=False)  # neighbouring sums of a thread are of one column
     groups = next((x.shape[1] for x in (*scales, *zeros)), 1)
     scale, scales = Factor.of(scales)
     zero, zeros = Factor.of(zeros)

@@ -7,7 +7,6 @@ kernel serves every shape: what is compiled in is a `Form` (dtypes, orders in me
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,8 +25,8 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.epilogue import evaluate
-from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panel_width
-from torch_tile.kernels.gemm_form import Aux, Form, finish
+from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.gemm_form import Form, finish, parameters
 
 
 def aux_views(aux: Sequence[torch.Tensor], kinds: str) -> list[torch.Tensor]:
@@ -142,20 +141,19 @@ def persistent_matmul(config: Config, form: Form) -> Any:
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     batch, m, n, k = form.sizes()
     a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
-    width = bn if config.turned else math.gcd(panel_width(bm, form.out_dtype.itemsize), bn)
-    parts = [(start, start // width % 2) for start in range(0, bn, width)]
+    width, panels = panels_of(config, form.out_dtype.itemsize)
 
     @T.prim_func
     def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
         with T.Kernel(config.blocks, threads=config.threads) as block:
             bs, aux = operands[: len(b_types)], operands[len(b_types) :]
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
-            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in parts[:2]]
+            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in panels[:2]]
             tiles = T.min(batch * rows * columns, MOST_TILES)
             for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 bz, by, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
                 products = multiply(config, form, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
-                for start, buffer in parts:
+                for start, buffer in panels:
                     col = bx * bn + start
                     result = T.alloc_fragment((bm, width), form.out_dtype)
                     for i, j in T.Parallel(bm, width):
@@ -304,7 +302,7 @@ def run(
     operands = [b.expand(batch, -1, -1) for b, _ in matrices]
     k = a.shape[1 if a_turned else 2]
     machine = machine_of(a)
-    forms = tuple(Aux.of(x, kind, machine) for x, kind in zip(aux, kinds, strict=True))
+    aux, forms = parameters(aux, kinds, machine.is_gpu)
     vector = vector_of((a, *operands, out), (n, k, m) if a_turned else (n, k)) if machine.is_gpu else 1
     b_turned = tuple(turned for _, turned in matrices)
     form = Form(a.dtype, out.dtype, a_turned, b_turned, forms, epilogue, vector)
@@ -328,7 +326,7 @@ def run(
 def as_batches(
     a: torch.Tensor, bs: Sequence[torch.Tensor], aux: Sequence[torch.Tensor], kinds: str, out: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """Everything with one batch dimension; batches that share their bs become rows of one matrix if views allow."""
+    """a, bs and out with one batch dimension; batches that share their bs become rows of one matrix if views allow."""
     shared = a.dim() == 3 and all(b.shape[0] == 1 for b in bs)
     if shared and all(_flattens(x) for x in (a, *(x for x, kind in zip(aux, kinds, strict=True) if kind in "tc"))):
         a, out = a.flatten(0, 1), out.flatten(0, 1)
@@ -336,9 +334,7 @@ def as_batches(
         aux = [x.flatten(0, 1) if kind in "tc" else x for x, kind in zip(aux, kinds, strict=True)]
     if a.dim() == 2:
         a, out, bs = a[None], out[None], [b[None] for b in bs]
-        aux = [x[None] if kind in "tc" else x for x, kind in zip(aux, kinds, strict=True)]
-    shapes = {"c": lambda x: x[..., 0], "s": lambda x: x.reshape(1)}
-    return a, list(bs), [shapes.get(kind, lambda x: x)(x) for x, kind in zip(aux, kinds, strict=True)], out
+    return a, list(bs), list(aux), out
 
 
 def _flattens(x: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -183,6 +184,14 @@ def panel_width(block_m: int, itemsize: int) -> int:
 def panels_bytes(block_m: int) -> int:
     """Shared memory of both panels."""
     return 2 * block_m * panel_width(block_m, 1)
+
+
+def panels_of(config: Config, itemsize: int) -> tuple[int, list[tuple[int, int]]]:
+    """The width of a tile's panels, and of each its first column and which of two buffers is its. A tile that is made
+    as its transpose leaves as a whole.
+    """
+    width = config.block_n if config.turned else math.gcd(panel_width(config.block_m, itemsize), config.block_n)
+    return width, [(start, start // width % 2) for start in range(0, config.block_n, width)]
 
 
 def _duration(tile: Tile, problem: Problem, units: int) -> float:

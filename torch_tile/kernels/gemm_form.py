@@ -11,7 +11,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.kernels import epilogue_tile
-from torch_tile.kernels.common import Machine, compute_dtype, dynamic, is_unit, strided, vector_of
+from torch_tile.kernels.common import compute_dtype, dynamic, is_unit, strided, vector_of
 from torch_tile.kernels.epilogue import parse
 
 
@@ -27,16 +27,33 @@ class Aux:
     aligned: bool = False
 
     @staticmethod
-    def of(x: torch.Tensor, kind: str, machine: Machine) -> Aux:
-        """That of a tensor. Columns are read one by one."""
-        unit, pieces = is_unit(x), machine.is_gpu and kind != "c"
-        return Aux(kind, x.dtype, unit, pieces and unit and vector_of((x,), ()) > 1)
+    def of(x: torch.Tensor, kind: str, pieces: bool) -> Aux:
+        """That of a tensor, whose rows are read in `pieces` of 16 bytes if they can be. Columns are read one by one."""
+        unit = is_unit(x)
+        return Aux(kind, x.dtype, unit, pieces and kind != "c" and unit and vector_of((x,), ()) > 1)
 
     def type(self, name: str, shape: Sequence[Any]) -> Any:
         """The parameter's type."""
         size = self.dtype.itemsize
         multiple, align = (16 // size, 16) if self.aligned else (1, size)
         return strided(name, shape, self.dtype, self.unit, multiple, align)
+
+
+def parameters(aux: Sequence[torch.Tensor], kinds: str, pieces: bool) -> tuple[list[torch.Tensor], tuple[Aux, ...]]:
+    """The auxiliary operands, of which `t` and `c` may have one batch dimension or none, as views of the shapes that
+    kernels take, and what each is; see `Aux.of`.
+    """
+    views = [_as_taken(x, kind) for x, kind in zip(aux, kinds, strict=True)]
+    return views, tuple(Aux.of(x, kind, pieces) for x, kind in zip(views, kinds, strict=True))
+
+
+def _as_taken(x: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "r":
+        return x
+    if kind == "s":
+        return x.reshape(1)
+    batched = x if x.dim() == 3 else x[None]
+    return batched if kind == "t" else batched[..., 0]
 
 
 @dataclass(frozen=True)

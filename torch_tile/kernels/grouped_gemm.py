@@ -8,7 +8,6 @@ groups: it multiplies as many as it has room for, and stores its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,8 +28,8 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue import evaluate
 from torch_tile.kernels.gemm import at, aux_views, matrix, multiply, tile_of
-from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panel_width
-from torch_tile.kernels.gemm_form import Aux, Form, finish
+from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panels_of
+from torch_tile.kernels.gemm_form import Form, finish, parameters
 
 # A row of the plan: a tile's group, its first row, the end of its group; in the first row, how many tiles have rows.
 FIELDS = 4
@@ -204,8 +203,7 @@ def persistent_grouped_matmul(config: Config, form: Form) -> Any:
     bm, bn = config.block_m, config.block_n
     _, m, n, k = form.sizes()
     a_type, types = Operands.types(form, m, n, k)
-    width = bn if config.turned else math.gcd(panel_width(bm, form.out_dtype.itemsize), bn)
-    parts = [(start, start // width % 2) for start in range(0, bn, width)]
+    width, panels = panels_of(config, form.out_dtype.itemsize)
 
     @T.prim_func
     def grouped_gemm(a: a_type, *operands: types, out: T.Tensor((1, m, n), form.out_dtype)):
@@ -213,12 +211,12 @@ def persistent_grouped_matmul(config: Config, form: Form) -> Any:
         plan(given.offsets, given.table, m, bm)
         with T.Kernel(config.blocks, threads=config.threads) as block:
             rows, columns = given.table[0, COUNT], T.ceildiv(n, bn)
-            buffers = [T.alloc_shared((bm, width), form.out_dtype) for _ in parts[:2]]
+            buffers = [T.alloc_shared((bm, width), form.out_dtype) for _ in panels[:2]]
             tiles = T.min(rows * columns, MOST_TILES)
             for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 _, tile, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
                 products = multiply_tile(config, a, given, tile, bx * bn)
-                for start, buffer in parts:
+                for start, buffer in panels:
                     leave_staged(config, given, products, tile, start, buffers[buffer], out, bx * bn + start)
 
     return grouped_gemm
@@ -274,9 +272,7 @@ def run(
     (m, n), (groups, k), machine = out.shape, bs[0].shape[:2], machine_of(a)
     a = dense_last(a)
     matrices = [matrix(b) for b in bs]
-    shapes = {"t": lambda x: x[None], "c": lambda x: x[None, :, 0], "s": lambda x: x.reshape(1)}
-    aux = [shapes.get(kind, lambda x: x)(x) for x, kind in zip(aux, kinds, strict=True)]
-    forms = tuple(Aux.of(x, kind, machine) for x, kind in zip(aux, kinds, strict=True))
+    views, forms = parameters(aux, kinds, machine.is_gpu)
     given = (a[None], *(b for b, _ in matrices))
     vector = vector_of((*given, out), (n, k)) if machine.is_gpu else 1
     form = Form(a.dtype, out.dtype, False, tuple(turned for _, turned in matrices), forms, epilogue, vector)
@@ -288,4 +284,4 @@ def run(
     tiles = torch.sym_min(-(-m // config.block_m) + groups + 1, m)
     table = offsets.new_empty((tiles, FIELDS))
     kernel = persistent_grouped_matmul if config.blocks else grouped_matmul
-    machine.kernel(kernel)(config, form)(*given, *aux, offsets.contiguous(), table, out[None])
+    machine.kernel(kernel)(config, form)(*given, *views, offsets.contiguous(), table, out[None])

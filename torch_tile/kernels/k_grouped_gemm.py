@@ -6,7 +6,6 @@ These are the gradients of the matrices of a grouped product (grouped_gemm.py), 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.gemm import tile_of
-from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panel_width, panels_bytes
+from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panels_bytes, panels_of
 from torch_tile.kernels.gemm_cut import BARRIERS, stage_bytes
 from torch_tile.kernels.grouped_gemm import groups_of
 
@@ -120,19 +119,18 @@ def persistent_k_grouped_matmul(config: Config, form: Form) -> Any:
     """The same by `config.blocks` blocks that take tile after tile, as `gemm.persistent_matmul`."""
     bm, bn = config.block_m, config.block_n
     a_type, b_type, ends, result, (groups, m, n) = types(form)
-    width = math.gcd(panel_width(bm, form.out_dtype.itemsize), bn)
-    parts = [(start, start // width % 2) for start in range(0, bn, width)]
+    width, panels = panels_of(config, form.out_dtype.itemsize)
 
     @T.prim_func
     def k_grouped_gemm(a: a_type, b: b_type, offsets: ends, out: result):
         with T.Kernel(config.blocks, threads=config.threads) as block:
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
-            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in parts[:2]]
+            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in panels[:2]]
             tiles = T.min(groups * rows * columns, MOST_TILES)
             for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 group, by, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
                 product = multiply_rows(config, form, a, b, offsets, group, by * bm, bx * bn)
-                for start, buffer in parts:
+                for start, buffer in panels:
                     part = T.alloc_fragment((bm, width), form.out_dtype)
                     for i, j in T.Parallel(bm, width):
                         part[i, j] = T.cast(product[i, start + j], form.out_dtype)

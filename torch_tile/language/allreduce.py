@@ -65,8 +65,8 @@ def tvm_thread_allreduce(size: Any, value: Any, condition: Any, result: Any, *bi
     `bindings` only, indices by T.get_thread_binding; `value` counts where `condition` holds. All threads come here.
     """
     what = "T.tvm_thread_allreduce"
-    at, by = in_kernel(what), getattr(in_kernel(what), "folds_by", None)
-    target = need_region(result, "tvm_thread_allreduce", "result")
+    at = in_kernel(what)
+    by, target = at.folds_by, need_region(result, "tvm_thread_allreduce", "result")
     why, name, fix = "", "size", "fold one value at a time"
     if getattr(size, "value", size) != 1:
         why = f"is {size!r}"

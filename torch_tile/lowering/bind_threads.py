@@ -17,7 +17,7 @@ from ..diagnostics import error
 from ..ir import dtype as dt
 from ..ir.buffer import Buffer, Region
 from ..ir.expr import Call, Expr, Load, Var, binary, const
-from ..ir.node import Rewriter, rebuilt
+from ..ir.node import Rewriter
 from ..ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Print, Program, Role, Stmt, Store, While
 from ..ir.substitute import Substitute
 from ..tileop import RegisteredOp
@@ -28,6 +28,7 @@ from .bind_loop import bind_loop, load_of
 from .divergence import Divergence
 from .instance import Instance
 from .known import Known
+from .place_at import place_at
 
 ZERO = const(0, dt.int32)
 Element = Load | Store
@@ -67,7 +68,7 @@ class _Bind(Known):
 
     def RegisteredOp(self, op: RegisteredOp) -> Stmt:
         """What a thread does for an op, its nests bound. Only a bare store speaks of the block, not of a thread."""
-        lowered = Instance({}, {}, fresh=True)(_PlaceAt(op)(op.lower_cuda(self.here())))
+        lowered = Instance({}, {}, fresh=True)(place_at(op, op.lower_cuda(self.here())))
         outer, self.of_thread = self.of_thread, self.of_thread or not isinstance(lowered, Store | Do)
         new = self(lowered)
         self.of_thread = outer
@@ -204,15 +205,4 @@ class _LowerInside(Rewriter):
         self.ctx = ctx
 
     def RegisteredOp(self, op: RegisteredOp) -> Stmt:
-        return _PlaceAt(op)(op.lower_cuda(self.ctx))  # type: ignore[no-any-return]
-
-
-class _PlaceAt(Rewriter):
-    """Gives every new statement the span of the op that it came from."""
-
-    def __init__(self, op: Stmt):
-        self.op = op
-
-    def Stmt(self, node: Stmt) -> Stmt:
-        node = self.children(node)
-        return node if node.span is not None else rebuilt(node, span=self.op.span)
+        return place_at(op, op.lower_cuda(self.ctx))

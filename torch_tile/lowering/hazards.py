@@ -23,6 +23,7 @@ from ..ir.polynomial import structure
 from ..ir.simplify import Simplifier
 from ..ir.stmt import For, If, Store
 from ..ir.substitute import Substitute
+from ..ir.terms import terms_of
 from .place_shared import shared_size
 from .thread_values import Numbers, is_unsure
 
@@ -309,7 +310,7 @@ def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _T
     numbers = Numbers(values, thread)
     active = np.ones(tuple(e or 0 for e in (threads, *extents)), bool)
     for condition in access.conditions:
-        for part in _conjuncts(condition):
+        for part in terms_of("and", condition):
             if numbers.knows(part):
                 active &= numbers(part)
     sides = tuple(_side(simplify(index), numbers, active) for index in access.indices)
@@ -322,13 +323,6 @@ def trips(loop: For) -> int | None:
     if len(loop.vars) != 1 or not isinstance(start, Const) or not isinstance(stop, Const):
         return None
     return len(range(int(start.value), int(stop.value), loop.step))
-
-
-def _conjuncts(condition: Expr) -> Iterator[Expr]:
-    if isinstance(condition, Binary) and condition.op == "and":
-        yield from (*_conjuncts(condition.a), *_conjuncts(condition.b))
-    else:
-        yield condition
 
 
 def _side(index: Expr, numbers: Numbers, active: Any) -> _Side | None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..diagnostics import error
 from ..intrinsics import lookup
 from ..intrinsics.memory import ORDERING
@@ -14,6 +12,7 @@ from ..ir.node import Rewriter
 from ..ir.stmt import Block, Do, Kernel, Print, Program, Role, Stmt
 from ..tileop import RegisteredOp
 from ..tileop.base import serial, spread, squeezed
+from .place_at import place_at
 
 
 def lower_tile_ops(program: Program) -> Program:
@@ -55,7 +54,7 @@ class _Lower(Rewriter):
         return node
 
     def RegisteredOp(self, op: RegisteredOp) -> Stmt:
-        return _PlaceAt(op)(op.lower_cpu())  # type: ignore[no-any-return]
+        return place_at(op, op.lower_cpu())
 
     def Print(self, node: Print) -> Stmt:
         """A printed region is printed element by element."""
@@ -69,15 +68,4 @@ class _Lower(Rewriter):
                 return Print(message, Load(region.buffer, spread(region, point)))
             return serial(rest[0], lambda v: nest(rest[1:], (*point, v)), name="ijklmn"[len(point)])
 
-        return _PlaceAt(node)(nest(squeezed(region), ()))  # type: ignore[no-any-return]
-
-
-class _PlaceAt(Rewriter):
-    """Gives every new statement the span of the op that it came from."""
-
-    def __init__(self, op: Stmt):
-        self.op = op
-
-    def Stmt(self, node: Stmt) -> Stmt:
-        node = self.children(node)
-        return node if node.span is not None else replace(node, span=self.op.span)
+        return place_at(node, nest(squeezed(region), ()))

@@ -15,6 +15,7 @@ from ..ir.node import Rewriter, equal, find, symbols, walk
 from ..ir.simplify import simplify
 from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Program, Stmt, While
 from ..ir.substitute import Expand
+from ..ir.terms import terms_of
 
 CONDITIONS_PER_LOOP = 2  # each doubles the code of the loop
 LARGEST_BODY = 120  # nodes
@@ -130,7 +131,7 @@ def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
     in_full = Expand({id(n.var): n.value for n in find(loop.body, Let)})
     for node in walk(loop.body):
         if isinstance(node, If | Select):
-            for part in _conjuncts(node.condition):
+            for part in terms_of("and", node.condition):
                 limit = _limit(part, in_full, loop.vars[0], bound)
                 if limit is not None:
                     yield part, limit
@@ -138,14 +139,6 @@ def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
 
 def _binds(node: object) -> tuple[Var, ...]:
     return node.vars if isinstance(node, For) else (node.var,) if isinstance(node, Let) else ()
-
-
-def _conjuncts(condition: Expr) -> Iterator[Expr]:
-    if isinstance(condition, Binary) and condition.op == "and":
-        yield from _conjuncts(condition.a)
-        yield from _conjuncts(condition.b)
-    else:
-        yield condition
 
 
 def _limit(condition: Expr, in_full: Expand, var: Var, bound: set[int]) -> Expr | None:

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..ir.expr import Binary, Const, Expr, Load, Var, binary, const
 from ..ir.node import contains, symbols
 from ..ir.simplify import simplify
 from ..ir.substitute import Substitute
+from ..ir.terms import terms_of
 from .known import Known
 
 ORDER = ("<", "<=", ">", ">=")
@@ -21,21 +20,13 @@ def in_all_steps(condition: Expr, var: Var, count: int, known: Known) -> tuple[E
     """
     whole: Expr | None = None
     same = True
-    for term in _terms(condition):
+    for term in terms_of("and", condition):
         found = _term(term, var, count, known)
         if found is None:
             return None
         whole = found[0] if whole is None else binary("and", whole, found[0])
         same = same and found[1]
     return None if whole is None else (whole, same)
-
-
-def _terms(condition: Expr) -> Iterator[Expr]:
-    if isinstance(condition, Binary) and condition.op == "and":
-        yield from _terms(condition.a)
-        yield from _terms(condition.b)
-    else:
-        yield condition
 
 
 def _term(term: Expr, var: Var, count: int, known: Known) -> tuple[Expr, bool] | None:

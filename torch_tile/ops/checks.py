@@ -43,16 +43,11 @@ def shape_of(tensor: torch.Tensor) -> str:
 
 def check_floating(op: str, **tensors: torch.Tensor | None) -> None:
     """Every tensor is strided, of a supported floating dtype and on the first one's device."""
-    first: torch.Tensor | None = None
-    first_name = ""
-    for name, t in tensors.items():
-        if t is None:
-            continue
-        if first is None:
-            first, first_name = t, name
+    given = _given(tensors)
+    for name, t in given:
         if t.dtype not in FLOATING:
             raise TypeError(f"tile.{op}: {name} has dtype {t.dtype}; expected float16, bfloat16, float32 or float64")
-        check_device(op, name, t, first_name, first)
+        check_device(op, name, t, *given[0])
 
 
 def check_auxiliary(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
@@ -75,15 +70,15 @@ def check_device(op: str, name: str, tensor: torch.Tensor, other_name: str, othe
 
 def check_same_dtype(op: str, **tensors: torch.Tensor | None) -> None:
     """Every tensor has the first one's dtype."""
-    first: torch.Tensor | None = None
-    first_name = ""
-    for name, t in tensors.items():
-        if t is None:
-            continue
-        if first is None:
-            first, first_name = t, name
-        elif t.dtype != first.dtype:
+    given = _given(tensors)
+    for name, t in given[1:]:
+        first_name, first = given[0]
+        if t.dtype != first.dtype:
             raise TypeError(f"tile.{op}: {name} has dtype {t.dtype}; expected {first.dtype}, as {first_name}")
+
+
+def _given(tensors: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, t) for name, t in tensors.items() if t is not None]
 
 
 def check_dims(op: str, name: str, tensor: torch.Tensor, dims: int, meaning: str) -> None:

@@ -258,11 +258,12 @@ def _second_product(region: Region, node: Node) -> list[Node] | None:
         return None
     if not is_product(last) and whole(last) is not whole(first):
         return None  # the other columns would be computed twice
-    if not equivalent(_operands(last)[2], _operands(first)[2]):
+    (a, _, ends), (other, _, others) = _operands(first), _operands(last)
+    if not equivalent(others, ends):
         return None
-    if not same_shape(shape(last), shape(first)) or not same_shape(shape(left(last)), shape(left(first))):
+    if not same_shape(shape(last), shape(first)) or not same_shape(shape(other), shape(a)):
         return None
-    if not equivalent(strip_views(left(last)), strip_views(left(first))) or bias_kind(last) is None:
+    if not equivalent(strip_views(other), strip_views(a)) or bias_kind(last) is None:
         return None
     return chain[::-1]
 

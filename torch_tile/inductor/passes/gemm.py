@@ -7,6 +7,8 @@ never eats into one of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.fx import Node
 
@@ -14,6 +16,7 @@ from torch_tile.inductor import foregone, report
 from torch_tile.inductor.passes import columns, epilogue
 from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, erase_dead, is_call, ordered, shape
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.ops.checks import FLOATING
 
 # Epilogues with which nobody is much faster than ATen: it adds biases itself, and Inductor residuals in a norm behind.
 PLAIN = {"ret acc0", "v0=add(acc0,x0);ret v0", "v0=add(acc0,x0);v1=add(x1,v0);ret v1"}
@@ -25,19 +28,23 @@ def match(context: Context) -> None:
     for node in list(context.graph.nodes):
         if not is_call(node, *epilogue.PRODUCTS) or node in taken or not node.users:
             continue
-        if dtype(node) not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            why = Miss(f"no kernel for {dtype(node)}", "cast both operands to bfloat16, float16, float32 or float64")
+        if why := wrong_dtype(node):
             context.miss("gemm", node, why)
-            continue
-        if epilogue.bias_kind(node) is None:
+        elif epilogue.bias_kind(node) is None:
             why = Miss(
                 "what is added to the product does not broadcast along rows or columns",
                 "make it a floating tensor [N], [M, 1] or [M, N]",
             )
             context.miss("gemm", node, why)
-            continue
-        region, out = region_of(node, ordered(context.graph))
-        taken.update(_replace(context, node, region, out))
+        else:
+            taken.update(replace(context, node))
+
+
+def wrong_dtype(product: Node) -> Miss | None:
+    """Why no kernel has a product's dtype; None if one has."""
+    if dtype(product) in FLOATING:
+        return None
+    return Miss(f"no kernel for {dtype(product)}", "cast both operands to bfloat16, float16, float32 or float64")
 
 
 def region_of(product: Node, order: dict[Node, int]) -> tuple[epilogue.Region, Node]:
@@ -50,24 +57,30 @@ def region_of(product: Node, order: dict[Node, int]) -> tuple[epilogue.Region, N
     return epilogue.region_of(product, order)
 
 
-def _replace(context: Context, seed: Node, region: epilogue.Region, out: Node) -> list[Node]:
-    """Replace one product and what follows it; returns the products that are gone."""
+def replace(context: Context, seed: Node, offsets: Callable[[Rewrite], Node] | None = None) -> list[Node]:
+    """Replace one product and what follows it; returns the products that are gone.
+
+    `offsets` makes the node that says where groups of rows end, if the product is one of groups.
+    """
+    family, op = ("gemm", torch.ops.tile.gemm) if offsets is None else ("grouped", torch.ops.tile.grouped_gemm)
+    region, out = region_of(seed, ordered(context.graph))
     rewrite = Rewrite(out)
     aux, kinds, text = epilogue.write(region, out, rewrite)
     bs = [epilogue.right(p) for p in region.products]
     if seed not in region.products:
         bs = [columns.columns_of(b, p, rewrite) for b, p in zip(bs, region.products, strict=True)]
-    new = rewrite.call(torch.ops.tile.gemm.default, epilogue.left(seed), bs, aux, kinds, text, dtype(out))
+    ends = [] if offsets is None else [offsets(rewrite)]
+    new = rewrite.call(op.default, epilogue.left(seed), bs, *ends, aux, kinds, text, dtype(out))
     new = rewrite.reshape(new, shape(out))
     layers = f"{len(bs)} products, " if len(bs) > 1 else ""
-    what = f"tile.gemm({layers}{text or 'no epilogue'})"
-    if context.settings.select == "fastest" and not context.settings.thorough and text in PLAIN:
+    what = f"tile.{op.__name__}({layers}{text or 'no epilogue'})"
+    if offsets is None and context.settings.select == "fastest" and not context.settings.thorough and text in PLAIN:
         why = "a plain product: ATen's is as fast, so only max-autotune times it"
-        context.note("gemm", report.KEPT, what, seed, why, rewrite.nodes)
+        context.note(family, report.KEPT, what, seed, why, rewrite.nodes)
         rewrite.discard()
         return []
     sure = foregone.with_epilogue(rewrite.nodes)
-    if not context.replace(rewrite, "gemm", [(out, new)], what, seed, sure):
+    if not context.replace(rewrite, family, [(out, new)], what, seed, sure):
         return []
     erase_dead(out)
     return region.products

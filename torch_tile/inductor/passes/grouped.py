@@ -13,12 +13,10 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.passes import columns, epilogue, gemm, groups
-from torch_tile.inductor.passes.graph import CAST, Miss, Rewrite, dtype, erase_dead, ordered, shape, val
+from torch_tile.inductor.passes import gemm, groups
+from torch_tile.inductor.passes.graph import CAST, Miss, Rewrite, dtype, shape, val
 from torch_tile.inductor.passes.manager import Context
 from torch_tile.inductor.subgraph import EXAMPLE
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def match(context: Context) -> None:
@@ -27,13 +25,12 @@ def match(context: Context) -> None:
     for node in list(context.graph.nodes):
         if not groups.is_grouped(node) or node in taken or not node.users:
             continue
-        if groups.name_of(node) == groups.LOOP_BACKWARD:
+        if groups.operator_of(node) == groups.LOOP_BACKWARD:
             _replace_loop_backward(context, node)
-        elif dtype(node) not in FLOATS:
-            why = Miss(f"no kernel for {dtype(node)}", "cast both operands to bfloat16, float16, float32 or float64")
+        elif why := gemm.wrong_dtype(node):
             context.miss("grouped", node, why)
-        elif groups.by_rows(node):
-            taken.update(_replace(context, node))
+        elif found := groups.by_rows(node):
+            taken.update(gemm.replace(context, node, functools.partial(_int32, offsets=found.offsets, rows=found.a)))
         elif found := groups.by_k(node):
             rewrite = Rewrite(node)
             new = _gradient(rewrite, rewrite.permute(found.a, (1, 0)), found.b, found.offsets, dtype(node))
@@ -41,26 +38,6 @@ def match(context: Context) -> None:
         else:
             fix = "give it [S, K] and [G, K, N], or [M, S] and [S, N], with offs and without a bias"
             context.miss("grouped", node, Miss("groups are not of rows", fix))
-
-
-def _replace(context: Context, seed: Node) -> list[Node]:
-    """Replace one product and what follows it; returns the products that are gone."""
-    region, out = gemm.region_of(seed, ordered(context.graph))
-    rewrite, found = Rewrite(out), groups.by_rows(seed)
-    assert found is not None
-    aux, kinds, text = epilogue.write(region, out, rewrite)
-    bs = [epilogue.right(p) for p in region.products]
-    if seed not in region.products:
-        bs = [columns.columns_of(b, p, rewrite) for b, p in zip(bs, region.products, strict=True)]
-    offsets = _int32(rewrite, found.offsets, found.a)
-    op = torch.ops.tile.grouped_gemm.default
-    new = rewrite.reshape(rewrite.call(op, found.a, bs, offsets, aux, kinds, text, dtype(out)), shape(out))
-    layers = f"{len(bs)} products, " if len(bs) > 1 else ""
-    what = f"tile.grouped_gemm({layers}{text or 'no epilogue'})"
-    if not context.replace(rewrite, "grouped", [(out, new)], what, seed):
-        return []
-    erase_dead(out)
-    return region.products
 
 
 def _gradient(rewrite: Rewrite, a: Node, b: Node, offsets: Node, result: torch.dtype) -> Node:

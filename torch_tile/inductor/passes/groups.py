@@ -26,7 +26,7 @@ def by_rows(node: Any) -> Grouped | None:
     """The operands of a product of groups of rows; None if a node is none."""
     if is_call(node, aten._grouped_mm.default):
         return _of_torch(node, (2, 3))
-    return Grouped(*node.args[:3]) if name_of(node) == LOOP else None
+    return Grouped(*node.args[:3]) if operator_of(node) == LOOP else None
 
 
 def by_k(node: Any) -> Grouped | None:
@@ -36,10 +36,10 @@ def by_k(node: Any) -> Grouped | None:
 
 def is_grouped(node: Any) -> bool:
     """Whether a node is a call of this kind, of whatever shapes."""
-    return is_call(node, aten._grouped_mm.default) or name_of(node) in (LOOP, LOOP_BACKWARD)
+    return is_call(node, aten._grouped_mm.default) or operator_of(node) in (LOOP, LOOP_BACKWARD)
 
 
-def name_of(node: Any) -> str:
+def operator_of(node: Any) -> str:
     """The name of the operator that a node calls, with its namespace."""
     target: Any = getattr(node, "target", None)
     return f"{target.namespace}::{target._opname}" if hasattr(target, "_opname") else ""

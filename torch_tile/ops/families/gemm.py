@@ -141,7 +141,8 @@ def _gemm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return (*gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs), None, None, None)
 
 
-def _gemm_flops(a: Sequence[int], bs: Sequence[Sequence[int]], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+def flops(a: Sequence[int], bs: Sequence[Sequence[int]], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Of the products of a `[..., K]` and bs `[..., N]`."""
     return 2 * math.prod(a) * bs[0][-1] * len(bs)
 
 
@@ -151,7 +152,7 @@ register(
     backward=_gemm_backward,
     setup_context=_save_gemm,
     lower_precision=("a", "bs"),
-    flops=_gemm_flops,
+    flops=flops,
 )
 
 

@@ -91,10 +91,6 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return grad_a, grad_bs, None, grad_aux, None, None, None
 
 
-def _flops(a: Sequence[int], bs: Sequence[Sequence[int]], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return 2 * math.prod(a) * bs[0][-1] * len(bs)
-
-
 register(
     "grouped_gemm",
     fake=_fake,
@@ -102,7 +98,7 @@ register(
     backward=_backward,
     setup_context=_save,
     lower_precision=("a", "bs"),
-    flops=_flops,
+    flops=gemm.flops,
 )
 
 
