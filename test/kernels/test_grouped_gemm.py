@@ -87,7 +87,13 @@ def test_random_problems(form, rounds, problems, check):
         args = operands(problems, form, groups, m, n, k, None if number % 4 else problems.pick("slice", "gaps"))
         got = by_rows.grouped_gemm(*args, kinds, epilogue, out_dtype, config)
         assert got.dtype == out_dtype
-        check(got, exact(*args, kinds, epilogue), f"{form} {args[2].tolist()} {m}x{n}x{k} {config}", small(dtype))
+        check(
+            got,
+            exact(*args, kinds, epilogue),
+            f"{form} {args[2].tolist()} {m}x{n}x{k} {config}",
+            small(dtype),
+            own=True,
+        )
 
 
 @pytest.mark.parametrize("config", ALIGNED, ids=str)
@@ -98,7 +104,7 @@ def test_aligned_rows(config, rounds, problems, check):
         args = operands(problems, "bfloat16", groups, m, n, k, "dense")
         args = (args[0], [problems.tensor(groups, n, k, dtype=BF16, layout="dense").mT], *args[2:])
         got = by_rows.grouped_gemm(*args, *FORMS["bfloat16"][3:1:-1], BF16, config)
-        check(got, exact(*args, *FORMS["bfloat16"][3:1:-1]), f"{args[2].tolist()} {m}x{n}x{k}", BF16)
+        check(got, exact(*args, *FORMS["bfloat16"][3:1:-1]), f"{args[2].tolist()} {m}x{n}x{k}", BF16, own=True)
 
 
 def test_more_groups_than_are_planned_at_a_time(problems, check):
@@ -150,7 +156,7 @@ def test_products_over_rows(dtype, rounds, problems, check):
         offsets = ends(problems, groups, rows)
         got = by_k.k_grouped_gemm(a, b, offsets, dtype, config)
         want = by_k.reference(a.double(), b.double(), offsets, F64)
-        check(got, want, f"{offsets.tolist()} {m}x{n}x{rows} {config}", small(dtype))
+        check(got, want, f"{offsets.tolist()} {m}x{n}x{rows} {config}", small(dtype), own=True)
 
 
 def test_aligned_products_over_rows(rounds, problems, check):
@@ -164,7 +170,7 @@ def test_aligned_products_over_rows(rounds, problems, check):
         a[int(offsets[-1]) :] = torch.nan
         b[int(offsets[-1]) :] = torch.inf
         got = by_k.k_grouped_gemm(a, b, offsets, BF16, config)
-        check(got, want, f"{offsets.tolist()} {m}x{n}x{rows} {config}", BF16)
+        check(got, want, f"{offsets.tolist()} {m}x{n}x{rows} {config}", BF16, own=True)
 
 
 def test_cuts_are_of_groups_not_of_all_rows():
