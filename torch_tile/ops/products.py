@@ -24,7 +24,7 @@ def gemm(
     Args:
         a: `[M, K]` or `[B, M, K]`.
         bs: each `[K, N]` beside a 2-D `a`, `[B, K, N]` or `[1, K, N]` beside a 3-D one; of a's dtype.
-        aux: what the epilogue reads as `x0..`, of any floating dtype.
+        aux: what the epilogue reads as `x0..`, of any floating dtype, or bool, which counts as 1 and 0.
         kinds: one letter for each aux: `t` `[M, N]` or `[B, M, N]`, `r` `[N]`, `c` `[M, 1]` or `[B, M, 1]`, `s` one
             element.
         epilogue: statements joined by `;` over `acc0..`, `x0..`, earlier names and numbers, ending in `ret NAME`, such

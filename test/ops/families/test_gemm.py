@@ -80,6 +80,20 @@ def test_frozen_arguments_get_no_gradient_and_no_product(frozen, maker):
         torch.testing.assert_close(grad, leaf.grad)
 
 
+@pytest.mark.parametrize(("shape", "kind"), [((6, 9), "t"), ((9,), "r"), ((6, 1), "c"), ((1,), "s")])
+def test_truth_values_as_operands(shape, kind, maker):
+    """They choose, or count as 1 and 0, in both directions."""
+    t = maker(5, torch.float64, True)
+    a, b = t(6, 7), t(7, 9)
+    where = maker(6, torch.float32)(*shape) > 0
+    text = "v=where(x0,-1.0,acc0);w=mul(v,x0);y=add(w,acc0);ret y"
+    got = ops.gemm(a, [b], [where], kind, text, dtype=torch.float64)
+    want = torch.where(where, -1.0, a @ b) * where + a @ b
+    torch.testing.assert_close(got, want)
+    for x, y in zip(*(torch.autograd.grad(out.square().sum(), (a, b)) for out in (got, want)), strict=True):
+        torch.testing.assert_close(x, y)
+
+
 def linear_errors():
     def t(*shape, dtype=torch.float32):
         return torch.zeros(shape, dtype=dtype)
@@ -129,7 +143,7 @@ def gemm_errors():
         ((a, [b], [t(8)], "r"), RuntimeError, r"aux\[0\] has size 8 in dimension 0 .* by kind 'r'"),
         ((a, [b], [t(9), t(5)], "rc"), RuntimeError, r"aux\[1\] has shape \[5\]; kind 'c' expects \[\*batch, M, 1\]"),
         ((a, [b], [t(2)], "s"), RuntimeError, r"aux\[0\] has shape \[2\]; kind 's' expects one element"),
-        ((a, [b], [t(9, dtype=torch.int32)], "r"), TypeError, r"aux\[0\] has dtype torch.int32"),
+        ((a, [b], [t(9, dtype=torch.int32)], "r"), TypeError, r"aux\[0\] has dtype torch.int32; expected .* or bool"),
         ((a, [b.double()]), TypeError, r"bs\[0\] has dtype torch.float64; expected torch.float32, as a"),
         ((a, [b], [], "", "v=relu(x0);ret v"), ValueError, None),
         ((a, [b], [], "", "", torch.int32), TypeError, "dtype is torch.int32"),
