@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
+
+from benchmarks.fresh import in_fresh_process
 
 CASES = "gelu 4096,swiglu 64,mla b64,llama 8x512,einsum attention training,llama training 2x4096"
 BACKENDS = ("tile", "inductor")
@@ -47,14 +45,8 @@ def first_result(name: str, backend: str) -> None:
 def run(name: str, backend: str) -> float:
     """`first_result` in a process of its own, with empty caches."""
     with tempfile.TemporaryDirectory() as folder:
-        places = {f"{of}_CACHE_DIR": f"{folder}/{of}" for of in ("TORCHINDUCTOR", "TORCH_TILE", "TRITON")}
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.first_result", "--case", name, "--child", backend],
-            env=os.environ | places, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    if done.returncode:
-        sys.exit(done.stderr[-2000:])
-    return float(json.loads(done.stdout.splitlines()[-1]))
+        found = in_fresh_process("benchmarks.first_result", "--case", name, "--child", backend, caches=folder)
+    return float(found)
 
 
 def main() -> None:

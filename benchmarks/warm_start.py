@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
+
+from benchmarks.fresh import in_fresh_process
 
 BACKENDS = ("tile", "inductor")
 
@@ -45,12 +43,7 @@ def first_call(backend: str) -> None:
 
 def run(backend: str, folder: str) -> dict[str, float]:
     """`first_call` in a process of its own, with the caches of `folder`."""
-    places = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TORCH_TILE_CACHE_DIR": f"{folder}/tile"}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.warm_start", "--child", backend],
-        env=os.environ | places, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(in_fresh_process("benchmarks.warm_start", "--child", backend, caches=folder))
 
 
 def main() -> None:
