@@ -100,6 +100,25 @@ def test_attention_whose_scores_are_many(sizes, sure, h200):
     assert not foregone.of_scores(product(4096, 4096, 1024))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "widths", "sure"),
+    [
+        ((64, 4096, 128), (512, 64), True),
+        ((128, 8192, 16), (512, 64), True),
+        ((64, 4096, 128), (96, 64), False),  # widths that tensor cores take in part
+        ((64, 4096, 128), (512, 24), False),
+        ((1, 8192, 128), (512, 64), False),  # few scores: they stay in cache
+        ((1, 1 << 20, 1024), (512, 64), False),  # so many heads that latents are little and products long
+    ],
+)
+def test_latents_that_many_heads_read(sizes, widths, sure, h200):
+    batch, length, heads = sizes
+    made = [empty(batch, 1, heads, w) for w in widths] + [empty(batch, length, w) for w in widths]
+    graph = make_fx(lambda *x: torch.ops.tile.mla_decode(*x))(*made).graph
+    assert bool(foregone.of_latents(list(graph.nodes))) == sure
+    assert not foregone.of_latents(product(4096, 4096, 1024))
+
+
 def test_other_machines_hold_contests():
     with FakeTensorMode() as mode, V.set_fake_mode(mode):
         assert not foregone.with_epilogue(product(4096, 16384, 4096))

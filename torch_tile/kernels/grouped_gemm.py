@@ -69,11 +69,18 @@ def groups_of(offsets: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 
 @T.macro
-def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
-    """The kernel that cuts groups into tiles of `height` rows; what is behind the last group is a group of its own.
+def bounds_of(group: Any, offsets: Any, rows: Any) -> Any:
+    """The first row of a group, and where its rows end; what is behind the last group is a group of its own.
 
-    Tiles that are not needed have no rows. Whatever the offsets say, all lie within the rows.
+    Whatever the offsets say, both lie within the rows.
     """
+    first = T.clamp(T.if_then_else(group > 0, offsets[group - 1], 0), 0, rows)
+    return first, T.clamp(T.if_then_else(group < offsets.shape[0], offsets[group], rows), first, rows)
+
+
+@T.macro
+def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
+    """The kernel that cuts groups into tiles of `height` rows; tiles that are not needed have no rows."""
     groups, tiles = offsets.shape[0], table.shape[0]
     with T.Kernel(1, threads=PLANNERS):
         until = T.alloc_shared((PLANNERS,), "int32")
@@ -88,8 +95,7 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
         for turn in T.serial(T.ceildiv(groups + 1, PLANNERS)):
             for i in T.Parallel(PLANNERS):
                 group = turn * PLANNERS + i
-                first[i] = T.clamp(T.if_then_else(group > 0, offsets[group - 1], 0), 0, rows)
-                end[i] = T.clamp(T.if_then_else(group < groups, offsets[group], rows), first[i], rows)
+                first[i], end[i] = bounds_of(group, offsets, rows)
                 count[i] = T.if_then_else(group <= groups, T.ceildiv(end[i] - first[i], height), 0)
             T.copy(count, until)
             T.cumsum(until)

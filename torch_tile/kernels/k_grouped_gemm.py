@@ -27,7 +27,7 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.gemm import tile_of
 from torch_tile.kernels.gemm_config import MOST_TILES, Config, Problem, config_for, panels_bytes, panels_of
 from torch_tile.kernels.gemm_cut import BARRIERS, stage_bytes
-from torch_tile.kernels.grouped_gemm import groups_of
+from torch_tile.kernels.grouped_gemm import bounds_of, groups_of
 
 
 def reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -60,9 +60,7 @@ def multiply_rows(config: Config, form: Form, a: Any, b: Any, offsets: Any, grou
     There both operands are zeros behind the group: rows of others may hold what times zero is no zero.
     """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
-    rows = a.shape[0]
-    first = T.clamp(T.if_then_else(group > 0, offsets[group - 1], 0), 0, rows)
-    end = T.clamp(offsets[group], first, rows)
+    first, end = bounds_of(group, offsets, a.shape[0])
     steps = (end - first) // bk
     a_tile, a_last = (T.alloc_shared((bk, bm), form.dtype) for _ in range(2))
     b_tile, b_last = (T.alloc_shared((bk, bn), form.dtype) for _ in range(2))

@@ -99,3 +99,10 @@ def test_parts_of_several_products(agrees, generator):
         return F.silu(a) * c, b + d
 
     agrees(f, x, w, v)
+
+
+def test_a_product_of_one_element_without_dimensions(agrees, generator):
+    """Has no columns to look for, and does not keep other products from being replaced."""
+    x, w, v = (torch.randn(s, generator=generator) for s in ((1, 7), (7, 1), (7, 5)))
+    _, report = agrees(lambda x, w, v: ((x @ w).reshape(()) * 2, F.silu(x @ v)), x, w, v)
+    assert "tile.gemm(v0=silu(acc0);ret v0)" in [row.what for row in report.replaced("gemm")]

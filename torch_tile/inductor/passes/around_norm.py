@@ -20,9 +20,8 @@ from torch.fx import Node
 
 from torch_tile.inductor import foregone, report
 from torch_tile.inductor.compat import size_hint
-from torch_tile.inductor.passes.epilogue import PRODUCTS, Region, Writer, extend, kind_of, operands_of, strip_views
+from torch_tile.inductor.passes.epilogue import PRODUCTS, Region, Writer, extend, kind_of, strip_views, tensors_of
 from torch_tile.inductor.passes.graph import (
-    CAST,
     Rewrite,
     arg,
     aten,
@@ -115,8 +114,7 @@ def _inlines(node: Node, region: Region) -> bool:
     full = region.products[0]
     if constant(node) is not None or region.kind(node, full) in (None, "t") or len(node.users) != 1:
         return False
-    operands = [node.args[0]] if is_call(node, CAST) else operands_of(node)
-    tensors = [x for x in operands or [] if isinstance(x, Node) and constant(x) is None]
+    tensors = tensors_of(node)
     return bool(tensors) and all(region.kind(x, full) is not None for x in tensors)
 
 
@@ -254,8 +252,7 @@ def _ends_in_registers(node: Node) -> bool:
 
 def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[Node]) -> None:
     """Add `node` to what is taken, or to the leaves if it cannot be computed in the kernel."""
-    operands = [node.args[0]] if is_call(node, CAST) else operands_of(node) if node.op == "call_function" else None
-    tensors = [x for x in operands or [] if isinstance(x, Node) and constant(x) is None]
+    tensors = tensors_of(node)
     inside = not taken or all(u in taken for u in node.users)
     floats = all(is_tensor(x) and dtype(x).is_floating_point and dtype(x) != torch.float64 for x in [node, *tensors])
     fits = floats and all(kind_of(x, node) or is_by_runs(shape(x), full) for x in tensors)

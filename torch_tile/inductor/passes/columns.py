@@ -8,13 +8,23 @@ brings the parts together again (SwiGLU), and then one kernel makes all of them 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch.fx import Node
 
 from torch_tile.inductor.passes.graph import VIEWS, Rewrite, arg, aten, is_call, known, only_user, same_shape, shape
 
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
+
+
+def width(node: Any) -> Any:
+    """How many columns a tensor has: its last size, 1 if it has no dimensions."""
+    return shape(node)[-1] if shape(node) else 1
+
+
+def are_kept(node: Any) -> TypeGuard[Node]:
+    """Whether a node is a view whose columns are those of its operand."""
+    return is_call(node, *VIEWS) and known(width(node) == width(node.args[0]))
 
 
 def part_of(node: Any) -> tuple[Node, int, int] | None:
@@ -38,7 +48,7 @@ def part_of(node: Any) -> tuple[Node, int, int] | None:
         bounds = (start, start + size) if isinstance(start, int) else (start, size)
     else:
         return None
-    while is_call(source, *VIEWS) and known(shape(source)[-1] == shape(source.args[0])[-1]):
+    while are_kept(source):
         source = source.args[0]
     return (source, *bounds) if all(isinstance(b, int) for b in bounds) else None
 
@@ -46,7 +56,7 @@ def part_of(node: Any) -> tuple[Node, int, int] | None:
 def parts_of(product: Node) -> list[Node]:
     """The nodes that read a product's columns apart, if nothing else reads it and they are equally wide; else none."""
     reader = product
-    while is_call(user := only_user(reader), *VIEWS) and known(shape(user)[-1] == shape(reader)[-1]):
+    while are_kept(user := only_user(reader)):
         reader = user
     splits = [u for u in reader.users if is_call(u, *SPLITS)]
     parts = list(splits[0].users) if len(splits) == len(reader.users) == 1 else list(reader.users)

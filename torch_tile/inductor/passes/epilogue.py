@@ -215,12 +215,11 @@ def _admit(region: Region, node: Node, alone: bool) -> bool:
     if is_call(node, *VIEWS, CAST):
         region.ops.append(node)
         return True
-    operands = operands_of(node)
-    if operands is None:
+    if operands_of(node) is None:
         return False
     joined: list[Node] = []
-    for x in operands:
-        if isinstance(x, Node) and x not in region.values and constant(x) is None:
+    for x in tensors_of(node):
+        if x not in region.values:
             if alone:
                 return False
             chain = _second_product(region, x)
@@ -274,8 +273,7 @@ def _single_source(region: Region, node: Node) -> Node | None:
         return node.args[0]  # type: ignore[return-value]
     if not covers(shape(node), region.rows, region.cols) or not _representable(region, node):
         return None
-    operands = [node.args[0]] if is_call(node, CAST) else operands_of(node) or []
-    tensors = [x for x in operands if isinstance(x, Node) and x not in region.values and constant(x) is None]
+    tensors = [x for x in tensors_of(node) if x not in region.values]
     others = [x for x in tensors if region.kind(x, node) in (None, "t")]
     return others[0] if len(others) == 1 and all(_is_as_precise(region, x) for x in tensors) else None
 
@@ -295,18 +293,20 @@ def bias_kind(node: Node) -> str | None:
 def operands_of(node: Node) -> list[Any] | None:
     """The values a pointwise op reads, numbers included; None if the epilogue language has no word for the op."""
     target: Any = node.target
-    if target in _UNARY:
-        return [node.args[0]]
-    if target is aten.gelu.default:
+    if target in (*_UNARY, aten.gelu.default, aten.clamp.default):
         return [node.args[0]]
     if target is aten.where.self:
         return list(node.args)
-    if target is aten.clamp.default:
-        return [node.args[0]]
     if getattr(target, "overloadpacket", None) in _BINARY and "rounding_mode" not in node.kwargs:
         pair = list(node.args[:2])
         return pair if len(pair) == 2 and all(isinstance(x, Node | int | float) for x in pair) else None
     return None
+
+
+def tensors_of(node: Node) -> list[Node]:
+    """What a pointwise op or a cast computes with, numbers left out; nothing for other nodes."""
+    operands = [node.args[0]] if is_call(node, CAST) else operands_of(node) or []
+    return [x for x in operands if isinstance(x, Node) and constant(x) is None]
 
 
 class Writer:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torch_tile.inductor import foregone
 from torch_tile.inductor.passes import masks
 from torch_tile.inductor.passes.copies import drop_behind
 from torch_tile.inductor.passes.graph import CAST, Rewrite, aten, dtype, equivalent, is_call, known, product, shape
@@ -85,7 +86,8 @@ def _replace(context: Context, pattern: Pattern) -> None:
         arranged = rewrite.call(CAST, arranged, dtype(pattern.output))
     op: Any = next(n for n in rewrite.nodes if is_call(n, OP))
     what = f"tile.mla_decode(q {list(shape(op.args[0]))}, kv {list(shape(op.args[2]))}, rope {shape(op.args[3])[-1]})"
-    context.replace(rewrite, "mla", [(pattern.output, arranged)], what, pattern.output)
+    sure = foregone.of_latents(rewrite.nodes)
+    context.replace(rewrite, "mla", [(pattern.output, arranged)], what, pattern.output, sure)
 
 
 def _visible(rewrite: Rewrite, pattern: Pattern, batch: Group) -> tuple[Group, Node | None]:

@@ -12,13 +12,12 @@ from typing import Any
 from torch.fx import Node
 
 from torch_tile.inductor.passes import columns
-from torch_tile.inductor.passes.epilogue import MAX_OPS, is_product, operands_of
+from torch_tile.inductor.passes.columns import width
+from torch_tile.inductor.passes.epilogue import MAX_OPS, is_product, tensors_of
 from torch_tile.inductor.passes.graph import (
-    CAST,
     VIEWS,
     Rewrite,
     aten,
-    constant,
     erase_dead,
     is_call,
     is_tensor,
@@ -33,9 +32,9 @@ from torch_tile.inductor.passes.manager import Context
 def compute(context: Context) -> None:
     """Move pointwise steps behind the columns that are read of them, the last step first."""
     for node in reversed(list(context.graph.nodes)):
-        source = None if is_product(node) else _source(node)
-        parts = columns.parts_of(node) if source is not None else []
-        if source is not None and parts and set.intersection(*map(_pointwise_of, parts)):
+        parts = columns.parts_of(node) if is_tensor(node) else []
+        source = _source(node) if parts else None
+        if source is not None and set.intersection(*map(_pointwise_of, parts)):
             for part in parts:
                 _move(node, source, part)
 
@@ -44,15 +43,15 @@ def _source(node: Node) -> Node | None:
     """The operand of a pointwise node that is a product, or pointwise of one, and that nothing else reads; the other
     operands must broadcast to it.
     """
-    tensors = [x for x in _operands(node) if isinstance(x, Node) and constant(x) is None]
+    tensors = tensors_of(node)
     found = [x for x in tensors if same_shape(shape(x), shape(node)) and only_user(x) is node and _is_made(x)]
-    others = [x for x in tensors if x not in found and not (known(_width(x) == 1) or known(_width(x) == _width(node)))]
+    others = [x for x in tensors if x not in found and not (known(width(x) == 1) or known(width(x) == width(node)))]
     return found[0] if len(found) == 1 and not others else None
 
 
 def _is_made(node: Node) -> bool:
     """Whether a node has one reader and is a product, seen in a shape that keeps its columns, or pointwise of one."""
-    while is_call(node, *VIEWS) and known(_width(node) == _width(node.args[0])) and only_user(node) is not None:
+    while columns.are_kept(node) and only_user(node) is not None:
         node = node.args[0]  # type: ignore[assignment]
     return only_user(node) is not None and (is_product(node) or _source(node) is not None)
 
@@ -62,18 +61,8 @@ def _pointwise_of(part: Node) -> set[Node]:
     found = [part]
     for node in found:  # grows meanwhile
         if len(found) <= MAX_OPS:
-            found += [u for u in node.users if u not in found and (is_call(u, *VIEWS) or _operands(u))]
+            found += [u for u in node.users if u not in found and (is_call(u, *VIEWS) or tensors_of(u))]
     return set(found)
-
-
-def _operands(node: Node) -> list[Any]:
-    if is_call(node, CAST):
-        return [node.args[0]]
-    return (operands_of(node) or []) if node.op == "call_function" and is_tensor(node) else []
-
-
-def _width(node: Any) -> Any:
-    return shape(node)[-1] if is_tensor(node) and shape(node) else 1
 
 
 def _move(node: Node, source: Node, part: Node) -> None:
@@ -83,7 +72,7 @@ def _move(node: Node, source: Node, part: Node) -> None:
     rewrite = Rewrite(part)
 
     def cut(x: Any) -> Any:
-        if not is_tensor(x) or (known(_width(x) == 1) and x is not source):
+        if not is_tensor(x) or (known(width(x) == 1) and x is not source):
             return x
         return rewrite.call(aten.slice.Tensor, x, len(shape(x)) - 1, *found[1:])
 
