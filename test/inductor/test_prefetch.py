@@ -32,7 +32,7 @@ def rehearsed(monkeypatch):
 
     def note(graph, settings, stage):
         before = str(graph)
-        if stage != "joint":
+        if stage not in ("joint", "pre_grad"):
             found.extend(prefetch.rehearse(graph, settings, stage))
         assert str(graph) == before
         return []
@@ -79,7 +79,8 @@ def test_both_directions_of_attention_are_compiled_before_either_graph(monkeypat
     with no_caches():
         torch.compile(twice, backend=OURS)(*args).sum().backward()
     assert stages == [
-        ("joint", ["tile::attention_backward", "tile::attention_lse"]), ("forward", []), ("backward", [])
+        ("pre_grad", []), ("joint", ["tile::attention_backward", "tile::attention_lse"]),
+        ("forward", []), ("backward", []),
     ]  # fmt: skip
 
 
@@ -144,3 +145,73 @@ def test_calls_of_a_graph_for_a_gpu_are_prepared_in_threads(monkeypatch, pool):
     for future in prefetch.prefetch(graph, None, "post_grad"):
         future.result(60)
     assert len(prepared) == 3 and all((call.target, (x,), {}, pool) in prepared for call in calls)
+
+
+class TestForesight:
+    """Small graphs are traced ahead, before AOTAutograd does: what is compiled then is what is called later."""
+
+    @pytest.fixture
+    def begun(self, monkeypatch, tmp_path):
+        """The stages of prefetching, with the calls that are begun at each."""
+        monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr(prefetch, "_is_on_gpu", lambda graph: True)
+        monkeypatch.setattr(workers, "ready", lambda: None)
+        stages, original, now = {}, prefetch.prefetch, []
+
+        def form(op, args, kwargs, pool):
+            node = torch.fx.Graph().call_function(op, (), dict(kwargs))
+            node._args = args  # of another graph
+            now.append(prefetch._form(node))
+
+        def noted(graph, settings, stage):
+            for future in (started := original(graph, settings, stage)):
+                future.result(60)
+            stages[stage] = sorted(now)
+            now.clear()
+            return started
+
+        monkeypatch.setattr(prefetch, "_prepare", form)
+        monkeypatch.setattr(prefetch, "prefetch", noted)
+        return stages
+
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_finds_what_the_graph_will_have(self, dynamic, begun):
+        q, q_pe, kv, k_pe = (torch.randn(s) for s in ((3, 8, 32), (3, 8, 16), (3, 20, 32), (3, 20, 16)))
+
+        def decode(q, q_pe, kv, k_pe):
+            scores = torch.einsum("bhd,bkd->bhk", q, kv) + torch.einsum("bhd,bkd->bhk", q_pe, k_pe)
+            return torch.einsum("bhk,bkd->bhd", (scores * 0.1).softmax(-1), kv)
+
+        with torch.no_grad(), no_caches():
+            got = torch.compile(decode, backend=OURS, dynamic=dynamic)(q, q_pe, kv, k_pe)
+            torch.testing.assert_close(got, decode(q, q_pe, kv, k_pe), rtol=1e-4, atol=1e-4)
+        assert len(begun["pre_grad"]) == 1 and "mla_decode" in begun["pre_grad"][0]
+        assert dynamic or begun["pre_grad"] == begun["inference"]
+
+    def test_looks_once_at_a_graph(self, begun):
+        a, b = torch.randn(3, 4), torch.randn(4, 5)
+        for again in (False, True):
+            torch._dynamo.reset()
+            with torch.no_grad(), no_caches():
+                torch.compile(lambda a, b: torch.relu(a @ b), backend=OURS)(a, b)
+            assert bool(begun["pre_grad"]) != again and begun["inference"]
+
+    @pytest.mark.parametrize("why", ["trains", "large", "many kernels", "changes an input"])
+    def test_leaves_other_graphs_for_later(self, why, begun):
+        x, *ws = torch.randn(3, 8), *(torch.randn(8, 8, requires_grad=why == "trains") for _ in range(3))
+
+        def model(x, a, b, c):
+            if why == "large":
+                for _ in range(prefetch.MOST_NODES):
+                    x = x + 1
+            if why == "many kernels":
+                return torch.relu(x @ a), torch.sigmoid(x @ b), torch.tanh(x @ c)
+            if why == "changes an input":
+                x.add_(1)
+            return torch.relu(x @ a)
+
+        before = x.clone()
+        with torch.set_grad_enabled(why == "trains"), no_caches():
+            got = torch.compile(model, backend=OURS)(x, *ws)
+        assert len(begun["pre_grad"]) == (why == "changes an input")
+        torch.testing.assert_close(got, model(before, *ws))

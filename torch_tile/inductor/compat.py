@@ -187,14 +187,20 @@ def register_lowering(op: torch._ops.OpOverload, lower: Callable[..., Any]) -> N
         lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def lower_inline(call: Callable[..., Any], fakes: Sequence[Any], inputs: Sequence[Any]) -> Any:
-    """Lower what `call` computes of `fakes` as part of the graph that is being lowered, `inputs` standing for them."""
+def decomposed(call: Callable[..., Any], inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """The operations of ATen that a call makes, decomposed as Inductor does."""
     from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    return make_fx(call, decomposition_table=select_decomp_table())(*inputs)
+
+
+def lower_inline(call: Callable[..., Any], fakes: Sequence[Any], inputs: Sequence[Any]) -> Any:
+    """Lower what `call` computes of `fakes` as part of the graph that is being lowered, `inputs` standing for them."""
+    from torch._inductor.virtualized import V
+
     with V.graph.fake_mode, torch.no_grad():
-        traced = make_fx(call, decomposition_table=select_decomp_table())(*fakes)
+        traced = decomposed(call, fakes)
     queue, outer = iter(inputs), V.graph.current_node
     try:
         for node in traced.graph.nodes:

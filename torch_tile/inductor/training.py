@@ -48,10 +48,7 @@ def compete_attention(
 
 
 def _traced(call: Callable[..., Tensors], inputs: list[torch.Tensor]) -> GraphModule:
-    from torch._inductor.decomposition import select_decomp_table
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    made: GraphModule = make_fx(call, decomposition_table=select_decomp_table())(*inputs)
+    made = compat.decomposed(call, inputs)
     made.graph.eliminate_dead_code()
     return made
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
-from torch_tile.inductor import report
+from torch_tile.inductor import compat, report
 from torch_tile.inductor.passes import around_norm, attention
 from torch_tile.inductor.passes.epilogue import PRODUCTS
 from torch_tile.inductor.passes.graph import TIMES, Miss, aten, dtype, is_call, shape, val
@@ -196,9 +196,7 @@ def _literal(before: Node, tensor: torch.Tensor) -> Node:
 
 def trace_reference(node: Node, reference: Callable[..., torch.Tensor]) -> GraphModule:
     """The reference's functional ATen, decomposed as Inductor does, on the node's inputs."""
-    from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.virtualized import V
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     inputs = node.all_input_nodes
 
@@ -208,7 +206,7 @@ def trace_reference(node: Node, reference: Callable[..., torch.Tensor]) -> Graph
         return reference(*args, **kwargs)
 
     with V.fake_mode, torch.no_grad():
-        return make_fx(call, decomposition_table=select_decomp_table())(*[val(n) for n in inputs])
+        return compat.decomposed(call, [val(n) for n in inputs])
 
 
 WATCHED = {
