@@ -119,7 +119,7 @@ def test_the_assembler_has_nothing_to_say(form):
 
 @pytest.mark.slow
 def test_each_wait_and_arrival_is_needed():
-    """Only behind the last pair a half is let go for nobody; what the compiler adds is tested elsewhere."""
+    """Only the last pair lets left halves go for nobody; what the compiler adds is tested elsewhere."""
     form = Form(torch.float16, 128, 64, False, False, True, 8, False)
     kernel = flash_mla_by_turns.on(Target("cuda", 90))(TURNS, form)
     length = torch.tensor([443], dtype=torch.int32)
@@ -134,4 +134,4 @@ def test_each_wait_and_arrival_is_needed():
     assert not finds(flat)
     names = ("mbarrier_wait", "mbarrier_arrive", "named_barrier_arrive", "wgmma_wait")
     missed = [r for r in removals(flat, names) if not finds(r.program)]
-    assert [r.name for r in missed] == ["mbarrier_arrive"], [f"{r.name} at {r.span}" for r in missed]
+    assert [r.name for r in missed] == 2 * ["mbarrier_arrive"], [f"{r.name} at {r.span}" for r in missed]

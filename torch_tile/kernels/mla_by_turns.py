@@ -175,17 +175,16 @@ class Turns:
         self.halves.multiply(0, done, queries, mine.scores, True)
         self.halves.multiply(1, done, queries, mine.scores, False)
         T.wait_wgmma(0)
-        for pair in T.serial(pairs):
+        for pair in T.serial(pairs - 1):
             self.first_turn(mine, pair)
-            if pair + 1 < pairs:
-                self.halves.multiply(0, done + pair + 1, queries, mine.scores, True)
-                T.wait_wgmma(len(self.halves.panels(0)))
-                self.halves.let_go(2)
-                self.halves.multiply(1, done + pair + 1, queries, mine.scores, False)
-                T.wait_wgmma(0)
-            else:
-                T.wait_wgmma(0)
-                self.halves.let_go(2)
+            self.halves.multiply(0, done + pair + 1, queries, mine.scores, True)
+            T.wait_wgmma(len(self.halves.panels(0)))
+            self.halves.let_go(2)
+            self.halves.multiply(1, done + pair + 1, queries, mine.scores, False)
+            T.wait_wgmma(0)
+        self.first_turn(mine, pairs - 1)
+        T.wait_wgmma(0)
+        self.halves.let_go(2)
 
     @T.macro
     def second_turns(self, mine: Share, queries: Sequence[Any], pairs: Any, done: Any) -> None:
