@@ -12,7 +12,6 @@ from torch_tile.inductor import prefetch, workers
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report import collect
-from torch_tile.inductor.settings import Settings
 from torch_tile.ir.stmt import Program
 from torch_tile.kernels.common import Machine
 from torch_tile.target import Target
@@ -33,7 +32,7 @@ def rehearsed(monkeypatch):
 
     def note(graph, settings, stage):
         before = str(graph)
-        if stage != "joint":
+        if stage not in ("joint", "pre_grad"):
             found.extend(prefetch.rehearse(graph, settings, stage))
         assert str(graph) == before
         return []
@@ -80,7 +79,7 @@ def test_both_directions_of_attention_are_compiled_before_either_graph(monkeypat
     with no_caches():
         torch.compile(twice, backend=OURS)(*args).sum().backward()
     assert stages == [
-        ("joint", ["tile::attention_backward", "tile::attention_lse"]),
+        ("pre_grad", []), ("joint", ["tile::attention_backward", "tile::attention_lse"]),
         ("forward", []), ("backward", []),
     ]  # fmt: skip
 
@@ -148,12 +147,6 @@ def test_calls_of_a_graph_for_a_gpu_are_prepared_in_threads(monkeypatch, pool):
     assert len(prepared) == 3 and all((call.target, (x,), {}, pool) in prepared for call in calls)
 
 
-def both(gm, inputs):
-    """The backend for a GPU, without code generation."""
-    prefetch.prefetch_ahead(gm, Settings("tile"))
-    return OURS(gm, inputs)
-
-
 class TestForesight:
     """Small graphs are traced ahead, before AOTAutograd does: what is compiled then is what is called later."""
 
@@ -163,24 +156,22 @@ class TestForesight:
         monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
         monkeypatch.setattr(prefetch, "_is_on_gpu", lambda graph: True)
         monkeypatch.setattr(workers, "ready", lambda: None)
-        stages, now = {}, []
+        stages, original, now = {}, prefetch.prefetch, []
 
         def form(op, args, kwargs, pool):
             node = torch.fx.Graph().call_function(op, (), dict(kwargs))
             node._args = args  # of another graph
             now.append(prefetch._form(node))
 
-        def noted(original, ahead, graph, settings, *stage):
-            for future in (started := original(graph, settings, *stage)):
+        def noted(graph, settings, stage):
+            for future in (started := original(graph, settings, stage)):
                 future.result(60)
-            stages["ahead" if ahead else stage[0]] = sorted(now)
+            stages[stage] = sorted(now)
             now.clear()
             return started
 
         monkeypatch.setattr(prefetch, "_prepare", form)
-        for name in ("prefetch", "prefetch_ahead"):
-            ahead = name == "prefetch_ahead"
-            monkeypatch.setattr(prefetch, name, functools.partial(noted, getattr(prefetch, name), ahead))
+        monkeypatch.setattr(prefetch, "prefetch", noted)
         return stages
 
     @pytest.mark.parametrize("dynamic", [False, True])
@@ -192,18 +183,18 @@ class TestForesight:
             return torch.einsum("bhk,bkd->bhd", (scores * 0.1).softmax(-1), kv)
 
         with torch.no_grad(), no_caches():
-            got = torch.compile(decode, backend=both, dynamic=dynamic)(q, q_pe, kv, k_pe)
+            got = torch.compile(decode, backend=OURS, dynamic=dynamic)(q, q_pe, kv, k_pe)
             torch.testing.assert_close(got, decode(q, q_pe, kv, k_pe), rtol=1e-4, atol=1e-4)
-        assert len(begun["ahead"]) == 1 and "mla_decode" in begun["ahead"][0]
-        assert dynamic or begun["ahead"] == begun["inference"]
+        assert len(begun["pre_grad"]) == 1 and "mla_decode" in begun["pre_grad"][0]
+        assert dynamic or begun["pre_grad"] == begun["inference"]
 
     def test_looks_once_at_a_graph(self, begun):
         a, b = torch.randn(3, 4), torch.randn(4, 5)
         for again in (False, True):
             torch._dynamo.reset()
             with torch.no_grad(), no_caches():
-                torch.compile(lambda a, b: torch.relu(a @ b), backend=both)(a, b)
-            assert bool(begun["ahead"]) != again and begun["inference"]
+                torch.compile(lambda a, b: torch.relu(a @ b), backend=OURS)(a, b)
+            assert bool(begun["pre_grad"]) != again and begun["inference"]
 
     @pytest.mark.parametrize("why", ["trains", "large", "many kernels", "changes an input"])
     def test_leaves_other_graphs_for_later(self, why, begun):
@@ -221,6 +212,6 @@ class TestForesight:
 
         before = x.clone()
         with torch.set_grad_enabled(why == "trains"), no_caches():
-            got = torch.compile(model, backend=both)(x, *ws)
-        assert len(begun["ahead"]) == (why == "changes an input")
+            got = torch.compile(model, backend=OURS)(x, *ws)
+        assert len(begun["pre_grad"]) == (why == "changes an input")
         torch.testing.assert_close(got, model(before, *ws))

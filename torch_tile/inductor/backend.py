@@ -40,9 +40,8 @@ def tile(
     """
     patches, settings = split_options(mode, options)
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
-        from torch_tile.inductor import prefetch, workers  # not before: they bring the compiler along
+        from torch_tile.inductor import workers  # not before: it brings the compiler along
 
-        prefetch.prefetch_ahead(gm, settings)
         workers.warm()
     artifacts.record_kernels()
     return compat.compile_fx(gm, example_inputs, {**patches, **pass_patches(settings, patches)})

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from torch_tile.compiling import workers_for
 from torch_tile.inductor import compat, report, workers
@@ -54,26 +54,20 @@ class Rehearsal(Context):
 
 def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]:
     """Start compiling what the families would make of a graph for a GPU. Of a joint one, in which attention is ready in
-    both directions, that: the backward's kernels are called as soon as its graph is compiled. What fails now fails
-    later, too.
+    both directions, that: the backward's kernels are called as soon as its graph is compiled. Of Dynamo's, what
+    `foresee` does. What fails now fails later, too.
     """
-    return _begin(graph, stage, lambda: in_training(graph) if stage == "joint" else rehearse(graph, settings, stage))
-
-
-def prefetch_ahead(module: GraphModule, settings: Settings) -> list[Future[None]]:
-    """The same for what `foresee` finds in a graph of Dynamo's, before Inductor is imported."""
-    return _begin(module.graph, "dynamo", lambda: foresee(module, settings))
-
-
-def _begin(graph: Graph, stage: str, find: Callable[[], list[Node]]) -> list[Future[None]]:
     if not _is_on_gpu(graph):
         return []
     try:
-        calls = find()
+        if stage == "pre_grad":
+            calls = foresee(graph, settings)
+        else:
+            calls = in_training(graph) if stage == "joint" else rehearse(graph, settings, stage)
     except Exception:
         report.log.debug("nothing is compiled ahead", exc_info=True)
         return []
-    pool = workers.ready() if calls and stage != "dynamo" else None
+    pool = workers.ready() if calls else None
     threads = _threads(workers_for(Target("cuda", 90)) if pool is None else min(compat.worker_count(), AT_ONCE))
     report.log.debug("%s: %d calls of kernels are compiled ahead", stage, len(calls))
     return [threads.submit(_prepare, node.target, node.args, dict(node.kwargs), pool) for node in calls]
@@ -100,24 +94,16 @@ def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
     return _different(_calls(copy))
 
 
-def foresee(module: GraphModule, settings: Settings) -> list[Node]:
-    """What a rehearsal will find, in the end, in a graph of Dynamo's that is small, new, and for inference, if it finds
-    few kernels.
-    """
-    from torch_tile.inductor.passes import capture_families
-
-    inputs = [val(n) for n in module.graph.find_nodes(op="placeholder")]
+def foresee(graph: Graph, settings: Settings) -> list[Node]:
+    """What a rehearsal will find in a graph of Dynamo's, if that is small, new, for inference, and has few kernels."""
+    inputs = [val(n) for n in graph.find_nodes(op="placeholder")]
     trains = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-    if trains or len(module.graph.nodes) > MOST_NODES or _is_known(module.graph, inputs):
+    module = graph.owning_module
+    if module is None or trains or len(graph.nodes) > MOST_NODES or _is_known(graph, inputs):
         return []
-    copy = GraphModule(module, Graph())
-    copy.graph.output(copy.graph.graph_copy(module.graph, {}))
-    with compat.isolated_compile():
-        for family in capture_families(settings):
-            family(Rehearsal(copy.graph, settings, "pre_grad"))
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, V.set_fake_mode(mode):
-            traced = compat.decomposed(torch.fx.Interpreter(copy).run, [compat.empty_for(x) for x in inputs])
-            found = rehearse(traced.graph, settings, "inference")
+    with compat.isolated_compile(), FakeTensorMode(allow_non_fake_inputs=True) as mode, V.set_fake_mode(mode):
+        traced = compat.decomposed(torch.fx.Interpreter(module).run, [compat.empty_for(x) for x in inputs])
+        found = rehearse(traced.graph, settings, "inference")
     return found if len(found) <= FEW else []
 
 

@@ -150,7 +150,9 @@ class TilePass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Run the stage's families over the graph."""
-        self.run(graph)
+        context = self.run(graph)
+        if self.stage == "pre_grad":
+            _prefetch(context)
 
     def run(self, graph: Graph) -> Context:
         """The same; returns what they left behind."""
