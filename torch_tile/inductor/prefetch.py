@@ -3,8 +3,7 @@
 
 The families run once over a copy of the graph, where every replacement is taken; what they make is compiled, not run.
 By the time a contest or the model's first call asks for a kernel, it is there or on its way. Threads trace them;
-the rest is done by Inductor's worker processes (workers.py) or, where there are none, by the threads. A small graph is
-traced ahead for this, as its kernels take longer than all else: two seconds sooner, of six for latent attention.
+the rest is done by Inductor's worker processes (workers.py) or, where there are none, by the threads.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from torch_tile.kernel import only_preparing
 from torch_tile.runtime.cache import get_or_build, is_kept, key_of
 from torch_tile.target import Target
 
-MOST_NODES = 64
-"""Of a graph that is traced ahead, which takes about a millisecond for each."""
-FEW = 2
-"""Kernels that are begun so early: no worker may be ready, and then their passes delay the main thread's."""
+SLOW = (torch.ops.tile.mla_decode.default,)
+"""Kernels that take longer, three seconds, than Inductor is busy once its own passes are done. Others would only delay
+the main thread if they were begun before it is: no worker is ready so early."""
+MOST_NODES = 256
+"""Of a graph that is traced ahead, which takes about a millisecond for each. A larger one keeps Inductor busy."""
 AT_ONCE = 8
 """Kernels that are with workers at a time: a graph rarely has more, and Inductor's own need workers, too."""
 
@@ -95,16 +95,19 @@ def rehearse(graph: Graph, settings: Settings, stage: str) -> list[Node]:
 
 
 def foresee(graph: Graph, settings: Settings) -> list[Node]:
-    """What a rehearsal will find in a graph of Dynamo's, if that is small, new, for inference, and has few kernels."""
+    """The slow kernels that a rehearsal will find in a graph of Dynamo's, if that is small, new and for inference.
+
+    The graph is traced to ATen for this, as AOTAutograd will.
+    """
     inputs = [val(n) for n in graph.find_nodes(op="placeholder")]
     trains = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-    module = graph.owning_module
-    if module is None or trains or len(graph.nodes) > MOST_NODES or _is_known(graph, inputs):
+    module, may_be_slow = graph.owning_module, any("softmax" in str(n.target) for n in graph.nodes)
+    if module is None or not may_be_slow or trains or len(graph.nodes) > MOST_NODES or _is_known(graph, inputs):
         return []
     with compat.isolated_compile(), FakeTensorMode(allow_non_fake_inputs=True) as mode, V.set_fake_mode(mode):
         traced = compat.decomposed(torch.fx.Interpreter(module).run, [compat.empty_for(x) for x in inputs])
         found = rehearse(traced.graph, settings, "inference")
-    return found if len(found) <= FEW else []
+    return [call for call in found if call.target in SLOW]
 
 
 def _is_known(graph: Graph, inputs: Sequence[Any]) -> bool:
