@@ -107,6 +107,8 @@ def test_attention_whose_scores_are_many(sizes, sure, h200):
         ((128, 8192, 16), (512, 64), True),
         ((64, 4096, 128), (96, 64), False),  # widths that tensor cores take in part
         ((64, 4096, 128), (512, 24), False),
+        ((64, 4096, 64), (1024, 64), False),  # no room for tiles of so many columns
+        ((64, 4096, 64), (512, 192), False),
         ((1, 8192, 128), (512, 64), False),  # few scores: they stay in cache
         ((1, 1 << 20, 1024), (512, 64), False),  # so many heads that latents are little and products long
     ],

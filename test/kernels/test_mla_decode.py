@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from torch_tile.kernels.common import Machine
 from torch_tile.kernels.memory_order import empty_beside
-from torch_tile.kernels.mla_decode import mla_decode, reference
-from torch_tile.kernels.mla_form import Config
+from torch_tile.kernels.mla_decode import flash_mla, mla_decode, reference
+from torch_tile.kernels.mla_form import Config, Form, Problem, config_for
+from torch_tile.target import Target
 
 
 def by_hand(q, q_pe, kv, k_pe, block_table, seq_lens, scale):
@@ -187,3 +189,20 @@ def test_scores_that_grow_along_the_sequence(slope, engine, check):
     want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)))
     for name, a, b in zip(("out", "lse"), got, want, strict=True):
         check(a, b, f"{name} of slope {slope}", torch.float16)
+
+
+def test_latents_too_wide_for_hoppers_tiles(problems, check):
+    """What runs there runs on other GPUs, too: fewer rows to a block, thread by thread."""
+    form = Form(torch.float16, 1024, 64, False, False, True, 8)
+    config = config_for(form, Problem(1, 32, 50), Machine(Target("cuda", 90), 132))
+    kernel = flash_mla.on(Target("cuda", 90))(config, form)
+    shapes = ((1, n, d) for n in (32, 50) for d in (1024, 64))
+    q, q_pe, kv, k_pe = (problems.tensor(*shape, dtype=form.dtype, layout="dense") for shape in shapes)
+    out, lse = torch.full((1, 32, 1024), math.nan).half(), torch.full((1, 1, 32), math.nan)
+    length = torch.tensor([47], dtype=torch.int32)
+    done = kernel.interpret(q, q_pe, kv, k_pe, length, out, lse, 0.03)
+    assert not done.found, done
+    want = reference(*(x.double() for x in (q[:, None], q_pe[:, None], kv, k_pe)), None, length, 0.03)
+    check(out[:, None], want[0], "out", form.dtype)
+    check(lse, want[1], "lse", form.dtype)
+    assert not any(r.spills for r in kernel.resources.values())

@@ -26,6 +26,13 @@ def test_deepseek_on_hopper_takes_64_heads():
     assert (config.block_h, config.block_kv, config.split) == (64, 64, False)
 
 
+@pytest.mark.parametrize("latent", [512, 640, 1024])
+def test_latents_too_wide_for_hoppers_tiles_have_those_of_others(latent):
+    form = Form(torch.bfloat16, latent, 64, False, False, True, 8)
+    config = config_for(form, Problem(64, 128, 4096), GPUS[2])
+    assert config is not None and (config.block_h == 64) == (latent == 512)
+
+
 def test_long_caches_are_shared_out():
     form = Form(torch.bfloat16, 512, 64, False, False, True)
     for machine in (CPU, GPUS[2]):

@@ -22,7 +22,7 @@ from torch_tile.inductor.roofline import FLOPS, peak_of, sizes_of
 EFFICIENCY = 0.7  # of the arithmetic of a GPU at its peak: what large products reach
 LEAST_BYTES = 1 << 25  # stored and loaded again: less may stay in the second-level cache
 LEAST_SIDE, UNIT = 1024, 64  # of products that are known to be as fast as ATen's, in rows and columns; and their steps
-LATENT = 128  # columns of latents by which tensor cores of Hopper take them
+LATENT, MOST_LATENT, MOST_ROTARY = 128, 512, 128  # latents for which Hopper's kernel is: steps of columns, most columns
 # How much of the products' time must be saved. Products are within 3 % of ATen's; attention is compared with two
 # products of matrices, which may run at half again its rate.
 OF_PRODUCT, OF_ATTENTION = 0.06, 1.0
@@ -75,7 +75,9 @@ def of_latents(nodes: Sequence[Node]) -> str:
         return ""
     q, q_pe, kv, k_pe = cast("tuple[Node, ...]", op.args[:4])
     latent, rotary = sizes_of(q)[-1], sizes_of(q_pe)[-1]
-    if latent % LATENT or rotary % UNIT or not all(map(_is_even, (q, q_pe, kv, k_pe))):
+    if latent % LATENT or latent > MOST_LATENT or rotary % UNIT or rotary > MOST_ROTARY:
+        return ""
+    if not all(map(_is_even, (q, q_pe, kv, k_pe))):
         return ""
     scores = math.prod(sizes_of(q)[:3]) * sizes_of(kv)[1]
     # Two products store scores and the softmax loads both; it stores weights, which the third loads, and latents again.

@@ -111,7 +111,7 @@ def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) 
         return found
     config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
     if machine.is_gpu:
-        cuts = SHORT if rows <= LEAST_ROWS else HOPPER if form.on_hopper(machine) else LONG
+        cuts = SHORT if rows <= LEAST_ROWS else (*HOPPER, *LONG) if form.on_hopper(machine) else LONG
         config = next((c for c in cuts if _fits(c, form, machine)), None)
     if config is None:
         return None
