@@ -162,21 +162,15 @@ def finish_at(config: Config, given: Operands, products: Any, tile: Any, i: Any,
 
 
 @T.macro
-def stage(config: Config, given: Operands, products: Any, tile: Any, start: int, buffer: Any, col: Any) -> None:
-    """Columns of the products from `start` on, finished, into a buffer."""
-    result = T.alloc_fragment(buffer.shape, given.form.out_dtype)
-    for i, j in T.Parallel(*buffer.shape):
-        result[i, j] = finish_at(config, given, products, tile, i, start + j, col + j)
-    T.copy(result, buffer)
-
-
-@T.macro
 def leave_staged(
     config: Config, given: Operands, products: Any, tile: Any, start: int, buffer: Any, out: Any, col: Any
 ) -> None:
     """Columns of the products from `start` on, as many as the buffer has, to the group's own rows from `col` on."""
-    stage(config, given, products, tile, start, buffer, col)
     first, end = given.table[tile, FIRST], given.table[tile, END]
+    result = T.alloc_fragment(buffer.shape, given.form.out_dtype)
+    for i, j in T.Parallel(*buffer.shape):
+        result[i, j] = finish_at(config, given, products, tile, i, start + j, col + j)
+    T.copy(result, buffer)
     for i, j in T.Parallel(*buffer.shape):
         if first + i < end:
             out[0, first + i, col + j] = buffer[i, j]
@@ -228,14 +222,8 @@ def persistent_grouped_matmul(config: Config, form: Form) -> Any:
             for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
                 _, tile, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
                 products = multiply_tile(config, a, given, tile, bx * bn)
-                first = T.max(given.table[tile, FIRST], 0)
-                if first + bm <= given.table[tile, END]:  # by bulk copies
-                    for start, buffer in panels:
-                        stage(config, given, products, tile, start, buffers[buffer], bx * bn + start)
-                        T.copy(buffers[buffer], out[0, first, bx * bn + start])
-                else:
-                    for start, buffer in panels:
-                        leave_staged(config, given, products, tile, start, buffers[buffer], out, bx * bn + start)
+                for start, buffer in panels:
+                    leave_staged(config, given, products, tile, start, buffers[buffer], out, bx * bn + start)
 
     return grouped_gemm
 
