@@ -31,11 +31,11 @@ def test_agrees_with_transformers_in_prefill_and_decoding(kind: str, seed: int) 
     ours.load_state_dict(stock.state_dict())
     theirs, mine = cache_class(), cache_class()
     stock.double()
-    for length in (7, 1):
+    for length, name in ((7, "cache"), (1, "past_key_values")):
         x, angle = torch.randn(2, length, 48), torch.rand(1, length, 8).repeat(1, 1, 2) * 6
         rope = (angle.cos(), angle.sin())
         with torch.no_grad():
-            out, weights = ours(x, rope, None, mine)
+            out, weights = ours(x, rope, None, **{name: mine})
             wanted, _ = stock(x.double(), tuple(t.double() for t in rope), None, theirs)
         assert weights is None
         torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-4)

@@ -39,12 +39,12 @@ def test_agrees_with_transformers_in_prefill_and_decoding(
     monkeypatch.setattr(MLAAttention, "absorbed", lambda *args: ways.append("absorbed") or absorbed(*args))
     monkeypatch.setattr(MLAAttention, "expanded", lambda *args: ways.append("expanded") or expanded(*args))
     theirs, mine = cache_class(), cache_class()
-    for length in (40, 1, 3):
+    for length, name in ((40, "cache"), (1, "past_key_values"), (3, "cache")):
         x, position = torch.randn(2, length, 40), rope(length)
         past = theirs.get_seq_length()
         visible = torch.ones(length, past + length, dtype=torch.bool).tril(past)[None, None]
         with torch.no_grad():
-            out = ours(x, position, None, mine)[0]
+            out = ours(x, position, None, **{name: mine})[0]
             wanted = stock(x.double(), tuple(t.double() for t in position), visible, theirs)[0]
         torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-4)
     assert ways == ["expanded", "absorbed", "absorbed"]

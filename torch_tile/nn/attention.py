@@ -80,6 +80,8 @@ class Attention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
+        cache: Any = None,
+        *,
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
@@ -90,12 +92,14 @@ class Attention(nn.Module):
             position_embeddings: cos and sin, `[B or 1, S, head_dim]`; None for no rotation.
             attention_mask: None, or broadcastable to `[B, num_heads, S, keys]`, bool (True: visible) or floating
                 (added); it says everything, so `causal` and `window` do not apply beside it.
-            past_key_values: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`.
+            cache: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`.
+            past_key_values: the same, as transformers before 5.24 calls it.
             **kwargs: ignored, so that a decoder layer of transformers can pass what it has.
 
         Returns:
             `[B, S, hidden_size]`, and None where transformers has the attention weights.
         """
+        cache = past_key_values if cache is None else cache
         q, k, v = (p(hidden_states) for p in (self.q_proj, self.k_proj, self.v_proj))
         # No -1 for the heads, which may be fewer on this rank: torch cannot tell their number of an empty batch.
         q, k, v = (x.unflatten(-1, (x.shape[-1] // self.head_dim, self.head_dim)) for x in (q, k, v))
@@ -104,8 +108,8 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if position_embeddings is not None:
             q, k = (rotate(x, *position_embeddings) for x in (q, k))
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
         if attention_mask is None:
             out = attend(q, k, v, causal=self.causal, scale=self.scale, window=self.window)
         else:

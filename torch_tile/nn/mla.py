@@ -79,6 +79,8 @@ class MLAAttention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
+        cache: Any = None,
+        *,
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
@@ -89,13 +91,15 @@ class MLAAttention(nn.Module):
             position_embeddings: cos and sin, `[B or 1, S, R]`.
             attention_mask: None, or broadcastable to `[B, H, S, keys]`, bool or floating; it then says everything,
                 causality included, and weights are not absorbed.
-            past_key_values: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`; k is the latent
+            cache: a cache with transformers' `update(k, v, layer_idx) -> (k, v)`; k is the latent
                 `[B, 1, S, C]` and v the rotated key `[B, 1, S, R]`. Or a PagedLatents, which takes no mask.
+            past_key_values: the same, as transformers before 5.24 calls it.
             **kwargs: ignored, so that a decoder layer of transformers can pass what it has.
 
         Returns:
             `[B, S, hidden_size]`, and None where transformers has the attention weights.
         """
+        cache = past_key_values if cache is None else cache
         length = hidden_states.shape[1]
         q = hidden_states
         q = self.q_proj(q) if self.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(q)))
@@ -104,12 +108,12 @@ class MLAAttention(nn.Module):
         kv, k_pe = self.kv_a_proj_with_mqa(hidden_states).split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         kv, k_pe = self.kv_a_layernorm(kv)[:, None], k_pe[:, None]
         q_pe, k_pe = (rotate(x, *position_embeddings, self.rope_interleave) for x in (q_pe, k_pe))
-        if isinstance(past_key_values, PagedLatents):
-            out = self.paged(q_nope, q_pe, kv, k_pe, attention_mask, past_key_values)
+        if isinstance(cache, PagedLatents):
+            out = self.paged(q_nope, q_pe, kv, k_pe, attention_mask, cache)
             return self.o_proj(out.flatten(2)), None
-        if past_key_values is not None:
-            kv, k_pe = past_key_values.update(kv, k_pe, self.layer_idx)
-        if attention_mask is None and past_key_values is not None and self.absorbing_pays(length):
+        if cache is not None:
+            kv, k_pe = cache.update(kv, k_pe, self.layer_idx)
+        if attention_mask is None and cache is not None and self.absorbing_pays(length):
             out = self.absorbed(q_nope, q_pe, kv[:, 0], k_pe[:, 0])
         else:
             out = self.expanded(q_nope, q_pe, kv, k_pe, attention_mask)
