@@ -3,6 +3,7 @@
 
 import gc
 import hashlib
+import logging
 import os
 import random
 import shutil
@@ -167,6 +168,27 @@ def refused() -> Callable[..., Any]:
         return problem
 
     return check
+
+
+class _Failures(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(logging.Formatter().format(record))
+
+
+@pytest.fixture(autouse=True)
+def failures() -> Iterator[list[str]]:
+    """What the backend's passes logged as errors, with which a graph goes on without kernels: nothing must be left."""
+    handler, log = _Failures(), logging.getLogger("torch_tile.inductor")
+    log.addHandler(handler)
+    yield handler.found
+    log.removeHandler(handler)
+    assert not handler.found, "\n".join(handler.found)
 
 
 @pytest.fixture(autouse=True)

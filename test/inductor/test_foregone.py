@@ -15,7 +15,7 @@ from torch_tile.inductor.settings import Settings
 @pytest.fixture
 def h200(monkeypatch):
     """Fake tensors of a GPU are an H200's."""
-    monkeypatch.setattr(foregone, "peak_of", lambda device: roofline.PEAKS["NVIDIA H200"])
+    monkeypatch.setattr(foregone, "measured", lambda device: roofline.PEAKS["NVIDIA H200"])
     with FakeTensorMode() as mode, V.set_fake_mode(mode):
         yield
 
@@ -108,7 +108,9 @@ def test_attention_whose_scores_are_many(sizes, sure, h200):
         ((64, 4096, 128), (96, 64), False),  # widths that tensor cores take in part
         ((64, 4096, 128), (512, 24), False),
         ((64, 4096, 64), (1024, 64), False),  # no room for tiles of so many columns
-        ((64, 4096, 64), (512, 192), False),
+        ((64, 4096, 16), (1024, 64), False),
+        ((64, 4096, 16), (640, 64), False),
+        ((64, 4096, 16), (512, 192), True),
         ((1, 8192, 128), (512, 64), False),  # few scores: they stay in cache
         ((1, 1 << 20, 1024), (512, 64), False),  # so many heads that latents are little and products long
     ],
@@ -121,7 +123,18 @@ def test_latents_that_many_heads_read(sizes, widths, sure, h200):
     assert not foregone.of_latents(product(4096, 4096, 1024))
 
 
-def test_other_machines_hold_contests():
+@pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200", "unknown"])
+def test_other_machines_hold_contests(name, monkeypatch):
+    """The rules were checked on Hopper; of an Ampere card the peak is known, too."""
+    capability = (9, 0) if "H200" in name else (8, 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with FakeTensorMode() as mode, V.set_fake_mode(mode):
+        assert bool(foregone.with_epilogue(product(4096, 16384, 4096))) == ("H200" in name)
+
+
+def test_machines_without_a_gpu_hold_contests():
     with FakeTensorMode() as mode, V.set_fake_mode(mode):
         assert not foregone.with_epilogue(product(4096, 16384, 4096))
 

@@ -2,6 +2,8 @@
 """Kernels compiled ahead: which ones, and that nothing runs."""
 
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_tile.inductor import prefetch, workers
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.passes import manager
 from torch_tile.inductor.report import collect
 from torch_tile.ir.stmt import Program
 from torch_tile.kernels.common import Machine
@@ -37,6 +40,7 @@ def rehearsed(monkeypatch):
         assert str(graph) == before
         return []
 
+    monkeypatch.setattr(manager, "is_on_gpu", lambda graph: True)
     monkeypatch.setattr(prefetch, "prefetch", note)
     return found
 
@@ -49,6 +53,17 @@ def test_every_different_call_once(rehearsed):
     assert len(report.replaced()) == 6  # the rehearsal reports nothing
 
 
+def test_graphs_of_the_cpu_do_not_wait_for_its_import():
+    code = """
+import functools, sys, torch
+from torch_tile.inductor.dry_run import dry_run
+ours = functools.partial(dry_run, options={"select": "tile"})
+torch.compile(lambda a, b: torch.relu(a @ b), backend=ours)(torch.ones(3, 4), torch.ones(4, 5))
+assert "torch_tile.inductor.passes.gemm" in sys.modules and "torch_tile.inductor.prefetch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_plain_products_are_not_compiled_ahead(rehearsed):
     with torch.no_grad(), no_caches():
         torch.compile(torch.mm, backend=dry_run)(torch.randn(3, 4), torch.randn(4, 5))
@@ -58,7 +73,7 @@ def test_plain_products_are_not_compiled_ahead(rehearsed):
 def test_both_directions_of_attention_are_compiled_before_either_graph(monkeypatch):
     prepared, stages = [], []
     prefetch_, rehearse = prefetch.prefetch, prefetch.rehearse
-    monkeypatch.setattr(prefetch, "_is_on_gpu", lambda graph: True)
+    monkeypatch.setattr(manager, "is_on_gpu", lambda graph: True)
     monkeypatch.setattr(workers, "ready", lambda: None)
     monkeypatch.setattr(prefetch, "_prepare", lambda op, *rest: prepared.append(op.name()))
 
@@ -154,7 +169,7 @@ class TestForesight:
     def begun(self, monkeypatch, tmp_path):
         """The stages of prefetching, with the calls that are begun at each."""
         monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
-        monkeypatch.setattr(prefetch, "_is_on_gpu", lambda graph: True)
+        monkeypatch.setattr(manager, "is_on_gpu", lambda graph: True)
         monkeypatch.setattr(workers, "ready", lambda: None)
         stages, original, now = {}, prefetch.prefetch, []
 

@@ -17,12 +17,11 @@ from torch.fx import Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.passes.graph import is_call, known, val
-from torch_tile.inductor.roofline import FLOPS, peak_of, sizes_of
+from torch_tile.inductor.roofline import FLOPS, Peak, peak_of, sizes_of
 
 EFFICIENCY = 0.7  # of the arithmetic of a GPU at its peak: what large products reach
 LEAST_BYTES = 1 << 25  # stored and loaded again: less may stay in the second-level cache
 LEAST_SIDE, UNIT = 1024, 64  # of products that are known to be as fast as ATen's, in rows and columns; and their steps
-LATENT, MOST_LATENT, MOST_ROTARY = 128, 512, 128  # latents for which Hopper's kernel is: steps of columns, most columns
 # How much of the products' time must be saved. Products are within 3 % of ATen's; attention is compared with two
 # products of matrices, which may run at half again its rate.
 OF_PRODUCT, OF_ATTENTION = 0.06, 1.0
@@ -37,6 +36,12 @@ HALVES = (torch.float16, torch.bfloat16)
 
 gemm = torch.ops.tile.gemm.default
 ATTENTION = torch.ops.tile.attention.default, torch.ops.tile.attention_lse.default
+
+
+def measured(device: torch.device) -> Peak | None:
+    """The peak of a GPU, if it is of the kind on which these rules were checked, Hopper."""
+    peak = peak_of(device)
+    return peak if peak is not None and torch.cuda.get_device_capability(device) == (9, 0) else None
 
 
 def with_epilogue(nodes: Sequence[Node]) -> str:
@@ -73,16 +78,29 @@ def of_latents(nodes: Sequence[Node]) -> str:
     op = _only(nodes, torch.ops.tile.mla_decode.default)
     if op is None:
         return ""
-    q, q_pe, kv, k_pe = cast("tuple[Node, ...]", op.args[:4])
-    latent, rotary = sizes_of(q)[-1], sizes_of(q_pe)[-1]
-    if latent % LATENT or latent > MOST_LATENT or rotary % UNIT or rotary > MOST_ROTARY:
+    operands = cast("tuple[Node, ...]", op.args[:4])
+    if not all(map(_is_even, operands)) or not _has_large_tiles(*operands):
         return ""
-    if not all(map(_is_even, (q, q_pe, kv, k_pe))):
-        return ""
+    q, _, kv, _ = operands
     scores = math.prod(sizes_of(q)[:3]) * sizes_of(kv)[1]
     # Two products store scores and the softmax loads both; it stores weights, which the third loads, and latents again.
     moved = 6 * scores + math.prod(sizes_of(kv))
     return _verdict(op, moved, OF_ATTENTION, "scores are never stored, and latents are loaded once")
+
+
+def _has_large_tiles(q: Node, q_pe: Node, kv: Node, k_pe: Node) -> bool:
+    """Whether decoding has a kernel with the tiles that are best for Hopper: the widest latents leave room for small
+    ones only. Those of 640 columns have such tiles, and lose; no model has a width that is no power of two.
+    """
+    from torch_tile.kernels.common import Machine, power_of_two  # not before: they bring the compiler along
+    from torch_tile.kernels.mla_form import HOPPER, SHORT, Form, Problem, config_for
+    from torch_tile.target import Target
+
+    batch, queries, heads, latent = sizes_of(q)
+    form = Form(val(q).dtype, latent, sizes_of(q_pe)[-1], paged=False, gathered=False, folded=True, vector=ALIGNED)
+    machine = Machine(Target("cuda", 90), 1)  # how many units only decides on shares
+    found = config_for(form, Problem(batch, queries * heads, sizes_of(kv)[1]), machine, splits=1)
+    return form.on_hopper(machine) and found in (SHORT[0], *HOPPER) and power_of_two(latent) == latent
 
 
 def in_registers(norm: Node) -> str:
@@ -90,7 +108,7 @@ def in_registers(norm: Node) -> str:
     to 2048 elements, in tensors of 2 to 34 MB, ours won two; the others at 0.8 to 1.0 of Inductor's speed.
     """
     rows, width = math.prod(sizes_of(norm)[:-1]), sizes_of(norm)[-1]
-    if peak_of(val(norm).device) is None or width & (width - 1) or width > HELD:
+    if measured(val(norm).device) is None or width & (width - 1) or width > HELD:
         return ""
     if rows * width * val(norm).itemsize > MOST_BYTES:
         return ""
@@ -103,7 +121,7 @@ def in_fused_layer(layer: Node) -> str:
     Under a mask they are: torch's kernel for attention takes 1.4 to 1.7 times as long as ours there.
     """
     x, weight1, mask = val(layer.args[0]), val(layer.args[14]), [*layer.args[18:], layer.kwargs.get("mask")][0]
-    if peak_of(x.device) is None or mask is not None:
+    if measured(x.device) is None or mask is not None:
         return ""
     length, width, hidden = x.shape[1], x.shape[2], weight1.shape[0]
     scores, products = 4 * length * width, 8 * width * width + 4 * width * hidden  # operations for each row
@@ -129,7 +147,7 @@ def _is_even(operand: Node) -> bool:
 def _verdict(op: Node, moved: int, share: float, why: str) -> str:
     """`why`, with times, if to move so many elements takes as long as this share of an op's products."""
     tensor: torch.Tensor = next(val(x) for x in op.all_input_nodes)
-    peak = peak_of(tensor.device)
+    peak = measured(tensor.device)
     if peak is None or tensor.dtype not in HALVES or moved * tensor.itemsize < LEAST_BYTES:
         return ""
     moving = moved * tensor.itemsize / peak.bandwidth

@@ -21,7 +21,7 @@ from torch.fx import Graph, Node
 
 from torch_tile.compiling import workers_for
 from torch_tile.inductor import compat, report, workers
-from torch_tile.inductor.passes.graph import Rewrite, val
+from torch_tile.inductor.passes.graph import Rewrite, is_on_gpu, val
 from torch_tile.inductor.passes.manager import Context, fingerprint
 from torch_tile.inductor.settings import Settings
 from torch_tile.kernel import only_preparing
@@ -57,8 +57,6 @@ def prefetch(graph: Graph, settings: Settings, stage: str) -> list[Future[None]]
     both directions, that: the backward's kernels are called as soon as its graph is compiled. Of Dynamo's, what
     `foresee` does. What fails now fails later, too.
     """
-    if not _is_on_gpu(graph):
-        return []
     try:
         if stage == "pre_grad":
             calls = foresee(graph, settings)
@@ -114,13 +112,16 @@ def _is_known(graph: Graph, inputs: Sequence[Any]) -> bool:
     """Whether a graph was looked at before, by any process: most likely Inductor finds all of it in its cache."""
     facts = [(x.dtype, x.device, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs]
     key = key_of("foreseen", str(graph), str(facts), fingerprint())
-    return is_kept(key, ".txt") or not get_or_build(key, ".txt", lambda output: output.touch())
+    if is_kept(key, ".txt"):
+        return True
+    get_or_build(key, ".txt", lambda output: output.touch())
+    return False
 
 
 @contextlib.contextmanager
 def compiling_kernels(graph: Graph) -> Iterator[None]:
     """Those of a graph's calls, all at a time; at the end they are there."""
-    calls, pool = _calls(graph), workers.ready() if _is_on_gpu(graph) else None
+    calls, pool = _calls(graph), workers.ready() if is_on_gpu(graph) else None
     with ThreadPoolExecutor(max(1, len(calls)), thread_name_prefix="torch_tile contest") as threads:
         for node in calls:
             threads.submit(_prepare, node.target, node.args, dict(node.kwargs), pool)
@@ -129,10 +130,6 @@ def compiling_kernels(graph: Graph) -> Iterator[None]:
 
 def _calls(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op == "call_function" and getattr(n.target, "namespace", "") == "tile"]
-
-
-def _is_on_gpu(graph: Graph) -> bool:
-    return any(isinstance(v := val(n), torch.Tensor) and v.is_cuda for n in graph.nodes)
 
 
 def _different(calls: Iterable[Node]) -> list[Node]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.nn.functional import attend, rotate
+from torch_tile.nn.functional import attend, given_cache, rotate
 from torch_tile.nn.linear import Linear
 from torch_tile.nn.norm import RMSNorm
 
@@ -98,8 +98,11 @@ class Attention(nn.Module):
 
         Returns:
             `[B, S, hidden_size]`, and None where transformers has the attention weights.
+
+        Raises:
+            TypeError: on a cache by another name.
         """
-        cache = past_key_values if cache is None else cache
+        cache = given_cache(cache, past_key_values, kwargs)
         q, k, v = (p(hidden_states) for p in (self.q_proj, self.k_proj, self.v_proj))
         # No -1 for the heads, which may be fewer on this rank: torch cannot tell their number of an empty batch.
         q, k, v = (x.unflatten(-1, (x.shape[-1] // self.head_dim, self.head_dim)) for x in (q, k, v))

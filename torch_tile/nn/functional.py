@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Set
+from typing import Any
 
 import torch
 
@@ -61,6 +63,18 @@ def attend(
     out, lse = torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale, window, offset, *cap)
     # With the sink the denominator grows from exp(lse) to exp(lse) + exp(sink).
     return out * torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])[..., None].to(out.dtype)
+
+
+def given_cache(cache: Any, past_key_values: Any, others: Mapping[str, Any]) -> Any:
+    """The cache of an attention layer's call, under either of its names.
+
+    Raises:
+        TypeError: if one of the call's `others`, which are ignored, is a cache under a third name.
+    """
+    for name, other in others.items():
+        if hasattr(other, "update") and not isinstance(other, Mapping | Set):
+            raise TypeError(f"{name}= looks like a cache, and would be ignored: give it as cache=")
+    return past_key_values if cache is None else cache
 
 
 def _tell(what: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_tile.nn.functional import attend, rotate
+from torch_tile.nn.functional import attend, given_cache, rotate
 from torch_tile.nn.linear import Linear
 from torch_tile.nn.norm import RMSNorm
 from torch_tile.nn.paged import PagedLatents
@@ -98,8 +98,11 @@ class MLAAttention(nn.Module):
 
         Returns:
             `[B, S, hidden_size]`, and None where transformers has the attention weights.
+
+        Raises:
+            TypeError: on a cache by another name.
         """
-        cache = past_key_values if cache is None else cache
+        cache = given_cache(cache, past_key_values, kwargs)
         length = hidden_states.shape[1]
         q = hidden_states
         q = self.q_proj(q) if self.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(q)))

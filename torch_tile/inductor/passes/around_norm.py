@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from torch_tile.inductor import foregone, report
 from torch_tile.inductor.compat import size_hint
-from torch_tile.inductor.passes.epilogue import PRODUCTS, Region, Writer, extend, kind_of, strip_views, tensors_of
+from torch_tile.inductor.passes.epilogue import PRODUCTS, Region, Writer, extend, kind_of, strip_views
 from torch_tile.inductor.passes.graph import (
     Rewrite,
     arg,
@@ -38,6 +38,7 @@ from torch_tile.inductor.passes.graph import (
     val,
 )
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.words import tensors_of
 from torch_tile.inductor.subgraph import REDUCTIONS, Ancestors, is_fused, is_read_in_registers
 from torch_tile.kernels.epilogue_rewrite import canonical
 

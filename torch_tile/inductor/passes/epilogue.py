@@ -35,35 +35,11 @@ from torch_tile.inductor.passes.graph import (
     shape,
     val,
 )
+from torch_tile.inductor.passes.words import BINARY, UNARY, operands_of, tensors_of
 from torch_tile.kernels.epilogue_rewrite import canonical
 
 MAX_OPS = 32
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-
-_BINARY = {
-    aten.add: "add",
-    aten.sub: "sub",
-    aten.mul: "mul",
-    aten.div: "div",
-    aten.maximum: "max",
-    aten.minimum: "min",
-    aten.pow: "pow",
-    aten.gt: "gt",
-    aten.ge: "ge",
-    aten.lt: "lt",
-    aten.le: "le",
-    aten.eq: "eq",
-    aten.ne: "ne",
-    aten.clamp_min: "max",
-    aten.clamp_max: "min",
-}
-_UNARY = {
-    getattr(aten, name).default: name
-    for name in (
-        *("neg", "exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh"),
-        *("erf", "abs", "relu", "silu", "square", "reciprocal"),
-    )
-}
 
 
 @dataclass
@@ -287,26 +263,9 @@ def bias_kind(node: Node) -> str | None:
     """How the addend of `addmm` or `baddbmm` broadcasts; the empty string for plain products, None if unsupported."""
     if not is_call(node, aten.addmm.default, aten.baddbmm.default):
         return ""
-    return kind_of(node.args[0], node)  # type: ignore[arg-type]
-
-
-def operands_of(node: Node) -> list[Any] | None:
-    """The values a pointwise op reads, numbers included; None if the epilogue language has no word for the op."""
-    target: Any = node.target
-    if target in (*_UNARY, aten.gelu.default, aten.clamp.default):
-        return [node.args[0]]
-    if target is aten.where.self:
-        return list(node.args)
-    if getattr(target, "overloadpacket", None) in _BINARY and "rounding_mode" not in node.kwargs:
-        pair = list(node.args[:2])
-        return pair if len(pair) == 2 and all(isinstance(x, Node | int | float) for x in pair) else None
-    return None
-
-
-def tensors_of(node: Node) -> list[Node]:
-    """What a pointwise op or a cast computes with, numbers left out; nothing for other nodes."""
-    operands = [node.args[0]] if is_call(node, CAST) else operands_of(node) or []
-    return [x for x in operands if isinstance(x, Node) and constant(x) is None]
+    bias: Any = node.args[0]
+    unknown = any(isinstance(x, Node) for x in node.kwargs.values())  # factors that are sizes
+    return None if unknown else kind_of(bias, node)
 
 
 class Writer:
@@ -372,8 +331,8 @@ class Writer:
         if is_call(node, *VIEWS, CAST):
             return self._name(node.args[0], node)
         words = [self._name(x, node) for x in operands_of(node) or []]
-        if target in _UNARY:
-            return self._say(_UNARY[target], *words)
+        if target in UNARY:
+            return self._say(UNARY[target], *words)
         if target is aten.gelu.default:
             return self._say("gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu", *words)
         if target is aten.where.self:
@@ -382,7 +341,7 @@ class Writer:
             low, high = arg(node, 1, "min"), arg(node, 2, "max")
             value = words[0] if low is None else self._say("max", words[0], repr(float(low)))
             return value if high is None else self._say("min", value, repr(float(high)))
-        function = _BINARY[target.overloadpacket]
+        function = BINARY[target.overloadpacket]
         if function in ("add", "sub"):
             words[1] = self._scaled(words[1], arg(node, 2, "alpha", 1))
         return self._say(function, *words)

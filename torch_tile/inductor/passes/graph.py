@@ -185,6 +185,11 @@ def erase_dead(node: Node) -> None:
             pending.extend(inputs)
 
 
+def is_on_gpu(graph: Graph) -> bool:
+    """Whether some node holds a tensor of a GPU."""
+    return any(is_tensor(n) and val(n).is_cuda for n in graph.nodes)
+
+
 def ordered(graph: Graph) -> dict[Node, int]:
     """Each node's position in the graph."""
     return {node: index for index, node in enumerate(graph.nodes)}

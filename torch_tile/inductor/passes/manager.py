@@ -21,7 +21,18 @@ from torch.fx import Graph, Node
 
 from torch_tile.inductor import compat, report
 from torch_tile.inductor.compat import CustomGraphPass
-from torch_tile.inductor.passes.graph import Miss, Rewrite, dtype, is_tensor, name_of, ordered, same_shape, shape, val
+from torch_tile.inductor.passes.graph import (
+    Miss,
+    Rewrite,
+    dtype,
+    is_on_gpu,
+    is_tensor,
+    name_of,
+    ordered,
+    same_shape,
+    shape,
+    val,
+)
 from torch_tile.inductor.roofline import cost_of
 from torch_tile.inductor.settings import Settings
 from torch_tile.inductor.source import frames_of, module_of, place
@@ -201,6 +212,8 @@ class TilePass(CustomGraphPass):
 
 
 def _prefetch(context: Context) -> None:
+    if not is_on_gpu(context.graph):
+        return  # without an import that takes longer than a graph from Inductor's cache can wait
     from torch_tile.inductor import prefetch
 
     prefetch.prefetch(context.graph, context.settings, context.stage)

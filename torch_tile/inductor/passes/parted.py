@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from torch_tile.inductor.passes import columns
 from torch_tile.inductor.passes.columns import width
-from torch_tile.inductor.passes.epilogue import MAX_OPS, is_product, tensors_of
+from torch_tile.inductor.passes.epilogue import MAX_OPS, is_product
 from torch_tile.inductor.passes.graph import (
     VIEWS,
     Rewrite,
@@ -27,6 +27,7 @@ from torch_tile.inductor.passes.graph import (
     shape,
 )
 from torch_tile.inductor.passes.manager import Context
+from torch_tile.inductor.passes.words import tensors_of
 
 
 def compute(context: Context) -> None:

@@ -159,9 +159,15 @@ def addend_of(node: Node) -> tuple[Any, float, float] | None:
     """`(addend, beta, alpha)` of a product with an addend, which is `beta * addend + alpha * left @ right`."""
     if not is_call(node, *_WITH_ADDEND):
         return None
-    beta: Any = node.kwargs.get("beta", 1)
-    alpha: Any = node.kwargs.get("alpha", 1)
-    return node.args[0], beta, alpha
+    return node.args[0], _factor(node, "beta"), _factor(node, "alpha")
+
+
+def _factor(node: Node, name: str) -> float:
+    """A factor that a sum has for one of its terms."""
+    factor: Any = node.kwargs.get(name, 1)
+    if isinstance(factor, Node):
+        raise NoMatch("a size is a factor of scores, and the graph does not know it", "fix this size", at=node)
+    return factor  # type: ignore[no-any-return]
 
 
 def _read(node: Any, dims: list[Group], keys: Group) -> Scores:
@@ -232,8 +238,8 @@ def _is_own_maximum(node: Any, scores: Any, dims: list[Group], keys: Group) -> b
 
 def _sum(node: Node, dims: list[Group], keys: Group) -> Scores:
     """A sum of two products, or of a product and a mask."""
-    alpha: Any = node.kwargs.get("alpha", 1)
-    sign: float = -alpha if is_call(node, aten.sub.Tensor) else alpha
+    alpha = _factor(node, "alpha")
+    sign = -alpha if is_call(node, aten.sub.Tensor) else alpha
     sides: list[Scores | None] = []
     first: NoMatch | None = None
     for side, factor in zip(node.args[:2], (1, sign), strict=True):
