@@ -79,16 +79,16 @@ def of_latents(nodes: Sequence[Node]) -> str:
     if op is None:
         return ""
     operands = cast("tuple[Node, ...]", op.args[:4])
-    if not all(map(_is_even, operands)) or not _has_large_tiles(*operands):
+    q, q_pe, kv, _ = operands
+    if not all(map(_is_even, operands)) or not _has_large_tiles(q, q_pe, kv):
         return ""
-    q, _, kv, _ = operands
     scores = math.prod(sizes_of(q)[:3]) * sizes_of(kv)[1]
     # Two products store scores and the softmax loads both; it stores weights, which the third loads, and latents again.
     moved = 6 * scores + math.prod(sizes_of(kv))
     return _verdict(op, moved, OF_ATTENTION, "scores are never stored, and latents are loaded once")
 
 
-def _has_large_tiles(q: Node, q_pe: Node, kv: Node, k_pe: Node) -> bool:
+def _has_large_tiles(q: Node, q_pe: Node, kv: Node) -> bool:
     """Whether decoding has a kernel with the tiles that are best for Hopper: the widest latents leave room for small
     ones only. Those of 640 columns have such tiles, and lose; no model has a width that is no power of two.
     """
