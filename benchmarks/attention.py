@@ -22,7 +22,7 @@ from benchmarks import tilelang_kernels
 from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
-from torch_tile.kernels.attention import attention, reference
+from torch_tile.kernels.attention.forward import attention, reference
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from benchmarks.attention import BF16, FP32, Shape, mask_of, square, through
 from benchmarks.problem import Case, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call
-from torch_tile.kernels.attention import attention
-from torch_tile.kernels.attention_backward import attention_backward, gradients
+from torch_tile.kernels.attention.backward import attention_backward, gradients
+from torch_tile.kernels.attention.forward import attention
 
 ON_GPU = (
     square(2, 4096, True, 1.0, 32, 8, dtype=BF16, quick=True), square(2, 2048, False, 1.0, 32, 32, dtype=BF16),

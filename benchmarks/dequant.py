@@ -16,7 +16,7 @@ import torch
 from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import name_of
-from torch_tile.kernels.dequant_gemm import dequant_gemm, dequantize, reference
+from torch_tile.kernels.gemm.dequant import dequant_gemm, dequantize, reference
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from benchmarks import tilelang_kernels
 from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
-from torch_tile.kernels.gemm import gemm, reference
+from torch_tile.kernels.gemm.gemm import gemm, reference
 
 MATRICES = {  # m, n, k
     "M0": (4096, 1024, 8192), "M1": (4096, 8192, 8192), "M2": (4096, 28672, 8192), "M3": (4096, 8192, 28672),

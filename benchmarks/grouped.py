@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from benchmarks.problem import Case, Prepare, Problem
 from benchmarks.runner import main
 from benchmarks.timer import name_of
-from torch_tile.kernels.grouped_gemm import grouped_gemm, reference
-from torch_tile.kernels.k_grouped_gemm import k_grouped_gemm
+from torch_tile.kernels.gemm.grouped import grouped_gemm, reference
+from torch_tile.kernels.gemm.grouped_wgrad import k_grouped_gemm
 
 SWIGLU, WEIGHTED = "v0=silu(acc0);v1=mul(v0,acc1);ret v1", "v0=mul(acc0,x0);ret v0"
 

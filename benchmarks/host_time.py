@@ -15,10 +15,14 @@ import torch
 from launch import cost, device, without_gpu
 from timer import arguments
 
+from torch_tile.hardware import Target
 from torch_tile.inductor.backend import tile
-from torch_tile.kernels import attention, common, gemm, mla_decode, norm, softmax
-from torch_tile.ops import direct
-from torch_tile.target import Target
+from torch_tile.kernels import common
+from torch_tile.kernels.attention import forward as attention
+from torch_tile.kernels.gemm import gemm
+from torch_tile.kernels.mla import decode as mla_decode
+from torch_tile.kernels.norm import norm, softmax
+from torch_tile.ops import launchers
 
 BURST = 50  # calls that fit into the stream's queue
 
@@ -28,16 +32,16 @@ def half(*shape: int) -> torch.Tensor:
 
 
 def gemm_call(a: torch.Tensor, w: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-    b = direct.view(w, (1024, 1024), (1, 1024), 0)
-    direct.gemm(a, [b], [x], "t", "v0=add(acc0,x0);ret v0", torch.bfloat16, out=out)
+    b = launchers.view(w, (1024, 1024), (1, 1024), 0)
+    launchers.gemm(a, [b], [x], "t", "v0=add(acc0,x0);ret v0", torch.bfloat16, out=out)
 
 
 def attention_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-    direct.attention(q, k, v, None, True, out=out)
+    launchers.attention(q, k, v, None, True, out=out)
 
 
 def mla_call(q: Any, q_pe: Any, kv: Any, k_pe: Any, lengths: Any, out: torch.Tensor) -> None:
-    direct.mla_decode(q, q_pe, kv, k_pe, None, lengths, out=out)
+    launchers.mla_decode(q, q_pe, kv, k_pe, None, lengths, out=out)
 
 
 def calls() -> Mapping[str, tuple[Callable[..., object], tuple[torch.Tensor, ...], Callable[[], object]]]:
@@ -56,13 +60,13 @@ def calls() -> Mapping[str, tuple[Callable[..., object], tuple[torch.Tensor, ...
             (*cache, lengths, half(4, 1, 128, 512)),
             lambda: ops.mla_decode(*cache, None, lengths),
         ),
-        "rms_norm": (lambda a, b, c: direct.rms_norm(a, b, out=c), (x, w, y), lambda: ops.rms_norm(x, w)),
+        "rms_norm": (lambda a, b, c: launchers.rms_norm(a, b, out=c), (x, w, y), lambda: ops.rms_norm(x, w)),
         "add_rms_norm": (
-            lambda a, b, c, d, e: direct.add_rms_norm(a, b, c, out=(d, e)),
+            lambda a, b, c, d, e: launchers.add_rms_norm(a, b, c, out=(d, e)),
             (x, r, w, y, total),
             lambda: ops.add_rms_norm(x, r, w),
         ),
-        "softmax": (lambda a, c: direct.softmax(a, out=c), (x, y), lambda: ops.softmax(x)),
+        "softmax": (lambda a, c: launchers.softmax(a, out=c), (x, y), lambda: ops.softmax(x)),
         "torch.add(out=)": (lambda a, b, c: torch.add(a, b, out=c), (w, w, w), lambda: w + w),
     }
 
@@ -118,7 +122,7 @@ def main() -> None:
     print(f"{'us a call, best':16} {'op':>8} {'call':>8} {'site':>8}")
     with torch.inference_mode():
         for name, (function, args, op) in calls().items():
-            made = direct.site("t" * len(args), function)
+            made = launchers.site("t" * len(args), function)
             ways = op, functools.partial(function, *args), functools.partial(made, *args)
             times = [best(way, options.seconds, BURST) for way in (ways if "torch" not in name else ways[:2])]
             print(f"{name:16} " + " ".join(f"{each:8.2f}" for each in times), flush=True)
@@ -129,7 +133,7 @@ def main() -> None:
 
 def turns(seconds: float) -> None:
     """A site that layers share: other weights, so another tensor map, for each call."""
-    made, x, y = direct.site("tttt", gemm_call), half(64, 1024), half(64, 1024)
+    made, x, y = launchers.site("tttt", gemm_call), half(64, 1024), half(64, 1024)
     weights = [half(1024, 1024) for _ in range(8)]
 
     def call() -> None:

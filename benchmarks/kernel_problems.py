@@ -48,7 +48,7 @@ def product(p, dtype, number, m, n, k, turned):
     import torch
 
     import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import gemm
+    from torch_tile.kernels.gemm import gemm
 
     lead = (2,) if number == 1 else ()
     a = p.tensor(*lead, m, k, dtype=dtype)
@@ -85,15 +85,15 @@ def row_times_matrix(p, dtype, number):
 def grouped_product(p, dtype, rows, columns, k):
     import torch
 
-    from torch_tile.kernels import grouped_gemm, k_grouped_gemm
+    from torch_tile.kernels.gemm import grouped, grouped_wgrad
 
     ends = torch.tensor(sorted(p.random.randint(0, rows) for _ in range(4)), dtype=torch.int32)
     if k is None:  # summed over rows
         a, b = (p.tensor(rows, columns, dtype=dtype) for _ in "ab")
-        want = k_grouped_gemm.reference(*wide(a, b), ends, torch.float64)
+        want = grouped_wgrad.reference(*wide(a, b), ends, torch.float64)
         return [torch.ops.tile.k_grouped_gemm(a, b, ends.cuda(), dtype)], [want]
     a, b = p.tensor(rows, k, dtype=dtype), p.tensor(4, columns, k, dtype=dtype).mT
-    want = grouped_gemm.reference(*wide(a), wide(b), ends, [], "", "", torch.float64)
+    want = grouped.reference(*wide(a), wide(b), ends, [], "", "", torch.float64)
     return [torch.ops.tile.grouped_gemm(a, [b], ends.cuda(), [], "", "", dtype)], [want]
 
 
@@ -117,7 +117,7 @@ def sdpa(p, dtype, number, keys):
     import torch
 
     import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import attention
+    from torch_tile.kernels.attention import forward as attention
 
     queries, d, groups = p.size(150), p.pick(64, 64, 40), (1, 2, 4)[number]
     q = p.tensor(1, 2 * groups, queries, d, dtype=dtype)
@@ -143,7 +143,7 @@ def query_gradients(p, dtype, number):
     import torch
 
     import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import attention, attention_backward
+    from torch_tile.kernels.attention import backward, forward as attention
 
     queries, keys, d, groups = p.size(150), p.size(150), p.pick(64, 40), (1, 2, 4)[number]
     q, grad = (p.tensor(1, 2 * groups, queries, d, dtype=dtype) for _ in "qg")
@@ -153,7 +153,7 @@ def query_gradients(p, dtype, number):
     out, lse = (x.cpu().cuda() for x in torch.ops.tile.attention_lse(q, k, v, *options))
     got = torch.ops.tile.attention_backward(grad, q, k, v, out, lse, *options)
     exact = attention.reference(*wide(q, k, v), *options)[1]
-    return got, attention_backward.reference(*wide(grad, q, k, v, out), exact, *options)
+    return got, backward.reference(*wide(grad, q, k, v, out), exact, *options)
 
 
 def flash_mla(p, dtype, number):
@@ -175,7 +175,7 @@ def flash_mla_by_turns(p, dtype, number):
 def decoded(p, dtype, heads, latent, rotary, page):
     import torch
 
-    from torch_tile.kernels import mla_decode
+    from torch_tile.kernels.mla import decode as mla_decode
 
     covered = 3 * page if page else 200
     rows = (8, page) if page else (2, covered)
@@ -198,7 +198,7 @@ def scheduled(p, dtype, heads, latent, rotary, page):
     import torch
 
     import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import mla_decode
+    from torch_tile.kernels.mla import decode as mla_decode
 
     columns = -(-300 // page) if page else 0
     rows = (3 * columns + 1, page) if page else (3, 300)
@@ -215,7 +215,7 @@ def rms_norm_rows(p, dtype, number):
     import torch
 
     import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import norm
+    from torch_tile.kernels.norm import norm
 
     n = (p.size(900), 8 * p.size(100), 40_000 + p.size(999))[number]
     x, other = (p.tensor(p.size(9) if number < 2 else 2, n, dtype=dtype, layout="dense") for _ in range(2))
@@ -228,7 +228,7 @@ def layer_norm_rows(p, dtype, number):
     import torch
 
     import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import norm
+    from torch_tile.kernels.norm import norm
 
     n = (p.size(900), 8 * p.size(100), 40_000 + p.size(999))[number]
     x, weight, bias = p.tensor(p.size(9), n, dtype=dtype), *(p.tensor(n, dtype=dtype) for _ in "wb")
@@ -239,7 +239,7 @@ def fused_norm_rows(p, dtype, number):
     import torch
 
     import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import fused_norm
+    from torch_tile.kernels.norm import fused as fused_norm
 
     n = (p.size(900), 8 * p.size(100), 40_000 + p.size(999))[number]
     x, y = (p.tensor(2, p.size(9) if number < 2 else 1, n, dtype=dtype, layout="dense") for _ in "xy")
@@ -255,7 +255,7 @@ def dequant_product(p, dtype, m, n, k):
     import torch
 
     import torch_tile.ops  # noqa: F401
-    from torch_tile.kernels import dequant_gemm
+    from torch_tile.kernels.gemm import dequant as dequant_gemm
 
     a, scale = p.tensor(m, k, dtype=dtype), p.tensor(n, k // 32, dtype=dtype) / 4
     words = torch.randint(0, 256, (n, k // 2), generator=p.generator, dtype=torch.uint8).cuda()

@@ -20,7 +20,7 @@ from benchmarks import tilelang_kernels
 from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
-from torch_tile.kernels.mla_decode import mla_decode, reference
+from torch_tile.kernels.mla.decode import mla_decode, reference
 
 PAGE = 64  # positions in a page of FlashMLA's cache
 

@@ -27,7 +27,7 @@ from benchmarks.model_cases import Made, ModelCase, cases, in_float64
 from benchmarks.runner import said
 from benchmarks.timer import Timing, measure
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.report import Report, collect
+from torch_tile.inductor.report.rows import Report, collect
 
 RIVALS = ("eager", "Inductor", "max-autotune")
 FARTHER = 1.2  # how much farther from float64 than Inductor's ours may be

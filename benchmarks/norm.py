@@ -17,8 +17,13 @@ import torch.nn.functional as F
 from benchmarks.problem import Case, Prepare, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call, name_of
-from torch_tile.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
-from torch_tile.kernels.softmax import softmax
+from torch_tile.kernels.norm.norm import (
+    layer_norm,
+    layer_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from torch_tile.kernels.norm.softmax import softmax
 
 ON_GPU = (
     (1209600, 160), (1209600, 256), (1209600, 320), (1209600, 512), (302400, 640), (302400, 1024), (302400, 4096),

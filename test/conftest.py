@@ -120,7 +120,7 @@ def way(request: pytest.FixtureRequest) -> Callable[..., None]:
     import torch
 
     import torch_tile
-    from torch_tile.interp.tiles import evaluate
+    from torch_tile.simulator.tile.interpreter import evaluate
 
     def run(kernel: Any, *args: Any) -> None:
         if request.param == "meaning":
@@ -148,7 +148,7 @@ def refused() -> Callable[..., Any]:
 
     Returns the error. `text` None means that the error has no place.
     """
-    from torch_tile.diagnostics import TileError
+    from torch_tile.diagnostics.errors import TileError
 
     def check(case: Callable[[], Any], code: str, text: str | None) -> Any:
         with pytest.raises(TileError) as caught:

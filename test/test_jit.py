@@ -10,9 +10,10 @@ import torch
 import torch_tile
 import torch_tile.language as T
 from torch_tile import jit
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.node import alike
-from torch_tile.kernels import attention as attention_kernels, gemm as gemm_kernels
+from torch_tile.kernels.attention import forward as attention_kernels
+from torch_tile.kernels.gemm import gemm as gemm_kernels
 from torch_tile.lowering import CPU_PASSES, lower
 
 

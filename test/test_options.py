@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from torch_tile.build import PassOptions
-from torch_tile.diagnostics import TileError
+from torch_tile.compiler.context import PassOptions
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.options import PassConfigKey, pass_options
 
 

@@ -6,7 +6,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.diagnostics import LaunchError
+from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.profiler import TensorSupplyType, compare, do_bench
 
 

@@ -19,14 +19,14 @@ PACKAGE = "torch_tile"
 # Lowest first; a module may import its own layer's package and any layer above it in this list, not its siblings.
 # "torch_tile" is the package's own __init__, which may import everything, lazily where that is heavy.
 LAYERS = [
-    {"catalogue"},
+    {"diagnostics.catalog"},
     {"diagnostics", "registers"},
-    {"target"},
-    {"build", "ir"},
+    {"hardware"},
+    {"compiler.context", "ir"},
     {"intrinsics", "options"},
-    {"tileop", "binding"},
-    {"language", "lowering", "codegen", "interp", "runtime"},
-    {"compiling", "profiler", "stored"},
+    {"tileop", "compiler.binding"},
+    {"language", "lowering", "codegen", "simulator", "runtime"},
+    {"compiler", "profiler"},
     {"kernel", "testing"},
     {"jit"},
     {"autotuner"},
@@ -39,7 +39,7 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-WITH_TORCH = {name for name, rank in RANK.items() if rank >= RANK["kernels"]} | {PACKAGE, "interp"}
+WITH_TORCH = {name for name, rank in RANK.items() if rank >= RANK["kernels"]} | {PACKAGE, "simulator"}
 
 # Tests that mirror no module, and why.
 NOT_MIRRORED = {
@@ -52,14 +52,14 @@ NOT_MIRRORED = {
     "cubins": "compiles every kernel of the library for every chip",
     "fuzz": "random programs through the interpreter and the CPU target",
     "device": "runs on a GPU, through all layers",
-    "errors": "one kernel that must fail for each entry of catalogue.py",
+    "errors": "one kernel that must fail for each entry of catalog.py",
     "golden": "printed kernels at every stage",
     "papers": "the kernels of the papers, as printed there",
     "models": "whole models through several layers",
     "kernels/test_typical_sizes.py": "is about the cuts of all families",
 }
 
-MAX_FILE, MAX_FUNCTION = 400, 100
+MAX_FILE, MAX_FUNCTION = 900, 100
 COMMENT = {".py": "#", ".sh": "#", ".h": "//", ".cpp": "//", ".cu": "//", ".cuh": "//"}
 
 
@@ -71,9 +71,9 @@ def parse(path: Path) -> ast.Module:
 def sources(root: Path) -> Iterator[tuple[Path, str]]:
     """Python files of the package and their layer's name."""
     for path in sorted((root / PACKAGE).rglob("*.py")):
-        parts = path.relative_to(root / PACKAGE).parts
-        name = parts[0].removesuffix(".py")
-        yield path, PACKAGE if name == "__init__" else name
+        parts = path.relative_to(root).with_suffix("").parts
+        layer = layer_of(".".join(parts).removesuffix(".__init__"), root)
+        yield path, layer or PACKAGE
 
 
 def code_files(root: Path) -> Iterator[Path]:
@@ -117,6 +117,8 @@ def layer_of(dotted: str, root: Path) -> str | None:
     if parts[0] != PACKAGE:
         return None
     folder = root / PACKAGE
+    if ".".join(parts[1:3]) in RANK:  # a module that lies in another layer than the rest of its package
+        return ".".join(parts[1:3])
     if len(parts) > 1 and ((folder / parts[1]).is_dir() or (folder / f"{parts[1]}.py").is_file()):
         return parts[1]
     return PACKAGE
@@ -243,7 +245,7 @@ CLEAN = {
     "torch_tile/__init__.py": "from torch_tile import ops\n",
     "torch_tile/ir/a.py": "from ..diagnostics import x\nfrom . import b\nimport numpy\n",
     "torch_tile/ir/b.py": "if TYPE_CHECKING:\n    import torch\n    from .. import jit\n",
-    "torch_tile/diagnostics.py": "x = 1\n",
+    "torch_tile/diagnostics/errors.py": "x = 1\n",
     "torch_tile/jit.py": "from torch_tile.ir import a\ndef f():\n    import torch\n    raise ValueError('no')\n",
     "torch_tile/ops/__init__.py": "import torch\nfrom torch_tile import jit\n",
     "test/ir/test_a.py": "",
@@ -274,8 +276,8 @@ PLANTED = [
         "jit.py:4",
     ),
     (mirrored_tests, {"test/ir/test_c.py": ""}, "there is no torch_tile/ir/c.py"),
-    (file_sizes, {"test/test_long.py": "\n" * 399}, "test_long.py: 401 lines"),
-    (file_sizes, {"csrc/long.h": "\n" * 401}, "csrc/long.h: 401 lines"),
+    (file_sizes, {"test/test_long.py": "\n" * 899}, "test_long.py: 901 lines"),
+    (file_sizes, {"csrc/long.h": "\n" * 901}, "csrc/long.h: 901 lines"),
     (function_sizes, {"torch_tile/jit.py": "def f():\n" + "    pass\n" * 100}, "jit.py:3: `f` has 101 lines"),
     (headers, {"csrc/b.h": "#pragma once\n"}, "csrc/b.h: should begin with `// SPDX"),
     (headers, {".ci/run": "#!/bin/bash\nset -e\n"}, ".ci/run: should begin with `# SPDX"),

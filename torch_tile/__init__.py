@@ -9,18 +9,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import ops as ops
-from .inductor import artifacts as artifacts  # so that torch.compiler.load_cache_artifacts knows ours
+from torch_tile import ops as ops
+from torch_tile.inductor.codegen import artifacts as artifacts  # so that torch.compiler.load_cache_artifacts knows ours
 
 if TYPE_CHECKING:
-    from .autotuner import autotune
-    from .diagnostics import InternalError, LaunchError, TileError
-    from .inductor.backend import inductor_configs
-    from .inductor.explain import explain
-    from .integrations.replace import replace_layers
-    from .jit import compile, jit, par_compile
-    from .kernel import JITKernel
-    from .profiler import TensorSupplyType, do_bench
+    from torch_tile.autotuner import autotune
+    from torch_tile.diagnostics.errors import InternalError, LaunchError, TileError
+    from torch_tile.inductor.backend import inductor_configs
+    from torch_tile.inductor.report.explain import explain
+    from torch_tile.integrations.replace import replace_layers
+    from torch_tile.jit import compile, jit, par_compile
+    from torch_tile.kernel import JITKernel
+    from torch_tile.profiler import TensorSupplyType, do_bench
 
 # Name -> where it lives. A value ending in a colon is the module itself.
 _LAZY = {
@@ -30,14 +30,14 @@ _LAZY = {
     "autotune": "autotuner:autotune",
     "autotuner": "autotuner:",
     "JITKernel": "kernel:JITKernel",
-    "TileError": "diagnostics:TileError",
-    "LaunchError": "diagnostics:LaunchError",
-    "InternalError": "diagnostics:InternalError",
-    "Target": "target:Target",
+    "TileError": "diagnostics.errors:TileError",
+    "LaunchError": "diagnostics.errors:LaunchError",
+    "InternalError": "diagnostics.errors:InternalError",
+    "Target": "hardware:Target",
     "PassConfigKey": "options:PassConfigKey",
     "TensorSupplyType": "profiler:TensorSupplyType",
     "do_bench": "profiler:do_bench",
-    "explain": "inductor.explain:explain",
+    "explain": "inductor.report.explain:explain",
     "inductor_configs": "inductor.backend:inductor_configs",
     "replace_layers": "integrations.replace:replace_layers",
     "language": "language:",

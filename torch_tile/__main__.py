@@ -83,7 +83,7 @@ def explain_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bac
     """The report on a model, without gradients unless the backward is asked for."""
     import torch
 
-    from torch_tile.inductor.explain import explain
+    from torch_tile.inductor.report.explain import explain
 
     with torch.set_grad_enabled(backward):
         return explain(model, *args, select=select, backward=backward, **kwargs)

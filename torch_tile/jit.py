@@ -21,26 +21,26 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .build import Build, PassOptions
-from .compiling import all_of
-from .diagnostics import TileError, diagnose, error
-from .ir.buffer import Buffer
-from .ir.node import find
-from .ir.stmt import Alloc, Kernel, Program
-from .kernel import JITKernel
-from .language.eager import Specialisation, specialise, trace_eager
-from .language.program import PrimFunc, evaluated
-from .language.rewrite import result_span, source_tree
-from .options import pass_options
-from .registers import PER_THREAD
-from .runtime.host_compiler import compile_shared
-from .runtime.launch import Launcher
-from .runtime.library import load_entry
-from .target import Target
+from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.compiler.parallel import all_of
+from torch_tile.diagnostics.errors import TileError, diagnose, error
+from torch_tile.hardware import Target
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.node import find
+from torch_tile.ir.stmt import Alloc, Kernel, Program
+from torch_tile.kernel import JITKernel
+from torch_tile.language.eager import Specialisation, specialise, trace_eager
+from torch_tile.language.program import PrimFunc, evaluated
+from torch_tile.language.rewrite import result_span, source_tree
+from torch_tile.options import pass_options
+from torch_tile.registers import PER_THREAD
+from torch_tile.runtime.host_compiler import compile_shared
+from torch_tile.runtime.launch import Launcher
+from torch_tile.runtime.library import load_entry
 
 if TYPE_CHECKING:
-    from .codegen.cuda_source import Entry
-    from .runtime.nvrtc import Cubin
+    from torch_tile.codegen.cuda_source import Entry
+    from torch_tile.runtime.nvrtc import Cubin
 
 
 def compile_program(
@@ -53,10 +53,10 @@ def compile_program(
 
 def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
     """The steps for the CPU."""
-    from .codegen.cpu_source import ENTRY
-    from .stored import cpu_source
+    from torch_tile.codegen.cpu_source import ENTRY
+    from torch_tile.compiler.source_cache import cpu_source
 
-    source, lowered = cpu_source(program, build)  # passes and C++, unless they are on disk: stored.py
+    source, lowered = cpu_source(program, build)  # passes and C++, unless they are on disk: source_cache.py
     library = compile_shared(source.text)  # .so, from the cache if it was built before: runtime/host_compiler.py
     entry = load_entry(library, ENTRY)
     launcher = Launcher(program, entry, source.asserts, out_idx, library)  # checks and calls: runtime/launch.py
@@ -65,11 +65,11 @@ def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKe
 
 def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
     """The steps for NVIDIA GPUs, none of which needs one."""
-    from .runtime.cuda_launch import CudaLauncher
-    from .runtime.nvrtc import TooFewRegistersError, compile_cubin
-    from .stored import cuda_source
+    from torch_tile.compiler.source_cache import cuda_source
+    from torch_tile.runtime.cuda_launch import CudaLauncher
+    from torch_tile.runtime.nvrtc import TooFewRegistersError, compile_cubin
 
-    source, lowered = cuda_source(program, build)  # passes and CUDA C++, unless they are on disk: stored.py
+    source, lowered = cuda_source(program, build)  # passes and CUDA C++, unless they are on disk: source_cache.py
     try:
         cubin = compile_cubin(source.text, build.target, build.options)  # machine code, cached: runtime/nvrtc.py
     except TooFewRegistersError as short:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .build import Build, Schedule
-from .diagnostics import LaunchError
-from .ir.stmt import Program
-from .profiler import Profiler, TensorSupplyType
-from .runtime.launch import BaseLauncher
-from .target import Target
+from torch_tile.compiler.context import Build, Schedule
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.hardware import Target
+from torch_tile.ir.stmt import Program
+from torch_tile.profiler import Profiler, TensorSupplyType
+from torch_tile.runtime.launch import BaseLauncher
 
 if TYPE_CHECKING:
-    from .interp.findings import Findings
-    from .runtime.nvrtc import Cubin, Resources
+    from torch_tile.runtime.nvrtc import Cubin, Resources
+    from torch_tile.simulator.findings import Findings
 
 
 _thread = threading.local()
@@ -137,11 +137,11 @@ class JITKernel:
 
         `args` are those of a call, tensors are written in place; what the kernel allocates is in `outputs` of
         the result. `blocks` chooses blocks, as (x, y, z); None runs all. CUDA kernels only: for the others
-        torch_tile.interp.tiles.evaluate says what they compute.
+        torch_tile.simulator.tile.interpreter.evaluate says what they compute.
         """
         if self.target.kind != "cuda":
             raise LaunchError(f"{self!r} has no threads to interpret; compile it with target='cuda'")
-        from .interp.interpret import interpret
+        from torch_tile.simulator.interpret import interpret
 
         return interpret(self.lowered, self.program, args, self.out_idx, blocks)
 

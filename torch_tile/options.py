@@ -10,8 +10,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from .build import PassOptions
-from .diagnostics import error
+from torch_tile.compiler.context import PassOptions
+from torch_tile.diagnostics.errors import error
 
 # TileLang's options that change nothing here: there is one way to build for each target, and it is quick.
 ACCEPTED = ("target_host", "execution_backend", "verbose", "debug_root_path")

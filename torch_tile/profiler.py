@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .diagnostics import LaunchError
-from .ir.buffer import Buffer
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.ir.buffer import Buffer
 
 if TYPE_CHECKING:
     import torch
 
-    from .kernel import JITKernel
+    from torch_tile.kernel import JITKernel
 
 
 FLUSHED = 256 * 2**20  # bytes written to push everything else out of a GPU's L2 cache

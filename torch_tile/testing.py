@@ -14,7 +14,7 @@ def torch_assert_close(
     max_mismatched_ratio: float = 0.001, **hints: Any,
 ) -> bool:  # fmt: skip
     """True if at most a share of the elements differs; AssertionError otherwise."""
-    from .profiler import compare
+    from torch_tile.profiler import compare
 
     compare(actual, expected, atol, rtol, max_mismatched_ratio)
     return True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from torch_tile.autotuner.candidate import Candidate, Settings, reason, variant
 from torch_tile.autotuner.cost_model import Estimate
-from torch_tile.diagnostics import error
+from torch_tile.diagnostics.errors import error
 
 
 def test_reasons_are_one_line():

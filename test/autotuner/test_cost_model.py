@@ -4,9 +4,9 @@ import pytest
 import torch_tile
 import torch_tile.language as T
 from torch_tile.autotuner.cost_model import estimate
+from torch_tile.hardware import Target
 from torch_tile.ir.stmt import dimensions
 from torch_tile.jit import JITFunction
-from torch_tile.target import Target
 from torch_tile.tools import library
 
 HOPPER, CPU = Target("cuda", 90), Target("cpu")

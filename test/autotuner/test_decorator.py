@@ -7,7 +7,7 @@ import torch
 import torch_tile
 import torch_tile.language as T
 from torch_tile.autotuner import AutotunedFunction, set_autotune_inputs
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 
 BLOCKS = [{"block": 32}, {"block": 64}]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from torch_tile.autotuner import machine
-from torch_tile.target import Target
+from torch_tile.hardware import Target
 
 HOPPER = Target("cuda", 90)
 

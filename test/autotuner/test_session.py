@@ -16,7 +16,7 @@ import torch_tile.language as T
 from torch_tile.autotuner import session as module, trials
 from torch_tile.autotuner.candidate import Settings
 from torch_tile.autotuner.session import Session
-from torch_tile.diagnostics import LaunchError, TileError, error
+from torch_tile.diagnostics.errors import LaunchError, TileError, error
 from torch_tile.runtime.find_nvrtc import NoNvrtcError
 
 BLOCKS = [{"block": 32}, {"block": 64}, {"block": 128}]

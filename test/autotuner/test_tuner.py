@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from torch_tile.autotuner import AutoTuner
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 
 
 def plain(n=64, block=32):

@@ -7,7 +7,8 @@ import torch
 import torch_tile
 from benchmarks import tilelang_kernels
 from benchmarks.problem import error_of, tolerance_of
-from torch_tile.kernels import attention, mla_decode
+from torch_tile.kernels.attention import forward as attention
+from torch_tile.kernels.mla import decode as mla_decode
 
 
 def half(*shape: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from benchmarks.problem import Case, Problem
 from benchmarks.runner import problems_of
 from benchmarks.tune import FAMILIES, Climb, changed, compile_ahead, groups_of, main, neighbours, write
 from torch_tile.autotuner.race import Runner
-from torch_tile.kernels.gemm_config import Config
+from torch_tile.kernels.gemm.tiling import Config
 
 
 @dataclass(frozen=True)

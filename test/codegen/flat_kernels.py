@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLAT kernels by hand, their text, and whether it compiles for every chip without spills."""
 
-from torch_tile.build import Build, PassOptions
 from torch_tile.codegen.cuda import emit_cuda
+from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.hardware import Target
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Expr, Load, Var, const
 from torch_tile.ir.stmt import Block, For, Kernel, LoopKind, Program, Store
 from torch_tile.ir.verify import Stage, verify
-from torch_tile.lowering.flatten import flatten
+from torch_tile.lowering.common.flatten import flatten
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
 
 ARCHES = ("sm_80", "sm_90a", "sm_120a")
 UNROLLED, SERIAL = LoopKind.UNROLLED, LoopKind.SERIAL

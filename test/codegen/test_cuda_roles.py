@@ -12,7 +12,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
 from torch_tile.ir.stmt import Alloc, Block, If, Role
 from torch_tile.ir.tensor_map import TensorMap
-from torch_tile.lowering.init_barriers import init_barriers
+from torch_tile.lowering.hopper.init_mbarriers import init_barriers
 
 PANELS = wgmma.Descriptor(128, 16, 1024)
 TYPES = ("bfloat16", "bfloat16", "float32")

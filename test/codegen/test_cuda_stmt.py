@@ -7,7 +7,7 @@ EXPECTTEST_ACCEPT=1 writes the text of a test anew. Run one test at a time then.
 from expecttest import assert_expected_inline
 from flat_kernels import SERIAL, at, body, compiles, emitted, kernel, load, loop, number, program, put, t, tensor
 
-from torch_tile.diagnostics import Span
+from torch_tile.diagnostics.errors import Span
 from torch_tile.intrinsics import matrix, memory
 from torch_tile.intrinsics.base import call
 from torch_tile.ir import dtype as dt
@@ -15,7 +15,7 @@ from torch_tile.ir.expr import Var, binary, cast, select
 from torch_tile.ir.layout import shared_tile
 from torch_tile.ir.stmt import Alloc, Assert, Block, Break, Continue, Do, If, Let, Print, While
 
-SPAN = Span("kernels/attention.py", 41, 41, 1, 2)
+SPAN = Span("kernels/attention/forward.py", 41, 41, 1, 2)
 
 
 def test_control_flow():

@@ -2,7 +2,7 @@
 """Lines and scopes of generated text."""
 
 from torch_tile.codegen.lines import Lines
-from torch_tile.diagnostics import Span
+from torch_tile.diagnostics.errors import Span
 
 
 def test_scopes_are_indented_and_lines_say_where_they_come_from():

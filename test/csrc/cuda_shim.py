@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU headers in tests: compiled for every chip, and their plain parts run by the host's compiler."""
 
+from torch_tile.hardware import Target
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
 
 CHIPS = ("sm_80", "sm_89", "sm_90a", "sm_120a")
 

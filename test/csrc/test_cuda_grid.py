@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
+from torch_tile.hardware import Target
 from torch_tile.runtime.host_compiler import csrc_dir
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
 
 ENTRY = """
 extern "C" void where(const int64_t* grid, int64_t x, int64_t y, int64_t z, int64_t wide, int64_t high, int64_t* out) {

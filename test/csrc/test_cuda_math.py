@@ -36,8 +36,8 @@ def test_trigonometry_compiles():
         f'extern "C" __global__ void {name}_(float* x) {{ x[0] = tile::{name}(x[0]); }}\n'
         for name in ("sin", "cos", "tan")
     )
+    from torch_tile.hardware import Target
     from torch_tile.runtime.nvrtc import compile_cubin
-    from torch_tile.target import Target
 
     cubin = compile_cubin('#include "cuda_math.h"\n' + text, Target.of("cuda:sm_90a"))
     assert set(cubin.resources) == {"sin_", "cos_", "tan_"}

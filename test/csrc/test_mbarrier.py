@@ -2,9 +2,9 @@
 import pytest
 from cuda_shim import compile_everywhere
 
-from torch_tile.diagnostics import InternalError
+from torch_tile.diagnostics.errors import InternalError
+from torch_tile.hardware import Target
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
 
 HOPPER = ("sm_90a", "sm_120a")
 KERNEL = """

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from torch_tile.diagnostics import InternalError
+from torch_tile.diagnostics.errors import InternalError
+from torch_tile.hardware import Target
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
 
 HEAD = '#include "memory.h"\nusing namespace tile;\n'
 COPIES = """

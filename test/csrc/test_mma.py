@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from torch_tile.hardware import Target
 from torch_tile.intrinsics.matrix import FRAGMENTS, PRODUCTS, shape_for
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
 
 C_TYPES = {
     "float16": "f16", "bfloat16": "bf16", "float32": "float", "tf32": "float", "float64": "double", "int8": "int8_t",

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from torch_tile.hardware import Target
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
 
 TYPES = ["int8_t", "f16", "bf16", "e4m3", "uint32_t", "float", "double", "int64_t", "bool"]
 

@@ -6,7 +6,7 @@
 
 import pytest
 
-from torch_tile.target import Target
+from torch_tile.hardware import Target
 from torch_tile.tools.library import catalogue, compiled
 
 CASES = {case.name: case for case in catalogue()}

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import torch_tile
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import in_clusters

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from torch_tile.build import PassOptions
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.compiler.context import PassOptions
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.stmt import Role
 from torch_tile.jit import compile_program
+from torch_tile.simulator.tile.interpreter import evaluate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from fuzz_lines import arguments, disagreement, traced

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torch_tile
-from torch_tile.inductor.report import collect
+from torch_tile.inductor.report.rows import collect
 
 pytestmark = pytest.mark.cuda
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.report import collect
+from torch_tile.inductor.report.rows import collect
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("poisoned", "kernels_ran")]
 TILE = functools.partial(tile, options={"select": "tile"})

@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from torch_tile.inductor.explain import explain
-from torch_tile.inductor.roofline import peak_of
+from torch_tile.inductor.report.explain import explain
+from torch_tile.inductor.select.roofline import peak_of
 
 pytestmark = pytest.mark.cuda
 
 
 @pytest.fixture
 def report_of():
-    # Of 1000, such that no contest's outcome is known before (foregone.py).
+    # Of 1000, such that no contest's outcome is known before (cost_rules.py).
     model = nn.Sequential(nn.RMSNorm(1000), nn.Linear(1000, 4096), nn.GELU(), nn.Linear(4096, 1000))
     model.to("cuda", torch.bfloat16)
     x = torch.randn(2048, 1000, device="cuda", dtype=torch.bfloat16)

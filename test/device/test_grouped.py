@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import torch_tile.ops  # noqa: F401
-from torch_tile.kernels import grouped_gemm, k_grouped_gemm
+from torch_tile.kernels.gemm import grouped, grouped_wgrad
 
 pytestmark = [
     pytest.mark.cuda,
@@ -40,7 +40,7 @@ def test_grouped_gemm(epilogue, problems, check):
         got = torch.ops.tile.grouped_gemm(a, bs, offsets, aux, kinds, text, dtype)
 
         def exact(a, *bs, offsets=offsets, text=text, aux=aux, kinds=kinds):
-            return grouped_gemm.reference(a, bs, offsets, aux, kinds, text, torch.float64)
+            return grouped.reference(a, bs, offsets, aux, kinds, text, torch.float64)
 
         what = f"{epilogue} {dtype} {offsets.tolist()} {rows}x{n}x{k} {layout} turned {turned}"
         check(got, exact, (a, *bs), what, dtype)
@@ -56,6 +56,6 @@ def test_k_grouped_gemm(problems, check):
         got = torch.ops.tile.k_grouped_gemm(a, b, offsets, dtype)
 
         def exact(a, b, offsets=offsets):
-            return k_grouped_gemm.reference(a, b, offsets, torch.float64)
+            return grouped_wgrad.reference(a, b, offsets, torch.float64)
 
         check(got, exact, (a, b), f"{dtype} {offsets.tolist()} {m}x{n}x{rows} {layout}", dtype)

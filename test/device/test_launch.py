@@ -8,13 +8,13 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.codegen.cuda import CudaSource, Entry
-from torch_tile.diagnostics import LaunchError
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.hardware import Target, detected
 from torch_tile.ir.stmt import dimensions
 from torch_tile.runtime import cuda_launch
 from torch_tile.runtime.cuda_launch import CudaLauncher
 from torch_tile.runtime.native_launch import native
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target, detected
 
 pytestmark = pytest.mark.cuda
 THREADS = 128

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tile.kernels.norm import rms_norm_reference
+from torch_tile.kernels.norm.norm import rms_norm_reference
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

@@ -8,19 +8,13 @@ import pytest
 import torch
 
 import torch_tile.ops  # noqa: F401
-from torch_tile.kernels import (
-    attention,
-    dequant_gemm,
-    fused_norm,
-    gemm,
-    mla_decode,
-    mla_schedule,
-    norm,
-    softmax,
-)
-from torch_tile.kernels.epilogue import soft_cap
-from torch_tile.kernels.epilogue_gradient import vjp
-from torch_tile.kernels.score import inputs
+from torch_tile.kernels.attention import forward as attention
+from torch_tile.kernels.attention.score_mod import inputs
+from torch_tile.kernels.epilogue.autodiff import vjp
+from torch_tile.kernels.epilogue.program import soft_cap
+from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm
+from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
+from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
 
 PARTS = 8  # of each test
 pytestmark = [

@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from torch_tile.inductor.backend import tile
-from torch_tile.ops import direct
+from torch_tile.ops import launchers
 
 pytestmark = pytest.mark.cuda
 
@@ -96,7 +96,7 @@ def test_workspaces(long_ways):
         torch.randn(1, h, n, 128, device="cuda", dtype=torch.bfloat16) for h, n in ((32, 1), (8, 4096), (8, 4096))
     )
     out = torch.empty_like(q)
-    site = direct.site("tttt", lambda q, k, v, out: direct.attention(q, k, v, out=out))
+    site = launchers.site("tttt", lambda q, k, v, out: launchers.attention(q, k, v, out=out))
     for _ in range(6):
         q.normal_()
         site(q, k, v, out)

@@ -9,7 +9,8 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
-from torch_tile.diagnostics import LaunchError
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.hardware import Target
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Const, to_expr
 from torch_tile.runtime import cuda_launch
@@ -18,7 +19,6 @@ from torch_tile.runtime.driver import driver
 from torch_tile.runtime.native_launch import native
 from torch_tile.runtime.nvrtc import compile_cubin
 from torch_tile.runtime.tensor_map import TensorMaps, map_form
-from torch_tile.target import Target
 
 pytestmark = pytest.mark.cuda
 HOPPER = Target("cuda", 90)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from torch_tile.build import Build, PassOptions
 from torch_tile.codegen.cuda import emit_cuda
+from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.hardware import Target
 from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.intrinsics.wgmma import PRODUCTS, Descriptor, allowed_n
 from torch_tile.ir import dtype as dt
@@ -20,11 +21,10 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Load, Var, const
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Store
 from torch_tile.ir.tensor_map import TensorMap
-from torch_tile.lowering.flatten import flatten
-from torch_tile.lowering.init_barriers import init_barriers
+from torch_tile.lowering.common.flatten import flatten
+from torch_tile.lowering.hopper.init_mbarriers import init_barriers
 from torch_tile.runtime.cuda_launch import CudaLauncher
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
 
 pytestmark = pytest.mark.cuda
 HOPPER = Target("cuda", 90)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.interp.tiles import evaluate
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 def of_one_branch():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import torch_tile
-from torch_tile.catalogue import CATALOGUE
-from torch_tile.diagnostics import diagnose, fields_of
+from torch_tile.diagnostics.catalog import CATALOGUE
+from torch_tile.diagnostics.errors import diagnose, fields_of
 
 PACKAGE = Path(torch_tile.__file__).parent
 
@@ -61,7 +61,7 @@ def test_fields_are_filled_where_an_entry_is_raised():
 
 
 def test_messages_mark_the_columns():
-    from torch_tile.diagnostics import Span
+    from torch_tile.diagnostics.errors import Span
 
     here = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "MARK ME" in line)
     span = Span(__file__, here, here, 4, 8)

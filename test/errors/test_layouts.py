@@ -5,9 +5,9 @@ import pytest
 
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.build import Build
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
 from torch_tile.lowering import cuda_passes
-from torch_tile.target import Target
 
 
 def passes(kernel):

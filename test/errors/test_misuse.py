@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 
 
 def kernel_of(compute):

@@ -10,18 +10,30 @@ import random
 import pytest
 import torch
 
-from torch_tile.build import Build
-from torch_tile.interp.threads import run_threads
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
 from torch_tile.intrinsics import memory as tm
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Load, Var, cast, const, select
-from torch_tile.ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Kernel, LoopKind, Program, Store
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Continue,
+    Do,
+    For,
+    If,
+    Kernel,
+    LoopKind,
+    Program,
+    Store,
+)
 from torch_tile.ir.verify import Stage, verify
-from torch_tile.lowering.flatten import flatten
-from torch_tile.lowering.insert_sync import insert_sync
-from torch_tile.lowering.place_shared import place_shared
-from torch_tile.target import Target
+from torch_tile.lowering.common.flatten import flatten
+from torch_tile.lowering.sync.insert_barriers import insert_sync
+from torch_tile.lowering.threads.allocate_shared import place_shared
+from torch_tile.simulator.simt.interpreter import run_threads
 
 COUNT = int(os.environ.get("TORCH_TILE_FUZZ", "300"))
 THREADS = 64

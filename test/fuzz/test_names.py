@@ -12,8 +12,8 @@ import random
 import pytest
 import torch
 
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.simulator.tile.interpreter import evaluate
 
 COUNT, FIRST = int(os.environ.get("TORCH_TILE_FUZZ", "100")), int(os.environ.get("TORCH_TILE_FUZZ_SEED", "0"))
 NAMES = "xyz"

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from torch_tile.codegen.cpu import ENTRY, emit_cpu
-from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.stmt import dimensions
 from torch_tile.lowering import lower
 from torch_tile.runtime.host_compiler import compile_many
 from torch_tile.runtime.launch import Launcher
+from torch_tile.simulator.tile.interpreter import evaluate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import arguments, disagreement, shrunk, traced

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_tile.build import Build, PassOptions
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.interpret import interpret
-from torch_tile.interp.removal import ordering, removals
-from torch_tile.interp.tiles import evaluate
+from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.hardware import Target
 from torch_tile.ir.expr import Call, Const
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import For, LoopKind, Role
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.target import Target
+from torch_tile.simulator.interpret import interpret
+from torch_tile.simulator.mutation import ordering, removals
+from torch_tile.simulator.tile.interpreter import evaluate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import arguments, disagreement, shrunk, traced

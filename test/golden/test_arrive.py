@@ -11,15 +11,15 @@ from traced_stages import stages, traces_back
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.build import Build
-from torch_tile.interp.interpret import interpret
-from torch_tile.interp.removal import removals
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
 from torch_tile.ir.expr import Call
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Role
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
+from torch_tile.simulator.interpret import interpret
+from torch_tile.simulator.mutation import removals
 
 HOPPER, AMPERE = Target.of("cuda:sm_90a"), Target.of("cuda:sm_80")
 

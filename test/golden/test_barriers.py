@@ -7,11 +7,11 @@ import collections
 import pytest
 
 import torch_tile.language as T
-from torch_tile.build import Build
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
 from torch_tile.ir.node import children
 from torch_tile.ir.stmt import Do, For, While
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.target import Target
 
 
 def calls(kernel, arch="sm_80"):

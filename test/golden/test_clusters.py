@@ -14,16 +14,16 @@ from traced_stages import stages, traces_back
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.build import Build
-from torch_tile.interp.interpret import interpret
-from torch_tile.interp.removal import ordering, removals
-from torch_tile.interp.tiles import evaluate
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
 from torch_tile.intrinsics.bulk import reaches_others
 from torch_tile.ir.expr import Call
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Role
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.target import Target
+from torch_tile.simulator.interpret import interpret
+from torch_tile.simulator.mutation import ordering, removals
+from torch_tile.simulator.tile.interpreter import evaluate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
 import cluster_runs

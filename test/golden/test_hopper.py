@@ -8,10 +8,10 @@ from traced_stages import stages, traces_back
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.build import Build
 from torch_tile.codegen.cuda import emit_cuda
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
 
 
 @T.prim_func

@@ -8,9 +8,9 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.interp.interpret import interpret
-from torch_tile.interp.removal import removals
-from torch_tile.interp.tiles import evaluate
+from torch_tile.simulator.interpret import interpret
+from torch_tile.simulator.mutation import removals
+from torch_tile.simulator.tile.interpreter import evaluate
 
 H, F, E, I8, I32 = "float16", "float32", "float8_e4m3fn", "int8", "int32"
 

@@ -8,12 +8,12 @@ import textwrap
 from expecttest import assert_expected_inline
 
 import torch_tile.language as T
-from torch_tile.build import Build
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
 from torch_tile.ir.expr import Call
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Store, While
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.lowering.insert_sync import insert_sync
-from torch_tile.target import Target
+from torch_tile.lowering.sync.insert_barriers import insert_sync
 
 H, F = "float16", "float32"
 # What data moves by; the rest orders it.

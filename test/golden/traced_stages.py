@@ -7,7 +7,7 @@ import torch_tile.language as T
 from torch_tile.ir.node import alike
 from torch_tile.ir.verify import verify
 from torch_tile.lowering import cuda_passes
-from torch_tile.lowering.simplify_program import simplify_program
+from torch_tile.lowering.common.simplify import simplify_program
 
 
 def stages(program, build):

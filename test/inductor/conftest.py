@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torch_tile.inductor.dry_run import dry_run
-from torch_tile.inductor.report import Report, collect
+from torch_tile.inductor.report.rows import Report, collect
 from torch_tile.inductor.settings import FAMILIES
 
 Run = Callable[..., tuple[Any, Report]]

@@ -13,12 +13,12 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_tile.inductor import compat, passes, workers
+from torch_tile.inductor import compat, driver, patterns
 from torch_tile.inductor.backend import split_options, tile
 from torch_tile.inductor.compat import no_caches
-from torch_tile.inductor.passes import manager
-from torch_tile.inductor.passes.manager import TilePass
-from torch_tile.inductor.report import collect
+from torch_tile.inductor.compile_ahead import workers
+from torch_tile.inductor.driver import TilePass
+from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.settings import FAMILIES, Settings
 
 TILE = functools.partial(tile, options={"select": "tile"})
@@ -137,11 +137,11 @@ def test_uuid_tells_settings_apart():
 
 def test_uuid_tells_sources_apart(tmp_path, monkeypatch):
     def fingerprint(kernel, header):
-        for path, text in (("torch_tile/kernels/gemm.py", kernel), ("torch_tile/csrc/mma.h", header)):
+        for path, text in (("torch_tile/kernels/gemm/gemm.py", kernel), ("torch_tile/csrc/mma.h", header)):
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).write_text(text)
-        monkeypatch.setattr(manager, "__file__", str(tmp_path / "torch_tile/inductor/passes/manager.py"))
-        return manager.fingerprint.__wrapped__()
+        monkeypatch.setattr(driver, "__file__", str(tmp_path / "torch_tile/inductor/driver.py"))
+        return driver.fingerprint.__wrapped__()
 
     assert len({fingerprint(k, h) for k in "12" for h in "12"}) == 4
     assert fingerprint("1", "1") == fingerprint("1", "1")
@@ -151,8 +151,8 @@ def test_a_pass_that_fails_leaves_the_graph(monkeypatch, failures):
     def broken(context):
         raise ZeroDivisionError("planted")
 
-    ours = passes.refine_families(Settings("tile"))
-    monkeypatch.setattr(passes, "refine_families", lambda settings: [broken, *ours])
+    ours = patterns.refine_families(Settings("tile"))
+    monkeypatch.setattr(patterns, "refine_families", lambda settings: [broken, *ours])
     args = operands()
     with torch.no_grad(), no_caches(), collect() as report:
         got = torch.compile(mlp, backend=TILE)(*args)

@@ -7,7 +7,7 @@ import torch
 
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
-from torch_tile.inductor.report import collect
+from torch_tile.inductor.report.rows import collect
 
 pytest.importorskip("transformers")
 import transformers

@@ -3,12 +3,12 @@
 
 import pytest
 
+from torch_tile.hardware import Target
 from torch_tile.intrinsics import lookup, wgmma
 from torch_tile.intrinsics.wgmma import PRODUCTS, Descriptor, allowed_n, step_of
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, const
-from torch_tile.target import Target
 
 ALONG, ACROSS = Descriptor(128, 16, 1024), Descriptor(64, 4096, 512, True)
 

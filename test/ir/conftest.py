@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.evaluate import evaluate
-from torch_tile.ir.expr import Binary, Expr, Scalar, Var, binary, cast, const, maximum, minimum, select, unary
+from torch_tile.ir.expr import (
+    Binary,
+    Expr,
+    Scalar,
+    Var,
+    binary,
+    cast,
+    const,
+    maximum,
+    minimum,
+    select,
+    unary,
+)
 from torch_tile.ir.node import Node, walk
 
 M, N = (Var(n, dt.int32, "dim") for n in "MN")

@@ -9,12 +9,12 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.hardware import Target
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Call, Const, const
 from torch_tile.runtime.nvrtc import compile_cubin
-from torch_tile.target import Target
+from torch_tile.simulator.tile.interpreter import evaluate
 
 KINDS = {
     64: ("float64", "int64", "uint64"),

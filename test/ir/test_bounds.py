@@ -7,17 +7,7 @@ from hypothesis import given, settings, strategies as st
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Interval, Ranges, interval, prove, range_of
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import (
-    Load,
-    Unary,
-    Var,
-    binary,
-    cast,
-    const,
-    maximum,
-    minimum,
-    select,
-)  # fmt: skip
+from torch_tile.ir.expr import Load, Unary, Var, binary, cast, const, maximum, minimum, select  # fmt: skip
 from torch_tile.ir.stmt import Block, Kernel
 
 

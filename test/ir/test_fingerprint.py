@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from torch_tile.diagnostics import InternalError, Span
+from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Const, Var, const

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from torch_tile.diagnostics import InternalError
+from torch_tile.diagnostics.errors import InternalError
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.evaluate import evaluate
@@ -283,7 +283,7 @@ def test_permuted():
 
 @pytest.mark.parametrize("text", ["", "64", "[64]", "[64:1x]", "[64:1m] ^(3,3)", "[64:1m] y[1]", "[a|b]"])
 def test_text_that_is_no_layout(text):
-    from torch_tile.diagnostics import TileError
+    from torch_tile.diagnostics.errors import TileError
 
     with pytest.raises(TileError, match="bad_layout"):
         P(text)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.layout import Layout, points, shared_tile
 from torch_tile.ir.layout_fit import fit_memory, fit_threads
 

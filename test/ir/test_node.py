@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, dataclass
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from torch_tile.diagnostics import Span, span_source
+from torch_tile.diagnostics.errors import Span, span_source
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Binary, Const, Load, Var, const

@@ -7,7 +7,8 @@ from hypothesis import given, settings, strategies as st
 
 import torch_tile.language as T
 from torch_tile import tileop
-from torch_tile.build import Build
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
 from torch_tile.intrinsics import lookup, names
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
@@ -48,10 +49,9 @@ from torch_tile.ir.stmt import (
     While,
 )  # fmt: skip
 from torch_tile.lowering import CPU_PASSES, cuda_passes
-from torch_tile.lowering.flatten import flatten
-from torch_tile.lowering.init_barriers import init_barriers
-from torch_tile.lowering.place_shared import place_shared
-from torch_tile.target import Target
+from torch_tile.lowering.common.flatten import flatten
+from torch_tile.lowering.hopper.init_mbarriers import init_barriers
+from torch_tile.lowering.threads.allocate_shared import place_shared
 
 M, N = (Var(n, dt.int32, "dim") for n in "MN")
 i, j = (Var(n, dt.int32, "loop") for n in "ij")

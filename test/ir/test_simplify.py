@@ -9,7 +9,19 @@ from hypothesis import given, settings, strategies as st
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Binary, Call, Load, Unary, Var, binary, cast, const, maximum, minimum, select
+from torch_tile.ir.expr import (
+    Binary,
+    Call,
+    Load,
+    Unary,
+    Var,
+    binary,
+    cast,
+    const,
+    maximum,
+    minimum,
+    select,
+)
 from torch_tile.ir.node import equal, walk
 from torch_tile.ir.simplify import is_exact, simplify
 

@@ -5,10 +5,23 @@ from dataclasses import replace
 import pytest
 
 import torch_tile.language as T
-from torch_tile.diagnostics import InternalError, Span
+from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
-from torch_tile.ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const, natural
+from torch_tile.ir.expr import (
+    Address,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    Var,
+    const,
+    natural,
+)
 from torch_tile.ir.stmt import (
     Alloc,
     Assert,

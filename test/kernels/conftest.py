@@ -3,18 +3,18 @@
 the interpreter of GPU threads, which also looks for races and missing waits."""
 
 import functools
-import importlib
 import math
 import random
 
 import pytest
 import torch
 
-from torch_tile.interp.tiles import evaluate
+from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
+from torch_tile.kernels import kernels
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.epilogue import ARITY
-from torch_tile.target import Target
+from torch_tile.kernels.epilogue.program import ARITY
+from torch_tile.simulator.tile.interpreter import evaluate
 
 # Largest error, as a share of the result's root mean square (or of `least`, if that is less).
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 4e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
@@ -103,7 +103,7 @@ def engine(request, monkeypatch):
         monkeypatch.setattr(JITFunction, "compile", interpret)
     if request.param == "threads":
         for family in FAMILIES:
-            monkeypatch.setattr(importlib.import_module(f"torch_tile.kernels.{family}"), "machine_of", lambda x: GPU)
+            monkeypatch.setattr(kernels(family), "machine_of", lambda x: GPU)
         compile = JITFunction.compile
 
         def interpret_threads(self, *args, **kwargs):

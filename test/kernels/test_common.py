@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU kernels take operands wherever they begin: compiled here, their launches checked as a GPU's would be."""
 
-import importlib
-
 import pytest
 import torch
 
+from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.jit import JITFunction
-from torch_tile.kernels.attention import attention
+from torch_tile.kernels import kernels
+from torch_tile.kernels.attention.forward import attention
 from torch_tile.kernels.common import Machine, vector_of
-from torch_tile.kernels.dequant_gemm import dequant_gemm
-from torch_tile.kernels.gemm import gemm
-from torch_tile.kernels.mla_decode import mla_decode
-from torch_tile.kernels.norm import layer_norm, rms_norm
-from torch_tile.kernels.softmax import softmax
-from torch_tile.target import Target
+from torch_tile.kernels.gemm.dequant import dequant_gemm
+from torch_tile.kernels.gemm.gemm import gemm
+from torch_tile.kernels.mla.decode import mla_decode
+from torch_tile.kernels.norm.norm import layer_norm, rms_norm
+from torch_tile.kernels.norm.softmax import softmax
 
 GPU = Machine(Target("cuda", 90), 132)
 
@@ -24,7 +23,7 @@ GPU = Machine(Target("cuda", 90), 132)
 def launches(monkeypatch):
     """Kernels are compiled for a GPU, and only the checks of their launches run; counts launches."""
     for family in ("attention", "dequant_gemm", "gemm", "mla_decode", "norm", "fused_norm", "softmax"):
-        monkeypatch.setattr(importlib.import_module(f"torch_tile.kernels.{family}"), "machine_of", lambda x: GPU)
+        monkeypatch.setattr(kernels(family), "machine_of", lambda x: GPU)
     compile, done = JITFunction.compile, []
 
     def checked(self, *args, **kwargs):

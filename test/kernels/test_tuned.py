@@ -7,11 +7,14 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from torch_tile.kernels import attention_config, attention_form, gemm_config, mla_form, tuned as module
+from torch_tile.hardware import Target
+from torch_tile.kernels import tuned as module
+from torch_tile.kernels.attention import spec as attention_form, tiling as attention_config
+from torch_tile.kernels.attention.operands import Operand
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.score_operands import Operand
+from torch_tile.kernels.gemm import tiling as gemm_config
+from torch_tile.kernels.mla import spec as mla_form
 from torch_tile.kernels.tuned import FOLDER, file_of, read, rows_class, tuned
-from torch_tile.target import Target
 
 H200 = Machine(Target("cuda", 90), 132, "NVIDIA H200")
 KINDS = {"gemm": gemm_config.Config, "attention": attention_form.Config, "mla": mla_form.Config}

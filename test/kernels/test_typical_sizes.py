@@ -7,19 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torch_tile.interp.tiles import evaluate
+from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
-from torch_tile.kernels import (
-    attention,
-    attention_backward,
-    dequant_gemm,
-    gemm,
-    grouped_gemm,
-    mla_decode,
-    mla_form,
-)
+from torch_tile.kernels.attention import backward, forward as attention
 from torch_tile.kernels.common import Machine
-from torch_tile.target import Target
+from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped
+from torch_tile.kernels.mla import decode as mla_decode, spec as mla_form
+from torch_tile.simulator.tile.interpreter import evaluate
 
 HALF = torch.float16
 
@@ -28,7 +22,7 @@ HALF = torch.float16
 def hopper(monkeypatch):
     """Kernels as they are for an H200, computed tile by tile."""
     machine = Machine(Target("cuda", 90), 132)
-    for module in (attention, attention_backward, dequant_gemm, gemm, grouped_gemm, mla_decode):
+    for module in (attention, backward, dequant_gemm, gemm, grouped, mla_decode):
         monkeypatch.setattr(module, "machine_of", lambda x: machine)
     monkeypatch.setattr(JITFunction, "compile", lambda self, *args: functools.partial(evaluate, self.function(*args)))
 
@@ -79,9 +73,9 @@ def test_attention_backward(typical, size, typically, check):
     k, v = (torch.randn(batch, 2, length, 64).to(HALF) for _ in "kv")
     options = None, True, None, 0, 0
     out, lse = attention.reference(q, k, v, *options)
-    typically(attention_backward, ("cuts_for",), heads=heads, rows=2 * rows, keys=keys)
-    got = attention_backward.attention_backward(grad, q, k, v, out, lse, *options)
-    want = attention_backward.reference(*(x.double() for x in (grad, q, k, v)), None, None, *options)
+    typically(backward, ("cuts_for",), heads=heads, rows=2 * rows, keys=keys)
+    got = backward.attention_backward(grad, q, k, v, out, lse, *options)
+    want = backward.reference(*(x.double() for x in (grad, q, k, v)), None, None, *options)
     for a, b in zip(got, want, strict=True):
         check(a, b, f"{typical} {size}", HALF, least=1.0)
 
@@ -112,9 +106,9 @@ def test_dequant_gemm(typical, rows, typically, check):
 def test_grouped_gemm(typical, rows, typically, check):
     a, b = torch.randn(rows, 96).to(HALF), torch.randn(3, 200, 96).to(HALF).mT
     offsets = torch.tensor([rows // 3, rows // 3, rows], dtype=torch.int32)
-    typically(grouped_gemm, ("config_for",), m=typical, n=4096, k=4096)
-    got = grouped_gemm.grouped_gemm(a, [b], offsets, [], "", "", HALF)
-    want = grouped_gemm.reference(a.double(), [b.double()], offsets, [], "", "", torch.float64)
+    typically(grouped, ("config_for",), m=typical, n=4096, k=4096)
+    got = grouped.grouped_gemm(a, [b], offsets, [], "", "", HALF)
+    want = grouped.reference(a.double(), [b.double()], offsets, [], "", "", torch.float64)
     check(got, want, f"{typical} {rows}")
 
 

@@ -9,7 +9,7 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 
 
 def gemv(N, K, block_n, reduce_threads, dtype="float16", accum_dtype="float"):

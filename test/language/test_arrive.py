@@ -5,7 +5,7 @@ import pytest
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, If, Let
 from torch_tile.tileop.arrive import ArriveLast

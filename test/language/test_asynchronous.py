@@ -6,9 +6,9 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.stmt import Alloc
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 def recorded(use, threads=256, **options):

@@ -6,9 +6,9 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc
+from torch_tile.simulator.tile.interpreter import evaluate
 
 ENGINES = {
     "tiles": lambda kernel, *args: evaluate(kernel, *args),

@@ -8,7 +8,7 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.diagnostics import LaunchError, TileError
+from torch_tile.diagnostics.errors import LaunchError, TileError
 
 
 @tilelang.jit

@@ -3,12 +3,12 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Assert, Do, Print
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 def test_printing_takes_scalars_and_regions():

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.node import alike
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 def doubled(hinted):

@@ -6,15 +6,15 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.build import Build
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.interpret import interpret
-from torch_tile.interp.tiles import evaluate
+from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.hardware import Target
 from torch_tile.ir.layout import Layout, row_major, shared_tile
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, For
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.target import Target
+from torch_tile.simulator.interpret import interpret
+from torch_tile.simulator.tile.interpreter import evaluate
 
 P = Layout.parse
 

@@ -7,10 +7,10 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.intrinsics import lookup
 from torch_tile.language.math import FUNCTIONS
+from torch_tile.simulator.tile.interpreter import evaluate
 
 PYTHON = {
     "abs": torch.abs,

@@ -6,13 +6,13 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.node import alike, walk
 from torch_tile.ir.stmt import Block, Do, For, If, Role
 from torch_tile.language.products import pin_results
-from torch_tile.tileop.gemm import Gemm
-from torch_tile.tileop.results import WgmmaResults
+from torch_tile.simulator.tile.interpreter import evaluate
+from torch_tile.tileop.gemm.op import Gemm
+from torch_tile.tileop.gemm.wgmma_results import WgmmaResults
 
 
 def kernel_of(body, threads=128):

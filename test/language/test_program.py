@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import If, Let
+from torch_tile.simulator.tile.interpreter import evaluate
 
 WIDTH = 6
 
@@ -262,7 +262,7 @@ def test_an_element_is_a_place_for_a_macro():
 
 
 def test_macros_outside_kernels_are_refused():
-    from torch_tile.diagnostics import TileError
+    from torch_tile.diagnostics.errors import TileError
 
     with pytest.raises(TileError) as caught:
         double(None)

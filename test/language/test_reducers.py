@@ -10,7 +10,7 @@ import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import For, Store
-from torch_tile.tileop.reduce import Reduce
+from torch_tile.tileop.reduce.op import Reduce
 
 
 def gemv(M, N, block_m, block_n, dtype, threads=128):

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.interp.tiles import evaluate
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Break, Continue, For, If, Let, Store, While
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 def nodes(kernel, kind):

@@ -4,7 +4,7 @@
 import pytest
 
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.node import alike, walk
 from torch_tile.ir.stmt import Alloc, Role
 from torch_tile.ir.verify import Stage, verify

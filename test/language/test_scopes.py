@@ -3,11 +3,11 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 def test_kernels():

@@ -7,12 +7,24 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError, current_span, span_source
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError, current_span, span_source
 from torch_tile.ir.expr import Binary, Call, Cast, Load, Select
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Alloc, Assert, For, If, Kernel, Let, Print, Stmt, Store, TileOp, While
+from torch_tile.ir.stmt import (
+    Alloc,
+    Assert,
+    For,
+    If,
+    Kernel,
+    Let,
+    Print,
+    Stmt,
+    Store,
+    TileOp,
+    While,
+)
 from torch_tile.language.trace import is_tracing, tracer
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 @T.prim_func

@@ -8,7 +8,7 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.interp.tiles import evaluate
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 def convolution(N, C, H, W, F, K, S, D, P, block, stages=2, threads=128, dtype="float16"):

@@ -7,8 +7,8 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
-from torch_tile.interp.tiles import evaluate
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.simulator.tile.interpreter import evaluate
 
 TARGETS = ["cuda:sm_80", "cuda:sm_90a"]
 

@@ -18,9 +18,9 @@ from torch_tile.ir.expr import Address, Expr, Load, Var, const
 from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Role, Stmt, Store
 from torch_tile.tileop.base import RegisteredOp
-from torch_tile.tileop.copy import Copy
-from torch_tile.tileop.copy_tma import TmaCopy
-from torch_tile.tileop.gemm import Gemm
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.copy.tma import TmaCopy
+from torch_tile.tileop.gemm.op import Gemm
 
 Box = tuple[int, ...]
 TORN = "torn"

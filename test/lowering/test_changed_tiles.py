@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import torch_tile.language as T
-from torch_tile.build import Build, PassOptions
+from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.hardware import Target
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Role
-from torch_tile.lowering.split_warps import split_warps
-from torch_tile.target import Target
-from torch_tile.tileop.copy import Copy
+from torch_tile.lowering.hopper.warp_specialize import split_warps
+from torch_tile.tileop.copy.op import Copy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from role_oracle import same_reads

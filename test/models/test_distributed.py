@@ -18,7 +18,7 @@ import torch_tile.nn
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
-from torch_tile.inductor.report import collect
+from torch_tile.inductor.report.rows import collect
 
 HIDDEN, HEADS, KV_HEADS, VOCABULARY, LENGTH = 32, 4, 2, 50, 6
 

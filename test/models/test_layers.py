@@ -10,7 +10,7 @@ from torch import nn
 
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.dry_run import dry_run
-from torch_tile.inductor.report import collect
+from torch_tile.inductor.report.rows import collect
 
 WIDTH, HEADS = 96, 4
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import torch_tile
 from torch_tile.inductor.compat import graph_breaks
 from torch_tile.inductor.dry_run import dry_run
-from torch_tile.inductor.report import collect
+from torch_tile.inductor.report.rows import collect
 from torch_tile.kernels import kernels
 
 tile = torch.ops.tile

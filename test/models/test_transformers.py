@@ -13,7 +13,7 @@ import torch
 from torch_tile.inductor.backend import tile
 from torch_tile.inductor.compat import graph_breaks, no_caches
 from torch_tile.inductor.dry_run import dry_run
-from torch_tile.inductor.report import collect
+from torch_tile.inductor.report.rows import collect
 
 transformers = pytest.importorskip("transformers")
 

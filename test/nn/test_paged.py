@@ -10,7 +10,7 @@ import torch
 import torch_tile
 from torch_tile.inductor.compat import graph_breaks, no_caches
 from torch_tile.inductor.dry_run import dry_run
-from torch_tile.inductor.report import collect
+from torch_tile.inductor.report.rows import collect
 from torch_tile.nn import MLAAttention, PagedLatents
 
 SIZES = {

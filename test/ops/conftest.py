@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from torch_tile.hardware import Target
 from torch_tile.kernels import common, kernels
 from torch_tile.ops import eager
-from torch_tile.target import Target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for fake_cuda.py
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 import torch_tile  # noqa: F401
-from torch_tile.ops import direct, sharding
+from torch_tile.ops import launchers, sharding
 from torch_tile.ops.reference import reference
 from torch_tile.ops.registration import SCHEMAS
 
@@ -174,9 +174,9 @@ def without_kernels():
             for made, result in zip(tree_leaves(out), tree_leaves(reference(name, *args)), strict=True):
                 made.copy_(result)
 
-        setattr(direct, name, into)
+        setattr(launchers, name, into)
 
-    for name in direct.NAMES:
+    for name in launchers.NAMES:
         set_op(name)
 
 

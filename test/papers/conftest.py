@@ -7,7 +7,7 @@ import pytest
 
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.interp.tiles import evaluate
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 @pytest.fixture(params=["evaluate", "cpu"])

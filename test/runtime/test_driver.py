@@ -3,7 +3,7 @@ import ctypes
 
 import pytest
 
-from torch_tile.diagnostics import LaunchError
+from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.runtime import driver as module
 from torch_tile.runtime.driver import Function, open_library
 

@@ -7,7 +7,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.diagnostics import LaunchError, TileError
+from torch_tile.diagnostics.errors import LaunchError, TileError
 
 
 def compiled(function, **options):

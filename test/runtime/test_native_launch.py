@@ -6,11 +6,11 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.codegen.cuda import CudaSource, Entry
-from torch_tile.diagnostics import LaunchError
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.runtime import native_launch
 from torch_tile.runtime.cuda_launch import CudaLauncher
-from torch_tile.target import Target
 
 
 class OnCpu(CudaLauncher):

@@ -11,7 +11,8 @@ from fake_cuda import count_as_gpu
 
 import torch_tile.language as T
 from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
-from torch_tile.diagnostics import LaunchError
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.hardware import Target
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Const
 from torch_tile.ir.stmt import dimensions
@@ -19,7 +20,6 @@ from torch_tile.runtime import cuda_launch, replay
 from torch_tile.runtime.cuda_launch import CudaLauncher
 from torch_tile.runtime.native_launch import native
 from torch_tile.runtime.replay import LongWay, recording, replayed
-from torch_tile.target import Target
 
 
 @pytest.fixture(autouse=True)

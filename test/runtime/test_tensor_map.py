@@ -8,15 +8,22 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
-from torch_tile.diagnostics import InternalError, LaunchError
+from torch_tile.diagnostics.errors import InternalError, LaunchError
+from torch_tile.hardware import Target
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Const, Var, to_expr
 from torch_tile.ir.stmt import dimensions
 from torch_tile.runtime import cuda_launch
 from torch_tile.runtime.cuda_launch import CudaLauncher
 from torch_tile.runtime.native_launch import native
-from torch_tile.runtime.tensor_map import ALIGNMENT, KEPT, SIZE, TensorMaps, aligned_memory, map_form
-from torch_tile.target import Target
+from torch_tile.runtime.tensor_map import (
+    ALIGNMENT,
+    KEPT,
+    SIZE,
+    TensorMaps,
+    aligned_memory,
+    map_form,
+)
 
 
 def arg_of(sizes, strides, box, swizzle=0, dtype="bfloat16", itemsize=2, position=0):

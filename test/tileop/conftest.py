@@ -13,10 +13,8 @@ import pytest
 import torch
 
 import torch_tile as tilelang
-from torch_tile.build import Build, PassOptions
-from torch_tile.interp.findings import Findings
-from torch_tile.interp.threads import run_threads
-from torch_tile.interp.tiles import evaluate
+from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.hardware import Target
 from torch_tile.intrinsics.memory import barrier
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
@@ -26,11 +24,13 @@ from torch_tile.ir.expr import Expr, Load, Var, const
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Stmt, Store, TileOp
-from torch_tile.lowering.flatten import flatten
-from torch_tile.lowering.guard_bounds import guard_bounds
-from torch_tile.lowering.place_shared import place_shared
-from torch_tile.lowering.simplify_program import simplify_program
-from torch_tile.target import Target
+from torch_tile.lowering.common.flatten import flatten
+from torch_tile.lowering.common.guard_bounds import guard_bounds
+from torch_tile.lowering.common.simplify import simplify_program
+from torch_tile.lowering.threads.allocate_shared import place_shared
+from torch_tile.simulator.findings import Findings
+from torch_tile.simulator.simt.interpreter import run_threads
+from torch_tile.simulator.tile.interpreter import evaluate
 from torch_tile.tileop.threads import Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)

@@ -20,7 +20,7 @@ from torch_tile.ir.expr import Address, Call, Expr, Var
 from torch_tile.ir.layout import Layout, row_major
 from torch_tile.ir.stmt import Block, Do, For, If, Stmt, Store
 from torch_tile.ir.tensor_map import TensorMap
-from torch_tile.tileop.gemm import Gemm
+from torch_tile.tileop.gemm.op import Gemm
 
 CHUNKS = {0: 0, 32: 1, 64: 3, 128: 7}  # of 16 bytes that a swizzle over so many bytes exchanges, as a mask
 

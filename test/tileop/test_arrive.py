@@ -12,7 +12,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.interp.tiles import evaluate
+from torch_tile.simulator.tile.interpreter import evaluate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import joined_last

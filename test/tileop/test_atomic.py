@@ -6,7 +6,7 @@ import torch
 
 import torch_tile as tilelang
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.node import alike
 
 FOLD = {

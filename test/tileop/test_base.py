@@ -10,7 +10,15 @@ from torch_tile.ir.expr import Load, Var, const
 from torch_tile.ir.node import equal
 from torch_tile.ir.stmt import TileOp
 from torch_tile.tileop import RegisteredOp, tile_ops
-from torch_tile.tileop.base import describe, identity_of, region_of, same_extents, spread, squeezed, tile_op
+from torch_tile.tileop.base import (
+    describe,
+    identity_of,
+    region_of,
+    same_extents,
+    spread,
+    squeezed,
+    tile_op,
+)
 
 ONE = const(1, dt.int32)
 A = Buffer("A", (const(4, dt.int32), const(6, dt.int32)), dt.float32, "shared")

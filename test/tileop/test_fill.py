@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.diagnostics import TileError
+from torch_tile.diagnostics.errors import TileError
 
 VALUES = {
     "float32": -2.5, "float16": math.inf, "bfloat16": 3.0, "float64": 0.1, "float8_e5m2": -math.inf, "int32": -7,

@@ -3,15 +3,15 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.build import Build
-from torch_tile.interp.threads import run_threads
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Call
 from torch_tile.ir.layout import Digit, Layout
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import If
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.target import Target
+from torch_tile.simulator.simt.interpreter import run_threads
 from torch_tile.tileop.scale import FEW, ScaleRows
 
 

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from torch_tile.inductor.report import MISSED, REPLACED, Report, Row
+from torch_tile.inductor.report.rows import MISSED, REPLACED, Report, Row
 from torch_tile.tools import demo, models
 
 

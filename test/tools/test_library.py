@@ -2,8 +2,8 @@
 import pytest
 import torch
 
-from torch_tile.kernels.softmax import softmax
-from torch_tile.target import Target
+from torch_tile.hardware import Target
+from torch_tile.kernels.norm.softmax import softmax
 from torch_tile.tools.library import Case, catalogue, compiled
 
 

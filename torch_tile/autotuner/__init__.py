@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which configuration of a kernel is fastest: tried on the machine, after a model has put aside the hopeless ones."""
 
-from .decorator import AutotunedFunction, autotune, set_autotune_inputs
-from .result import AutotuneResult, Try
-from .tuner import AutoTuner
+from torch_tile.autotuner.decorator import AutotunedFunction, autotune, set_autotune_inputs
+from torch_tile.autotuner.result import AutotuneResult, Try
+from torch_tile.autotuner.tuner import AutoTuner
 
 __all__ = ["AutoTuner", "AutotuneResult", "AutotunedFunction", "Try", "autotune", "set_autotune_inputs"]

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..diagnostics import TileError
-from ..ir.stmt import Program
-from ..jit import JITFunction
-from ..profiler import TensorSupplyType
-from .cost_model import Estimate
-from .result import Config, Try
+from torch_tile.autotuner.cost_model import Estimate
+from torch_tile.autotuner.result import Config, Try
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.ir.stmt import Program
+from torch_tile.jit import JITFunction
+from torch_tile.profiler import TensorSupplyType
 
 if TYPE_CHECKING:
-    from ..kernel import JITKernel
+    from torch_tile.kernel import JITKernel
 
 
 @dataclass(frozen=True)

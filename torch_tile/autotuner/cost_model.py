@@ -13,16 +13,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..ir.buffer import Buffer, Region
-from ..ir.evaluate import evaluate
-from ..ir.expr import Binary, Call, Cast, Expr, Load, Scalar, Select, Unary, Var
-from ..ir.node import Node, children, walk
-from ..ir.stmt import Alloc, For, If, Kernel, Let, LoopKind, Program, Store
-from ..lowering.pipeline_plan import filling
-from ..registers import equal_share
-from ..target import Target
-from ..tileop import RegisteredOp
-from ..tileop.gemm import Gemm
+from torch_tile.hardware import Target
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.expr import Binary, Call, Cast, Expr, Load, Scalar, Select, Unary, Var
+from torch_tile.ir.node import Node, children, walk
+from torch_tile.ir.stmt import Alloc, For, If, Kernel, Let, LoopKind, Program, Store
+from torch_tile.lowering.pipelining.copy_plan import filling
+from torch_tile.registers import equal_share
+from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.gemm.op import Gemm
 
 UNKNOWN_TRIPS = 8  # iterations of a loop whose bounds depend on data
 MOST_REGISTERS = 255  # of a thread; more are spilt

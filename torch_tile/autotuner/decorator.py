@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from ..diagnostics import error
-from ..jit import JITFunction
-from .candidate import Settings, variant
-from .result import AutotuneResult, Config
-from .tuner import AutoTuner
+from torch_tile.autotuner.candidate import Settings, variant
+from torch_tile.autotuner.result import AutotuneResult, Config
+from torch_tile.autotuner.tuner import AutoTuner
+from torch_tile.diagnostics.errors import error
+from torch_tile.jit import JITFunction
 
 Configs = Sequence[Config] | Callable[..., Sequence[Config]]
 MOST_FORMS = 1024  # forms of arguments that are remembered

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from ..ir.stmt import Program
-from ..lowering.pipeline_plan import uses
+from torch_tile.ir.stmt import Program
+from torch_tile.lowering.pipelining.copy_plan import uses
 
 SEED = 0  # every configuration, and every process, is tried on the same numbers
 

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..runtime.cache import key_of
-from ..runtime.find_nvrtc import find_nvrtc
-from ..runtime.host_compiler import find_compiler, headers_digest
-from ..stored import PARTS
-from ..target import Target, detected
+from torch_tile.compiler.source_cache import PARTS
+from torch_tile.hardware import Target, detected
+from torch_tile.runtime.cache import key_of
+from torch_tile.runtime.find_nvrtc import find_nvrtc
+from torch_tile.runtime.host_compiler import find_compiler, headers_digest
 
 UNITS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}  # SMs of a chip of each kind
 
@@ -55,7 +55,8 @@ def surroundings(target: Target) -> tuple[str, ...]:
 def own_text() -> str:
     """A digest of the compiler's own text: what was measured with another one says nothing of this one."""
     root = Path(__file__).parents[1]
-    files = sorted(path for part in (".", "autotuner", *PARTS) for path in (root / part).glob("*.py"))
+    inside = (path for part in ("autotuner", *PARTS) for path in (root / part).rglob("*.py"))
+    files = sorted([*root.glob("*.py"), *inside])
     return key_of(headers_digest(), *(path.read_bytes() for path in files))
 
 

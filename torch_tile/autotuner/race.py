@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..profiler import do_bench
+from torch_tile.profiler import do_bench
 
 ROUNDS = 4  # turns that each call gets
 TRUSTED = 2  # after so many turns the slow ones leave: one turn may be all bad luck

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..kernel import JITKernel
+    from torch_tile.kernel import JITKernel
 
 Config = Mapping[str, Any]
 

@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..binding import Binding
-from ..diagnostics import TileError, error
-from ..ir.stmt import dimensions
-from ..jit import JITFunction
-from ..profiler import Profiler
-from ..runtime.cache import get_or_build, key_of
-from ..target import Target
-from .candidate import Candidate, Settings, reason, variant
-from .cost_model import estimate
-from .inputs import made_by_seed, spare, written
-from .machine import can_measure, device_name, on_device, surroundings, units_of
-from .result import AutotuneResult, Config, from_json, show, to_json
-from .trials import check_all, compile_all, time_all
+from torch_tile.autotuner.candidate import Candidate, Settings, reason, variant
+from torch_tile.autotuner.cost_model import estimate
+from torch_tile.autotuner.inputs import made_by_seed, spare, written
+from torch_tile.autotuner.machine import can_measure, device_name, on_device, surroundings, units_of
+from torch_tile.autotuner.result import AutotuneResult, Config, from_json, show, to_json
+from torch_tile.autotuner.trials import check_all, compile_all, time_all
+from torch_tile.compiler.binding import Binding
+from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.hardware import Target
+from torch_tile.ir.stmt import dimensions
+from torch_tile.jit import JITFunction
+from torch_tile.profiler import Profiler
+from torch_tile.runtime.cache import get_or_build, key_of
 
 ENABLED, CACHED = "TORCH_TILE_AUTOTUNE", "TORCH_TILE_AUTOTUNE_CACHE"  # "0" turns either off
 MOST_NOTES = 12  # failures that an error names

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..compiling import progress, side_by_side, workers_for
-from ..profiler import Profiler, do_bench
-from ..runtime.cache import CacheError
-from ..runtime.find_nvrtc import NoNvrtcError
-from ..runtime.host_compiler import NoCompilerError
-from ..target import Target
-from .candidate import Candidate, Settings, reason
-from .inputs import spare
-from .machine import synchronize
-from .race import ROUNDS, race
+from torch_tile.autotuner.candidate import Candidate, Settings, reason
+from torch_tile.autotuner.inputs import spare
+from torch_tile.autotuner.machine import synchronize
+from torch_tile.autotuner.race import ROUNDS, race
+from torch_tile.compiler.parallel import progress, side_by_side, workers_for
+from torch_tile.hardware import Target
+from torch_tile.profiler import Profiler, do_bench
+from torch_tile.runtime.cache import CacheError
+from torch_tile.runtime.find_nvrtc import NoNvrtcError
+from torch_tile.runtime.host_compiler import NoCompilerError
 
 _log = logging.getLogger("torch_tile")
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..diagnostics import error
-from ..jit import JITFunction
-from ..options import pass_options
-from .candidate import Settings, variant
-from .result import AutotuneResult, Config
-from .session import Session
+from torch_tile.autotuner.candidate import Settings, variant
+from torch_tile.autotuner.result import AutotuneResult, Config
+from torch_tile.autotuner.session import Session
+from torch_tile.diagnostics.errors import error
+from torch_tile.jit import JITFunction
+from torch_tile.options import pass_options
 
 
 class AutoTuner:

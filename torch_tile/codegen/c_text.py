@@ -13,13 +13,26 @@ import math
 import re
 from collections.abc import Iterable
 
-from ..diagnostics import InternalError
-from ..intrinsics import lookup
-from ..ir import dtype as dt
-from ..ir.buffer import Buffer
-from ..ir.dtype import DType
-from ..ir.expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
-from ..ir.node import children, find
+from torch_tile.diagnostics.errors import InternalError
+from torch_tile.intrinsics import lookup
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import (
+    COMPARISONS,
+    Address,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    Var,
+    const,
+)
+from torch_tile.ir.node import children, find
 
 STORAGE = {
     "bool": "bool", "float32": "float", "float64": "double", "float16": "tile::f16", "bfloat16": "tile::bf16",

@@ -7,11 +7,14 @@ Small on-chip buffers are arrays on the stack, large ones lie in an arena that e
 
 from __future__ import annotations
 
-from ..diagnostics import InternalError, Span
-from ..ir.buffer import Buffer
-from ..ir.expr import Address, Call, Expr, Var
-from ..ir.node import contains, find, walk
-from ..ir.stmt import (
+from torch_tile.codegen.c_text import PREFIX, SIGNED, Names, Text, held, is_small, storage, string
+from torch_tile.codegen.cpu_source import ENTRY, CpuSource
+from torch_tile.codegen.lines import Lines
+from torch_tile.diagnostics.errors import InternalError, Span
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Call, Expr, Var
+from torch_tile.ir.node import contains, find, walk
+from torch_tile.ir.stmt import (
     Alloc,
     Assert,
     Block,
@@ -30,9 +33,6 @@ from ..ir.stmt import (
     While,
     dimensions,
 )  # fmt: skip
-from .c_text import PREFIX, SIGNED, Names, Text, held, is_small, storage, string
-from .cpu_source import ENTRY, CpuSource
-from .lines import Lines
 
 HEADERS = ("cpu_types.h", "cpu_math.h", "cpu_reduce.h", "cpu_gemm.h", "cpu_atomic.h")
 STACK_LIMIT = 16 * 1024  # bytes of one buffer on the stack

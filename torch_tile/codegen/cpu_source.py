@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..diagnostics import Span
+from torch_tile.diagnostics.errors import Span
 
 ENTRY = "tile_main"
 """The function of the text that is called."""

@@ -10,23 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..build import Build
-from ..diagnostics import error
-from ..intrinsics import lookup
-from ..intrinsics.memory import option
-from ..ir import dtype as dtypes
-from ..ir.buffer import Buffer
-from ..ir.expr import Address, Binary, Call, Const, Load, Var
-from ..ir.interval import Interval
-from ..ir.node import Node, children, find, walk
-from ..ir.stmt import Kernel, Program, Role, Store, dimensions
-from ..ir.tensor_map import TensorMap
-from ..target import GRID_LIMITS, Target
-from .c_text import Names, is_small, storage
-from .cuda_source import CudaSource, Entry, MapArg
-from .cuda_stmt import CudaStatements
-from .cuda_text import is_warpgroup
-from .cuda_wgmma import wgmma_functions
+from torch_tile.codegen.c_text import Names, is_small, storage
+from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
+from torch_tile.codegen.cuda_stmt import CudaStatements
+from torch_tile.codegen.cuda_text import is_warpgroup
+from torch_tile.codegen.cuda_wgmma import wgmma_functions
+from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.errors import error
+from torch_tile.hardware import GRID_LIMITS, Target
+from torch_tile.intrinsics import lookup
+from torch_tile.intrinsics.memory import option
+from torch_tile.ir import dtype as dtypes
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Binary, Call, Const, Load, Var
+from torch_tile.ir.interval import Interval
+from torch_tile.ir.node import Node, children, find, walk
+from torch_tile.ir.stmt import Kernel, Program, Role, Store, dimensions
+from torch_tile.ir.tensor_map import TensorMap
 
 SHARED = "shared_memory"  # the name of the block's shared memory
 MAP_ALIGNMENT = 16  # bytes, of a tensor that has a tensor map

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ir import dtype as dt
-from ..ir.dtype import DType
-from ..ir.expr import Binary, Call, Cast, Const, Expr
-from ..ir.node import equal
-from ..ir.simplify import simplify
-from .c_text import storage
-from .cuda_text import CudaText
+from torch_tile.codegen.c_text import storage
+from torch_tile.codegen.cuda_text import CudaText
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Binary, Call, Cast, Const, Expr
+from torch_tile.ir.node import equal
+from torch_tile.ir.simplify import simplify
 
 LARGEST = 64  # number taken off a field that csrc/fields.h has room for beside it in a mantissa
 Order = Callable[[Expr, Expr], bool | None]  # of neighbours' operands `upper`: whether the first is 1, if they differ

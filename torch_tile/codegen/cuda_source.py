@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..diagnostics import Span
-from ..ir.expr import Expr, Var
+from torch_tile.diagnostics.errors import Span
+from torch_tile.ir.expr import Expr, Var
 
 
 class MapArg(NamedTuple):

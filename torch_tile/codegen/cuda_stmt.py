@@ -7,13 +7,20 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from ..diagnostics import InternalError, Span
-from ..ir import dtype as dt
-from ..ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
-from ..ir.interval import Interval
-from ..ir.node import contains, find
-from ..ir.simplify import simplify
-from ..ir.stmt import (
+from torch_tile.codegen.c_text import PREFIX, Names, held, is_small, storage, string
+from torch_tile.codegen.cuda_fields import field_pair
+from torch_tile.codegen.cuda_roles import condition, registers_call
+from torch_tile.codegen.cuda_text import INT, CudaText, int_type
+from torch_tile.codegen.lines import Lines, place
+from torch_tile.codegen.unrolling import pragma
+from torch_tile.codegen.wgmma_steps import Product, joined
+from torch_tile.diagnostics.errors import InternalError, Span
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
+from torch_tile.ir.interval import Interval
+from torch_tile.ir.node import contains, find
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import (
     Alloc,
     Assert,
     Block,
@@ -30,14 +37,7 @@ from ..ir.stmt import (
     Store,
     While,
 )  # fmt: skip
-from ..ir.substitute import Substitute
-from .c_text import PREFIX, Names, held, is_small, storage, string
-from .cuda_fields import field_pair
-from .cuda_roles import condition, registers_call
-from .cuda_text import INT, CudaText, int_type
-from .lines import Lines, place
-from .unrolling import pragma
-from .wgmma_steps import Product, joined
+from torch_tile.ir.substitute import Substitute
 
 
 class CudaStatements(Lines):

@@ -9,15 +9,40 @@ from __future__ import annotations
 
 import math
 
-from ..intrinsics import lookup
-from ..intrinsics.wgmma import THREADS
-from ..ir import dtype as dt
-from ..ir.dtype import DType
-from ..ir.expr import COMPARISONS, LOGICAL, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const
-from ..ir.interval import Interval, of_binary, range_of
-from ..ir.node import children, equal
-from ..ir.tensor_map import TensorMap
-from .c_text import PRECEDENCE, PREFIX, SIGNED, SPELLING, Names, Text, held, is_small, literal, storage
+from torch_tile.codegen.c_text import (
+    PRECEDENCE,
+    PREFIX,
+    SIGNED,
+    SPELLING,
+    Names,
+    Text,
+    held,
+    is_small,
+    literal,
+    storage,
+)
+from torch_tile.intrinsics import lookup
+from torch_tile.intrinsics.wgmma import THREADS
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import (
+    COMPARISONS,
+    LOGICAL,
+    Address,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    Var,
+    const,
+)
+from torch_tile.ir.interval import Interval, of_binary, range_of
+from torch_tile.ir.node import children, equal
+from torch_tile.ir.tensor_map import TensorMap
 
 INT = range_of(dt.int32)
 

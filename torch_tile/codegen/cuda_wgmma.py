@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..intrinsics.wgmma import M, accumulators, shape_of, walks_of
-from .wgmma_steps import Product
+from torch_tile.codegen.wgmma_steps import Product
+from torch_tile.intrinsics.wgmma import M, accumulators, shape_of, walks_of
 
 _TYPES = {"f32": "float", "f16": "f16", "s32": "int"}  # of accumulators
 _OPERANDS = "const void* a, const void* b, int a_step, int b_step, bool keep"

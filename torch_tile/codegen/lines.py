@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..diagnostics import Span
+from torch_tile.diagnostics.errors import Span
 
 
 class Lines:

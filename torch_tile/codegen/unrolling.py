@@ -6,9 +6,9 @@ NVRTC's time grows faster than the text; beyond some hundred statements a kernel
 
 from __future__ import annotations
 
-from ..ir.expr import Address, Call, Const, Load, Select
-from ..ir.node import Node, children, find, symbols
-from ..ir.stmt import Block, For, LoopKind, Stmt, Store
+from torch_tile.ir.expr import Address, Call, Const, Load, Select
+from torch_tile.ir.node import Node, children, find, symbols
+from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store
 
 MOST = 192  # statements that unrolling a loop may make
 GUARDED = 24  # statements that one guarded element counts as: its guard, its address, and a branch

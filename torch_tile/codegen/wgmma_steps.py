@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..intrinsics.wgmma import Descriptor, a_registers, product_name, walks_of
-from ..ir.evaluate import evaluate
-from ..ir.expr import Address, Call, Const, Expr, Var, const
-from ..ir.node import rebuilt, symbols
-from ..ir.simplify import is_literal, simplify
-from ..ir.stmt import Do, For
-from ..ir.substitute import Substitute
-from ..ir.terms import terms_of
-from .unrolling import turns_of
+from torch_tile.codegen.unrolling import turns_of
+from torch_tile.intrinsics.wgmma import Descriptor, a_registers, product_name, walks_of
+from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.expr import Address, Call, Const, Expr, Var, const
+from torch_tile.ir.node import rebuilt, symbols
+from torch_tile.ir.simplify import is_literal, simplify
+from torch_tile.ir.stmt import Do, For
+from torch_tile.ir.substitute import Substitute
+from torch_tile.ir.terms import terms_of
 
 
 @dataclass(frozen=True)

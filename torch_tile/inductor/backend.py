@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
-from torch_tile.inductor import artifacts, compat
-from torch_tile.inductor.passes.manager import TilePass
+from torch_tile.inductor import compat
+from torch_tile.inductor.codegen import artifacts
+from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.settings import OPTIONS, Settings, parse_settings
 
 
@@ -40,7 +41,7 @@ def tile(
     """
     patches, settings = split_options(mode, options)
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
-        from torch_tile.inductor import workers  # not before: it brings the compiler along
+        from torch_tile.inductor.compile_ahead import workers  # not before: it brings the compiler along
 
         workers.warm()
     artifacts.record_kernels()

@@ -14,8 +14,8 @@ import torch
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.backend import pass_patches, split_options
-from torch_tile.inductor.passes.manager import TilePass
-from torch_tile.inductor.report import Row
+from torch_tile.inductor.driver import TilePass
+from torch_tile.inductor.report.rows import Row
 from torch_tile.jit import kernels_used
 
 

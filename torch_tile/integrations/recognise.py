@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import torch_tile.nn as tnn
-from torch_tile.kernels.norm import rms_norm_reference
+from torch_tile.kernels.norm.norm import rms_norm_reference
 
 log = logging.getLogger("torch_tile")
 Tensor = torch.Tensor

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..diagnostics import error
-from ..ir import dtype as dt
-from ..ir.dtype import DType, promote
-from ..ir.expr import Call, Expr, cast, to_expr
-from ..ir.expr_printer import TARGET_LEVEL
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.dtype import DType, promote
+from torch_tile.ir.expr import Call, Expr, cast, to_expr
+from torch_tile.ir.expr_printer import TARGET_LEVEL
 
 Rule = Callable[[Sequence[Expr]], tuple[DType, DType]]
 

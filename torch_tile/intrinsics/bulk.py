@@ -12,11 +12,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..ir import dtype as dt
-from ..ir.expr import Address, Call, Expr, cast, to_expr
-from ..ir.stmt import Do
-from ..ir.tensor_map import TensorMap
-from .base import Access, Intrinsic, declare, same
+from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
+from torch_tile.ir.stmt import Do
+from torch_tile.ir.tensor_map import TensorMap
 
 # Evict hints of L2, as options of `tma_load`.
 POLICIES = ("", "evict_first", "evict_last")

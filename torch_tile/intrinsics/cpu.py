@@ -6,7 +6,7 @@ Their meaning is that of the tile op they come from; they live in csrc/cpu_*.h.
 
 from __future__ import annotations
 
-from .base import Intrinsic, declare, same
+from torch_tile.intrinsics.base import Intrinsic, declare, same
 
 CPU_HELPERS = ("cpu_gemm", "cpu_reduce", "cpu_arrive_last")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..ir import dtype as dt
-from .base import Intrinsic, Rule, declare, floating, predicate, same
+from torch_tile.intrinsics.base import Intrinsic, Rule, declare, floating, predicate, same
+from torch_tile.ir import dtype as dt
 
 
 def _torch(name: str) -> Callable[..., Any]:

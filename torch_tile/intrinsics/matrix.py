@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..ir import dtype as dt
-from ..ir.expr import Address, Call, Expr
-from ..ir.layout import Digit
-from ..ir.stmt import Do
-from .base import Access, Intrinsic, declare, same
-from .memory import elements, option
+from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
+from torch_tile.intrinsics.memory import elements, option
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Address, Call, Expr
+from torch_tile.ir.layout import Digit
+from torch_tile.ir.stmt import Do
 
 if TYPE_CHECKING:
-    from ..target import Target
+    from torch_tile.hardware import Target
 
 Digits = tuple[Digit, ...]
 

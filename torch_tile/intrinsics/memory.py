@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir import dtype as dt
-from ..ir.expr import Address, Call, Expr, cast, to_expr
-from ..ir.stmt import Do
-from .base import Access, Intrinsic, declare, same
+from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
+from torch_tile.ir.stmt import Do
 
 COMBINERS = ("add", "max", "min", "and", "or", "xor", "exchange")
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..ir import dtype as dt
-from ..ir.expr import Address, Call, Expr, cast, to_expr
-from ..ir.stmt import Do
-from .base import Access, Intrinsic, declare, same
-from .matrix import Digits, digits_of
+from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
+from torch_tile.intrinsics.matrix import Digits, digits_of
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
+from torch_tile.ir.stmt import Do
 
 if TYPE_CHECKING:
-    from ..target import Target
+    from torch_tile.hardware import Target
 
 M = 64  # rows of every shape
 THREADS = 128

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 import struct
 
-from ..diagnostics import error
-from .dtype import DType
-from .expr import Call, Const, Expr, const
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Call, Const, Expr, const
 
 _PACKED = {"float16": "<e", "float32": "<f", "float64": "<d"}
 

@@ -9,12 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from . import dtype as dt
-from .counterexample import Counterexample
-from .expr import COMPARISONS, LOGICAL, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, const, to_expr
-from .interval import Interval, of_binary, range_of
-from .polynomial import EXACT, Atom, Atoms, Polynomial, number
-from .stmt import Kernel
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.counterexample import Counterexample
+from torch_tile.ir.expr import (
+    COMPARISONS,
+    LOGICAL,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    Var,
+    const,
+    to_expr,
+)
+from torch_tile.ir.interval import Interval, of_binary, range_of
+from torch_tile.ir.polynomial import EXACT, Atom, Atoms, Polynomial, number
+from torch_tile.ir.stmt import Kernel
 
 BUDGET = 200  # polynomials looked at in one proof
 ONE, ZERO = number(1), const(0, dt.int32)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Never
 
-from ..diagnostics import error
-from .dtype import DType
-from .expr import Const, Expr
-from .layout import Layout
-from .node import Node
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Const, Expr
+from torch_tile.ir.layout import Layout
+from torch_tile.ir.node import Node
 
 # Who sees a buffer: every block; one block; one block's registers, spread over its threads; one thread. A "barrier" is
 # an array of mbarriers in a block's shared memory.

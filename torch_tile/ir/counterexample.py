@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from .expr import Expr, Var
-from .interval import Interval
-from .polynomial import Atom, Atoms, Polynomial
+from torch_tile.ir.expr import Expr, Var
+from torch_tile.ir.interval import Interval
+from torch_tile.ir.polynomial import Atom, Atoms, Polynomial
 
 FAR = 1 << 20  # instead of no limit
 Bounds = Mapping[int, tuple[tuple[int, Polynomial], ...]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 
-from .bounds import Ranges
-from .expr import Binary, Cast, Const, Expr, Select, Unary, Var
-from .polynomial import EXACT
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.expr import Binary, Cast, Const, Expr, Select, Unary, Var
+from torch_tile.ir.polynomial import EXACT
 
 
 def divisor_of(expr: Expr, ranges: Ranges | None = None) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from .expr import Expr
+    from torch_tile.ir.expr import Expr
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class DType:
 
     def __call__(self, value: Any) -> Expr:
         """`T.float32(x)`: `x` converted to this type."""
-        from .expr import cast
+        from torch_tile.ir.expr import cast
 
         return cast(value, self)
 

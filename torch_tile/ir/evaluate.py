@@ -11,8 +11,21 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 
-from .expr import COMPARISONS, LOGICAL, Binary, Call, Cast, Const, Expr, Scalar, Select, Unary, Var, const
-from .polynomial import EXACT
+from torch_tile.ir.expr import (
+    COMPARISONS,
+    LOGICAL,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Scalar,
+    Select,
+    Unary,
+    Var,
+    const,
+)
+from torch_tile.ir.polynomial import EXACT
 
 Values = Mapping[Var, Scalar]
 _OPERATORS: dict[str, Callable[[Scalar, Scalar], Scalar]] = {

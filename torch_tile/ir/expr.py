@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..diagnostics import error
-from . import dtype as dt
-from .dtype import DType, promote
-from .node import Node
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.dtype import DType, promote
+from torch_tile.ir.node import Node
 
 if TYPE_CHECKING:
-    from .buffer import Buffer
+    from torch_tile.ir.buffer import Buffer
 
 Scalar = bool | int | float
 COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}

@@ -16,11 +16,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .buffer import Buffer, Range, Region
-from .dtype import DType
-from .expr import COMPARISONS, Address, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, natural, to_expr
-from .node import Node
-from .tensor_map import TensorMap
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import (
+    COMPARISONS,
+    Address,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    Var,
+    natural,
+    to_expr,
+)
+from torch_tile.ir.node import Node
+from torch_tile.ir.tensor_map import TensorMap
 
 PRECEDENCE = {
     "or": 1, "and": 2, "not": 3, "==": 4, "!=": 4, "<": 4, "<=": 4, ">": 4, ">=": 4, "|": 5, "^": 6, "&": 7, "<<": 8,

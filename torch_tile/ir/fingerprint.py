@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
-from ..diagnostics import InternalError, Span
-from .node import Node, field_names
+from torch_tile.diagnostics.errors import InternalError, Span
+from torch_tile.ir.node import Node, field_names
 
 
 def fingerprint(node: Node) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import dtype as dt
+from torch_tile.ir import dtype as dt
 
 Limit = int | float  # an integer, or infinity
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ..diagnostics import TileError, error
-from .layout import Digit, Layout, Swizzle, points
+from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.ir.layout import Digit, Layout, Swizzle, points
 
 Place = tuple[int, ...]
 FIX = "give sums of digits: i // 8, i % 8 and their multiples, each digit to one axis; for memory, an XOR of rows too"

@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from . import dtype as dt
-from .expr import Binary, Expr, binary, const
-from .layout import Digit, Layout, Swizzle
-from .mixed_radix import Digits, MixedRadix
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Binary, Expr, binary, const
+from torch_tile.ir.layout import Digit, Layout, Swizzle
+from torch_tile.ir.mixed_radix import Digits, MixedRadix
 
 if TYPE_CHECKING:
-    from .bounds import Ranges
+    from torch_tile.ir.bounds import Ranges
 
 
 def offset(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | None) -> Expr:

@@ -12,8 +12,8 @@ import struct
 import zlib
 from collections.abc import Callable
 
-from .banks import BANKS, WORD
-from .layout import Layout
+from torch_tile.ir.banks import BANKS, WORD
+from torch_tile.ir.layout import Layout
 
 Color = tuple[int, int, int]
 

@@ -12,13 +12,13 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import dtype as dt
-from .expr import Binary, Cast, Const, Expr, Unary, Var, cast, const
-from .interval import Interval, Limit
-from .polynomial import EXACT, structure, widens
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Binary, Cast, Const, Expr, Unary, Var, cast, const
+from torch_tile.ir.interval import Interval, Limit
+from torch_tile.ir.polynomial import EXACT, structure, widens
 
 if TYPE_CHECKING:
-    from .bounds import Ranges
+    from torch_tile.ir.bounds import Ranges
 
 UNBOUNDED = Interval()
 NATURAL = {"thread", "block", "dim"}  # roles of variables that are never negative

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from operator import is_
 from typing import Any, ClassVar, TypeVar, overload
 
-from ..diagnostics import Span, span_source
+from torch_tile.diagnostics.errors import Span, span_source
 
 N = TypeVar("N", bound="Node")
 A = TypeVar("A", bound="Node")
@@ -53,7 +53,7 @@ class Node:
         return {name: value for name, value in self.__dict__.items() if name[0] != "_"}
 
     def __repr__(self) -> str:
-        from .printer import to_text
+        from torch_tile.ir.printer import to_text
 
         return to_text(self)
 

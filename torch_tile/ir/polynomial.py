@@ -13,9 +13,9 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from . import dtype as dt
-from .expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
-from .node import Node, contains, field_names, find
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from torch_tile.ir.node import Node, contains, field_names, find
 
 Monomial = tuple[int, ...]  # atom numbers in ascending order, repeated for powers; () is the constant
 EXACT = (dt.int32, dt.int64)

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from typing import Any
 
-from . import stmt
-from .buffer import Buffer, Range, Region
-from .expr import Expr, Var
-from .expr_printer import ExprPrinter, is_zero, literal, quoted, tuple_text
-from .node import Node, walk
+from torch_tile.ir import stmt
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.expr import Expr, Var
+from torch_tile.ir.expr_printer import ExprPrinter, is_zero, literal, quoted, tuple_text
+from torch_tile.ir.node import Node, walk
 
 ALLOCATORS = {"shared": "alloc_shared", "fragment": "alloc_fragment", "local": "alloc_local", "global": "alloc_global"}
 

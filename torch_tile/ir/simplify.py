@@ -12,12 +12,26 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from . import dtype as dt
-from .bounds import NEGATED, Ranges
-from .dtype import FORMATS, DType
-from .expr import COMPARISONS, LOGICAL, Binary, Cast, Const, Expr, Select, Unary, Var, cast, const, fold, unary
-from .node import equal, map_children
-from .polynomial import EXACT, structure, widens
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.bounds import NEGATED, Ranges
+from torch_tile.ir.dtype import FORMATS, DType
+from torch_tile.ir.expr import (
+    COMPARISONS,
+    LOGICAL,
+    Binary,
+    Cast,
+    Const,
+    Expr,
+    Select,
+    Unary,
+    Var,
+    cast,
+    const,
+    fold,
+    unary,
+)
+from torch_tile.ir.node import equal, map_children
+from torch_tile.ir.polynomial import EXACT, structure, widens
 
 Sum = tuple[dict[Hashable, tuple[int, Expr]], int, int]
 COMMUTATIVE = {"+", "*", "min", "max", "&", "|", "^"}

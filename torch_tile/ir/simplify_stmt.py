@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from . import stmt
-from .bounds import Ranges
-from .expr import Binary, Const, Expr, Var, unary
-from .node import Node, Rewriter, rebuilt
-from .simplify import Simplifier, is_literal
+from torch_tile.ir import stmt
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.expr import Binary, Const, Expr, Var, unary
+from torch_tile.ir.node import Node, Rewriter, rebuilt
+from torch_tile.ir.simplify import Simplifier, is_literal
 
 N = TypeVar("N", bound=Node)
 NOTHING = stmt.Block(())

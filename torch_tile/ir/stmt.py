@@ -11,14 +11,14 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .buffer import Buffer, Region
-from .dtype import DType
-from .expr import Call, Expr, Var
-from .layout import Layout
-from .node import Node, find
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Call, Expr, Var
+from torch_tile.ir.layout import Layout
+from torch_tile.ir.node import Node, find
 
 if TYPE_CHECKING:
-    from ..interp.env import Env
+    from torch_tile.simulator.tile.env import Env
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .expr import Expr, Var
-from .node import Rewriter, symbols
+from torch_tile.ir.expr import Expr, Var
+from torch_tile.ir.node import Rewriter, symbols
 
 
 class Substitute(Rewriter):

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import dtype as dt
-from .buffer import Buffer
-from .dtype import DType
-from .expr import Expr
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Expr
 
 
 @dataclass(frozen=True, eq=False, repr=False)

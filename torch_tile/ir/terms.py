@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .expr import Binary, Expr
+from torch_tile.ir.expr import Binary, Expr
 
 
 def terms_of(op: str, expr: Expr) -> Iterator[Expr]:

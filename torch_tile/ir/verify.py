@@ -13,13 +13,24 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-from ..diagnostics import InternalError
-from . import stmt
-from .buffer import Range, Region
-from .expr import COMPARISONS, INTEGER_ONLY, LOGICAL, Address, Binary, Const, Load, Select, Unary, Var
-from .node import Node, children
-from .stmt import LoopKind
-from .tensor_map import TensorMap
+from torch_tile.diagnostics.errors import InternalError
+from torch_tile.ir import stmt
+from torch_tile.ir.buffer import Range, Region
+from torch_tile.ir.expr import (
+    COMPARISONS,
+    INTEGER_ONLY,
+    LOGICAL,
+    Address,
+    Binary,
+    Const,
+    Load,
+    Select,
+    Unary,
+    Var,
+)
+from torch_tile.ir.node import Node, children
+from torch_tile.ir.stmt import LoopKind
+from torch_tile.ir.tensor_map import TensorMap
 
 
 class Stage(enum.Enum):

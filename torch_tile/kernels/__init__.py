@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our kernels, in our language: one file per family, each with a plain-torch `reference` and its entry function."""
+"""Our kernels, in our language, by family.
+
+The module of a family has its entry functions and a plain-torch `reference`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,23 @@ import functools
 import importlib
 from types import ModuleType
 
+FAMILIES = {
+    "attention": "attention.forward",
+    "attention_backward": "attention.backward",
+    "dequant_gemm": "gemm.dequant",
+    "fused_norm": "norm.fused",
+    "gemm": "gemm.gemm",
+    "grouped_gemm": "gemm.grouped",
+    "k_grouped_gemm": "gemm.grouped_wgrad",
+    "mla_decode": "mla.decode",
+    "mla_schedule": "mla.scheduler",
+    "norm": "norm.norm",
+    "softmax": "norm.softmax",
+}
+"""Families of kernels, and the module of each with its entry functions and its `reference`."""
+
 
 @functools.cache
 def kernels(family: str) -> ModuleType:
-    """The module `torch_tile.kernels.<family>`, imported when first asked for."""
-    return importlib.import_module(f"torch_tile.kernels.{family}")
+    """Import the module of a family when it is first asked for."""
+    return importlib.import_module(f"torch_tile.kernels.{FAMILIES[family]}")

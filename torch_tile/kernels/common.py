@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 import torch_tile.language as T
+from torch_tile.hardware import Target
 from torch_tile.runtime.find_nvrtc import NoNvrtcError, find_nvrtc
-from torch_tile.target import Target
 
 if TYPE_CHECKING:
     from torch_tile.jit import JITFunction

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import tileop as _tileop
-from ..ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
-from ..tileop.atomic import ATOMICS as _ATOMICS
-from ..tileop.gemm import GemmWarpPolicy
-from . import atomics as _atomics, math as _math
-from .allreduce import attr, comm_reducer, tvm_thread_allreduce
-from .arrive import arrive_last
-from .asynchronous import (
+from torch_tile import tileop as _tileop
+from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
+from torch_tile.language import atomics as _atomics, math as _math
+from torch_tile.language.allreduce import attr, comm_reducer, tvm_thread_allreduce
+from torch_tile.language.arrive import arrive_last
+from torch_tile.language.asynchronous import (
     barrier_arrive,
     barrier_wait,
     dec_max_nreg,
@@ -32,8 +30,8 @@ from .asynchronous import (
     set_max_nreg,
     shuffle_elect,
 )  # fmt: skip
-from .atomics import atomic_load
-from .cluster import (
+from torch_tile.language.atomics import atomic_load
+from torch_tile.language.cluster import (
     at_rank,
     block_rank_in_cluster,
     cluster_arrive,
@@ -42,16 +40,24 @@ from .cluster import (
     get_cluster_dims,
     get_cluster_id,
 )  # fmt: skip
-from .effects import address_of, assume, call, device_assert, evaluate, print, tensor_map
-from .gathers import all_of, any_of, im2col, transpose
-from .hints import (
+from torch_tile.language.effects import (
+    address_of,
+    assume,
+    call,
+    device_assert,
+    evaluate,
+    print,
+    tensor_map,
+)
+from torch_tile.language.gathers import all_of, any_of, im2col, transpose
+from torch_tile.language.hints import (
     annotate_consumer_reg_alloc,
     annotate_l2_hit_ratio,
     annotate_producer_reg_dealloc,
     annotate_restrict_buffers,
     disable_warp_group_reg_alloc,
 )  # fmt: skip
-from .layout import (
+from torch_tile.language.layout import (
     Fragment,
     Layout,
     annotate_layout,
@@ -61,8 +67,8 @@ from .layout import (
     make_quarter_bank_swizzled_layout,
     make_swizzled_layout,
 )  # fmt: skip
-from .loops import Parallel, Pipelined, grid, serial, unroll, vectorized
-from .math import (
+from torch_tile.language.loops import Parallel, Pipelined, grid, serial, unroll, vectorized
+from torch_tile.language.math import (
     Cast,
     Select,
     align_up,
@@ -91,13 +97,18 @@ from .math import (
     truncdiv,
     truncmod,
 )  # fmt: skip
-from .missing import unknown_name as _unknown_name
-from .persistent import Persistent, PersistentTileScheduler
-from .products import wait_wgmma, wgmma_gemm
-from .program import PrimFunc, Ref, macro, prim_func
-from .reducers import alloc_reducer, finalize_reducer, reducer_init, reducer_update
-from .roles import role, ws
-from .scopes import (
+from torch_tile.language.missing import unknown_name as _unknown_name
+from torch_tile.language.persistent import Persistent, PersistentTileScheduler
+from torch_tile.language.products import wait_wgmma, wgmma_gemm
+from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
+from torch_tile.language.reducers import (
+    alloc_reducer,
+    finalize_reducer,
+    reducer_init,
+    reducer_update,
+)
+from torch_tile.language.roles import role, ws
+from torch_tile.language.scopes import (
     Kernel,
     alloc_barrier,
     alloc_fragment,
@@ -112,7 +123,7 @@ from .scopes import (
     symbolic,
     use_swizzle,
 )  # fmt: skip
-from .threads import (
+from torch_tile.language.threads import (
     get_block_binding,
     get_block_bindings,
     get_block_extent,
@@ -128,10 +139,10 @@ from .threads import (
     thread_binding,
     thread_index,
 )  # fmt: skip
-from .trace import with_author as _with_author
-from .values import StridedTensor, Tensor, TensorType
-from .views import reshape, view
-from .warps import (
+from torch_tile.language.trace import with_author as _with_author
+from torch_tile.language.values import StridedTensor, Tensor, TensorType
+from torch_tile.language.views import reshape, view
+from torch_tile.language.warps import (
     all_sync,
     any_sync,
     ballot_sync,
@@ -143,6 +154,8 @@ from .warps import (
     tvm_warp_shuffle,
     warp_reduce as _warp_reduce,
 )  # fmt: skip
+from torch_tile.tileop.atomic import ATOMICS as _ATOMICS
+from torch_tile.tileop.gemm.op import GemmWarpPolicy
 
 Buffer = Tensor  # TileLang's older spelling of the annotation
 SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of what macros are given; a macro takes any buffer

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..diagnostics import error
-from ..intrinsics import memory
-from ..ir import dtype as dt
-from ..ir.buffer import Buffer
-from ..ir.expr import Expr, Load, Var, cast, const, select, to_expr, truth
-from ..ir.node import equal
-from ..ir.stmt import Alloc, Let, Store
-from ..tileop.base import need_region
-from .asynchronous import in_kernel
-from .threads import WARP, get_thread_binding, thread_index
-from .trace import Tracer, let
+from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics import memory
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Expr, Load, Var, cast, const, select, to_expr, truth
+from torch_tile.ir.node import equal
+from torch_tile.ir.stmt import Alloc, Let, Store
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.threads import WARP, get_thread_binding, thread_index
+from torch_tile.language.trace import Tracer, let
+from torch_tile.tileop.base import need_region
 
 
 @dataclass(frozen=True)

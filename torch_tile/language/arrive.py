@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..diagnostics import error
-from ..ir import dtype as dt
-from ..ir.buffer import Buffer
-from ..ir.expr import Expr, Load, binary, const
-from ..ir.stmt import Alloc
-from ..tileop.arrive import ArriveLast
-from ..tileop.base import need_region
-from .asynchronous import in_kernel
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Expr, Load, binary, const
+from torch_tile.ir.stmt import Alloc
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.tileop.arrive import ArriveLast
+from torch_tile.tileop.base import need_region
 
 
 def arrive_last(counter: Any, count: Any, flag: Any = None) -> Expr:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..diagnostics import error
-from ..intrinsics import bulk
-from ..ir import dtype as dt
-from ..ir.expr import Address, Const, Expr, binary, const, to_expr
-from ..ir.stmt import Do
-from ..tileop.base import is_one, region_of
-from .roles import check_registers
-from .threads import numbered, thread_index
-from .trace import Tracer, tracer
+from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics import bulk
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Address, Const, Expr, binary, const, to_expr
+from torch_tile.ir.stmt import Do
+from torch_tile.language.roles import check_registers
+from torch_tile.language.threads import numbered, thread_index
+from torch_tile.language.trace import Tracer, tracer
+from torch_tile.tileop.base import is_one, region_of
 
 WARP, WARPGROUP = 32, 128
 

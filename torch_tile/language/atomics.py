@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..diagnostics import TileError, error
-from ..intrinsics import memory
-from ..ir import dtype as dt
-from ..ir.buffer import Region
-from ..ir.expr import Address, Expr, Load, binary, const
-from ..ir.stmt import Store
-from ..tileop.atomic import ATOMICS, Atomic, check_order
-from ..tileop.base import is_one, need_region
-from .asynchronous import in_kernel
-from .trace import Tracer, make_variable
+from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.intrinsics import memory
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Address, Expr, Load, binary, const
+from torch_tile.ir.stmt import Store
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.trace import Tracer, make_variable
+from torch_tile.tileop.atomic import ATOMICS, Atomic, check_order
+from torch_tile.tileop.base import is_one, need_region
 
 
 def update(name: str) -> Callable[..., Expr | None]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ir.buffer import Buffer
-from ..ir.expr import Expr, Load, is_number, pair
-from ..ir.node import walk
-from ..ir.stmt import Alloc, Break, Continue, Store
-from .trace import Scope, Tracer
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Expr, Load, is_number, pair
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Alloc, Break, Continue, Store
+from torch_tile.language.trace import Scope, Tracer
 
 UNBOUND = object()
 

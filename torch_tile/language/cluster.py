@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..diagnostics import error
-from ..intrinsics import bulk, memory
-from ..ir.expr import Address, Expr
-from ..tileop.base import region_of
-from .asynchronous import in_kernel
-from .trace import Tracer
+from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics import bulk, memory
+from torch_tile.ir.expr import Address, Expr
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.trace import Tracer
+from torch_tile.tileop.base import region_of
 
 AXES = 3  # of a grid
 MOST_BLOCKS = 8  # of a cluster, for which every GPU from sm_90 on has room

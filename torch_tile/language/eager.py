@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from ..diagnostics import LaunchError, error
-from ..ir.buffer import Buffer
-from ..ir.dtype import DType, to_dtype
-from ..ir.expr import Expr, Var
-from ..ir.stmt import Program
-from .program import finish, make_param, param_type
-from .recorder import Recorder
-from .rewrite import parameter_span, result_span, rewrite
-from .trace import tracing
-from .values import Handle, TensorType
+from torch_tile.diagnostics.errors import LaunchError, error
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import DType, to_dtype
+from torch_tile.ir.expr import Expr, Var
+from torch_tile.ir.stmt import Program
+from torch_tile.language.program import finish, make_param, param_type
+from torch_tile.language.recorder import Recorder
+from torch_tile.language.rewrite import parameter_span, result_span, rewrite
+from torch_tile.language.trace import tracing
+from torch_tile.language.values import Handle, TensorType
 
 
 @dataclass

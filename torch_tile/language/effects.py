@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..diagnostics import error
-from ..intrinsics import lookup
-from ..ir import dtype as dt
-from ..ir.expr import Address, Call, Expr, is_number, to_expr, truth
-from ..ir.stmt import Assert, Do, Print
-from ..ir.tensor_map import TensorMap
-from ..tileop.base import region_of
-from .trace import tracer
-from .values import Handle, dtype_of
+from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics import lookup
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Address, Call, Expr, is_number, to_expr, truth
+from torch_tile.ir.stmt import Assert, Do, Print
+from torch_tile.ir.tensor_map import TensorMap
+from torch_tile.language.trace import tracer
+from torch_tile.language.values import Handle, dtype_of
+from torch_tile.tileop.base import region_of
 
 
 def print(value: Any, msg: str = "", **hints: Any) -> None:

@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..diagnostics import error
-from ..ir import dtype as dt
-from ..ir.buffer import Buffer, Region
-from ..ir.expr import Const, Expr, Load, binary, cast, const, select, to_expr
-from ..ir.stmt import Alloc, For, Stmt, Store
-from ..tileop.base import conjunction, describe, identity_of, need_region, parallel, same_extents
-from ..tileop.fill import Fill
-from .asynchronous import in_kernel
-from .reducers import folded
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.expr import Const, Expr, Load, binary, cast, const, select, to_expr
+from torch_tile.ir.stmt import Alloc, For, Stmt, Store
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.reducers import folded
+from torch_tile.tileop.base import (
+    conjunction,
+    describe,
+    identity_of,
+    need_region,
+    parallel,
+    same_extents,
+)
+from torch_tile.tileop.fill import Fill
 
 
 def transpose(src: Any, dst: Any) -> None:

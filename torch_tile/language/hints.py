@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..diagnostics import error
-from ..tileop.base import region_of
-from .asynchronous import in_kernel
-from .roles import check_registers
+from torch_tile.diagnostics.errors import error
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.roles import check_registers
+from torch_tile.tileop.base import region_of
 
 
 def disable_warp_group_reg_alloc() -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..diagnostics import error
-from ..ir.buffer import Buffer
-from ..ir.expr import Const
-from ..ir.layout import Digit, Layout as IRLayout, row_major, shared_tile
-from ..ir.layout_fit import fit_memory, fit_threads
-from .trace import tracer
-from .values import Handle, shape_of
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Const
+from torch_tile.ir.layout import Digit, Layout as IRLayout, row_major, shared_tile
+from torch_tile.ir.layout_fit import fit_memory, fit_threads
+from torch_tile.language.trace import tracer
+from torch_tile.language.values import Handle, shape_of
 
 FIX = "give one that covers the shape, or leave the choice to the compiler"
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..diagnostics import error
-from ..ir import dtype as dt
-from ..ir.expr import Expr, Var, const, is_number, to_expr, to_number
-from ..ir.layout import Layout
-from ..ir.stmt import For, LoopKind
-from ..tileop.async_loop import AsyncLoop
-from .layout import loop_layout as requested
-from .reducers import folded
-from .trace import close_body, tracer
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Expr, Var, const, is_number, to_expr, to_number
+from torch_tile.ir.layout import Layout
+from torch_tile.ir.stmt import For, LoopKind
+from torch_tile.language.layout import loop_layout as requested
+from torch_tile.language.reducers import folded
+from torch_tile.language.trace import close_body, tracer
+from torch_tile.tileop.copy.async_loop import AsyncLoop
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,23 @@ import math as python_math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import intrinsics
-from ..diagnostics import error
-from ..ir import bits, dtype as dt
-from ..ir.expr import Const, Expr, cast as cast_expr, const, is_number, maximum, minimum, select, to_expr, to_number
-from ..tileop.base import highest_of, lowest_of
-from .values import dtype_of
+from torch_tile import intrinsics
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import bits, dtype as dt
+from torch_tile.ir.expr import (
+    Const,
+    Expr,
+    cast as cast_expr,
+    const,
+    is_number,
+    maximum,
+    minimum,
+    select,
+    to_expr,
+    to_number,
+)
+from torch_tile.language.values import dtype_of
+from torch_tile.tileop.base import highest_of, lowest_of
 
 FUNCTIONS = tuple(n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None)
 
@@ -176,21 +187,21 @@ def bitwise_not(a: Any) -> Any:
 
 def logical_and(a: Any, b: Any) -> Any:
     """`a and b` on the device."""
-    from ..ir.expr import binary
+    from torch_tile.ir.expr import binary
 
     return binary("and", a, b)
 
 
 def logical_or(a: Any, b: Any) -> Any:
     """`a or b` on the device."""
-    from ..ir.expr import binary
+    from torch_tile.ir.expr import binary
 
     return binary("or", a, b)
 
 
 def logical_not(a: Any) -> Any:
     """`not a` on the device; a bool of Python's for one."""
-    from ..ir.expr import truth, unary
+    from torch_tile.ir.expr import truth, unary
 
     return unary("not", truth(a)) if isinstance(a, Expr) else not a
 

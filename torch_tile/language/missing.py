@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from ..diagnostics import TileError, diagnose
-from .trace import author_span
+from torch_tile.diagnostics.errors import TileError, diagnose
+from torch_tile.language.trace import author_span
 
 # What to write for names of TileLang that have no counterpart of the same name.
 INSTEAD = {

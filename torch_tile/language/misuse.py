@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..diagnostics import Span, TileError, error
-from ..ir.buffer import Region
-from ..ir.expr import Expr
-from .values import Handle
+from torch_tile.diagnostics.errors import Span, TileError, error
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Expr
+from torch_tile.language.values import Handle
 
 _CLASSES = {c.__name__ for c in (*Expr.__subclasses__(), Handle, Region)}
 _CASTS = {"int": "T.cast(x, 'int32')", "float": "T.cast(x, 'float32')"}

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..diagnostics import error
-from ..ir import dtype as dt
-from ..ir.expr import Expr, Load, cast, is_number, to_expr
-from ..ir.stmt import LoopKind
-from .asynchronous import in_kernel
-from .loops import Loop, index_bound
-from .math import ceildiv, max as larger, min as smaller
-from .threads import get_block_extent
-from .trace import let, make_variable
-from .values import store_variable
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Expr, Load, cast, is_number, to_expr
+from torch_tile.ir.stmt import LoopKind
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.loops import Loop, index_bound
+from torch_tile.language.math import ceildiv, max as larger, min as smaller
+from torch_tile.language.threads import get_block_extent
+from torch_tile.language.trace import let, make_variable
+from torch_tile.language.values import store_variable
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..diagnostics import error
-from ..intrinsics import memory, wgmma
-from ..ir.buffer import Region
-from ..ir.expr import Call
-from ..ir.stmt import Block, Do, For, If, Role, Stmt, While
-from ..tileop.gemm import Gemm, GemmWarpPolicy
-from ..tileop.results import WgmmaResults
-from .trace import tracer
+from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics import memory, wgmma
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Call
+from torch_tile.ir.stmt import Block, Do, For, If, Role, Stmt, While
+from torch_tile.language.trace import tracer
+from torch_tile.tileop.gemm.op import Gemm, GemmWarpPolicy
+from torch_tile.tileop.gemm.wgmma_results import WgmmaResults
 
 MOST_PENDING = 7  # groups of products
 # The fragments that products write, by identity: how many products began after the last one of each.

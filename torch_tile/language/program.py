@@ -10,16 +10,16 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-from ..diagnostics import Span, TileError, error
-from ..ir.buffer import Buffer
-from ..ir.dtype import DType, to_dtype
-from ..ir.expr import Expr, Load, Var
-from ..ir.node import contains
-from ..ir.stmt import Program
-from .recorder import Recorder
-from .rewrite import parameter_span, rewrite
-from .trace import Tracer, author_span, let, name_symbol, tracer, tracing
-from .values import Handle, TensorType
+from torch_tile.diagnostics.errors import Span, TileError, error
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import DType, to_dtype
+from torch_tile.ir.expr import Expr, Load, Var
+from torch_tile.ir.node import contains
+from torch_tile.ir.stmt import Program
+from torch_tile.language.recorder import Recorder
+from torch_tile.language.rewrite import parameter_span, rewrite
+from torch_tile.language.trace import Tracer, author_span, let, name_symbol, tracer, tracing
+from torch_tile.language.values import Handle, TensorType
 
 
 class PrimFunc:

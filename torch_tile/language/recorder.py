@@ -13,15 +13,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ..diagnostics import error
-from ..ir.dtype import DType
-from ..ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
-from ..ir.node import contains
-from ..ir.stmt import Assert, Break, Continue, If, While
-from .branches import UNBOUND, Branches, is_same, is_scalar
-from .loops import Loop, serial
-from .trace import Scope, Tracer, close_body, let, make_variable, name_symbol, tracer
-from .values import Handle, store_variable, stored
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
+from torch_tile.ir.node import contains
+from torch_tile.ir.stmt import Assert, Break, Continue, If, While
+from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
+from torch_tile.language.loops import Loop, serial
+from torch_tile.language.trace import (
+    Scope,
+    Tracer,
+    close_body,
+    let,
+    make_variable,
+    name_symbol,
+    tracer,
+)
+from torch_tile.language.values import Handle, store_variable, stored
 
 _DEVICE = object()
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {

@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..diagnostics import error
-from ..ir.buffer import Buffer, Range, Region
-from ..ir.expr import Binary, Call, Cast, Const, Expr, Load, Var, const
-from ..ir.node import Rewriter, equal, find, symbols
-from ..ir.simplify import simplify
-from ..ir.stmt import Alloc, Block, For, Let, Stmt, Store
-from ..tileop.base import identity_of, need_region
-from ..tileop.copy import Copy
-from ..tileop.fill import Fill
-from ..tileop.reduce import REDUCTIONS, combine
-from .asynchronous import in_kernel
-from .scopes import alloc_fragment
-from .values import Handle, stored
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.expr import Binary, Call, Cast, Const, Expr, Load, Var, const
+from torch_tile.ir.node import Rewriter, equal, find, symbols
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Alloc, Block, For, Let, Stmt, Store
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.scopes import alloc_fragment
+from torch_tile.language.values import Handle, stored
+from torch_tile.tileop.base import identity_of, need_region
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.fill import Fill
+from torch_tile.tileop.reduce.op import REDUCTIONS, combine
 
 # What an update of each kind is written as: an operator, or the function of the same meaning that keeps NaN.
 UPDATES = {

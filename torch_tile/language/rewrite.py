@@ -15,8 +15,8 @@ from collections.abc import Callable
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from ..diagnostics import Span, error
-from .names import Reads, mutable_names
+from torch_tile.diagnostics.errors import Span, error
+from torch_tile.language.names import Reads, mutable_names
 
 RECORDER = "__tile__"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)

@@ -14,14 +14,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 
-from ..diagnostics import Span, error
-from ..intrinsics import memory
-from ..ir.buffer import Buffer
-from ..ir.expr import Call, Load, Var
-from ..ir.node import Node, Rewriter, contains, find, rebuilt, symbols, walk
-from ..ir.stmt import Alloc, Block, Break, Continue, Do, For, If, Let, LoopKind, Role, Stmt, Store, While
-from ..registers import REGISTERS, equal_share
-from .trace import Tracer, author_span, close_body, describe_statement, tracer, with_span
+from torch_tile.diagnostics.errors import Span, error
+from torch_tile.intrinsics import memory
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Call, Load, Var
+from torch_tile.ir.node import Node, Rewriter, contains, find, rebuilt, symbols, walk
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Continue,
+    Do,
+    For,
+    If,
+    Let,
+    LoopKind,
+    Role,
+    Stmt,
+    Store,
+    While,
+)
+from torch_tile.language.trace import (
+    Tracer,
+    author_span,
+    close_body,
+    describe_statement,
+    tracer,
+    with_span,
+)
+from torch_tile.registers import REGISTERS, equal_share
 
 WARPGROUP = 128  # threads
 SYMBOLS = (Var, Buffer)

@@ -7,17 +7,17 @@ import math
 from types import TracebackType
 from typing import Any
 
-from ..diagnostics import error
-from ..ir import dtype as dt
-from ..ir.buffer import SPELLINGS, Buffer
-from ..ir.expr import Expr, Load, Var, cast, is_number, to_expr
-from ..ir.stmt import Alloc, Kernel as KernelNode
-from .cluster import clusters
-from .layout import request
-from .products import pin_results
-from .roles import gather_roles, outermost
-from .trace import author_span, close_body, make_variable, tracer, with_span
-from .values import Handle, TensorType, dtype_of, shape_of
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import SPELLINGS, Buffer
+from torch_tile.ir.expr import Expr, Load, Var, cast, is_number, to_expr
+from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
+from torch_tile.language.cluster import clusters
+from torch_tile.language.layout import request
+from torch_tile.language.products import pin_results
+from torch_tile.language.roles import gather_roles, outermost
+from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
+from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of
 
 MOST_THREADS = 2048  # that run on a multiprocessor at the same time; fewer on some GPUs
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
-from ..diagnostics import Span, TileError, current_span, error, span_source
-from ..ir.buffer import Buffer
-from ..ir.expr import Const, Expr, Load, Var
-from ..ir.node import Node, children
-from ..ir.stmt import Alloc, Block, Kernel, Let, Stmt
+from torch_tile.diagnostics.errors import Span, TileError, current_span, error, span_source
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Const, Expr, Load, Var
+from torch_tile.ir.node import Node, children
+from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics"))
-_OURS_FILES = (os.path.join(_PACKAGE, "diagnostics.py"), contextlib.__file__, "<string>")
+_OURS_FILES = (os.path.join(_PACKAGE, "diagnostics", "errors.py"), contextlib.__file__, "<string>")
 _POSITIONS: dict[CodeType, list[tuple[int | None, int | None, int | None, int | None]]] = {}
 
 
@@ -210,8 +210,8 @@ def describe_statement(stmt: Stmt) -> str:
 
 def _explained(problem: Exception) -> TileError | None:
     """What Python says about the author's own line, as an error of the author's."""
-    from .. import language
-    from .misuse import explain
+    from torch_tile import language
+    from torch_tile.language.misuse import explain
 
     trace = problem.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -268,7 +268,7 @@ def with_author(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         except TypeError as problem:
             if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
                 raise
-            from .misuse import bad_call
+            from torch_tile.language.misuse import bad_call
 
             raise bad_call(name, function, str(problem), None) from None  # Python could not even call it
         at.emit(stmt)

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from ..diagnostics import error
-from ..ir import dtype as dt
-from ..ir.buffer import Buffer, NotAValue, Range, Region
-from ..ir.dtype import DType
-from ..ir.expr import Const, Expr, Load, cast, const, is_number, to_expr, to_number
-from ..ir.simplify import simplify
-from ..ir.stmt import Store
-from ..tileop.base import describe
-from ..tileop.copy import Copy
-from ..tileop.fill import Fill
-from .trace import author_span, tracer
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Const, Expr, Load, cast, const, is_number, to_expr, to_number
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Store
+from torch_tile.language.trace import author_span, tracer
+from torch_tile.tileop.base import describe
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.fill import Fill
 
 Size = int | Expr
 
@@ -209,7 +209,7 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
     `T.Tensor(shape, dtype, A.data)` is T.view(A, shape, dtype).
     """
     if isinstance(strides, Handle):
-        from .views import view
+        from torch_tile.language.views import view
 
         return view(strides, shape, dtype)
     given = None if strides is None else shape_of(strides, "strides")

@@ -8,14 +8,14 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from ..diagnostics import error
-from ..ir import dtype as dt
-from ..ir.buffer import Buffer
-from ..ir.expr import Expr, const
-from ..ir.polynomial import Atoms
-from ..tileop.base import describe, need_region
-from .trace import tracer
-from .values import Handle, dtype_of, shape_of
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Expr, const
+from torch_tile.ir.polynomial import Atoms
+from torch_tile.language.trace import tracer
+from torch_tile.language.values import Handle, dtype_of, shape_of
+from torch_tile.tileop.base import describe, need_region
 
 
 def view(src: Any, shape: Any = None, dtype: Any = None) -> Handle:

@@ -9,33 +9,33 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..build import Build, is_watched
-from ..ir.stmt import Program
-from ..ir.verify import Stage, verify
-from .async_products import async_products
-from .bind_threads import bind_threads
-from .check_kernel import check_kernel
-from .check_limits import check_limits
-from .defer_stores import defer_stores
-from .drop_groups import drop_groups
-from .flatten import flatten
-from .guard_bounds import guard_bounds
-from .infer_layouts import infer_layouts
-from .init_barriers import init_barriers
-from .insert_sync import insert_sync
-from .lower_tile_ops import lower_tile_ops
-from .overlap_products import overlap_products
-from .peel_branches import peel_branches
-from .peel_tails import peel_tails
-from .pipeline_loops import pipeline_loops
-from .place_shared import place_shared
-from .read_in_place import read_in_place
-from .recompute_indices import recompute_indices
-from .settle_turns import settle_turns
-from .simplify_program import simplify_program
-from .split_parallel import split_parallel
-from .split_warps import split_warps
-from .vectorize import vectorize
+from torch_tile.compiler.context import Build, is_watched
+from torch_tile.ir.stmt import Program
+from torch_tile.ir.verify import Stage, verify
+from torch_tile.lowering.common.check import check_kernel
+from torch_tile.lowering.common.check_limits import check_limits
+from torch_tile.lowering.common.flatten import flatten
+from torch_tile.lowering.common.guard_bounds import guard_bounds
+from torch_tile.lowering.common.simplify import simplify_program
+from torch_tile.lowering.cpu.elide_staging import read_in_place
+from torch_tile.lowering.cpu.lower_tile_ops import lower_tile_ops
+from torch_tile.lowering.cpu.peel_tails import peel_tails
+from torch_tile.lowering.cpu.split_parallel import split_parallel
+from torch_tile.lowering.hopper.async_wgmma import async_products
+from torch_tile.lowering.hopper.init_mbarriers import init_barriers
+from torch_tile.lowering.hopper.peel_causal import peel_branches
+from torch_tile.lowering.hopper.resolve_ping_pong import settle_turns
+from torch_tile.lowering.hopper.tma_store_waits import defer_stores
+from torch_tile.lowering.hopper.warp_specialize import split_warps
+from torch_tile.lowering.pipelining.prefetch_operands import overlap_products
+from torch_tile.lowering.pipelining.prune_async_groups import drop_groups
+from torch_tile.lowering.pipelining.software_pipeline import pipeline_loops
+from torch_tile.lowering.sync.insert_barriers import insert_sync
+from torch_tile.lowering.threads.allocate_shared import place_shared
+from torch_tile.lowering.threads.bind_threads import bind_threads
+from torch_tile.lowering.threads.infer_layouts import infer_layouts
+from torch_tile.lowering.threads.recompute_indices import recompute_indices
+from torch_tile.lowering.threads.vectorize import vectorize
 
 Pass = Callable[[Program], Program]
 

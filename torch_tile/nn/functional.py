@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_tile.kernels.epilogue import soft_cap
+from torch_tile.kernels.epilogue.program import soft_cap
 
 Tensor = torch.Tensor
 log = logging.getLogger("torch_tile")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_tile.kernels.epilogue import ACTIVATIONS
+from torch_tile.kernels.epilogue.program import ACTIVATIONS
 
 FLOATING = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 

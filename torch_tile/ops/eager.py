@@ -84,9 +84,9 @@ class Eager:
     @functools.cached_property
     def into(self) -> Callable[..., object]:
         """The op into results that are given."""
-        from torch_tile.ops import direct  # imports kernels' modules
+        from torch_tile.ops import launchers  # imports kernels' modules
 
-        return getattr(direct, self.name)  # type: ignore[no-any-return]
+        return getattr(launchers, self.name)  # type: ignore[no-any-return]
 
     def site(self, args: Sequence[Any], count: int, results: int) -> Callable[..., object]:
         """What calls with these arguments are from now on: a function of `count` tensors, the last being results.

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from torch_tile.kernels import epilogue
+from torch_tile.kernels.epilogue import program as epilogue
 
 
 def linear_dtype(x: torch.Tensor, residual: torch.Tensor | None) -> torch.dtype:

@@ -28,7 +28,7 @@ def gemm(
         kinds: one letter for each aux: `t` `[M, N]` or `[B, M, N]`, `r` `[N]`, `c` `[M, 1]` or `[B, M, 1]`, `s` one
             element.
         epilogue: statements joined by `;` over `acc0..`, `x0..`, earlier names and numbers, ending in `ret NAME`, such
-            as `"v0=add(acc0,x0);v1=relu(v0);ret v1"`; the functions are `torch_tile.kernels.epilogue.ARITY`'s. Empty
+            as `"v0=add(acc0,x0);v1=relu(v0);ret v1"`; the functions are `kernels/epilogue/program.py`'s. Empty
             means `ret acc0`. Computed in float32 (float64), rounded once.
         dtype: of the result.
 

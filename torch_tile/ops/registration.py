@@ -56,7 +56,7 @@ SCHEMAS = {
     "softmax": "(Tensor x, int dim=-1, ScalarType? dtype=None) -> Tensor",
 }
 """All ops are functional: they return fresh dense tensors that never alias an input. Those are contiguous, except that
-what attention and mla_decode return lies in memory as their queries do (kernels/memory_order.py)."""
+what attention and mla_decode return lies in memory as their queries do (kernels/attention/memory_order.py)."""
 
 
 class _Library(torch.library.Library):

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from torch_tile.kernels.epilogue import parse
+from torch_tile.kernels.epilogue.program import parse
 
 DTENSOR = "torch.distributed.tensor"
 

@@ -13,22 +13,22 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..binding import Binding, Sizes, scalar, size_of
-from ..diagnostics import LaunchError
-from ..ir.buffer import Buffer
-from ..ir.expr import Scalar, Var
-from ..ir.node import walk
-from ..ir.stmt import Program
-from ..target import GRID_LIMITS, Target
-from .driver import NO_CLUSTER, Driver, Function, driver
-from .launch import MOST_FORMS, BaseLauncher, form_of, noted
-from .native_launch import launch_function
-from .tensor_map import MapForm, TensorMaps, map_form
+from torch_tile.compiler.binding import Binding, Sizes, scalar, size_of
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.hardware import GRID_LIMITS, Target
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Scalar, Var
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Program
+from torch_tile.runtime.driver import NO_CLUSTER, Driver, Function, driver
+from torch_tile.runtime.launch import MOST_FORMS, BaseLauncher, form_of, noted
+from torch_tile.runtime.native_launch import launch_function
+from torch_tile.runtime.tensor_map import MapForm, TensorMaps, map_form
 
 if TYPE_CHECKING:
     import torch
 
-    from ..codegen.cuda_source import CudaSource, Entry
+    from torch_tile.codegen.cuda_source import CudaSource, Entry
 
 LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
 TENSOR, SCALAR, NUMBER, MAP = 0, 1, 2, 3  # kinds of a kernel's arguments in a plan

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ..diagnostics import LaunchError
+from torch_tile.diagnostics.errors import LaunchError
 
 SHARED_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that every function may have
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

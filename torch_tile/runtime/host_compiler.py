@@ -21,9 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_tile.diagnostics import InternalError
-
-from .cache import get_or_build, key_of
+from torch_tile.diagnostics.errors import InternalError
+from torch_tile.runtime.cache import get_or_build, key_of
 
 # No -ffast-math: kernels promise infinities, NaN and signed zeros. Given up are only errno, traps and unfused products.
 FLAGS = (

@@ -2,7 +2,7 @@
 """Calls a compiled program on tensors: arguments are bound, results allocated, and the entry called.
 
 Arguments that were found fit are remembered by their form, so that they are checked once. Binding itself is
-torch_tile/binding.py.
+torch_tile/compiler/binding.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..binding import Binding, Sizes, size_of
-from ..diagnostics import LaunchError, Span, TileError, diagnose
-from ..ir.buffer import Buffer
-from ..ir.expr import Scalar, Var
-from ..ir.stmt import Program
+from torch_tile.compiler.binding import Binding, Sizes, size_of
+from torch_tile.diagnostics.errors import LaunchError, Span, TileError, diagnose
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Scalar, Var
+from torch_tile.ir.stmt import Program
 
 if TYPE_CHECKING:
     import torch

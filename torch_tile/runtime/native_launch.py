@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .cache import get_or_build, key_of
-from .host_compiler import csrc_dir, find_compiler
+from torch_tile.runtime.cache import get_or_build, key_of
+from torch_tile.runtime.host_compiler import csrc_dir, find_compiler
 
 NAME = "torch_tile_launch"
 SOURCES = ("launch.cpp", "launch_dlpack.h", "launch_driver.h")

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..build import PassOptions
-from ..diagnostics import InternalError
-from ..target import Target
-from .cache import get_or_build, key_of
-from .find_nvrtc import NoNvrtcError, find_nvrtc
-from .host_compiler import csrc_dir
+from torch_tile.compiler.context import PassOptions
+from torch_tile.diagnostics.errors import InternalError
+from torch_tile.hardware import Target
+from torch_tile.runtime.cache import get_or_build, key_of
+from torch_tile.runtime.find_nvrtc import NoNvrtcError, find_nvrtc
+from torch_tile.runtime.host_compiler import csrc_dir
 
 # No warning (549) of variables read before they are set: tiles hold garbage until written, and may be moved as a whole.
 FLAGS = ("--std=c++17", "--ptxas-options=-v", "--no-source-include", "--diag-suppress=549")

@@ -16,13 +16,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..diagnostics import LaunchError
-from . import cuda_launch
-from .cuda_launch import NUMBER, SCALAR, TENSOR, CudaLauncher, Launch, Plan
-from .driver import driver
-from .launch import MOST_FORMS, form_of
-from .native_launch import launch_function, through_python
-from .tensor_map import TensorMaps
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.runtime import cuda_launch
+from torch_tile.runtime.cuda_launch import NUMBER, SCALAR, TENSOR, CudaLauncher, Launch, Plan
+from torch_tile.runtime.driver import driver
+from torch_tile.runtime.launch import MOST_FORMS, form_of
+from torch_tile.runtime.native_launch import launch_function, through_python
+from torch_tile.runtime.tensor_map import TensorMaps
 
 if TYPE_CHECKING:
     import torch

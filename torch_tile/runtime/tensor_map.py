@@ -11,13 +11,13 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..binding import size_of
-from ..diagnostics import InternalError, LaunchError
-from ..ir.expr import Scalar, Var
-from .driver import Driver
+from torch_tile.compiler.binding import size_of
+from torch_tile.diagnostics.errors import InternalError, LaunchError
+from torch_tile.ir.expr import Scalar, Var
+from torch_tile.runtime.driver import Driver
 
 if TYPE_CHECKING:
-    from ..codegen.cuda_source import MapArg
+    from torch_tile.codegen.cuda_source import MapArg
 
 SIZE, ALIGNMENT = 128, 64  # bytes of a map, and of what its address is a multiple, on the host as in a kernel
 GRANULE = 16  # bytes: addresses, strides and the rows of boxes are multiples of it

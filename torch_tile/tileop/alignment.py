@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 
-from ..ir import dtype as dt
-from ..ir.buffer import Buffer
-from ..ir.expr import Expr, binary, const
-from ..ir.layout import row_major
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Expr, binary, const
+from torch_tile.ir.layout import row_major
 
 
 def aligned_run(buffer: Buffer) -> int:

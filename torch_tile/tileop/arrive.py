@@ -11,17 +11,17 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..diagnostics import Diagnostic, error
-from ..intrinsics import memory
-from ..ir import dtype as dt
-from ..ir.buffer import Region
-from ..ir.expr import Address, Call, Const, Expr, binary, cast, const, is_number, to_expr
-from ..ir.stmt import Block, If, Stmt, Store
-from .base import RegisteredOp, need_region, region_of, tile_op
-from .threads import Demand, Layouts, ThreadContext
+from torch_tile.diagnostics.errors import Diagnostic, error
+from torch_tile.intrinsics import memory
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Address, Call, Const, Expr, binary, cast, const, is_number, to_expr
+from torch_tile.ir.stmt import Block, If, Stmt, Store
+from torch_tile.tileop.base import RegisteredOp, need_region, region_of, tile_op
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from ..interp.env import Env
+    from torch_tile.simulator.tile.env import Env
 
 _ONE_AT_A_TIME = threading.Lock()  # blocks of a cluster run side by side in the interpreter of tiles
 

@@ -10,17 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..diagnostics import Diagnostic, diagnose, error
-from ..intrinsics.memory import ORDERS, atomic, memory_fence
-from ..ir.buffer import Region
-from ..ir.expr import Address, Expr, Load, cast, is_number
-from ..ir.stmt import Block, Do, Stmt
-from .base import RegisteredOp, describe, parallel, region_of, same_extents, scalar, spread, squeezed, tile_op
-from .copy import _extend
-from .threads import Demand, Layouts, ThreadContext
+from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
+from torch_tile.intrinsics.memory import ORDERS, atomic, memory_fence
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Address, Expr, Load, cast, is_number
+from torch_tile.ir.stmt import Block, Do, Stmt
+from torch_tile.tileop.base import (
+    RegisteredOp,
+    describe,
+    parallel,
+    region_of,
+    same_extents,
+    scalar,
+    spread,
+    squeezed,
+    tile_op,
+)
+from torch_tile.tileop.copy.op import _extend
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from ..interp.env import Env
+    from torch_tile.simulator.tile.env import Env
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..diagnostics import Diagnostic, error
-from ..ir import dtype as dt
-from ..ir.buffer import Buffer, Range, Region
-from ..ir.expr import Const, Expr, Load, Var, binary, const, to_expr
-from ..ir.node import equal
-from ..ir.stmt import Block, For, LoopKind, Stmt, TileOp
+from torch_tile.diagnostics.errors import Diagnostic, error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.expr import Const, Expr, Load, Var, binary, const, to_expr
+from torch_tile.ir.node import equal
+from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, TileOp
 
 if TYPE_CHECKING:
-    from .threads import Demand, Layouts, ThreadContext
+    from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -177,7 +177,7 @@ def highest_of(dtype: dt.DType) -> int:
 
 def scalar(value: Any, op: str, dtype: dt.DType) -> Expr:
     """A scalar argument converted to `dtype`."""
-    from ..ir.expr import cast
+    from torch_tile.ir.expr import cast
 
     return cast(to_expr(value, dtype, op), dtype)
 

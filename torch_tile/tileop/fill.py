@@ -6,16 +6,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..diagnostics import Diagnostic, error
-from ..ir import dtype as dt
-from ..ir.buffer import Region
-from ..ir.expr import Expr, Var, const, is_number
-from ..ir.stmt import Block, For, LoopKind, Stmt, Store
-from .base import RegisteredOp, need_region, parallel, same_extents, scalar, spread, squeezed, tile_op
-from .threads import Demand, Layouts, ThreadContext
+from torch_tile.diagnostics.errors import Diagnostic, error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Expr, Var, const, is_number
+from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store
+from torch_tile.tileop.base import (
+    RegisteredOp,
+    need_region,
+    parallel,
+    same_extents,
+    scalar,
+    spread,
+    squeezed,
+    tile_op,
+)
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from ..interp.env import Env
+    from torch_tile.simulator.tile.env import Env
 
 
 @tile_op("fill")

@@ -7,19 +7,26 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..diagnostics import Diagnostic, diagnose
-from ..intrinsics.memory import vote_any
-from ..ir import dtype as dt
-from ..ir.buffer import Buffer, Region
-from ..ir.expr import Expr, Load, Var, binary, cast, const
-from ..ir.stmt import Block, For, If, Stmt, Store
-from . import parallel as parallel_loops
-from .base import RegisteredOp, describe, need_region, parallel, same_extents, tile_op
-from .nest import is_static, nest_of
-from .threads import Demand, Layouts, ThreadContext
+from torch_tile.diagnostics.errors import Diagnostic, diagnose
+from torch_tile.intrinsics.memory import vote_any
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.expr import Expr, Load, Var, binary, cast, const
+from torch_tile.ir.stmt import Block, For, If, Stmt, Store
+from torch_tile.tileop.base import (
+    RegisteredOp,
+    describe,
+    need_region,
+    parallel,
+    same_extents,
+    tile_op,
+)
+from torch_tile.tileop.parallel import op as parallel_loops
+from torch_tile.tileop.parallel.nest import is_static, nest_of
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from ..interp.env import Env
+    from torch_tile.simulator.tile.env import Env
 
 FEW = 8  # factors of a thread that are worth a look before its elements are multiplied
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..build import Build
-from ..diagnostics import Span
-from ..ir import dtype as dt
-from ..ir.bounds import Ranges
-from ..ir.buffer import Buffer
-from ..ir.dtype import DType
-from ..ir.expr import Expr, const
-from ..ir.layout import Layout
-from ..ir.stmt import Role
-from ..target import Target
+from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.errors import Span
+from torch_tile.hardware import Target
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Expr, const
+from torch_tile.ir.layout import Layout
+from torch_tile.ir.stmt import Role
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.report import Report, collect
+from torch_tile.inductor.report.rows import Report, collect
 from torch_tile.tools.models import SAMPLES, VOCABULARY, Sample
 
 Tensor = torch.Tensor

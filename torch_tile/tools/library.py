@@ -17,35 +17,26 @@ from unittest.mock import patch
 import torch
 
 from torch_tile.autotuner.machine import UNITS
+from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
-from torch_tile.kernels import (
-    attention,
-    attention_backward,
-    common,
-    dequant_gemm,
-    fused_norm,
-    gemm,
-    grouped_gemm,
-    k_grouped_gemm,
-    mla_decode,
-    mla_schedule,
-    norm,
-    softmax,
-)
-from torch_tile.kernels.epilogue import soft_cap
-from torch_tile.kernels.score import HIDES
-from torch_tile.target import Target
+from torch_tile.kernels import common
+from torch_tile.kernels.attention import backward, forward as attention
+from torch_tile.kernels.attention.score_mod import HIDES
+from torch_tile.kernels.epilogue.program import soft_cap
+from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad
+from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
+from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
 ALL = FLOATS | {"fp64": torch.float64}
 REFERENCES = (
-    *((family, "reference") for family in (gemm, grouped_gemm, k_grouped_gemm, dequant_gemm, attention)),
-    *((family, "reference") for family in (attention_backward, mla_decode, fused_norm, softmax)),
+    *((family, "reference") for family in (gemm, grouped, grouped_wgrad, dequant_gemm, attention)),
+    *((family, "reference") for family in (backward, mla_decode, fused_norm, softmax)),
     (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
 )  # fmt: skip
 FAMILIES = (
-    gemm, grouped_gemm, k_grouped_gemm, dequant_gemm, attention, attention_backward, mla_decode, mla_schedule, norm,
+    gemm, grouped, grouped_wgrad, dequant_gemm, attention, backward, mla_decode, mla_schedule, norm,
     fused_norm, softmax,
 )  # fmt: skip
 Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -160,7 +151,7 @@ def _grouped_gemm(
         groups, n, k = 64, 1536, 2048
         bs = [make((groups, n, k), dtype).mT if turned else make((groups, k, n), dtype) for _ in range(products)]
         a, offsets, aux = make((groups * rows, k), dtype), make((groups,), torch.int32), make((groups * rows, 1), dtype)
-        return grouped_gemm.grouped_gemm(a, bs, offsets, [aux] if kinds else [], kinds, epilogue, dtype)
+        return grouped.grouped_gemm(a, bs, offsets, [aux] if kinds else [], kinds, epilogue, dtype)
 
     return call
 
@@ -168,7 +159,7 @@ def _grouped_gemm(
 def _k_grouped_gemm(dtype: torch.dtype, m: int, n: int) -> Callable[[Make], object]:
     def call(make: Make) -> object:
         rows, offsets = 64 * 512, make((64,), torch.int32)
-        return k_grouped_gemm.k_grouped_gemm(make((rows, m), dtype), make((rows, n), dtype), offsets, dtype)
+        return grouped_wgrad.k_grouped_gemm(make((rows, m), dtype), make((rows, n), dtype), offsets, dtype)
 
     return call
 
@@ -301,7 +292,7 @@ def _attention_backward(
         lse = make(rows, common.compute_dtype(dtype))
         bias = None if mask is None else make((1, 1, queries, keys), mask)
         operands = [make(shape, torch.float32) for shape in aux]
-        run = attention_backward.attention_backward
+        run = backward.attention_backward
         return run(grad, q, k, v, out, lse, bias, causal, None, window, keys - queries, keep, operands, score)
 
     return call

@@ -10,8 +10,9 @@ import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch_tile.build import Build
-from torch_tile.diagnostics import TileError
+from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.hardware import Target
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.banks import passes
 from torch_tile.ir.buffer import Buffer
@@ -24,7 +25,6 @@ from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Kernel, Program, Store
 from torch_tile.language import PrimFunc
 from torch_tile.lowering import cuda_passes
-from torch_tile.target import Target
 from torch_tile.tools import Mistake
 
 WARP = 32

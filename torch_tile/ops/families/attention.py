@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from torch_tile.kernels import kernels
-from torch_tile.kernels.epilogue import parse
-from torch_tile.kernels.memory_order import empty_beside
-from torch_tile.kernels.positions import FAR
+from torch_tile.kernels.attention.memory_order import empty_beside
+from torch_tile.kernels.attention.positions import FAR
+from torch_tile.kernels.epilogue.program import parse
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register

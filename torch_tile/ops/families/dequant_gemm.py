@@ -124,7 +124,9 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     bs, rest = rest[:count], rest[count:]
     scales, rest = rest[:num_scales], rest[num_scales:]
     zeros, aux = rest[:num_zeros], rest[num_zeros:]
-    compute = kernels("common").compute_dtype(a.dtype)
+    from torch_tile.kernels.common import compute_dtype
+
+    compute = compute_dtype(a.dtype)
     numbers = [kernels(OP).dequantize(b, None, None, *ctx.fields, compute) for b in bs]
     widened = [_by_group(n, x) for n, x in zip(numbers, scales or zeros or [None] * count, strict=True)]
     shifted = [w - z.to(compute)[..., None] for w, z in zip(widened, zeros, strict=True)] if zeros else widened

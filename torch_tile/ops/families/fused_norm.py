@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torch_tile.kernels import epilogue as language
-from torch_tile.kernels.epilogue_gradient import vjp
+from torch_tile.kernels.epilogue import program as language
+from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type, require_value
 from torch_tile.ops.registration import register

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_tile.kernels import epilogue as language
-from torch_tile.kernels.epilogue_gradient import vjp
+from torch_tile.kernels.epilogue import program as language
+from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
@@ -101,7 +101,7 @@ def gradients(
 
     Matrix products are in a's dtype, as eager torch has them; the rest is in float32 (float64).
     """
-    from torch_tile.kernels.gemm import aux_views, compute_dtype
+    from torch_tile.kernels.gemm.gemm import aux_views, compute_dtype
 
     compute = compute_dtype(a.dtype)
     inputs: dict[str, Any] = {f"acc{i}": lambda b=b: multiply.product(a, b).to(compute) for i, b in enumerate(bs)}

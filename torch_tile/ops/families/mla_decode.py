@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_tile.kernels.memory_order import empty_beside
+from torch_tile.kernels.attention.memory_order import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
@@ -117,7 +117,7 @@ def _check_values(
 
 
 def _check_plan(schedule: torch.Tensor, seq_lens: torch.Tensor) -> None:
-    from torch_tile.kernels.mla_schedule import reference
+    from torch_tile.kernels.mla.scheduler import reference
 
     require(
         torch.equal(schedule, reference(seq_lens, 1, schedule.shape[0] - seq_lens.shape[0])),
@@ -153,9 +153,9 @@ def _save_mla_decode(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _mla_decode_backward(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | None = None) -> tuple[Any, ...]:
-    from torch_tile.kernels import mla_decode as family
-    from torch_tile.kernels.attention import default_scale
-    from torch_tile.kernels.gemm import compute_dtype
+    from torch_tile.kernels.attention.forward import default_scale
+    from torch_tile.kernels.gemm.gemm import compute_dtype
+    from torch_tile.kernels.mla import decode as family
 
     q, q_pe, kv, k_pe, block_table, seq_lens = ctx.saved_tensors
     compute = compute_dtype(q.dtype)

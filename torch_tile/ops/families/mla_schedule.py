@@ -13,7 +13,7 @@ MOST_UNITS = 65535  # blocks in the second dimension of a launch
 
 
 def _fake_mla_schedule(seq_lens: torch.Tensor, rows: int, units: int = 0) -> torch.Tensor:
-    from torch_tile.kernels import mla_schedule as family
+    from torch_tile.kernels.mla import scheduler as family
 
     require_type(
         seq_lens.dtype == torch.int32,

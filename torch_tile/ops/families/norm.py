@@ -67,8 +67,8 @@ def _rms_norm_gradients(
     grad: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gradients of x (in the computing dtype) and of the weight (in its own)."""
-    from torch_tile.kernels.epilogue_gradient import vjp
-    from torch_tile.kernels.gemm import compute_dtype
+    from torch_tile.kernels.epilogue.autodiff import vjp
+    from torch_tile.kernels.gemm.gemm import compute_dtype
 
     compute = compute_dtype(x.dtype)
     s = x.to(compute)
@@ -148,7 +148,7 @@ def _save_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) ->
 
 
 def _layer_norm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    from torch_tile.kernels.gemm import compute_dtype
+    from torch_tile.kernels.gemm.gemm import compute_dtype
 
     x, weight = ctx.saved_tensors
     compute = compute_dtype(x.dtype)

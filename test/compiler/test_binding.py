@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only the shared rules say; launchers and the interpreter have tests of their own."""
+
+import re
+
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.compiler.binding import Binding, scalar
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.ir.dtype import to_dtype
+from torch_tile.ir.expr import Var
+
+m, n, s = T.dynamic("m, n, s")
+k = Var("k", to_dtype("int32"), "dim", multiple=8)
+
+
+def binding(**params):
+    """The binding of a program with these parameters, which touches none of them."""
+    from torch_tile.ir.stmt import Program
+    from torch_tile.language.program import make_param
+
+    return Binding(Program("f", tuple(make_param(name, kind) for name, kind in params.items()), (), (), ()))
+
+
+def sizes(bound, *args):
+    return {v.name: number for v, number in bound.sizes_of(bound.in_order(args)).items()}
+
+
+def test_sizes_follow_in_any_order():
+    bound = binding(x=T.Tensor((m + n,), "int8"), y=T.Tensor((3 * m - 1, T.ceildiv(n, 4)), "int8"))
+    x, y = torch.zeros(9, dtype=torch.int8), torch.zeros(5, 2, dtype=torch.int8)
+    assert sizes(bound, x, y) == {"m": 2, "n": 7}
+    with pytest.raises(LaunchError, match="`y` has size 6 in dimension 0, from which m of"):
+        sizes(bound, x, torch.zeros(6, 2, dtype=torch.int8))
+    with pytest.raises(LaunchError, match=r"`y` must have size 2 \(.*\) in dimension 1, got 3"):
+        sizes(bound, x, torch.zeros(5, 3, dtype=torch.int8))
+
+
+def test_rounded_sizes_tell_nothing():
+    """One group may stand for one to four elements."""
+    bound = binding(x=T.Tensor((T.ceildiv(n, 4),), "int8"), y=T.Tensor((n,), "int8"))
+    assert sizes(bound, torch.zeros(1, dtype=torch.int8), torch.zeros(3, dtype=torch.int8)) == {"n": 3}
+
+
+def test_idle_strides():
+    bound = binding(x=T.StridedTensor((m, n), (s, 1), "float32"), y=T.StridedTensor((m, n), (s, 1), "float32"))
+    base = torch.zeros(4, 9)
+    row = torch.zeros(1, 5).as_strided((1, 5), (99, 1))
+    assert sizes(bound, row, row)["s"] == 99
+    assert sizes(bound, base[:, :5], base[:, :5])["s"] == 9
+    with pytest.raises(LaunchError, match=r"`y` must have stride 9 \(s\) in dimension 0, got 5"):
+        sizes(bound, base[:, :5], torch.zeros(4, 5))
+
+
+def test_multiples():
+    bound = binding(x=T.Tensor((m, k), "float16"))
+    assert sizes(bound, torch.zeros(3, 16).half()) == {"m": 3, "k": 16}
+    assert sizes(bound, torch.zeros(3, 0).half()) == {"m": 3, "k": 0}
+    message = "size `k`, the size of argument `x` in dimension 1, must be a multiple of 8, got 12"
+    with pytest.raises(LaunchError, match=re.escape(message)):
+        sizes(bound, torch.zeros(3, 12).half())
+
+
+def test_devices():
+    bound = binding(x=T.Tensor((4,), "float32"))
+    with pytest.raises(LaunchError, match="`x` must be on a CUDA device, got a tensor on cpu"):
+        bound.sizes_of([torch.zeros(4)], "cuda")
+    with pytest.raises(LaunchError, match="`x` must be on cpu, got a tensor on meta"):
+        bound.sizes_of([torch.zeros(4, device="meta")])
+
+
+def test_scalars():
+    number = Var("a", to_dtype("uint8"), "param")
+    assert scalar(number, 255) == 255 and scalar(number, torch.tensor(7)) == 7
+    for bad in (256, -1, 1.0, "1", torch.zeros(1)):
+        with pytest.raises(LaunchError, match="`a`"):
+            scalar(number, bad)
+    assert scalar(Var("f", to_dtype("float32"), "param"), True) == 1.0

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels compiled ahead: which ones, and that nothing runs."""
+
+import functools
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_tile.hardware import Target
+from torch_tile.inductor import driver
+from torch_tile.inductor.compat import no_caches
+from torch_tile.inductor.compile_ahead import kernels as prefetch, workers
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.report.rows import collect
+from torch_tile.ir.stmt import Program
+from torch_tile.kernels.common import Machine
+from torch_tile.tools import library
+
+OURS = functools.partial(dry_run, options={"select": "tile"})
+
+
+def layer(x, norm, gate, up, down):
+    h = F.rms_norm(x, (16,), norm)
+    return x + (F.silu(h @ gate) * (h @ up)) @ down
+
+
+@pytest.fixture
+def rehearsed(monkeypatch):
+    """What rehearsals found, as they would go to the threads."""
+    found = []
+
+    def note(graph, settings, stage):
+        before = str(graph)
+        if stage not in ("joint", "pre_grad"):
+            found.extend(prefetch.rehearse(graph, settings, stage))
+        assert str(graph) == before
+        return []
+
+    monkeypatch.setattr(driver, "is_on_gpu", lambda graph: True)
+    monkeypatch.setattr(prefetch, "prefetch", note)
+    return found
+
+
+def test_every_different_call_once(rehearsed):
+    args = [torch.randn(s) for s in ((2, 5, 16), 16, (16, 24), (16, 24), (24, 16))]
+    with torch.no_grad(), no_caches(), collect() as report:
+        torch.compile(lambda *a: layer(layer(*a), *a[1:]), backend=OURS)(*args)
+    assert sorted(n.target.__name__ for n in rehearsed) == ["gemm.default", "gemm.default", "rms_norm.default"]
+    assert len(report.replaced()) == 6  # the rehearsal reports nothing
+
+
+def test_graphs_of_the_cpu_do_not_wait_for_its_import():
+    code = """
+import functools, sys, torch
+from torch_tile.inductor.dry_run import dry_run
+ours = functools.partial(dry_run, options={"select": "tile"})
+torch.compile(lambda a, b: torch.relu(a @ b), backend=ours)(torch.ones(3, 4), torch.ones(4, 5))
+assert "torch_tile.inductor.patterns.gemm.gemm" in sys.modules
+assert "torch_tile.inductor.compile_ahead.kernels" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_plain_products_are_not_compiled_ahead(rehearsed):
+    with torch.no_grad(), no_caches():
+        torch.compile(torch.mm, backend=dry_run)(torch.randn(3, 4), torch.randn(4, 5))
+    assert not rehearsed
+
+
+def test_both_directions_of_attention_are_compiled_before_either_graph(monkeypatch):
+    prepared, stages = [], []
+    prefetch_, rehearse = prefetch.prefetch, prefetch.rehearse
+    monkeypatch.setattr(driver, "is_on_gpu", lambda graph: True)
+    monkeypatch.setattr(workers, "ready", lambda: None)
+    monkeypatch.setattr(prefetch, "_prepare", lambda op, *rest: prepared.append(op.name()))
+
+    def noted(graph, settings, stage):
+        for future in (started := prefetch_(graph, settings, stage)):
+            future.result(60)
+        stages.append((stage, sorted(prepared)))
+        prepared.clear()
+        return started
+
+    monkeypatch.setattr(prefetch, "prefetch", noted)
+    monkeypatch.setattr(prefetch, "rehearse", lambda *args: rehearse(*args)[:0])
+    args = [torch.randn(1, 2, 9, 16, requires_grad=True) for _ in "qkv"]
+
+    def twice(q, k, v):
+        return F.scaled_dot_product_attention(F.scaled_dot_product_attention(q, k, v), k, v)
+
+    with no_caches():
+        torch.compile(twice, backend=OURS)(*args).sum().backward()
+    assert stages == [
+        ("pre_grad", []), ("joint", ["tile::attention_backward", "tile::attention_lse"]),
+        ("forward", []), ("backward", []),
+    ]  # fmt: skip
+
+
+def test_prepared_kernels_do_not_run(rehearsed, monkeypatch):
+    """The op is called on tensors like those of the graph; its kernel is made, and no launch happens."""
+    args = torch.randn(3, 4), torch.randn(4, 5)
+    with torch.no_grad(), no_caches():
+        torch.compile(lambda a, b: torch.relu(a @ b), backend=OURS)(*args)
+    (node,) = rehearsed
+    made = []
+    original = Machine.kernel
+
+    def spy(self, function):
+        def with_note(*config):
+            kernel = original(self, function)(*config)
+            kernel.__call__ = kernel._first_call
+            monkeypatch.setattr(kernel.launcher, "begin", lambda *a: pytest.fail("launched"))
+            made.append(kernel)
+            return kernel
+
+        return with_note
+
+    monkeypatch.setattr(Machine, "kernel", spy)
+    prefetch._prepare(node.target, node.args, dict(node.kwargs))
+    assert len(made) == 1
+
+
+def test_programs_are_traced_here_and_sent_to_workers(rehearsed, monkeypatch, tmp_path):
+    """What a worker was sent is compiled by nobody else meanwhile, and by this process when it is handed back."""
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCH_TILE_VERIFY", "0")
+    args = torch.randn(192, 320), torch.randn(320, 256)
+    with torch.no_grad(), no_caches():
+        torch.compile(lambda a, b: torch.relu(a @ b), backend=OURS)(*args)
+    (node,) = rehearsed
+    sent = []
+
+    class Pool:
+        def submit(self, job, *args):
+            sent.append(args)
+            assert not list(tmp_path.rglob("*.cubin"))
+            raise RuntimeError("closed")
+
+    with library._machine(Target("cuda", 90)):
+        prefetch._prepare(node.target, node.args, dict(node.kwargs), Pool())
+    ((program, target, _, cache),) = sent
+    assert isinstance(program, Program) and target == Target("cuda", 90) and cache == str(tmp_path)
+    assert len(list(tmp_path.rglob("*.cubin"))) == 1
+
+
+@pytest.mark.parametrize("pool", [None, "workers"])
+def test_calls_of_a_graph_for_a_gpu_are_prepared_in_threads(monkeypatch, pool):
+    with FakeTensorMode():
+        value = torch.empty(2, device="cuda")
+    graph, prepared = torch.fx.Graph(), []
+    x = graph.placeholder("x")
+    x.meta["val"] = value
+    calls = [graph.call_function(op, (x,)) for op in (torch.relu, torch.exp, torch.tanh)]
+    monkeypatch.setattr(workers, "ready", lambda: pool)
+    monkeypatch.setattr(prefetch, "rehearse", lambda *args: calls)
+    monkeypatch.setattr(prefetch, "_prepare", lambda *args: prepared.append(args))
+    for future in prefetch.prefetch(graph, None, "post_grad"):
+        future.result(60)
+    assert len(prepared) == 3 and all((call.target, (x,), {}, pool) in prepared for call in calls)
+
+
+class TestForesight:
+    """Small graphs are traced ahead, before AOTAutograd does: the slow kernels begun then are those called later."""
+
+    @pytest.fixture
+    def begun(self, monkeypatch, tmp_path):
+        """The stages of prefetching, with the calls that are begun at each."""
+        monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr(driver, "is_on_gpu", lambda graph: True)
+        monkeypatch.setattr(workers, "ready", lambda: None)
+        stages, original, now = {}, prefetch.prefetch, []
+
+        def form(op, args, kwargs, pool):
+            node = torch.fx.Graph().call_function(op, (), dict(kwargs))
+            node._args = args  # of another graph
+            now.append(prefetch._form(node))
+
+        def noted(graph, settings, stage):
+            for future in (started := original(graph, settings, stage)):
+                future.result(60)
+            stages[stage] = sorted(now)
+            now.clear()
+            return started
+
+        monkeypatch.setattr(prefetch, "_prepare", form)
+        monkeypatch.setattr(prefetch, "prefetch", noted)
+        return stages
+
+    @pytest.fixture
+    def operands(self, generator):
+        return [torch.randn(s, generator=generator) for s in ((3, 8, 32), (3, 8, 16), (3, 20, 32), (3, 20, 16))]
+
+    @staticmethod
+    def decode(q, q_pe, kv, k_pe):
+        scores = torch.einsum("bhd,bkd->bhk", q, kv) + torch.einsum("bhd,bkd->bhk", q_pe, k_pe)
+        return torch.einsum("bhk,bkd->bhd", (scores * 0.1).softmax(-1), kv)
+
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_finds_what_the_graph_will_have(self, dynamic, begun, operands):
+        with torch.no_grad(), no_caches():
+            got = torch.compile(self.decode, backend=OURS, dynamic=dynamic)(*operands)
+        torch.testing.assert_close(got, self.decode(*operands), rtol=1e-4, atol=1e-4)
+        assert len(begun["pre_grad"]) == 1 and "mla_decode" in begun["pre_grad"][0]
+        assert dynamic or begun["pre_grad"] == begun["inference"]
+
+    def test_looks_once_at_a_graph(self, begun, operands):
+        for again in (False, True):
+            torch._dynamo.reset()
+            with torch.no_grad(), no_caches():
+                torch.compile(self.decode, backend=OURS)(*operands)
+            assert bool(begun["pre_grad"]) != again and begun["inference"]
+
+    @pytest.mark.parametrize("why", ["it trains", "it is large", "its kernels are fast", "nothing: it writes an input"])
+    def test_leaves_other_graphs_for_later(self, why, begun, operands):
+        if why == "it trains":
+            operands[0].requires_grad_()
+
+        def model(q, q_pe, kv, k_pe):
+            if why == "it is large":
+                for _ in range(prefetch.MOST_NODES):
+                    q = q + 1
+            if why == "its kernels are fast":
+                return F.scaled_dot_product_attention(q, kv, kv), (q_pe @ k_pe.mT).softmax(-1)
+            if why == "nothing: it writes an input":
+                kv[:, -1] = 0
+            return self.decode(q, q_pe, kv, k_pe)
+
+        copies = [x.detach().clone() for x in operands]
+        with torch.set_grad_enabled(why == "it trains"), no_caches():
+            got = torch.compile(model, backend=OURS)(*operands)
+            torch.testing.assert_close(got, model(*copies), rtol=1e-4, atol=1e-4)
+        assert len(begun["pre_grad"]) == ("nothing" in why)
+        torch.testing.assert_close(operands, copies)

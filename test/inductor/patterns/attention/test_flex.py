@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of torch's flex_attention become tile.attention where the language has words for them."""
+
+import operator
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from torch_tile.inductor.backend import tile
+from torch_tile.inductor.compat import isolated_compile, no_caches
+from torch_tile.inductor.dry_run import dry_run
+from torch_tile.inductor.patterns.attention import flex
+from torch_tile.inductor.report.rows import collect
+from torch_tile.inductor.select import benchmark, decide
+
+S = 130
+
+
+def causal(b, h, i, j):
+    return i >= j
+
+
+def window(b, h, i, j):
+    return (i >= j) & (i - j < 20)
+
+
+def prefix(b, h, i, j):
+    return (i >= j) | (j < 30)
+
+
+def soft_cap(s, b, h, i, j):
+    return torch.tanh(s / 3) * 3
+
+
+def distance(s, b, h, i, j):
+    return s - (i - j).abs() * 0.1
+
+
+SLOPES = torch.rand(4) + 0.1
+
+
+def alibi(s, b, h, i, j):
+    return s + SLOPES[h] * (j - i)
+
+
+def reach_of_heads(b, h, i, j):
+    return i - j < 10 * h + 5
+
+
+FORMS = [  # score_mod, mask_mod, what the call says
+    (None, causal, "causal)"),
+    (soft_cap, window, "causal, window 20, score v0=tanh(acc0);v1=mul(v0,3.0);ret v1)"),
+    (soft_cap, None, "score v0=tanh(acc0);v1=mul(v0,3.0);ret v1)"),
+    (alibi, causal, "causal, score "),
+    (distance, prefix, "abs"),
+    (None, prefix, "where("),
+    (None, reach_of_heads, "where("),
+]
+
+
+def problem(generator):
+    return (torch.randn(2, h, S, 16, generator=generator) for h in (4, 2, 2))
+
+
+@pytest.mark.parametrize(("score_mod", "mask_mod", "what"), FORMS)
+def test_forms(score_mod, mask_mod, what, light, generator):
+    q, k, v = problem(generator)
+    block_mask = None if mask_mod is None else create_block_mask(mask_mod, None, None, S, S, device="cpu")
+
+    def f(q, k, v):
+        return flex_attention(q, k, v, score_mod, block_mask, enable_gqa=True)
+
+    with torch.no_grad():
+        got, report = light(f, q, k, v)
+        torch.testing.assert_close(got, f(q, k, v), rtol=2e-5, atol=2e-5)
+    (row,) = report.replaced("attention")
+    assert what in row.what, row
+
+
+def test_lengths_that_are_not_known(light, generator):
+    """Without a block mask, torch makes one of a block that is longer than all."""
+    for n in (S, 77):
+        q, k, v = (x[:, :, :n] for x in problem(generator))
+
+        def f(q, k, v):
+            return flex_attention(q, k, v, soft_cap, enable_gqa=True)
+
+        with torch.no_grad():
+            got, report = light(f, q, k, v, dynamic=True)
+            torch.testing.assert_close(got, f(q, k, v), rtol=2e-5, atol=2e-5)
+        assert report.replaced("attention"), report
+
+
+def test_what_stays(light, generator):
+    q, k, v = problem(generator)
+    document = (torch.arange(S) // 50).int()
+    documents = create_block_mask(lambda b, h, i, j: document[i] == document[j], None, None, S, S, device="cpu")
+    ones = torch.ones(1, 1, 2, dtype=torch.int32)
+    lists = BlockMask.from_kv_blocks(ones, torch.zeros(1, 1, 2, 2, dtype=torch.int32), seq_lengths=(S, S))
+    for options, reason in (
+        ({"block_mask": documents}, "torch.int32, which float32 may not hold"),
+        ({"block_mask": lists}, "only its lists say what is visible"),
+        ({"return_lse": True}, "log-sum-exp"),
+    ):
+        with torch.no_grad():
+            _, report = light(lambda q, k, v: flex_attention(q, k, v, enable_gqa=True, **options), q, k, v)  # noqa: B023
+        assert not report.replaced("attention")
+        assert reason in report.missed("attention")[0].reason, report
+
+
+@pytest.fixture
+def contests(monkeypatch):
+    """What is timed, old and new; ours is always faster."""
+    found = []
+
+    def measure(new, old, *rest):
+        with isolated_compile():
+            found.append((new, old, [benchmark.example(n) for n in old.graph.find_nodes(op="placeholder")]))
+        return decide.Outcome(1, 2)
+
+    monkeypatch.setattr(decide, "_measure", measure)
+    monkeypatch.setattr(decide, "_outcomes", {})
+    return found
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["made before", "made in the model"])
+def test_competes_with_what_the_mask_shows(inside, contests, generator):
+    """Inductor's side has lists of blocks as the mask_mod makes them, which are there already."""
+    q, k, v = problem(generator)
+    blocks = create_block_mask(window, None, None, S, S, device="cpu", BLOCK_SIZE=32)
+
+    def f(q, k, v):
+        mask = create_block_mask(window, None, None, S, S, device="cpu", BLOCK_SIZE=32) if inside else blocks
+        return flex_attention(q, k, v, soft_cap, mask, enable_gqa=True)
+
+    with torch.no_grad(), no_caches(), collect() as report:
+        got = torch.compile(f, backend=dry_run)(q, k, v)
+        torch.testing.assert_close(got, f(q, k, v), rtol=2e-5, atol=2e-5)
+    assert report.replaced("attention"), report
+    ((_, old, given),) = contests
+    (call,) = old.graph.find_nodes(op="call_function", target=torch.ops.higher_order.flex_attention)
+    placeholders = old.graph.find_nodes(op="placeholder")
+    lists = {name: given[placeholders.index(x)] for name, x in zip(flex.LISTS, call.args[4][2:10], strict=True) if x}
+    assert "kv_num_blocks" in lists
+    for name, value in lists.items():
+        assert torch.equal(value, getattr(blocks, name)), name
+    kinds = {n.target for n in old.graph.nodes if n.op == "call_function"}
+    assert kinds <= {call.target, operator.getitem}, kinds
+
+
+def test_masks_by_values_have_no_contest(contests, generator):
+    q, k, v = problem(generator)
+    limits = torch.tensor([100.0, 70.0])
+    blocks = create_block_mask(lambda b, h, i, j: j < limits[b], 2, None, S, S, device="cpu")
+    with torch.no_grad(), no_caches(), collect() as report:
+        torch.compile(lambda q, k, v: flex_attention(q, k, v, None, blocks, enable_gqa=True), backend=dry_run)(q, k, v)
+    assert not contests and "depends on values" in report.missed("attention")[0].reason, report
+
+
+def test_modifications_are_part_of_what_is_remembered(contests, generator):
+    q, k, v = problem(generator)
+    for score_mod in (soft_cap, distance, soft_cap):
+        torch._dynamo.reset()
+        with torch.no_grad(), no_caches():
+            torch.compile(
+                lambda q, k, v, mod=score_mod: flex_attention(q, k, v, mod, enable_gqa=True), backend=dry_run
+            )(q, k, v)
+    assert len(contests) == 2
+
+
+def test_is_timed_for_real(generator, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path))
+    q, k, v = problem(generator)
+    blocks = create_block_mask(causal, None, None, S, S, device="cpu")
+    with torch.no_grad(), no_caches(), collect() as report:
+        f = lambda q, k, v: flex_attention(q, k, v, distance, blocks, enable_gqa=True)  # noqa: E731
+        torch.testing.assert_close(torch.compile(f, backend=tile)(q, k, v), f(q, k, v), rtol=2e-5, atol=2e-5)
+    (row,) = report.select("attention")
+    assert row.status in ("kept", "replaced") and "us, Inductor" in row.reason, report

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.hardware import Target
+from torch_tile.kernel import JITKernel
+from torch_tile.kernels.attention import backward as module
+from torch_tile.kernels.attention.backward import attention_backward, reference
+from torch_tile.kernels.attention.backward_spec import Cuts
+from torch_tile.kernels.attention.forward import attention, reference as forward
+from torch_tile.kernels.attention.memory_order import empty_beside
+from torch_tile.kernels.attention.spec import Config
+from torch_tile.kernels.common import Machine
+from torch_tile.lowering import cuda_passes, lower
+from torch_tile.simulator.interpret import interpret
+
+
+@pytest.mark.parametrize("causal, window, q_offset", [(False, 0, 0), (True, 0, -2), (True, 3, 2), (False, 2, 1)])
+def test_reference_is_what_autograd_finds(causal, window, q_offset):
+    shapes = (2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 6)
+    q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    mask = torch.randn(2, 4, 5, 7, dtype=torch.float64, requires_grad=True)
+    options = (mask, causal, 0.4, window, q_offset)
+    out, lse = forward(q, k, v, *options)
+    grad = torch.randn_like(out)
+    got = reference(grad, q, k, v, out, lse, *options, keep="mask")
+    assert not reference(grad, q, k, v, out, lse, *options)[3].numel()
+    *found, kept = got
+    for a, b in zip((*found, kept[0]), torch.autograd.grad(out, (q, k, v, mask), grad), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+FORMS = {  # dtype, D, Dv, mask, causal, windowed
+    "full": (torch.float32, 32, 32, None, False, False),
+    "causal": (torch.float32, 32, 16, None, True, False),
+    "window": (torch.float32, 32, 48, None, True, True),
+    "window_only": (torch.float32, 40, 24, None, False, True),
+    "bool_mask": (torch.float32, 16, 16, torch.bool, False, False),
+    "float_mask": (torch.float32, 48, 16, torch.float32, True, False),
+    "bfloat16": (torch.bfloat16, 64, 32, torch.bfloat16, False, False),
+    "float16": (torch.float16, 32, 32, None, True, False),
+    "float64": (torch.float64, 8, 5, torch.bool, True, True),
+}
+LEAST = 1.0  # terms of this size may cancel: a query that sees one key has no dq
+SMALL = Config(block_q=32, block_kv=16, packed=False)
+CUTS = (
+    Cuts(SMALL, Config(16, 32, packed=False)),
+    Cuts(SMALL, Config(16, 32, packed=False), Config(32, 16, packed=False, shared_weights=True)),
+    Cuts(replace(SMALL, heavy_first=True, shared_weights=True), Config(32, 16, packed=False, heavy_first=True)),
+    Cuts(replace(SMALL, staged=True), Config(16, 16, packed=False, staged=True, shared_weights=True)),
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_problems(form, rounds, problems, check):
+    dtype, d, dv, mask_dtype, causal, windowed = FORMS[form]
+    for number in rounds(3):
+        (batch, kv_heads), groups = problems.pick((1, 1), (2, 1), (1, 2), (1, 3)), problems.pick(1, 1, 2, 3)
+        q_len, kv_len = problems.size(50), problems.size(60)
+        q, grad = (problems.reordered(batch, kv_heads * groups, q_len, n, dtype=dtype) for n in (d, dv))
+        k = problems.tensor(batch, kv_len, kv_heads, d, dtype=dtype).transpose(1, 2)
+        v = problems.tensor(batch, kv_heads, kv_len, dv, dtype=dtype)
+        mask = problems.mask(mask_dtype, batch, kv_heads * groups, q_len, kv_len) if mask_dtype else None
+        window = problems.random.randint(1, 30) if windowed else 0
+        options = (mask, causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
+        out, lse = forward(q, k, v, *options)
+        cuts, keep = problems.pick(*CUTS) if number % 4 else None, problems.pick("", "mask")
+        got = attention_backward(grad, q, k, v, out, lse, *options, keep, cuts=cuts)
+        want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep)
+        what = f"{form} {tuple(q.shape)} {tuple(k.shape)} {options[1:]} {keep} {cuts}"
+        for name, a, b, like in zip(("dq", "dk", "dv"), got[:3], want[:3], (q, k, v), strict=True):
+            check(a, b, f"{name} of {what}", dtype, empty_beside(like, a.shape[3]), LEAST)
+        check(got[3], want[3], f"ds of {what}", dtype, least=LEAST)
+
+
+@pytest.mark.parametrize("head_dim, v_dim", [(72, 80), (192, 128), (64, 1), (1, 64)])
+def test_head_dims(head_dim, v_dim, problems, check):
+    q, k, v, grad = (
+        problems.tensor(1, h, n, e, layout="dense")
+        for h, n, e in ((4, 30, head_dim), (2, 70, head_dim), (2, 70, v_dim), (4, 30, v_dim))
+    )
+    options = (None, True, None, 0, 40)
+    got = attention_backward(grad, q, k, v, *attention(q, k, v, *options), *options)
+    want = reference(*(x.double() for x in (grad, q, k, v)), None, None, *options)
+    for a, b, like in zip(got[:3], want[:3], (q, k, v), strict=True):
+        check(a, b, f"{head_dim} {v_dim}", None, empty_beside(like, a.shape[3]), LEAST)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)])
+@pytest.mark.parametrize("keys", [0, 5])
+def test_empty_problems(shape, keys, engine):
+    q, k, v = torch.randn(shape), torch.randn(*shape[:2], keys, shape[3]), torch.randn(*shape[:2], keys, 6)
+    out, lse = attention(q, k, v)
+    both = (call(out, q, k, v, out, lse, keep="mask") for call in (attention_backward, reference))
+    for got, want in zip(*both, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_large_scores_do_not_overflow(engine):
+    q, k = torch.full((1, 1, 3, 16), 10.0), torch.full((1, 1, 20, 16), -10.0)
+    v, grad = torch.randn(1, 1, 20, 16), torch.randn(1, 1, 3, 16)
+    got = attention_backward(grad, q, k, v, *attention(q, k, v, scale=1.0), scale=1.0)
+    want = reference(*(x.double() for x in (grad, q, k, v)), None, None, scale=1.0)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-3, atol=2e-3)
+
+
+def test_rows_of_numbers_that_stand_for_minus_infinity(engine):
+    """Where a loss does not read such rows, all gradients are right."""
+    q, k, v, grad = (torch.randn(1, 1, 5, 16) for _ in range(4))
+    mask, low = torch.zeros(1, 1, 5, 5), torch.finfo(torch.float32).min
+    mask[:, :, :2], mask[..., :2], grad[:, :, :2] = low, low, 0
+    out, lse = forward(q, k, v, mask)
+    got = attention_backward(grad, q, k, v, out, lse, mask)
+    for a, b in zip(got, reference(grad, q, k, v, out, lse, mask), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+HOPPER = Machine(Target("cuda", 90), 132)
+
+
+@pytest.mark.parametrize(
+    "heads, q_len, kv_len, width, causal, window, stages",
+    [
+        (1, 70, 200, 64, False, 0, 3),  # keys end inside a tile, and so do queries
+        (1, 200, 200, 64, True, 0, 3),  # masks cut some tiles of each block
+        (2, 150, 150, 64, True, 0, 2),  # two heads add up in one block's sums
+        (1, 150, 220, 64, True, 50, 2),
+        (2, 130, 140, 256, True, 0, 0),  # the cuts of wide heads: dk and dv by a kernel each
+    ],
+)
+def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, width, causal, window, stages):
+    """The kernels as they are lowered, thread by thread."""
+
+    def call(kernel, *args):
+        flat = lower(kernel.program, cuda_passes(Build(HOPPER.target, PassOptions(fast_math=True))))
+        assert not interpret(flat, kernel.program, args)
+
+    g = torch.Generator().manual_seed(0)
+    shapes = (1, heads, q_len, width), (1, 1, kv_len, width), (1, 1, kv_len, width), (1, heads, q_len, width)
+    q, k, v, grad = (torch.randn(shape, generator=g).half() for shape in shapes)
+    options = (None, causal, 0.125, window, kv_len - q_len)
+    out, lse = attention(q, k, v, *options)
+    monkeypatch.setattr(module, "machine_of", lambda x: HOPPER)
+    monkeypatch.setattr(JITKernel, "__call__", call)
+    cut = Config(64, 64, 128, stages, packed=False, staged=True, heavy_first=causal)
+    got = attention_backward(grad, q, k, v, out, lse, *options, cuts=Cuts(cut, cut) if stages else None)
+    want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)
+
+
+@pytest.mark.parametrize(
+    "target, dtype, shape, kv_len, causal, stages",
+    [
+        (90, torch.float16, (1, 2, 70, 208), 203, False, 3),
+        (90, torch.bool, (70, 208), 200, True, 2),
+        (80, torch.float32, (1, 1, 70, 208), 203, True, 2),
+    ],
+)
+def test_masks_come_by_tiles(monkeypatch, target, dtype, shape, kv_len, causal, stages):
+    """Blocks of queries read them row by row, blocks of keys across."""
+    machine = Machine(Target("cuda", target), 132)
+
+    def call(kernel, *args):
+        flat = lower(kernel.program, cuda_passes(Build(machine.target, PassOptions(fast_math=True))))
+        assert not interpret(flat, kernel.program, args)
+        assert target == 80 or any("operand_tile" in str(note) for note in kernel.schedule.notes)
+
+    g = torch.Generator().manual_seed(0)
+    sizes = (2, 70), (1, kv_len), (1, kv_len), (2, 70)
+    q, k, v, grad = (torch.randn(1, *size, 64, generator=g).half() for size in sizes)
+    stored = torch.randn(shape, generator=g)
+    mask = (stored > 0 if dtype == torch.bool else stored.to(dtype))[..., :kv_len]
+    options = (mask, causal, 0.125, 0, kv_len - 70)
+    out, lse = attention(q, k, v, *options)
+    monkeypatch.setattr(module, "machine_of", lambda x: machine)
+    monkeypatch.setattr(JITKernel, "__call__", call)
+    cut = Config(64, 64, 128, stages, packed=False, tiled=True)
+    got = attention_backward(grad, q, k, v, out, lse, *options, keep="mask", cuts=Cuts(cut, cut))
+    want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep="mask")
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torch_tile.hardware import Target
+from torch_tile.kernels.attention.forward import attention
+from torch_tile.kernels.attention.operands import Operand
+from torch_tile.kernels.attention.spec import Form
+from torch_tile.kernels.attention.tiling import HOPPER, Problem, config_for, splits_for
+from torch_tile.kernels.common import Machine
+from torch_tile.tools.library import Case, compiled
+
+CPU = Machine(Target("cpu"), 16)
+GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
+H200 = GPUS[2]
+FORM = Form(torch.float16, 128, 128, True, True, False, None, False, True, 8)
+
+
+@pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
+@pytest.mark.parametrize("width", [16, 64, 80, 128, 192, 256, 512])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_tiles_fit(machine, width, dtype):
+    form = replace(FORM, dtype=dtype, tile_d=width, tile_dv=width)
+    for rows in (1, 8, 17, 64, 4096):
+        config = config_for(form, Problem(32, rows, 4096), machine)
+        if config is None:  # left to the reference
+            assert width >= 256 and dtype.itemsize >= 4
+            continue
+        tiles = config.block_q * width + config.stages * config.block_kv * 2 * width
+        tiles += config.block_q * config.block_kv * config.shared_weights
+        assert tiles * dtype.itemsize <= machine.target.shared_limit
+        assert config.block_q <= max(64, rows) and config.heavy_first
+
+
+@pytest.mark.parametrize("width", [32, 64, 80, 128, 192])
+def test_tiles_of_hopper_fit(width):
+    """By wgmma only where rows fill its tiles; warpgroups of three have fewer registers each."""
+    form = replace(FORM, tile_d=width, tile_dv=width)
+    for heads, rows, keys in ((32, 16, 4096), (32, 17, 4096), (64, 8192, 8192), (8, 300, 512), (1, 129, 99)):
+        config = config_for(form, Problem(heads, rows, keys), H200)
+        assert (config.shares > 1) == (rows > 16)
+        if rows > 16:
+            assert config.threads == config.block_q * 2
+            held = (config.block_kv * 3 // 2 + width) // 2
+            assert held <= (128 if config.threads == 384 else 168)
+            tiles = (config.block_q + config.stages * config.block_kv) * 2 * width
+            assert tiles * 2 < H200.target.shared_limit
+
+
+def test_short_queries_get_short_tiles():
+    for machine in (CPU, H200):
+        short, long = (config_for(FORM, Problem(8, rows, 1000), machine).block_q for rows in (1, 1000))
+        assert short < long
+
+
+def test_few_blocks_share_the_keys():
+    assert config_for(FORM, Problem(8, 8, 8192), H200).split
+    assert not config_for(FORM, Problem(32, 4096, 4096), H200).split
+    assert not config_for(FORM, Problem(8, 1, 8192), CPU).split
+    config = config_for(FORM, Problem(8, 8, 8192), H200)
+    splits = splits_for(config, Problem(8, 8, 8192), H200)
+    assert 1 < splits * 8 <= H200.units and 8192 // splits >= 4 * config.block_kv
+
+
+@pytest.mark.parametrize(
+    "width, causal, heads, rows, keys, cut",
+    [
+        (64, True, 64, 8192, 8192, (192, 128, 2, 1, 16)),
+        (64, False, 64, 8192, 8192, (192, 128, 2, 1, 1)),
+        (64, False, 32, 1024, 1024, (64, 96, 2, 3, 1)),
+        (64, True, 32, 4096, 4096, (64, 96, 2, 3, 1)),
+        (64, True, 160, 1500, 1500, (64, 96, 2, 3, 16)),  # keys and values of all heads do not stay in the cache
+        (64, False, 1536, 49, 49, (64, 96, 2, 3, 1)),
+        (80, False, 32, 512, 512, (128, 64, 3, 1, 1)),
+        (96, True, 768, 197, 197, (64, 64, 2, 2, 16)),
+        (128, True, 32, 512, 512, (64, 64, 2, 2, 1)),
+        (128, False, 32, 512, 512, (64, 64, 2, 2, 1)),
+        (128, False, 256, 512, 512, (128, 128, 2, 1, 1)),
+        (128, True, 256, 512, 512, (64, 64, 2, 2, 16)),
+        (128, False, 32, 1024, 1024, (128, 128, 2, 1, 1)),
+        (128, True, 32, 1024, 1024, (128, 128, 2, 1, 16)),
+        (128, True, 32, 4096, 4096, (128, 128, 2, 1, 16)),
+        (128, True, 64, 8192, 8192, (128, 128, 2, 1, 8)),
+    ],
+)
+def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
+    """Block rows, block keys, stages, blocks that share an SM and heads that run side by side."""
+    form = replace(FORM, tile_d=width, tile_dv=width, causal=causal, shifted=False)
+    config = config_for(form, Problem(heads, rows, keys), H200)
+    assert (config.block_q, config.block_kv, config.stages, config.blocks, config.side) == cut
+    assert not config.split and config.staged
+
+
+@pytest.mark.parametrize(
+    "width, dtype, heads, keys, cut",
+    [
+        (64, torch.bfloat16, 64, 1024, (64, 64, 3)),
+        (64, torch.bool, 192, 512, (64, 64, 3)),
+        (64, torch.float32, 192, 512, (64, 64, 2)),
+        (128, torch.bfloat16, 256, 512, (128, 128, 1)),
+        (128, torch.bool, 64, 4096, (128, 128, 1)),
+        (128, torch.float32, 32, 1024, (128, 128, 1)),
+    ],
+)
+def test_cuts_under_masks_measured_on_an_h200(width, dtype, heads, keys, cut):
+    """Block rows, block keys and blocks that share an SM; masks come by tiles where their rows are aligned."""
+    form = replace(
+        FORM, dtype=torch.bfloat16, tile_d=width, tile_dv=width, causal=False, folded=dtype == torch.bool,
+        mask=Operand("bqk", dtype, aligned=True),
+    )  # fmt: skip
+    config = config_for(form, Problem(heads, keys, keys), H200)
+    assert (config.block_q, config.block_kv, config.blocks) == cut and config.tiled and config.staged
+    loose = config_for(replace(form, mask=Operand("bqk", dtype)), Problem(heads, keys, keys), H200)
+    assert not loose.tiled and loose.block_kv == 64
+    packed = config_for(replace(form, grouped=True), Problem(heads, 4 * 40, keys, 4), H200)
+    assert packed.packed and not packed.tiled
+
+
+@pytest.mark.parametrize(
+    "sequences, queries, cut, splits",
+    [
+        (1, 1, (16, 128), 16), (8, 1, (16, 128), 2), (32, 1, (16, 128), 1), (128, 1, (16, 128), 1),
+        (1, 8, (64, 128), 16), (8, 8, (64, 128), 2), (8, 16, (128, 128), 2), (32, 8, (64, 128), 1),
+    ],
+)  # fmt: skip
+def test_few_queries_measured_on_an_h200(sequences, queries, cut, splits):
+    """64 query heads over 8 key heads: tiles hold the rows of a group, and their shares fill the chip once."""
+    problem = Problem(sequences * 8, queries * 8, 8192, 8)
+    config = config_for(replace(FORM, causal=False, grouped=True), problem, H200)
+    assert (config.block_q, config.block_kv) == cut and config.packed
+    assert splits_for(config, problem, H200) == splits and config.split == (splits > 1)
+
+
+def hopper_source(heads=8, rows=512, size=64, config=None, **options):
+    """What attention becomes on a Hopper."""
+
+    def call(make):
+        q, k = make((1, heads, rows, size), torch.float16), make((1, 8, 512, size), torch.float16)
+        return attention(q, k, k, config=config, **options)
+
+    (kernel,) = compiled(Case("attention", call), H200.target)
+    return kernel.source
+
+
+@pytest.mark.parametrize("offset, products", [(0, 4), (20, 5)])
+def test_no_mask_needs_a_turned_loop_of_its_own(offset, products):
+    """Before the turned loop, its two, after it; and, between turns that a shifted mask cuts, the second ones.
+
+    A causal mask that begins with the first key cuts one square tile, as the end of the keys does.
+    """
+    assert hopper_source().count("tile::wgmma_commit();") == 4
+    square = replace(next(c for c in HOPPER if c.block_q == c.block_kv == 128), packed=False, staged=True)
+    source = hopper_source(config=square, causal=True, q_offset=offset)
+    assert source.count("tile::wgmma_commit();") == products
+
+
+@pytest.mark.parametrize("cut", HOPPER, ids=lambda c: f"{c.block_q}x{c.block_kv}x{c.threads}")
+def test_causal_masks_cut_few_turns_of_every_cut(cut):
+    """The compiler proves it of each, and takes these turns before the turned loop, which then has no branch."""
+    size = {(128, 96): 192, (128, 64): 128, (128, 128): 128}.get((cut.block_q, cut.block_kv), 64)
+    config = replace(cut, packed=False, heavy_first=True, staged=True)
+    source = hopper_source(size=size, causal=True, q_offset=20, config=config)
+    assert source.count("turn < turn_lead;") == 1 and source.count("tile::wgmma_commit();") == 5
+
+
+def test_keys_of_packed_heads_come_in_order():
+    """Their masks may cut any number of turns, which come last."""
+    source = hopper_source(heads=64, rows=40, causal=True, q_offset=472)
+    assert "turn_lead" not in source and "turn_more" in source
+
+
+@pytest.mark.parametrize("machine", [CPU, *GPUS], ids=lambda m: str(m.target))
+def test_heads_that_are_apart_are_packed_where_that_saves_half_of_a_block(machine):
+    """Packing copies queries and result where the rows of a group are not evenly spaced."""
+    form = replace(FORM, grouped=True, causal=False)
+    for queries in (1, 16, 32, 100, 128, 1000):
+        apart, adjacent = (config_for(form, Problem(8, 4 * queries, 300, 4, even), machine) for even in (False, True))
+        assert apart.packed == (adjacent.packed and 2 * queries <= apart.block_q)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+import importlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from torch_tile.hardware import Target
+from torch_tile.jit import JITFunction
+from torch_tile.kernels.common import Machine
+from torch_tile.kernels.gemm.dequant import dequant_gemm, dequantize, reference
+from torch_tile.kernels.gemm.tiling import Config
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How weights are stored: dtype of words, bits and order of fields, offset, columns of a group, dtypes of scales
+    and zeros, dtype of a.
+    """
+
+    words: torch.dtype
+    bits: int = 8
+    high_first: bool = False
+    offset: int = 0
+    group: int = 0
+    scale: torch.dtype | None = torch.float32
+    zero: torch.dtype | None = None
+    a: torch.dtype = torch.bfloat16
+
+
+I8, U8, HALF, BF16, F32, F64 = torch.int8, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64
+SCHEMES = {
+    "int8": Scheme(I8),
+    "int8 bare": Scheme(I8, scale=None, a=HALF),
+    "uint8 with zeros": Scheme(U8, zero=I8, scale=BF16),
+    "int8 in groups": Scheme(I8, group=32, zero=I8, scale=BF16),
+    "uint4": Scheme(U8, 4, group=32, offset=8, scale=HALF, a=HALF),
+    "uint4 with zeros": Scheme(U8, 4, high_first=True, group=64, zero=BF16, scale=BF16),
+    "uint4 of large groups": Scheme(U8, 4, group=128, zero=U8),
+    "int4": Scheme(I8, 4, group=16),
+    "int4 by rows": Scheme(I8, 4, high_first=True, a=HALF),
+    "uint2": Scheme(U8, 2, offset=2, group=64),
+    "bits": Scheme(U8, 1, high_first=True),
+    "e4m3": Scheme(torch.float8_e4m3fn),
+    "e4m3 in groups": Scheme(torch.float8_e4m3fn, group=128, a=HALF),
+    "e5m2": Scheme(torch.float8_e5m2, a=HALF),
+    "float32": Scheme(U8, 4, group=32, offset=8, a=F32),
+    "float64": Scheme(I8, zero=F32, a=F64),
+}
+SWIGLU = "g=silu(acc0);u=add(acc1,x0);y=mul(g,u);ret y"
+
+
+def weights(problems, scheme, n, k, turned=False):
+    """Words, a scale and a zero of `[N, K]` weights."""
+    shape = (n, k * scheme.bits // 8)
+    if scheme.words.is_floating_point:
+        b = problems.tensor(*shape, layout="dense").to(scheme.words)
+    else:
+        b = torch.randint(0, 256, shape, generator=problems.generator, dtype=torch.uint8).view(scheme.words)
+    groups = k // scheme.group if scheme.group else 1
+    of = lambda: problems.tensor(n, groups, layout=problems.pick("dense", "turned", "slice"))  # noqa: E731
+    scale = None if scheme.scale is None else (of().abs() + 0.5).to(scheme.scale)
+    zero = None if scheme.zero is None else (of() * 3).abs().to(scheme.zero)
+    return b.t().contiguous().t() if turned else b, scale, zero
+
+
+def arguments(problems, scheme, m, n, k, products=1, turned=False):
+    """Of `dequant_gemm`, up to the auxiliary operands."""
+    stored = [weights(problems, scheme, n, k, turned) for _ in range(products)]
+    bs, scales, zeros = ([x for x in xs if x is not None] for xs in zip(*stored, strict=True))
+    a = problems.tensor(m, k, dtype=scheme.a) / 8
+    return a, bs, scales, zeros, scheme.bits, scheme.high_first, scheme.offset
+
+
+def exact(a, bs, scales, zeros, *rest):
+    return reference(a.double(), bs, [s.double() for s in scales], zeros, *rest, F64)
+
+
+def test_weights_are_widened_as_documented():
+    byte = torch.tensor([[0x4B, 0xF0]], dtype=torch.uint8)
+    fields = lambda b, bits, high: dequantize(b, None, None, bits, high, 0, F32).tolist()  # noqa: E731
+    assert fields(byte, 4, False) == [[11, 4, 0, 15]] and fields(byte, 4, True) == [[4, 11, 15, 0]]
+    assert fields(byte.view(I8), 4, True) == [[4, -5, -1, 0]]
+    assert fields(byte, 2, True)[0][:4] == [1, 0, 2, 3] and fields(byte.view(I8), 2, False)[0][:4] == [-1, -2, 0, 1]
+    assert fields(byte[:, 1:], 1, True) == [[1, 1, 1, 1, 0, 0, 0, 0]]
+    scale, zero = torch.tensor([[2.0, 0.5]]), torch.tensor([[1, 4]], dtype=torch.int32)
+    assert dequantize(byte, scale, zero, 4, False, 8, F32).tolist() == [[4, -10, -6, 1.5]]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_random_problems(scheme, rounds, problems, check):
+    scheme = SCHEMES[scheme]
+    unit = max(scheme.group, 8)
+    for number in rounds(3):
+        config = problems.pick(None, None, Config(8, 64, 64, 128, 2), Config(16, 64, 64, 128, 2, splits=3))
+        m, n, k = problems.size(40), problems.size(90), unit * problems.size(400 // unit)
+        products, turned = problems.pick(1, 1, 2), problems.pick(False, False, True)
+        args = arguments(problems, scheme, m, n, k, products, turned)
+        row = problems.tensor(n, dtype=torch.float32)
+        epilogue = ([row], "r", SWIGLU if products == 2 else "v=add(acc0,x0);ret v")
+        got = dequant_gemm(*args, *epilogue, F64 if scheme.a == F64 else F32, config)
+        want = exact(*args, [row.double()], *epilogue[1:])
+        check(got, want, f"{number}: {m}x{n}x{k}, {products} products, turned {turned}, {config}", scheme.a)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["int8", "uint4", "uint4 with zeros", "uint4 of large groups", "int4 by rows", "e4m3"]
+)
+def test_aligned_rows(scheme, rounds, problems, check):
+    """Bulk copies and wgmma on Hopper, which the ragged sizes of others refuse."""
+    scheme = SCHEMES[scheme]
+    for number in rounds(2):
+        cuts = Config(16, 64, 128, 128, 3), Config(32, 128, 64, 256, 2, splits=2), Config(128, 64, 64, 128, 2)
+        config = problems.pick(None, *cuts)
+        m, n, k = problems.size(70), problems.size(150), 128 * problems.pick(1, 3, 4, 8)
+        args = arguments(problems, scheme, m, n, k)
+        args = (args[0].contiguous(), *args[1:])
+        full = problems.tensor(m, n, dtype=BF16)
+        got = dequant_gemm(*args, [full], "t", "v=silu(acc0);w=add(v,x0);ret w", BF16, config)
+        want = exact(*args, [full.double()], "t", "v=silu(acc0);w=add(v,x0);ret w")
+        check(got, want, f"{number}: {m}x{n}x{k}, {config}")
+
+
+@pytest.mark.parametrize("engine", ["interpreter", "threads"], indirect=True)
+@pytest.mark.parametrize("scheme", ["int8", "uint4 with zeros", "uint4 of large groups"])
+def test_sums_of_clusters(scheme, engine, problems, check):
+    """Blocks that share a sum over K add up the parts themselves; the weights come by bulk copies."""
+    scheme = SCHEMES[scheme]
+    for count in (2, 3, 8):
+        config = Config(problems.pick(8, 16), 64, 128, 128, 2, splits=count, cluster=True)
+        m, n, k = problems.size(20), problems.size(150), 128 * problems.pick(1, 4, 9)
+        args = arguments(problems, scheme, m, n, k)
+        args = (args[0].contiguous(), *args[1:])
+        row = problems.tensor(n, dtype=torch.float32)
+        got = dequant_gemm(*args, [row], "r", "v=add(acc0,x0);ret v", BF16, config)
+        want = exact(*args, [row.double()], "r", "v=add(acc0,x0);ret v")
+        check(got, want, f"{m}x{n}x{k}, {config}")
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("scheme", ["int8", "uint4", "e5m2"])
+def test_by_mma(scheme, engine, problems, check, monkeypatch):
+    """As on GPUs without wgmma."""
+    machine = Machine(Target("cuda", 80), 4)
+    monkeypatch.setattr(importlib.import_module("torch_tile.kernels.gemm.dequant"), "machine_of", lambda x: machine)
+    for m, n, k in ((3, 70, 384), (65, 130, 128)):
+        args = arguments(problems, SCHEMES[scheme], m, n, k)
+        got = dequant_gemm(*args, [], "", "v=relu(acc0);ret v", F32)
+        check(got, exact(*args, [], "", "v=relu(acc0);ret v"), f"{m}x{n}x{k}", SCHEMES[scheme].a)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 16), (3, 0, 16), (3, 4, 0), (1, 1, 2)])
+def test_empty_and_tiny(shape, engine, problems):
+    m, n, k = shape
+    args = arguments(problems, Scheme(U8, 4, a=F32), m, n, k)
+    got = dequant_gemm(*args, [], "", "", F32)
+    torch.testing.assert_close(got, reference(*args, [], "", "", F32))
+
+
+def test_products_whose_scales_differ_in_dtype(engine, problems):
+    a = problems.tensor(5, 32, dtype=BF16)
+    bs = [torch.randint(-9, 9, (12, 32), generator=problems.generator, dtype=I8) for _ in range(2)]
+    scales = [problems.tensor(12, 1), problems.tensor(12, 1).to(BF16)]
+    args = a, bs, scales, [], 8, False, 0, [], "", "v=mul(acc0,acc1);ret v", F32
+    torch.testing.assert_close(dequant_gemm(*args), reference(*args), rtol=2e-2, atol=1.0)
+
+
+@pytest.mark.parametrize("engine", ["threads"], indirect=True)
+@pytest.mark.parametrize("products, kernels", [(3, 1), (5, 0)])
+def test_many_products(products, kernels, engine, problems, check, monkeypatch):
+    """Three share the rows of a tile as four do; for more than tiles hold it is plain torch."""
+    made, compile = [], JITFunction.compile
+    monkeypatch.setattr(JITFunction, "compile", lambda *args: made.append(args) or compile(*args))
+    args = arguments(problems, SCHEMES["uint4"], 40, 64, 64, products)
+    text = "".join(f"v{n}=add({f'v{n - 1}' if n else 'acc0'},acc{n});" for n in range(products))
+    got = dequant_gemm(*args, [], "", f"{text}ret v{products - 1}", F32)
+    check(got, exact(*args, [], "", f"{text}ret v{products - 1}"), f"{products} products", HALF)
+    assert len(made) == kernels

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+from torch_tile.hardware import Target
+from torch_tile.kernels.common import Machine
+from torch_tile.kernels.gemm.tiling import (
+    Config,
+    Problem,
+    config_for,
+    panel_width,
+    panels_bytes,
+    panels_of,
+)
+
+CPU = Machine(Target("cpu"), 16)
+GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
+SIZES = [(1, 64, 4096), (8, 8, 100_000), (1024, 1024, 1024), (1, 1, 1), (8192, 8192, 8192), (100, 50_000, 64)]
+
+
+@pytest.mark.parametrize("machine", [CPU, *GPUS], ids=lambda m: str(m.target))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("products", [1, 2, 3])
+def test_every_problem_has_a_cut_that_fits(machine, dtype, products):
+    for m, n, k in SIZES:
+        config = config_for(Problem(dtype, 1, m, n, k, products), machine)
+        assert config.splits == 1 or config.splits * config.block_k <= k
+        assert config.block_m < max(2 * m, 32)
+        if machine.is_gpu:
+            stage = (config.block_m + products * config.block_n) * config.block_k * dtype.itemsize
+            assert config.stages >= 1 and config.stages * stage <= machine.target.shared_limit
+            assert config.block_m * config.block_n * products // config.threads <= 128
+
+
+@pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_products_that_no_tile_holds_have_no_cut(machine, dtype):
+    for products in (4, 5, 8, 40):
+        for m, n, k in SIZES:
+            config = config_for(Problem(dtype, 1, m, n, k, products), machine)
+            if config is None:
+                assert products > 4
+                continue
+            stage = (config.block_m + products * config.block_n) * config.block_k * dtype.itemsize
+            assert config.stages * stage <= machine.target.shared_limit
+            assert config.block_m * config.block_n * products // config.threads <= 128
+        assert (products < 40) or config is None
+
+
+def test_the_shape_decides():
+    h200 = GPUS[2]
+    large = config_for(Problem(torch.float16, 1, 8192, 8192, 8192), h200)
+    assert large.block_m * large.block_n == 128 * 256 and large.splits == 1
+    assert config_for(Problem(torch.float16, 1, 16, 4096, 4096), h200).block_m == 16
+    fewer = [config_for(Problem(torch.float16, 1, 128, n, 4096, aligned=True), h200) for n in (6144, 10240)]
+    assert [(c.block_m, c.block_n) for c in fewer] == [(64, 96), (128, 96)]
+    assert config_for(Problem(torch.float16, 1, 64, 64, 65536), h200).splits > 8
+    for machine in (CPU, h200):
+        assert config_for(Problem(torch.float16, 1, 1, 1000, 1000, row=True), machine).block_m == 1
+
+
+def test_choices_are_remembered():
+    problem = Problem(torch.float16, 1, 77, 4096, 4096)
+    assert config_for(problem, GPUS[2]) is config_for(Problem(torch.float16, 1, 77, 4096, 4096), GPUS[2])
+
+
+@pytest.mark.parametrize("products", [1, 2, 3])
+def test_hopper_takes_tile_after_tile(products):
+    h200 = GPUS[2]
+    for m, n, k in ((4096, 1024, 8192), (4096, 8192, 8192), (8192, 8192, 8192), (4096, 1000, 4096)):
+        config = config_for(Problem(torch.bfloat16, 1, m, n, k, products, aligned=True), h200)
+        assert config.blocks == 132 and config.splits == 1 and config.panel and config.stages >= 2
+        stage = (config.block_m + products * config.block_n) * config.block_k * 2
+        assert config.stages * stage + panels_bytes(config.block_m) < h200.target.shared_limit
+        assert config.block_n % panel_width(config.block_m, 2) == 0
+    for machine in (CPU, GPUS[0], GPUS[1], GPUS[3]):
+        assert not config_for(Problem(torch.bfloat16, 1, 8192, 8192, 8192, aligned=True), machine).blocks
+    for other in (
+        Problem(torch.float32, 1, 8192, 8192, 8192, aligned=True),
+        Problem(torch.float16, 1, 8192, 8192, 8192),
+    ):
+        assert not config_for(other, h200).blocks
+
+
+def test_tiles_fill_the_last_turn():
+    """One turn of 128 large tiles, two of them, and where many turns make all tiles alike those that reuse most."""
+    h200 = GPUS[2]
+
+    def tile(m, n, k):
+        config = config_for(Problem(torch.float16, 1, m, n, k, aligned=True), h200)
+        return config.block_m, config.block_n
+
+    assert tile(4096, 1024, 8192) == tile(8192, 1024, 8192) == (128, 256)
+    assert tile(4096, 28672, 8192)[1] == 192
+
+
+def test_panels_of_a_tile():
+    """Two buffers in turns; widths divide the tile, and a turned one is a panel by itself."""
+    assert panels_of(Config(128, 192), 2) == (64, [(0, 0), (64, 1), (128, 0)])
+    assert panels_of(Config(192, 48), 2) == (16, [(0, 0), (16, 1), (32, 0)])
+    assert panels_of(Config(16, 256, turned=True), 2) == (256, [(0, 0)])

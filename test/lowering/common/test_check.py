@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+import torch_tile.language as T
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.lowering.common.check import check_kernel
+
+
+def lines(kernel):
+    """The code and the author's line of each finding."""
+    with pytest.raises(TileError) as caught:
+        check_kernel(kernel.program)
+    return [(d.code, d.span.source().split("#")[-1].strip()) for d in caught.value.diagnostics]
+
+
+def test_good_kernels_are_returned_as_they_are(keeps):
+    m, n = T.dynamic("m, n")
+
+    @T.prim_func
+    def kernel(x: T.Tensor((m, n), "float16"), rows: T.Tensor((m,), "int32")):
+        with T.Kernel(m, T.ceildiv(n, 16)) as (b, c):
+            tile = T.alloc_shared((4, 16), "float16")
+            T.copy(x[b * 4 - 2, c * 16 + 100], tile)  # global regions may lie outside
+            T.copy(x[rows[b], c * 16], tile[0, :])
+            for k in T.serial(4):
+                T.copy(tile[k, 0:8], tile[3 - k, 8:16])
+            for i, j in T.Parallel(4, 16):
+                T.atomic_add(x[i, j], tile[i, j])
+                for k in T.serial(4):
+                    if k == i:
+                        break
+
+    keeps(check_kernel, kernel)
+
+
+def test_every_finding_is_reported():
+    @T.prim_func
+    def kernel(x: T.Tensor((8, 8), "float32"), n: T.int32):
+        with T.Kernel(4) as b:
+            dynamic = T.alloc_shared((n, 4), "float32")  # size
+            tile = T.alloc_shared((4, 4), "float32")
+            other = T.alloc_fragment((4, 5), "float32")
+            T.copy(tile, other)  # shapes
+            T.gemm(x, tile, other)  # global operand
+            tile[4, 0] = dynamic[0, 0]  # store
+            tile[0, 0] = tile[0, b - 4]  # load
+            T.fill(tile[2:6, :], 0)  # region
+            for i in T.serial(4):
+                T.copy(x[i * i, 0], tile[0, :])  # affine
+            for i in T.Parallel(4):
+                T.fill(tile[i, :], 0)  # tile op
+                if i > 2:
+                    break  # leave
+
+    assert lines(kernel) == [
+        ("dynamic_tile", "size"), ("copy_shape", "shapes"), ("gemm_scope", "global operand"),
+        ("gemm_shape", "global operand"),
+        ("out_of_bounds", "store"), ("out_of_bounds", "load"), ("out_of_bounds", "region"),
+        ("non_affine_region", "affine"),
+        ("unsupported_on_target", "tile op"), ("unsupported_on_target", "leave"),
+    ]  # fmt: skip
+
+
+def test_what_never_runs_is_outside_of_nothing(keeps):
+    @T.prim_func
+    def kernel(n: T.int32):
+        with T.Kernel(4) as b:
+            tile = T.alloc_shared((4,), "float32")
+            for i in T.serial(3, 3):
+                tile[i + 1] = 0.0
+            if b > 3:
+                tile[b] = 0.0
+            if b < 4:
+                tile[b] = 0.0
+            else:
+                tile[b] = 0.0
+            if b << 3 == 7:
+                tile[b % 1] = 0.0
+            for i in T.serial(8):
+                if i < 4:
+                    tile[i] = T.if_then_else(i >= 1, tile[T.max(i - 1, 0)], 0.0)
+
+    keeps(check_kernel, kernel)
+
+
+def test_what_all_threads_do_together_is_not_for_some_of_them():
+    @T.prim_func
+    def kernel(x: T.Tensor((64, 64), "float32"), n: T.int32):
+        with T.Kernel(4, threads=256) as b:
+            thread = T.get_thread_binding()
+            tile, out = T.alloc_shared((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            seen = T.alloc_var("int32", 0)
+            if thread < 128:
+                T.gemm(tile, tile, out)  # product
+                seen = 1
+            if seen > 0:
+                T.copy(x, tile)  # of a variable
+            for i in T.serial(thread // 32):
+                for j in T.Parallel(64):  # nest
+                    tile[i, j] = 0
+            while seen < thread:
+                if b > 1:
+                    T.fill(tile, 0)  # while
+                seen += 1
+
+    places = ("product", "of a variable", "nest", "while")
+    assert lines(kernel) == [("parted_threads", place) for place in places]
+
+
+def test_what_a_thread_does_by_itself_is_for_any(keeps):
+    @T.prim_func
+    def kernel(x: T.Tensor((64, 64), "float32"), n: T.int32):
+        with T.Kernel(4, threads=256) as b:
+            thread = T.get_thread_binding()
+            tile, own = T.alloc_shared((64, 64), "float32"), T.alloc_local((4,), "float32")
+            if thread < 32:
+                T.copy(x[thread, 0:4], own)
+                T.atomic_add(x[thread, 4], own[0])
+                for v in T.vectorized(4):
+                    tile[thread, v] = own[v]
+            if thread < 256 and n > b:  # all of them, or none
+                T.copy(x, tile)
+            with T.ws(1):
+                if thread >= 128:  # all of the role
+                    T.copy(tile, x)
+
+    keeps(check_kernel, kernel)
+
+
+def test_turns_that_leave_a_tile_are_found():
+    @T.prim_func
+    def kernel(A: T.Tensor((96,), "float32"), n: T.int32):
+        with T.Kernel(4, n, threads=128) as (b, c):
+            thread = T.get_thread_binding()
+            x, tile = T.alloc_fragment((64,), "float32"), T.alloc_shared((64, 8), "float32")
+            for i in T.Parallel(96):
+                x[i] = A[i]  # wide
+            for i in T.Parallel(64):
+                A[i] = T.if_then_else(i > 0, x[i - 2], 0.0)  # value
+            for k in T.serial(n):
+                T.copy(A[0:16], x[b * 20 : b * 20 + 16])  # region
+                for i in T.serial(0, 9, 4):
+                    if i != 4 and x[0] > A[T.max(i - 8, 0)]:
+                        T.fill(x, tile[0, i])  # not known
+                    elif i != 4:
+                        tile[c, i + c] += 1.0  # not known
+                    tile[k, i] = 0.0  # step
+            tile[thread, 0] = 0.0  # thread
+            if thread < 64 and b < 9:
+                tile[thread, b + 5] = 1.0  # block
+            with T.ws(0):
+                tile[thread - 1, T.min(thread, 7)] = 1.0  # role
+
+    places = ("wide", "value", "region", "step", "thread", "block", "role")
+    assert lines(kernel) == [("leaves_tile", place) for place in places]
+    with pytest.raises(TileError) as caught:
+        check_kernel(kernel.program)
+    messages = [d.message for d in caught.value.diagnostics]
+    assert messages == [
+        "index 0 of `x`, i, is 64 for i = 64, outside [0, 64)",
+        "index 0 of `x`, i - 2, is -1 for i = 1, outside [0, 64)",
+        "index 0 of `x`, b * 20:b * 20 + 16, is 60:76 for b = 3, outside [0, 64)",
+        "index 1 of `tile`, i, is 8 for i = 8, outside [0, 8)",
+        "index 0 of `tile`, thread, is 64 for thread = 64, outside [0, 64)",
+        "index 1 of `tile`, b + 5, is 8 for b = 3, outside [0, 8)",
+        "index 0 of `tile`, thread - 1, is 64 for thread = 65, outside [0, 64)",
+    ]
+    fixes = [d.fix.split("`")[1] for d in caught.value.diagnostics]
+    assert fixes[:3] == ["if i < 64:", "if i - 2 >= 0:", "if b * 20 + 16 <= 64:"]
+
+
+def test_turns_that_are_kept_inside_or_not_known_are_left_alone(keeps):
+    @T.prim_func
+    def kernel(A: T.Tensor((96,), "float32"), n: T.int32):
+        with T.Kernel(4, threads=128) as b:
+            thread = T.get_thread_binding()
+            x, tile = T.alloc_fragment((64,), "float32"), T.alloc_shared((64, 8), "float32")
+            for i in T.Parallel(96):
+                if i < 64:
+                    x[i] = A[i]
+                if i >= 64 or i % 2 == 1:
+                    A[i] = T.if_then_else(i % 2 == 0, 0.0, x[i % 64])
+                A[i] = T.if_then_else(i < 64, x[T.min(i, 63)], x[i - 32])
+                A[i] = T.if_then_else(i >= 64 or x[i] > 0, 0.0, x[T.max(i - 64, 0)])
+            for k in T.serial(5):
+                if k * 16 + 16 <= 64:
+                    T.copy(A[0:16], x[k * 16 : k * 16 + 16])
+            for i in T.serial(96):
+                if i >= n:
+                    x[i] = 0.0
+                if A[i] > 0:
+                    x[i] = 1.0
+                if i == 64:
+                    break
+                x[i] = 2.0
+            for i in T.serial(96):
+                if i > 63:
+                    continue
+                x[i] = 3.0
+            for i in T.serial(n):
+                x[i] = 4.0
+            if thread < 64:
+                tile[thread, b + thread // 13] = 0.0
+            seen = T.alloc_var("int32", 0)
+            while seen < 64:
+                x[seen] = 5.0
+                seen += 1
+            assert n < 0, "none"
+            for i in T.serial(65):
+                x[i] = 6.0
+
+    keeps(check_kernel, kernel)

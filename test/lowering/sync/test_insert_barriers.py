@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Barriers: enough of them, shown by running all threads together, and none too many."""
+
+import itertools
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.hardware import Target
+from torch_tile.intrinsics.memory import barrier, cp_async, cp_async_commit, cp_async_wait
+from torch_tile.intrinsics.wgmma import Descriptor, wgmma, wgmma_commit, wgmma_wait
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Binary, Load, Var, const
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Continue,
+    Do,
+    For,
+    If,
+    Kernel,
+    Let,
+    LoopKind,
+    Program,
+    Store,
+)
+from torch_tile.lowering.sync.insert_barriers import insert_sync
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from sync_oracle import is_barrier, races
+
+THREADS = 4
+TX = Var("tx", role="thread")
+ZERO = const(0.0, dt.float32)
+
+
+def shared(name, *shape, offset=None):
+    return Buffer(name, tuple(const(n, dt.int32) for n in shape), dt.float32, "shared", offset=offset)
+
+
+def number(value):
+    return const(value, dt.int32) if isinstance(value, int) else value
+
+
+def put(buffer, *indices):
+    return Store(buffer, tuple(map(number, indices)), ZERO)
+
+
+REGISTER = Buffer("x", (const(1, dt.int32),), dt.float32, "local")
+GLOBAL = Buffer("g", (const(4096, dt.int32),), dt.float32, "global")
+
+
+def get(buffer, *indices):
+    return Store(REGISTER, (const(0, dt.int32),), Load(buffer, tuple(map(number, indices))))
+
+
+def fly(buffer, *indices):
+    """Start an asynchronous copy of one element for each thread."""
+    source = Address(GLOBAL, (TX,))
+    return cp_async(Address(buffer, tuple(map(number, indices))), source, 4, 4)
+
+
+def loop(trips, body, name="k", kind=LoopKind.SERIAL):
+    var = Var(name, role="loop")
+    stmts = body(var)
+    return For(kind, (var,), (number(0),), (number(trips),), Block(tuple(stmts)))
+
+
+def when(condition, then, otherwise=()):
+    return If(condition, Block(tuple(then)), Block(tuple(otherwise)))
+
+
+def program(*stmts, threads=THREADS):
+    buffers = {id(n.buffer): n.buffer for s in stmts for n in walk(s) if hasattr(n, "buffer")}
+    body = Block((*(Alloc(b) for b in buffers.values() if b.scope != "global"), *stmts))
+    kernel = Kernel((number(1),), (Var("b", role="block"),), (threads,), body, thread=TX)
+    return Program("made", (GLOBAL,), (kernel,), (), ())
+
+
+def synchronised(made):
+    """The program with barriers, checked to be enough, and not to change when looked at again."""
+    done = insert_sync(made, Build(Target.of("cuda:sm_80")))
+    assert not races(done), done
+    assert insert_sync(done, Build(Target.of("cuda:sm_80"))) is done
+    return done
+
+
+def barriers(done):
+    return sum(map(is_barrier, walk(done)))
+
+
+def neighbour(n=1):
+    return (TX + n) % THREADS
+
+
+# Straight code.
+
+
+def test_what_a_neighbour_wrote():
+    s = shared("s", THREADS)
+    done = synchronised(program(put(s, TX), get(s, neighbour())))
+    assert barriers(done) == 1
+
+
+def test_own_elements_need_no_barrier():
+    s = shared("s", 2 * THREADS, 8)
+    own = [put(s, TX * 2 + 1, 3), get(s, TX * 2 + 1, 3), put(s, TX * 2, 5)]
+    assert barriers(synchronised(program(*own))) == 0
+
+
+def test_one_barrier_orders_many():
+    a, b, c = (shared(n, THREADS) for n in "abc")
+    stmts = [put(a, TX), put(b, TX), put(c, TX), get(c, neighbour()), get(a, neighbour()), get(b, neighbour(2))]
+    assert barriers(synchronised(program(*stmts))) == 1
+
+
+def test_a_barrier_of_the_author_counts():
+    s = shared("s", THREADS)
+    made = program(put(s, TX), barrier(), get(s, neighbour()))
+    assert insert_sync(made, Build(Target.of("cuda:sm_80"))) is made
+
+
+def test_reads_then_writes_and_writes_then_writes():
+    s = shared("s", THREADS)
+    assert barriers(synchronised(program(get(s, neighbour()), put(s, TX)))) == 1
+    assert barriers(synchronised(program(put(s, neighbour()), put(s, TX)))) == 1
+    assert barriers(synchronised(program(get(s, neighbour()), get(s, TX)))) == 0
+
+
+def test_buffers_that_share_bytes():
+    a, b, c = shared("a", 4, offset=0), shared("b", 4, offset=8), shared("c", 4, offset=16)
+    assert barriers(synchronised(program(put(a, TX), put(b, TX)))) == 1
+    assert barriers(synchronised(program(put(a, TX), put(c, TX)))) == 0
+    assert barriers(synchronised(program(get(c, TX), put(a, TX), put(b, TX)))) == 1
+
+
+def test_names_are_looked_through():
+    s = shared("s", THREADS)
+    mine, other = Var("mine"), Var("other")
+    own = [Let(mine, TX + 0), put(s, mine), Let(other, mine + 0), get(s, other)]
+    assert barriers(synchronised(program(*own))) == 0
+    name = Var("next")
+    assert barriers(synchronised(program(put(s, TX), Let(name, neighbour()), get(s, name)))) == 1
+
+
+def test_one_thread_writes_all_read():
+    s, t = shared("s", 2), shared("t", 2)
+    made = program(when(TX == 0, [put(s, 0)]), when(TX == 0, [put(s, 0), put(t, 1)]), get(s, 0), get(t, 1))
+    assert barriers(synchronised(made)) == 1
+
+
+# Loops.
+
+
+def test_across_iterations():
+    s = shared("s", THREADS)
+    done = synchronised(program(loop(5, lambda k: [put(s, TX), get(s, neighbour())])))
+    assert barriers(done) == 2
+    s = shared("s", 2, THREADS)
+    done = synchronised(program(loop(5, lambda k: [put(s, k % 2, TX), get(s, k % 2, neighbour())])))
+    assert barriers(done) == 1, "versions let one barrier do"
+
+
+def test_a_hazard_with_what_was_before_the_loop_is_ordered_in_front_of_it():
+    s = shared("s", THREADS)
+    done = synchronised(program(put(s, TX), loop(5, lambda k: [get(s, neighbour())])))
+    assert barriers(done) == 1 and any(map(is_barrier, done.kernels[0].body.stmts))
+
+
+@pytest.mark.parametrize(("trips", "wanted"), [(1, 1), (2, 2)])
+def test_a_single_iteration_has_none_after_it(trips, wanted):
+    s = shared("s", THREADS)
+    assert barriers(synchronised(program(loop(trips, lambda k: [put(s, TX), get(s, neighbour())])))) == wanted
+
+
+def test_a_barrier_in_the_loop_serves_what_was_before_it_too():
+    s, q = shared("s", 2, THREADS), shared("q", THREADS)
+    done = synchronised(
+        program(put(q, TX), loop(5, lambda k: [put(s, k % 2, TX), get(s, k % 2, neighbour()), get(q, neighbour())]))
+    )
+    assert barriers(done) == 1
+
+
+def test_loops_of_one_tile_stay_whole():
+    s = shared("s", 8, THREADS)
+    done = synchronised(
+        program(
+            loop(8, lambda r: [put(s, r, TX)], "r", LoopKind.UNROLLED),
+            loop(8, lambda r: [get(s, r, TX), put(s, r, TX)], "r", LoopKind.UNROLLED),
+            loop(8, lambda r: [get(s, 7 - r, neighbour())], "r", LoopKind.UNROLLED),
+        )
+    )
+    assert barriers(done) == 1 and any(map(is_barrier, done.kernels[0].body.stmts))
+
+
+def test_the_start_of_a_loop_is_not_the_best_place_to_count_from():
+    a, b = shared("a", THREADS), shared("b", THREADS)
+    done = synchronised(program(loop(4, lambda k: [put(a, TX), get(b, neighbour()), get(a, neighbour()), put(b, TX)])))
+    assert barriers(done) == 2
+
+
+# Branches.
+
+
+def test_a_guard_is_not_entered_by_a_barrier():
+    s = shared("s", 2, THREADS)
+    done = synchronised(
+        program(loop(5, lambda k: [when(k + 1 < 5, [put(s, (k + 1) % 2, TX)]), get(s, k % 2, neighbour())]))
+    )
+    assert barriers(done) == 1 and not any(is_barrier(n) for f in walk(done) if isinstance(f, If) for n in walk(f))
+
+
+def test_uniform_branches_may_have_barriers_of_their_own():
+    s = shared("s", THREADS)
+    done = synchronised(program(loop(4, lambda k: [when(k < 2, [put(s, TX), get(s, neighbour())])])))
+    assert barriers(done) == 2
+
+
+def test_what_a_rare_branch_leaves_is_ordered_in_it():
+    s, t = shared("s", THREADS), shared("t", THREADS)
+    body = [barrier(), get(t, TX), when(Var("n", role="param") < 1, [put(s, TX)]), get(s, neighbour())]
+    done = insert_sync(program(loop(4, lambda k: body)), Build(Target.of("cuda:sm_80")))
+    branch = next(n for n in walk(done) if isinstance(n, If))
+    assert is_barrier(branch.then.stmts[-1]) and barriers(done) == 2
+
+
+def test_no_barrier_where_threads_part():
+    s = shared("s", THREADS)
+    with pytest.raises(TileError, match="divergent_hazard"):
+        synchronised(program(when(TX < 2, [put(s, TX), get(s, neighbour())])))
+    fine = program(put(s, TX), when(TX < 2, [get(s, neighbour())]))
+    assert barriers(synchronised(fine)) == 1
+    fine = program(when(TX < 2, [put(s, TX), get(s, TX)]))
+    assert barriers(synchronised(fine)) == 0
+
+
+# Iterations left early.
+
+
+def test_what_was_done_before_a_break_is_ordered_after_the_loop():
+    s = shared("s", THREADS)
+    early = program(loop(4, lambda k: [put(s, TX), when(k >= 2, [Break()]), get(s, neighbour())]), get(s, neighbour(2)))
+    assert barriers(synchronised(early)) == 3
+
+
+def test_what_was_done_before_a_continue_meets_the_next_iteration():
+    s = shared("s", 5, THREADS)
+
+    def body(k):
+        return [put(s, k, TX), when(k < 2, [Continue()]), get(s, k - 1, neighbour()), get(s, k - 2, neighbour())]
+
+    assert barriers(synchronised(program(loop(5, body)))) == 1
+
+
+def test_no_barrier_in_a_loop_that_threads_leave_one_by_one():
+    s = shared("s", THREADS)
+    parts = when(TX < 2, [Break()])
+    assert barriers(synchronised(program(loop(4, lambda k: [put(s, TX), parts]), get(s, neighbour())))) == 1
+    with pytest.raises(TileError, match="divergent_hazard"):
+        synchronised(program(loop(4, lambda k: [parts, put(s, TX), get(s, neighbour())])))
+
+
+# Asynchronous copies.
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_one_barrier_a_step_of_a_pipeline(stages):
+    s = shared("s", stages, THREADS)
+    start = loop(stages - 1, lambda p: [fly(s, p, TX), cp_async_commit()], "p", LoopKind.UNROLLED)
+
+    def step(k):
+        ahead = k + stages - 1
+        more = when(ahead < 9, [fly(s, ahead % stages, TX)])
+        return [cp_async_wait(stages - 2), more, cp_async_commit(), get(s, k % stages, neighbour())]
+
+    done = synchronised(program(start, loop(9, step)))
+    assert barriers(done) == 1
+    body = next(n for n in walk(done) if isinstance(n, For) and n.kind is LoopKind.SERIAL).body
+    assert is_barrier(body.stmts[1]), "between the wait and the next copies"
+
+
+def test_two_waits_two_barriers():
+    k_tile, v_tile = shared("k", 2, THREADS), shared("v", 2, THREADS)
+    start = [fly(k_tile, 0, TX), cp_async_commit(), fly(v_tile, 0, TX), cp_async_commit()]
+
+    def step(k):
+        ahead = (k + 1) % 2
+        more = [
+            when(k + 1 < 6, [fly(k_tile, ahead, TX)]), cp_async_commit(),
+            when(k + 1 < 6, [fly(v_tile, ahead, TX)]), cp_async_commit(),
+        ]  # fmt: skip
+        use = [get(k_tile, k % 2, neighbour()), cp_async_wait(2), get(v_tile, k % 2, neighbour())]
+        return [cp_async_wait(1), *more, *use]
+
+    assert barriers(synchronised(program(*start, loop(6, step)))) == 2
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("trips", [1, 2, 7])
+@pytest.mark.parametrize("stages", [2, 3, 6, 9])
+def test_a_pipeline_may_be_longer_than_its_loop(stages, trips, groups):
+    tiles = [shared(f"s{n}", stages, THREADS) for n in range(groups)]
+
+    def copies(step):
+        some = [(tile, step % stages if trips > 1 else 0) for tile in tiles]
+        return [x for t, at in some for x in (when(step < trips, [fly(t, at, TX)]), cp_async_commit())]
+
+    def step(k):
+        uses = [
+            [cp_async_wait(groups * (stages - 1) - 1), get(tile, k % stages if trips > 1 else 0, neighbour())]
+            for tile in tiles
+        ]
+        return [*uses[0][:1], *copies(k + stages - 1), uses[0][1], *[x for use in uses[1:] for x in use]]
+
+    start = loop(stages - 1, copies, "p", LoopKind.UNROLLED)
+    assert barriers(synchronised(program(start, loop(trips, step)))) == groups
+
+
+def test_a_barrier_before_the_wait_does_not_count():
+    s = shared("s", THREADS)
+    made = program(fly(s, TX), cp_async_commit(), barrier(), cp_async_wait(0), get(s, neighbour()))
+    assert barriers(synchronised(made)) == 2
+
+
+@pytest.mark.parametrize("pending", [0, 1])
+def test_a_barrier_before_the_wait_for_products_does_not_count(pending):
+    """Other warpgroups still read the operands of theirs."""
+    a, b, other = shared("a", 64, 8), shared("b", 8, 8), shared("other", 128)
+    walks = Descriptor(32, 1, 1), Descriptor(32, 1, 1)
+    start = [Address(x, (number(0), number(0))) for x in (a, b)]
+    total = Address(Buffer("c", (number(4),), dt.float32, "local"), (number(0),))
+    product = [wgmma(total, *start, 8, ("tf32", "tf32", "float32"), *walks), wgmma_commit()]
+    more = [wgmma(total, start[1], start[1], 8, ("tf32", "tf32", "float32"), *walks), wgmma_commit()]
+    made = program(
+        *product, *(more if pending else ()), put(other, TX), get(other, (TX + 1) % 128), wgmma_wait(pending),
+        put(a, TX // 8, TX % 8), threads=128,
+    )  # fmt: skip
+    done = insert_sync(made, Build(Target.of("cuda:sm_90a")))
+    assert barriers(done) == 2, done
+
+
+def test_a_barrier_in_front_of_a_loop_of_products_has_its_fence():
+    a, b = shared("a", 64, 8), shared("b", 8, 8)
+    walks = Descriptor(32, 1, 1), Descriptor(32, 1, 1)
+    total = Address(Buffer("c", (number(4),), dt.float32, "local"), (number(0),))
+    start = [Address(x, (number(0), number(0))) for x in (a, b)]
+    product = [wgmma(total, *start, 8, ("tf32", "tf32", "float32"), *walks), wgmma_commit(), wgmma_wait(0)]
+    made = program(put(a, TX // 8, TX % 8), loop(3, lambda k: product), threads=128)
+    done = insert_sync(made, Build(Target.of("cuda:sm_90a")))
+    calls = [s.call.name for s in done.kernels[0].body.stmts if isinstance(s, Do)]
+    assert calls == ["fence_proxy_async", "barrier"], done
+
+
+# Everything at once.
+
+
+def random_program(rng):
+    buffers = [shared("a", THREADS), shared("b", 2, THREADS), shared("c", THREADS)]
+
+    def access(k):
+        buffer = rng.choice(buffers)
+        place = rng.choice([TX, TX, neighbour(), Binary("^", TX, number(1))])
+        version = [number(0) if k is None else (k + rng.randint(0, 1)) % 2] if len(buffer.shape) == 2 else []
+        return rng.choice([put, get])(buffer, *version, place)
+
+    def block(depth, k, count):
+        made = []
+        for _ in range(count):
+            what = rng.random()
+            if depth and what < 0.25:
+                made.append(loop(3, lambda v: block(depth - 1, v, rng.randint(1, 4)), f"k{depth}"))
+            elif depth and what < 0.35 and k is not None:
+                made.append(when(k < 2, block(0, k, 1)))
+            else:
+                made.append(access(k))
+        return made
+
+    return program(*block(2, None, rng.randint(2, 4)))
+
+
+def test_random_programs_are_ordered_with_no_barrier_to_spare(seed):
+    """Without any of them there is a race."""
+    rng = random.Random(seed)
+    programs = [synchronised(random_program(rng)) for _ in range(150)]
+    found = [(done, n) for done in programs for n in walk(done) if is_barrier(n)]
+    spare = sum(not races(done, without=n) for done, n in found)
+    assert spare <= len(found) // 8  # runs of three iterations do not show every hazard that is there
+
+
+def test_straight_code_and_single_loops_have_the_least_that_is_enough(seed):
+    """Every choice of fewer barriers leaves a race."""
+    rng = random.Random(seed)
+    buffers = [shared("a", THREADS), shared("b", THREADS), shared("c", THREADS)]
+    for _ in range(40):
+        picks = [(rng.choice([put, get]), rng.choice(buffers), rng.choice([TX, neighbour()])) for _ in range(5)]
+        body = [what(buffer, place) for what, buffer, place in picks[: rng.randint(2, 5)]]
+        looped = rng.random() < 0.6
+
+        def made(stmts, looped=looped):
+            return program(loop(4, lambda k: stmts)) if looped else program(*stmts)
+
+        count = barriers(synchronised(made(body)))
+        for few in range(count):
+            for places in itertools.combinations(range(len(body)), few):
+                tried = [x for n, s in enumerate(body) for x in ([barrier(), s] if n in places else [s])]
+                assert races(made(tried)), (body, few, places)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies under way, by the groups committed after theirs; against a list of single copies."""
+
+from dataclasses import replace
+
+import pytest
+
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Load, Var, const
+from torch_tile.ir.polynomial import structure
+from torch_tile.lowering.sync.accesses import Access
+from torch_tile.lowering.sync.state import State
+
+TILE = Buffer("s", (const(8, dt.int32),), dt.float32, "shared")
+COPY = Load(TILE, (const(0, dt.int32),))
+
+
+def access(place=0, asynchronous=True):
+    return Access(TILE, (const(place, dt.int32),), "w", COPY, asynchronous=asynchronous)
+
+
+def numbers(state):
+    return [sorted(younger) for _, younger in state.flying.values()]
+
+
+def test_a_copy_lands_with_the_wait_for_its_group():
+    state = State(2)
+    state.add(access())
+    state.wait(0)
+    assert numbers(state) == [[-1]] and not state.since, "its group is still open"
+    state.commit()
+    state.wait(1)
+    assert numbers(state) == [[0]] and not state.since
+    state.commit()
+    state.wait(1)
+    assert not state.flying and [a.asynchronous for a in state.since.values()] == [False]
+
+
+def test_a_product_reads_from_its_start_to_its_wait():
+    state = State(1)
+    read = Access(TILE, (const(0, dt.int32),), "r", COPY, asynchronous=True)
+    state.add(read)
+    assert [a.asynchronous for a in state.since.values()] == [False]
+    state.commit(copies=False)
+    state.since.clear()  # a barrier, which does not end it
+    state.commit()
+    state.wait(0)
+    assert numbers(state) == [[0]] and not state.since, "commits and waits of copies are not for products"
+    state.wait(1, copies=False)
+    assert numbers(state) == [[0]] and not state.since
+    state.wait(0, copies=False)
+    assert not state.flying and [a.kind for a in state.since.values()] == ["r"]
+
+
+def test_of_copies_alike_the_older_ones_land_first():
+    state = State(1)
+    for _ in range(3):
+        state.add(access())
+        state.commit()
+    assert numbers(state) == [[0, 1]], "one and more are not told apart"
+    state.wait(1)
+    assert numbers(state) == [[0]] and len(state.since) == 1
+
+
+def test_either_way_counts():
+    one, other = State(3), State(3)
+    one.add(access())
+    other.add(access())
+    for _ in range(2):
+        other.commit()
+    other.add(access(1, asynchronous=False))
+    joined = one.join(other)
+    assert numbers(joined) == [[-1, 1]] and len(joined.since) == 1
+    assert joined.same(other.join(one)) and not joined.same(one)
+    assert numbers(one) == [[-1]] and not one.since, "joining changes neither"
+
+
+def test_accesses_that_look_alike_from_later_on_are_one():
+    state = State(3)
+    state.add(access(0))
+    state.commit()
+    state.add(access(1))
+    later = state.earlier(lambda a: access(5))
+    assert numbers(later) == [[-1, 0]] and numbers(state) == [[0], [-1]]
+
+
+def test_the_turn_of_a_loop_before_stays_unknown_in_each_loop_after():
+    """Counted from the loop's own turns again and again, one access would become endlessly many."""
+    k, lost = Var("k", dt.int32, "loop"), Var("earlier_k", dt.int32, "let")
+    inside = [replace(access(), indices=(k % 8,))]
+    for index, want in [(const(3, dt.int32), (k + 3) % 8), (lost % 8, lost % 8)]:
+        state = State(3)
+        state.add(replace(access(), indices=(index,)))
+        [(found, _)] = state.entering(k, const(0, dt.int32), inside).flying.values()
+        assert structure(found.indices) == structure((want,))
+
+
+def test_random_copies(rng_numbers):
+    state, single = State(4), []
+    for number in rng_numbers:
+        if number < 3:
+            state.add(access())
+            single.append(-1)
+        elif number < 7:
+            state.commit()
+            single = [min(n + 1, 4) for n in single]
+        else:
+            pending = number - 7
+            had = bool(state.since)
+            state.wait(pending)
+            assert bool(state.since) == (had or any(n >= pending for n in single))
+            single = [n for n in single if n < pending]
+        assert numbers(state) == ([sorted(set(single))] if single else [])
+
+
+@pytest.fixture
+def rng_numbers(seed):
+    import random
+
+    source = random.Random(seed)
+    return [source.randrange(12) for _ in range(300)]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layouts buffers and loops get."""
+
+import pytest
+
+import torch_tile.language as T
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import Target
+from torch_tile.ir.layout import Layout, row_major, shared_tile, spread
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Alloc, For, LoopKind
+from torch_tile.lowering.threads.infer_layouts import infer_layouts
+
+ACCUMULATOR = Layout.parse("[4:32t 2:2r 8:4t | 8:4r 4:1t 2:1r]")
+
+
+def inferred(kernel):
+    """Layouts of the buffers by name, and of the loops in order."""
+    program = infer_layouts(kernel.program, Build(Target.of("cuda:sm_90a")))
+    buffers = {n.buffer.name: n.buffer.layout for n in walk(program) if isinstance(n, Alloc)}
+    loops = [n.layout for n in walk(program) if isinstance(n, For) and n.kind is LoopKind.PARALLEL]
+    return buffers, loops
+
+
+def test_softmax_between_products_stays_in_registers():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), out: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128) as _:
+            a = T.alloc_shared((64, 64), "float16")
+            s = T.alloc_fragment((64, 64), "float32")
+            p = T.alloc_fragment((64, 64), "float16")
+            o = T.alloc_fragment((64, 64), "float32")
+            peak = T.alloc_fragment((64,), "float32")
+            twice = T.alloc_fragment((64,), "float32")
+            T.fill(peak, 0.0)
+            T.copy(A, a)
+            T.gemm(a, a, s, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+            T.reduce_max(s, peak, dim=1)
+            for i in T.Parallel(64):
+                twice[i] = peak[i] * 2.0
+            for i, j in T.Parallel(64, 64):
+                s[i, j] = s[i, j] - twice[i]
+            T.copy(s, p)
+            T.gemm(p, a, o, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+            T.copy(o, out)
+
+    buffers, loops = inferred(kernel)
+    assert buffers["s"] == buffers["p"] == buffers["o"] == ACCUMULATOR
+    assert buffers["peak"] == buffers["twice"] == ACCUMULATOR.drop(1)
+    assert buffers["a"] == shared_tile((64, 64), 16)
+    assert loops == [ACCUMULATOR.drop(1), ACCUMULATOR]
+
+
+@pytest.mark.parametrize("threads", [128, 256])
+@pytest.mark.parametrize("multiple, vector", [(8, 8), (2, 2), (1, 1)])
+def test_rows_are_read_in_vectors_as_wide_as_is_proved(threads, multiple, vector):
+    n = T.dynamic("n", multiple_of=multiple)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((16, n), "float16"), B: T.Tensor((16, n), "float16")):
+        with T.Kernel(1, threads=threads) as _:
+            for i, j in T.Parallel(16, 512):
+                B[i, j] = A[i, j] + A[i, j]
+
+    assert inferred(kernel)[1] == [spread((16, 512), threads, vector)]
+
+
+def test_the_contiguous_variable_need_not_be_the_last():
+    @T.prim_func
+    def kernel(A: T.Tensor((256, 32), "float32"), B: T.Tensor((256, 32), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            for i, j in T.Parallel(32, 256):
+                B[j, i] = A[j, i]
+
+    assert inferred(kernel)[1] == [spread((256, 32), 128, 4).permute((1, 0))]
+
+
+def test_a_nest_that_accumulates_keeps_the_sum_in_one_thread():
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 8), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            total = T.alloc_fragment((128,), "float32")
+            T.clear(total)
+            for i, j in T.Parallel(128, 8):
+                total[i] += A[i, j]
+            T.copy(total, B)
+
+    buffers, loops = inferred(kernel)
+    assert loops == [Layout.parse("[128:1t | 8:1r]")]
+    assert buffers["total"] == Layout.parse("[128:1t]")
+
+
+def test_tiles_that_nothing_asks_about():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            s = T.alloc_shared((3, 5), "float32")
+            f = T.alloc_fragment((64,), "float32")
+            T.clear(s)
+            T.clear(f)
+
+    buffers, _ = inferred(kernel)
+    assert buffers == {"s": row_major((3, 5)), "f": spread((64,), 32, 1)}
+
+
+def test_layouts_of_a_role_cover_its_threads():
+    """What a role alone has in registers is spread over its threads, whatever number the first of them has."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            with T.role(64, 192):
+                x = T.alloc_fragment((64, 64), "float32")
+                T.copy(A, x)
+            with T.role(0, 64):
+                y = T.alloc_fragment((64, 64), "float16")
+                T.copy(B, y)
+
+    buffers, _ = inferred(kernel)
+    assert buffers["x"] == spread((64, 64), 192, 4) and buffers["x"].extent("t") == 192
+    assert buffers["y"] == spread((64, 64), 64, 8) and buffers["y"].extent("t") == 64
+
+
+def test_products_of_a_warpgroup_ask_for_its_accumulators():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=256), T.role(128, 128):
+            a, c = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            p, o = T.alloc_fragment((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.gemm(a, a, c, clear_accum=True)
+            T.copy(c, p)
+            T.gemm(p, a, o, clear_accum=True)
+
+    buffers, _ = inferred(kernel)
+    assert buffers["a"] == shared_tile((64, 64), 16)
+    assert buffers["c"] == buffers["p"] == buffers["o"] == ACCUMULATOR

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sites of every op, on a stand-in for a GPU: from the third call on the driver alone is asked, as before."""
+
+import functools
+
+import pytest
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from torch_tile.inductor.backend import tile
+from torch_tile.inductor.codegen.cpp_text import embedded
+from torch_tile.inductor.codegen.symbolic_launch import Form, Symbols, record
+from torch_tile.inductor.compat import no_caches
+from torch_tile.ops import launchers
+from torch_tile.runtime.replay import LongWay, recording
+
+BF16 = torch.bfloat16
+
+
+def half(*shape):
+    return torch.randn(shape).to(BF16)
+
+
+def gemm_call(a, b, x, out):
+    launchers.gemm(a, [launchers.view(b, (64, 96), (1, 64), 0)], [x], "t", "v0=add(acc0,x0);ret v0", BF16, out=out)
+
+
+def grouped_call(a, b, offsets, x, out):
+    launchers.grouped_gemm(a, [b.mT], offsets, [x], "c", "v0=mul(acc0,x0);ret v0", BF16, out=out)
+
+
+def k_grouped_call(a, b, offsets, out):
+    launchers.k_grouped_gemm(a, b, offsets, BF16, out=out)
+
+
+def dequant_call(a, b, scale, x, out):
+    launchers.dequant_gemm(a, [b], [scale], [], 4, False, 8, [x], "r", "v0=add(acc0,x0);ret v0", BF16, out=out)
+
+
+def attention_call(qkv, out):
+    q, k, v = (launchers.view(qkv, (2, 4, 40, 32), (15360, 32, 384, 1), n * 128) for n in range(3))
+    launchers.attention(q, k, v, None, True, out=out)
+
+
+def decode_call(q, k, v, out, offset):
+    launchers.attention(q, k, v, None, True, 0.2, 0, offset, out=out)
+
+
+def mla_call(q, q_pe, kv, k_pe, table, lengths, out):
+    launchers.mla_decode(q, q_pe, kv, k_pe, table, lengths, out=out)
+
+
+def scheduled_mla_call(q, q_pe, kv, k_pe, lengths, schedule, out):
+    launchers.mla_decode(q, q_pe, kv, k_pe, None, lengths, None, 0, schedule, out=out)
+
+
+def whole_mla_call(q, q_pe, kv, k_pe, out):
+    launchers.mla_decode(q, q_pe, kv, k_pe, out=out)
+
+
+def whole_mla_lse_call(q, q_pe, kv, k_pe, out, lse):
+    launchers.mla_decode_lse(q, q_pe, kv, k_pe, out=(out, lse))
+
+
+def attention_lse_call(q, k, v, out, lse):
+    launchers.attention_lse(q, k, v, None, True, out=(out, lse))
+
+
+def linear_call(x, w, b, r, out):
+    launchers.linear(x, w, b, r, "gelu", out=out)
+
+
+def swiglu_call(x, gate, up, out):
+    launchers.swiglu(x, gate, up, out=out)
+
+
+def add_norm_call(x, r, w, y, total):
+    launchers.add_rms_norm(x, r, w, 1e-5, out=(y, total))
+
+
+def fused_norm_call(x, shift, r, y, total):
+    texts = "v0=add(acc0,x1);ret v0", "v0=add(acc0,x0);ret v0"
+    launchers.fused_norm(x, [shift, r], "gt", *texts, True, 1e-5, True, x.dtype, out=(y, total))
+
+
+CALLS = {
+    "gemm": ("tttt", gemm_call, lambda: (half(48, 64), half(96, 64), half(48, 96), half(48, 96))),
+    "gemm, few rows": ("tttt", gemm_call, lambda: (half(1, 64), half(96, 64), half(1, 96), half(1, 96))),
+    "gemm, strides": ("tttt", gemm_call, lambda: (half(64, 51)[:, 3:].t()[:48], half(96, 64), half(48, 97)[:, 1:],
+                                                 half(48, 96))),
+    "grouped_gemm": (
+        "ttttt", grouped_call,
+        lambda: (half(48, 64), half(3, 96, 64), torch.tensor([3, 30, 48], dtype=torch.int32), half(48, 1),
+                 half(48, 96)),
+    ),
+    "k_grouped_gemm": (
+        "tttt", k_grouped_call,
+        lambda: (half(48, 64), half(48, 96), torch.tensor([3, 30, 48], dtype=torch.int32), half(3, 64, 96)),
+    ),
+    "dequant_gemm": (
+        "ttttt",
+        dequant_call,
+        lambda: (half(16, 256), torch.zeros(64, 128, dtype=torch.uint8), half(64, 2), half(64), half(16, 64)),
+    ),
+    "attention": ("tt", attention_call, lambda: (half(2, 40, 384), half(2, 4, 40, 32))),
+    "attention_backward": (
+        "tttttttt",
+        lambda g, q, k, lse, *out: launchers.attention_backward(g, q, k, k, g, lse, None, True, out=out),
+        lambda: (half(2, 4, 40, 32), half(2, 4, 40, 32), half(2, 2, 40, 32), torch.empty(2, 4, 40),
+                 half(2, 4, 40, 32), half(2, 2, 40, 32), half(2, 2, 40, 32), half(0)),
+    ),
+    "decode": ("ttttq", decode_call, lambda: (half(1, 8, 1, 64), half(1, 2, 900, 64), half(1, 2, 900, 64),
+                                              half(1, 8, 1, 64), 899)),
+    "mla": ("ttttttt", mla_call, lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(40, 64, 512), half(40, 64, 64),
+                                          torch.zeros(2, 20, dtype=torch.int32), torch.ones(2, dtype=torch.int32),
+                                          half(2, 1, 16, 512))),
+    "mla, whole cache": ("ttttt", whole_mla_call, lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512),
+                                                           half(2, 640, 64), half(2, 1, 16, 512))),
+    "mla, scheduled": (
+        "ttttttt", scheduled_mla_call,
+        lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512), half(2, 640, 64),
+                 torch.full((2,), 640, dtype=torch.int32), torch.zeros(7, 4, dtype=torch.int32), half(2, 1, 16, 512)),
+    ),
+    "mla_decode_lse": (
+        "tttttt", whole_mla_lse_call,
+        lambda: (half(2, 1, 16, 512), half(2, 1, 16, 64), half(2, 640, 512),
+                 half(2, 640, 64), half(2, 1, 16, 512), torch.empty(2, 1, 16)),
+    ),
+    "mla_schedule": ("tt", lambda lengths, out: launchers.mla_schedule(lengths, 16, 5, out=out),
+                     lambda: (torch.full((9,), 70, dtype=torch.int32), torch.empty(14, 4, dtype=torch.int32))),
+    "attention_lse": ("ttttt", attention_lse_call, lambda: (*(half(2, 4, 40, 64) for _ in range(4)),
+                                                            torch.empty(2, 4, 40))),
+    "linear": ("ttttt", linear_call, lambda: (half(2, 24, 64), half(96, 64), half(96), half(2, 24, 96),
+                                              half(2, 24, 96))),
+    "swiglu": ("tttt", swiglu_call, lambda: (half(2, 24, 64), half(96, 64), half(96, 64), half(2, 24, 96))),
+    "rms_norm": ("ttt", lambda x, w, out: launchers.rms_norm(x, w, out=out), lambda: (half(3, 5, 64), half(64),
+                                                                                  half(3, 5, 64))),
+    "add_rms_norm": ("ttttt", add_norm_call, lambda: (half(4, 72)[:, 8:], *(half(4, 64), half(64), half(4, 64)),
+                                                      half(4, 64))),
+    "layer_norm": ("ttt", lambda x, w, out: launchers.layer_norm(x, w, out=out), lambda: (half(6, 40), half(40),
+                                                                                      half(6, 40))),
+    "fused_norm": ("ttttt", fused_norm_call, lambda: (half(2, 3, 64), half(2, 1, 64), half(2, 3, 64), half(2, 3, 64),
+                                                      half(2, 3, 64))),
+    "softmax": ("tt", lambda x, out: launchers.softmax(x, 1, torch.float32, out=out), lambda: (half(3, 20, 8),
+                                                                                           torch.empty(3, 20, 8))),
+}  # fmt: skip
+
+
+def asked(fake, call, args):
+    """What the driver is asked for, with places instead of addresses; what is in no tensor is in the workspace."""
+
+    def place(slot):
+        memories = [a.untyped_storage() for a in args]
+        found = [
+            (n, slot - args[n].data_ptr())
+            for n, memory in enumerate(memories)
+            if memory.data_ptr() <= slot < memory.data_ptr() + memory.nbytes()
+        ]
+        return found[0] if found else "workspace" if slot > 2**40 else slot
+
+    fake.launches()
+    call(*args)
+    count = fake.number("slots").value
+    return [
+        (r.function, list(r.grid), r.block[0], r.shared, list(map(place, r.slots[:count]))) for r in fake.launches()
+    ]
+
+
+@pytest.mark.parametrize(("kinds", "function", "make"), CALLS.values(), ids=CALLS)
+def test_sites_replay(kinds, function, make, gpu):
+    calls = []
+
+    def call(*args):
+        calls.append(1)
+        function(*args)
+
+    site = launchers.site(kinds, call)
+    args = list(make())
+    if isinstance(args[-1], int):
+        number, args = args[-1:], args[:-1]
+        site = (lambda inner: lambda *tensors: inner(*tensors, *number))(site)
+        plain = lambda *tensors: function(*tensors, *number)  # noqa: E731
+    else:
+        plain = function
+    with recording(args) as record:
+        plain(*record.arguments)
+    assert not record.refusal
+    gpu.number("slots").value = min(16, *(len(each.arguments) for each in record.launches))
+    wanted = asked(gpu, plain, args)
+    for turn in range(4):
+        assert asked(gpu, site, [*map(moved, args)] if turn == 3 else args) == wanted, turn
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("kinds", "function", "make"), CALLS.values(), ids=CALLS)
+def test_what_is_launched_is_known_without_tensors(kinds, function, make, gpu):
+    args = list(make())
+    number = args[-1:] if isinstance(args[-1], int) else []
+    with recording(args) as seen:
+        function(*seen.arguments)
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    forms = [Form(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]
+    recorded = record(lambda given: function(*given, *number), forms, Symbols(None))
+    launches = [entry for call in recorded.calls for entry in call.launcher.source.entries]
+    assert len(launches) == len(seen.launches) and "tile::run(plan" in embedded(recorded).body
+
+
+SIZES = {
+    "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "decode": 900, "mla": 2,
+    "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
+    "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3,
+}  # fmt: skip
+"""Of a dimension of each call that may be known at run time only."""
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_what_is_launched_is_known_for_all_sizes(name, gpu):
+    _, function, make = CALLS[name]
+    args, env = list(make()), ShapeEnv()
+    number = args[-1:] if isinstance(args[-1], int) else []
+    size = env.create_symbol(SIZES[name], ConstantSource("n"), dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+    forms = []
+    for x in (each for each in args if isinstance(each, torch.Tensor)):
+        shape = [size if n == SIZES[name] else n for n in x.shape]
+        dense = [sympy.prod(shape[d + 1 :]) for d in range(len(shape))]
+        forms.append(Form(x.dtype, x.device, shape, dense if x.is_contiguous() else x.stride()))
+    body = embedded(record(lambda given: function(*given, *number), forms, Symbols(env))).body
+    checks = [line for line in body.splitlines() if "require" in line and "multiples of" not in line]
+    assert "numbers[0]" in body and all("<= 2147418112ll" in line for line in checks)  # only that 32 bits hold a size
+
+
+@pytest.mark.parametrize("place", ["size - 1", "place"])
+def test_places_of_queries_may_be_known_at_run_time_only(place, gpu):
+    """As in a step of decoding over a cache whose length is a symbol: the query is at its end, or anywhere."""
+    q, k, *_ = CALLS["decode"][2]()
+    env = ShapeEnv()
+    symbol = lambda name, hint: env.create_symbol(  # noqa: E731
+        hint, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
+    )
+    size = symbol("size", 900)
+    known, symbols = {"size": size, "place": symbol("place", 77)}, Symbols(env)
+    offset = symbols.number(env.create_symintnode(eval(place, known), hint=77))
+    cache = Form(k.dtype, k.device, [1, 2, size, 64], [128 * size, 64 * size, 64, 1])
+    queries = Form(q.dtype, q.device, q.shape, q.stride())
+    calls = lambda given: decode_call(*given, offset)  # noqa: E731
+    body = embedded(record(calls, [queries, cache, cache, queries], symbols)).body
+    assert ("(-1ll + numbers[0])" if place == "size - 1" else "numbers[1]") in body
+
+
+def moved(x):
+    """The same values elsewhere, in the same strides and from a multiple of as many bytes on."""
+    whole = torch.empty(x.untyped_storage().nbytes() // x.element_size() + 64, dtype=x.dtype)
+    shift = next(n for n in range(64) if (whole.data_ptr() + n * x.element_size() - x.data_ptr()) % 16 == 0)
+    return whole.as_strided(x.shape, x.stride(), shift).copy_(x)
+
+
+def test_every_op_has_a_call():
+    tested = {name.split(",")[0] for name in CALLS} - {"decode", "mla"} | {"mla_decode"}
+    assert tested == set(launchers.NAMES)
+
+
+def test_a_compiled_model(gpu, monkeypatch):
+    """Each different call of its graph goes the long way twice, however many layers make it."""
+
+    def model(x, *weights):
+        for w in weights:
+            x = x + torch.nn.functional.rms_norm(x, (64,)) @ w.t()
+        return x
+
+    long_ways = []
+    original = LongWay.__call__
+    monkeypatch.setattr(LongWay, "__call__", lambda self, *args: long_ways.append(1) or original(self, *args))
+    torch._dynamo.reset()
+    run = torch.compile(model, backend=functools.partial(tile, options={"select": "tile"}))
+    args = half(32, 64), *(half(64, 64) for _ in range(5))
+    launches = []
+    with torch.no_grad(), no_caches():
+        for _ in range(3):
+            run(*args)
+            launches.append([(r.function, list(r.grid)) for r in gpu.launches()])
+    assert len(long_ways) == 4 and len(launches[0]) == 10
+    assert launches[1] == launches[0] == launches[2]
+
+
+def test_views_begin_where_their_tensor_does():
+    whole = torch.arange(40.0)
+    x = whole[4:].view(6, 6)
+    assert launchers.view(x, (2, 3), (6, 2), 1).tolist() == [[5, 7, 9], [11, 13, 15]]
+
+
+def test_on_the_cpu_a_site_is_the_call():
+    def call(x, out):
+        launchers.softmax(x, out=out)
+
+    site = launchers.site("tt", call)
+    x, out = torch.randn(3, 8), torch.empty(3, 8)
+    for _ in range(3):
+        site(x, out)
+        torch.testing.assert_close(out, torch.softmax(x, -1))

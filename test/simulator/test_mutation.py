@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline made by hand: right as it is, and reported without any one of its waits and barriers."""
+
+import pytest
+import torch
+
+from torch_tile.intrinsics import memory as tm
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Var, const, select
+from torch_tile.kernels.attention import forward as attention
+from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad
+from torch_tile.kernels.gemm.tiling import Config
+from torch_tile.kernels.mla import decode as mla_decode
+from torch_tile.kernels.norm import norm, softmax
+from torch_tile.simulator.mutation import ordering, removals
+from torch_tile.simulator.simt.interpreter import run_threads
+
+
+def pipeline(b, steps, stages=2):
+    """y[t] = sum over steps of x[step, 63 - t], through `stages` versions of shared memory."""
+    n = b.threads
+    x, y = b.tensor("x", torch.randn(steps * n)), b.tensor("y", torch.zeros(n))
+    tile, total = b.shared("s", stages * n), b.var("total", "float32", 0.0)
+    k = Var("k", dt.int32, "loop")
+
+    def copy(step):
+        valid = select(step < steps, 4, 0)
+        source = select(step < steps, step, 0)
+        return tm.cp_async(b.address(tile, step % stages * n + b.thread), b.address(x, source * n + b.thread), valid, 4)
+
+    before = [s for m in range(stages - 1) for s in (copy(const(m, dt.int32)), tm.cp_async_commit())]
+    body = (
+        tm.cp_async_wait(stages - 2),
+        tm.barrier(),
+        copy(k + stages - 1),
+        tm.cp_async_commit(),
+        b.store(total, None, b.load(total) + b.load(tile, k % stages * n + (n - 1 - b.thread))),
+    )
+    return [*before, b.loop(k, 0, steps, *body), b.store(y, b.thread, b.load(total))]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_each_removal_is_reported(build, stages):
+    b = build(64)
+    program = b.program(*pipeline(b, 5, stages))
+    tensors = {id(p): t for p, t in zip(b.params, b.tensors, strict=True)}
+    assert not run_threads(program, tensors, {})
+    x, y = b.tensors
+    torch.testing.assert_close(y, x.view(5, 64).sum(0).flip(0))
+    assert [c.name for c in ordering(program)] == ["cp_async_wait", "barrier"]
+    made = list(removals(program))
+    assert [r.name for r in made] == ["cp_async_wait", "cp_async_wait, one laxer", "barrier"]
+    for removal in made:
+        assert len(ordering(removal.program)) == (2 if "laxer" in removal.name else 1)
+        assert run_threads(removal.program, tensors, {}), removal.name
+
+
+def joined(b):
+    """y: what all blocks wrote to x, added up by the last of them."""
+    n, (bx,) = b.threads, b.blocks
+    x, y = b.tensor("x", torch.zeros(3 * n)), b.tensor("y", torch.zeros(n))
+    counter, flag = b.tensor("counter", torch.zeros(1, dtype=torch.int32)), b.shared("flag", 1, "int32")
+    total = sum((b.load(x, b.thread ^ 1 | m * n) for m in (1, 2)), b.load(x, b.thread ^ 1))
+    arrival = b.store(flag, 0, tm.arrive_last(b.address(counter, 0), 3))
+    return [
+        b.store(x, bx * n + b.thread, 1.0), tm.barrier(), b.when(b.thread == 0, arrival), tm.barrier(),
+        b.when(b.load(flag, 0) == 1, b.store(y, b.thread, total)),
+    ]  # fmt: skip
+
+
+def test_without_an_arrival_all_blocks_are_the_last(build):
+    b = build(64, (3,))
+    program = b.program(*joined(b))
+    tensors = {id(p): t for p, t in zip(b.params, b.tensors, strict=True)}
+    for _ in range(2):
+        assert not run_threads(program, tensors, {})
+        assert b.tensors[1].eq(3).all() and b.tensors[2].item() == 0
+    made = list(removals(program))
+    assert [r.name for r in made] == ["barrier", "barrier", "arrive_last"]
+    assert "arrive_last" not in repr(made[-1].program) and "arrive_last" in repr(made[0].program)
+    for removal in made:
+        assert run_threads(removal.program, tensors, {}), removal.name
+
+
+def test_the_program_itself_is_untouched(build):
+    b = build(32)
+    program = b.program(tm.barrier(), tm.barrier())
+    text = repr(program)
+    assert len(list(removals(program))) == 2 and repr(program) == text
+    assert list(removals(b.program())) == []
+
+
+def randn(*shape, dtype=torch.float16):
+    return torch.randn(shape, dtype=torch.float64).to(dtype)
+
+
+def of_gemm(m, n, k, dtype, text=""):
+    a, b = randn(m, k, dtype=dtype), randn(k, n, dtype=dtype)
+    return gemm.gemm(a, [b], [], "", text, dtype), gemm.reference(a.double(), [b.double()], [], "", text, torch.float64)
+
+
+def of_dequant_gemm(m, n, k):
+    """4 bits in groups of 64, with zeros."""
+    a, b = randn(m, k) / 64, torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    scale, zero = randn(n, k // 64).abs() / 8 + 0.1, torch.randint(0, 16, (n, k // 64), dtype=torch.int8)
+    stored = [zero], 4, False, 0, [], "", ""
+    want = dequant_gemm.reference(a.double(), [b], [scale.double()], *stored, torch.float64)
+    return dequant_gemm.dequant_gemm(a, [b], [scale], *stored, torch.float16), want
+
+
+def of_grouped_gemm(m, n, k, config=None):
+    """More groups than are planned at a time, of which three have rows."""
+    groups = grouped.PLANNERS + 9
+    a, b, offsets = randn(m, k), randn(groups, n, k).mT, torch.full((groups,), m - 2, dtype=torch.int32)
+    offsets[0], offsets[1:-2] = m // 3, m // 2
+    got = grouped.grouped_gemm(a, [b], offsets, [], "", "", torch.float16, config)
+    return got, grouped.reference(a.double(), [b.double()], offsets, [], "", "", torch.float64)
+
+
+def of_k_grouped_gemm(rows, m, n):
+    a, b, offsets = randn(rows, m), randn(rows, n), torch.tensor([rows // 3, rows // 3, rows - 2], dtype=torch.int32)
+    got = grouped_wgrad.k_grouped_gemm(a, b, offsets, torch.float16)
+    return got, grouped_wgrad.reference(a.double(), b.double(), offsets, torch.float64)
+
+
+def of_attention(causal, queries, heads=1, dtype=torch.float16):
+    q, k, v = (randn(1, h, n, d, dtype=dtype) for h, n, d in ((heads, queries, 32), (1, 500, 32), (1, 500, 48)))
+    args = None, causal, 0.2, 0, 20
+    return attention.attention(q, k, v, *args), attention.reference(*(x.double() for x in (q, k, v)), *args)
+
+
+def of_mla(dtype=torch.float16):
+    q, q_pe, kv, k_pe = (randn(*s, dtype=dtype) for s in ((1, 1, 16, 64), (1, 1, 16, 16), (1, 150, 64), (1, 150, 16)))
+    want = mla_decode.reference(*(x.double() for x in (q, q_pe, kv, k_pe)))
+    return mla_decode.mla_decode(q, q_pe, kv, k_pe), want
+
+
+def of_rms_norm(n, dtype=torch.float16):
+    x, weight, residual = randn(5, n, dtype=dtype), randn(n, dtype=dtype), randn(5, n, dtype=dtype)
+    args = 1e-6, "silu", 0.0, False
+    return norm.rms_norm(x, weight, residual, *args), norm.rms_norm_reference(x, weight, residual, *args)
+
+
+def of_layer_norm(n, dtype=torch.float32):
+    x, weight, bias = randn(5, n, dtype=dtype), randn(n, dtype=dtype), randn(n, dtype=dtype)
+    return norm.layer_norm(x, weight, bias), norm.layer_norm_reference(x.double(), weight.double(), bias.double())
+
+
+def of_softmax(shape, dim, dtype=torch.float32):
+    x = randn(*shape, dtype=dtype)
+    return softmax.softmax(x, dim), softmax.reference(x.double(), dim)
+
+
+LIBRARY = {
+    "gemm fp16": lambda: of_gemm(70, 72, 840, torch.float16),  # more turns than stages: tiles are filled again
+    "gemm ragged bf16": lambda: of_gemm(33, 41, 300, torch.bfloat16, "v=silu(acc0);ret v"),
+    "gemm fp32": lambda: of_gemm(40, 40, 72, torch.float32),
+    "gemm one row": lambda: of_gemm(1, 64, 1772, torch.float16),  # parts of a sum lie where the last stages did
+    "grouped_gemm": lambda: of_grouped_gemm(200, 136, 264, Config(64, 64, 64, 128, 2, panel=2, staged=True, blocks=2)),
+    "grouped_gemm of few rows": lambda: of_grouped_gemm(40, 64, 648),
+    "k_grouped_gemm": lambda: of_k_grouped_gemm(1500, 72, 64),
+    "dequant_gemm": lambda: of_dequant_gemm(20, 72, 2048),
+    "dequant_gemm of many rows": lambda: of_dequant_gemm(70, 72, 768),
+    "attention": lambda: of_attention(False, 70, 2),
+    "attention causal": lambda: of_attention(True, 500, dtype=torch.bfloat16),
+    "mla_decode": of_mla,
+    "rms_norm": lambda: of_rms_norm(200),
+    "rms_norm long": lambda: of_rms_norm(9001),
+    "layer_norm": lambda: of_layer_norm(300),
+    "softmax": lambda: of_softmax((3, 500), 1),
+    "softmax outer": lambda: of_softmax((40, 7), 0),
+}
+
+
+# Not all of these order anything, but most of each kernel do: the last stages of a loop are let go for nobody, a turn
+# peeled off has nothing to wait for, and the assembler wants a fence after a wait between products even if no register
+# changed.
+MOST = ("warp_arrive", "mbarrier_arrive", "wgmma_fence", "wgmma_wait")
+
+
+def flatten(results):
+    return [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIBRARY)
+def test_library_kernels_need_each_of_their_waits_and_barriers(name, on_gpu):
+    got, want = LIBRARY[name]()
+    for x, y in zip(flatten(got), flatten(want), strict=True):
+        tolerance = {torch.float16: 1e-2, torch.bfloat16: 8e-2}.get(x.dtype, 1e-4)
+        torch.testing.assert_close(x.double(), y.double(), rtol=tolerance, atol=tolerance)
+    assert on_gpu
+    for launch in on_gpu:
+        missed = [r for r in removals(launch.flat) if not launch.run(r.program)]
+        places = {(r.name.split(",")[0], r.number) for r in missed}
+        for name in MOST:
+            count = sum(call.name == name for call in ordering(launch.flat))
+            assert 2 * sum(missing == name for missing, _ in places) <= count, name
+        wrong = [f"{r.name} {r.number} at {r.span}" for r in missed if not r.name.startswith(MOST)]
+        assert not wrong, f"{launch.program.name} without {wrong}: nothing found"

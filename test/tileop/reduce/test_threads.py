@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a reduction is divided over registers, lanes and warps. That its numbers are right is for test_reduce.py."""
+
+import pytest
+
+from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.hardware import Target
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Call, Var, const
+from torch_tile.ir.layout import Digit, Layout
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Alloc, For
+from torch_tile.tileop.base import region_of
+from torch_tile.tileop.reduce.op import REDUCTIONS
+from torch_tile.tileop.reduce.threads import accumulator, result_layout, steps_of, whole
+from torch_tile.tileop.threads import ThreadContext
+
+
+def digits(*parts):
+    return tuple(Digit(*p) for p in parts)
+
+
+def accumulators(warps_m, rows, columns, warps_n=1):
+    """mma accumulators: `rows` times `columns` tiles of 16 x 8 in each of `warps_m * warps_n` warps."""
+    return Layout(
+        (
+            digits((warps_m, 32 * warps_n, "t"), (rows, 4 * columns, "r"), (2, 2, "r"), (8, 4, "t")),
+            digits((warps_n, 32, "t"), (columns, 4, "r"), (4, 1, "t"), (2, 1, "r")),
+        )
+    )
+
+
+def tile(name, shape, layout=None, scope="fragment", dtype=dt.float32):
+    return Buffer(name, tuple(const(n, dt.int32) for n in shape), dtype, scope, layout=layout)
+
+
+def lowered(layout, shape, dim, threads, kind="sum", clear=True):
+    """What one thread does, the result lying where nothing moves."""
+    source = tile("a", shape, layout)
+    target = tile("b", [n for d, n in enumerate(shape) if d != dim])
+    op = REDUCTIONS[kind].build(source, target, dim, clear)
+    result = result_layout(op, layout, {dim})
+    op = REDUCTIONS[kind].build(source, tile("b", [n for d, n in enumerate(shape) if d != dim], result), dim, clear)
+    thread = Var("thread", dt.int32, "thread")
+    return op.lower_cuda(ThreadContext(Build(Target("cuda", 90)), thread, threads, Ranges()))
+
+
+def calls(stmt, name):
+    return [n for n in walk(stmt) if isinstance(n, Call) and n.name == name]
+
+
+def test_rows_of_one_warp_need_shuffles_only():
+    stmt = lowered(accumulators(4, 1, 8), (64, 64), 1, 128)
+    assert [c.args[1].value for c in calls(stmt, "shuffle_xor")] == [1, 2]
+    assert [a.buffer.scope for a in walk(stmt) if isinstance(a, Alloc)] == ["local"]
+
+
+def test_rows_of_two_warps_meet_in_shared_memory():
+    stmt = lowered(accumulators(2, 2, 4, 2), (64, 64), 1, 128)
+    (scratch,) = (a.buffer for a in walk(stmt) if isinstance(a, Alloc) and a.buffer.scope == "shared")
+    assert scratch.static_shape == (2, 64)
+    assert len(calls(stmt, "shuffle_xor")) == 2
+
+
+def test_columns_cross_lanes_and_warps():
+    stmt = lowered(accumulators(4, 1, 8), (64, 64), 0, 128)
+    assert [c.args[1].value for c in calls(stmt, "shuffle_xor")] == [4, 8, 16]
+    (scratch,) = (a.buffer for a in walk(stmt) if isinstance(a, Alloc) and a.buffer.scope == "shared")
+    assert scratch.static_shape == (4, 64), "one entry for each warp"
+
+
+def test_threads_that_are_no_power_of_two_meet_in_shared_memory():
+    layout = Layout((digits((10, 12, "t")), digits((3, 1, "r"), (12, 1, "t"))))
+    stmt = lowered(layout, (10, 36), 1, 120)
+    (scratch,) = (a.buffer for a in walk(stmt) if isinstance(a, Alloc) and a.buffer.scope == "shared")
+    assert scratch.static_shape == (12, 10) and not calls(stmt, "shuffle_xor")
+
+
+def test_registers_are_walked_by_unrolled_loops():
+    layout = accumulators(4, 1, 8)
+    assert [(s.dim, s.size, s.place, s.stride) for s in steps_of(layout)] == [(0, 2, 8, 2), (1, 8, 8, 4), (1, 2, 1, 1)]
+    stmt = lowered(layout, (64, 64), 1, 128)
+    assert all(f.kind.value == "unroll" for f in walk(stmt) if isinstance(f, For))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "wanted"),
+    [
+        (dt.float16, dt.float16, dt.float32), (dt.float64, dt.float32, dt.float64), (dt.int8, dt.int8, dt.int32),
+        (dt.int64, dt.int64, dt.int64), (dt.uint8, dt.uint8, dt.uint32), (dt.bfloat16, dt.float32, dt.float32),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sums_are_kept_wide(source, target, wanted):
+    assert accumulator(source, target) == wanted
+
+
+def test_whole_regions():
+    a = tile("a", (4, 6), scope="shared")
+    assert whole(region_of(a))
+    assert not whole(REDUCTIONS["sum"].build(a, tile("b", (4,))).src.__class__(a, region_of(a).ranges[:1] * 2))
+
+
+def test_sizes_are_constant():
+    n = Var("n", dt.int32, "dim")
+    source, target = Buffer("a", (const(4, dt.int32), n), dt.float32, "global"), tile("b", (4,), scope="shared")
+    op = REDUCTIONS["sum"].build(source, target, 1)
+    context = ThreadContext(Build(Target("cuda", 90)), Var("thread", dt.int32, "thread"), 128, Ranges())
+    with pytest.raises(TileError) as caught:
+        op.lower_cuda(context)
+    assert caught.value.code == "unsupported_on_target"

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A caller's arguments meet a program's parameters: every one is checked by name, and the run-time sizes follow.
+
+One set of rules for the launchers of all targets and for the interpreter. A dimension is found from any size or stride
+in which it is the only unknown and stands linearly. Everything unfit is a LaunchError that names the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.expr import Binary, Cast, Const, Expr, Scalar, Var
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Program, dimensions
+
+if TYPE_CHECKING:
+    import torch
+
+Sizes = dict[Var, int]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One number of a tensor, its size or stride in a dimension, and the expression that it must equal."""
+
+    name: str
+    dim: int
+    is_stride: bool
+    wanted: Expr
+    actual: int
+    is_idle: bool = False  # the stride of a single element: it may name a size, but contradicts nothing
+
+
+class Binding:
+    """The parameters of `program` that a caller gives: all but those at the positions `allocated`."""
+
+    def __init__(self, program: Program, allocated: Collection[int] = ()):
+        self.program = program
+        self.given = [p for i, p in enumerate(program.params) if i not in allocated]
+        self.names = [p.name for p in self.given]
+        self.sizes = dimensions(program)
+
+    def in_order(self, args: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+        """The arguments in the order of the parameters; they may be given by name."""
+        if isinstance(args, Mapping):
+            if set(args) != set(self.names):
+                raise LaunchError(f"{self.program.name} takes the arguments {self.names}, got {sorted(args)}")
+            return [args[name] for name in self.names]
+        if len(args) != len(self.given):
+            made = [p.name for p in self.program.params if p.name not in self.names]
+            by_kernel = f"; the kernel allocates {', '.join(made)} itself (out_idx)" if made else ""
+            raise LaunchError(f"{self._takes()}, got {len(args)}{by_kernel}")
+        return list(args)
+
+    def refuse_names(self, named: Collection[str]) -> None:
+        """Arguments by name, which a call of a compiled kernel does not take."""
+        raise LaunchError(f"{self._takes()}, all by position, got {', '.join(named)} by name")
+
+    def _takes(self) -> str:
+        count = len(self.given)
+        return f"{self.program.name} takes {count} argument{'s'[: count != 1]} ({', '.join(self.names)})"
+
+    def sizes_of(self, args: Sequence[Any], kind: str = "cpu") -> Sizes:
+        """Check the tensors among `args`, which must lie on one device of `kind`, and learn the run-time sizes."""
+        facts: list[Fact] = []
+        first: tuple[str, Any] | None = None
+        for param, value in zip(self.given, args, strict=True):
+            if isinstance(param, Buffer):
+                check_tensor(param, value, kind, first)
+                first = first or (param.name, value.device)
+                facts += facts_of(param, value)
+        sizes = solve(facts)
+        for var in self.sizes:
+            if var not in sizes:
+                raise LaunchError(f"size `{var.name}` does not follow from the shapes and strides of {self.names}")
+            if sizes[var] % var.multiple:
+                raise LaunchError(
+                    f"size `{var.name}`{_place(var, facts)} must be a multiple of {var.multiple}, got {sizes[var]}"
+                )
+        return sizes
+
+    def scalars_of(self, args: Sequence[Any]) -> dict[Var, Scalar]:
+        """The numbers among `args`, as Python's, each inside the range of its type."""
+        return {p: scalar(p, a) for p, a in zip(self.given, args, strict=True) if isinstance(p, Var)}
+
+
+def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.device] | None = None) -> None:
+    """Raise unless `value` is a tensor of the parameter's dtype and rank on the right device.
+
+    `first` is the name and device of an earlier argument.
+    """
+    import torch
+
+    name = param.name
+    if not isinstance(value, torch.Tensor):
+        raise LaunchError(f"argument `{name}` must be a tensor, got {type(value).__name__}")
+    if value.dtype != param.dtype.as_torch():
+        raise LaunchError(f"argument `{name}` must have dtype {param.dtype.as_torch()}, got {value.dtype}")
+    if value.dim() != param.rank:
+        raise LaunchError(f"argument `{name}` must have {param.rank} dimensions, got shape {list(value.shape)}")
+    if value.device.type != kind:
+        what = "a CUDA device" if kind == "cuda" else kind
+        raise LaunchError(f"argument `{name}` must be on {what}, got a tensor on {value.device}")
+    if first is not None and value.device != first[1] and kind != "cpu":
+        raise LaunchError(
+            f"argument `{name}` must be on {first[1]}, as `{first[0]}` is, got a tensor on {value.device}"
+        )
+    if value.layout is not torch.strided or value.is_neg():
+        raise LaunchError(f"argument `{name}` must be a plain dense tensor; pass .to_dense() or .resolve_neg()")
+    if param.strides is None and not value.is_contiguous():
+        raise LaunchError(
+            f"argument `{name}` must be contiguous, got strides {value.stride()} for shape {list(value.shape)}; "
+            "pass .contiguous(), or annotate it with T.StridedTensor"
+        )
+
+
+def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
+    """What the shape and the strides of an argument say."""
+    found = []
+    for dim, wanted in enumerate(param.shape):
+        found.append(Fact(param.name, dim, False, wanted, tensor.shape[dim]))
+    for dim, wanted in enumerate(param.strides or ()):
+        found.append(Fact(param.name, dim, True, wanted, tensor.stride(dim), is_idle=tensor.shape[dim] <= 1))
+    return found
+
+
+def solve(facts: Sequence[Fact]) -> Sizes:
+    """The dimensions that the facts determine; LaunchError where facts disagree."""
+    sizes: Sizes = {}
+    waiting, idle = [f for f in facts if not f.is_idle], [f for f in facts if f.is_idle]
+    waiting = _settle(waiting, sizes)
+    _settle(idle, sizes, only_learn=True)
+    waiting = _settle(waiting, sizes)
+    if waiting:
+        fact = min(waiting, key=lambda each: len(_unknown(each.wanted, sizes)))
+        names = ", ".join(v.name for v in _unknown(fact.wanted, sizes))
+        what = "stride" if fact.is_stride else "size"
+        raise LaunchError(
+            f"argument `{fact.name}` has {what} {fact.actual} in dimension {fact.dim}, from which {names} of "
+            f"{fact.wanted!r} does not follow"
+        )
+    return sizes
+
+
+def _settle(facts: Sequence[Fact], sizes: Sizes, only_learn: bool = False) -> list[Fact]:
+    """Use facts until none tells more; return those that are still open."""
+    pending = list(facts)
+    while pending:
+        rest = [fact for fact in pending if not _use(fact, sizes, only_learn)]
+        if len(rest) == len(pending):
+            break
+        pending = rest
+    return pending
+
+
+def _use(fact: Fact, sizes: Sizes, only_learn: bool) -> bool:
+    """Compare a fact without unknowns, or solve one with a single unknown; False if it has to wait."""
+    wanted, actual = fact.wanted, fact.actual
+    if isinstance(wanted, Var) and wanted not in sizes:
+        sizes[wanted] = actual
+        return True
+    unknown = _unknown(wanted, sizes)
+    if unknown:
+        solution = _solution(wanted, unknown[0], actual, sizes) if len(unknown) == 1 else None
+        if solution is not None:
+            sizes[unknown[0]] = solution
+        return solution is not None
+    number = size_of(wanted, sizes, fact.name)
+    if number != actual and not only_learn:
+        what = "stride" if fact.is_stride else "size"
+        text = "" if isinstance(wanted, Const) else f" ({wanted!r})"
+        raise LaunchError(
+            f"argument `{fact.name}` must have {what} {number}{text} in dimension {fact.dim}, got {actual}"
+        )
+    return True
+
+
+def _solution(wanted: Expr, var: Var, actual: int, sizes: Sizes) -> int | None:
+    """The `var` for which `wanted`, linear in it, is `actual`; None if there is none or it is not linear."""
+    linear = (Const, Var, Cast)
+    if not all(isinstance(n, linear) or (isinstance(n, Binary) and n.op in ("+", "-", "*")) for n in walk(wanted)):
+        return None
+    at = [size_of(wanted, {**sizes, var: n}, var.name) for n in (0, 1)]
+    if at[1] == at[0]:
+        return None
+    found = (actual - at[0]) // (at[1] - at[0])
+    return found if evaluate(wanted, {**sizes, var: found}) == actual else None
+
+
+def _unknown(expr: Expr, sizes: Sizes) -> list[Var]:
+    return list(dict.fromkeys(n for n in walk(expr) if isinstance(n, Var) and n not in sizes))
+
+
+def _place(var: Var, facts: Sequence[Fact]) -> str:
+    """Where the caller finds a dimension."""
+    for fact in facts:
+        if fact.wanted is var:
+            what = "stride" if fact.is_stride else "size"
+            return f", the {what} of argument `{fact.name}` in dimension {fact.dim},"
+    return ""
+
+
+def size_of(expr: Expr, values: Mapping[Var, Scalar], name: str) -> int:
+    """A size expression of `name` with what was learnt from the arguments."""
+    try:
+        found = evaluate(expr, values)
+        return int(found) if isinstance(found, int | float) else found  # else a symbol
+    except (KeyError, ValueError, ArithmeticError):
+        raise LaunchError(f"a size of `{name}`, {expr!r}, cannot be found from the arguments") from None
+
+
+def scalar(param: Var, value: Any) -> Scalar:
+    """A scalar argument as Python's bool, int or float; tensors and arrays without dimensions count as numbers."""
+    if isinstance(value, bool | int) or (isinstance(value, float) and param.dtype.is_float):
+        if param.dtype.is_float:
+            return float(value)
+        bits = param.dtype.bits if param.dtype.kind != "bool" else 1
+        low, high = (0, 1 << bits) if param.dtype.kind != "int" else (-(1 << (bits - 1)), 1 << (bits - 1))
+        if low <= value < high:
+            return int(value)
+        raise LaunchError(f"argument `{param.name}` = {value} does not fit into {param.dtype}")
+    item = getattr(value, "item", None)
+    if item is not None and getattr(value, "ndim", 1) == 0:
+        return scalar(param, item())
+    raise LaunchError(f"argument `{param.name}` must be a number of type {param.dtype}, got {type(value).__name__}")

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one compilation carries along beside the program: the target, the author's options, and the schedule report."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+
+from torch_tile.diagnostics.errors import Span
+from torch_tile.hardware import Target
+
+
+@dataclass(frozen=True)
+class Note:
+    """What one operation of the author's became: `op` (as written), `became`, and `why_not` something faster, if so."""
+
+    span: Span | None
+    op: str
+    became: str
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where an on-chip buffer's elements lie, as printed, and which demand decided it."""
+
+    buffer: str
+    scope: str
+    layout: str
+    why: str
+    span: Span | None
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """Switches of `jit`: `strict` makes every note with a `why_not` an error; `fast_math` allows approximate maths;
+    `tf32` lets products of float32 round their operands to 11 significant bits, for the tensor cores."""
+
+    strict: bool = False
+    fast_math: bool = False
+    tf32: bool = False
+
+
+@dataclass
+class Build:
+    """One compilation. `notes` is the schedule report, `placements` the layouts, in the order of the decisions."""
+
+    target: Target
+    options: PassOptions = field(default_factory=PassOptions)
+    notes: list[Note] = field(default_factory=list)
+    placements: list[Placement] = field(default_factory=list)
+
+    def note(self, span: Span | None, op: str, became: str, why_not: str = "") -> None:
+        """Add a line to the schedule report."""
+        self.notes.append(Note(span, op, became, why_not))
+
+    def schedule(self, name: str) -> Schedule:
+        """The report so far, of the kernel `name`."""
+        return Schedule(name, self.target, tuple(self.notes))
+
+
+def is_watched() -> bool:
+    """Whether the stages of a compilation are written down or checked, so that the passes have to run."""
+    return bool(os.environ.get("TORCH_TILE_DUMP")) or os.environ.get("TORCH_TILE_VERIFY", "0") != "0"
+
+
+def times(count: int) -> str:
+    """How often a row of the report was noted, if more than once."""
+    return f"{count} x " if count > 1 else ""
+
+
+@dataclass(frozen=True, repr=False)
+class Schedule:
+    """A kernel's schedule report: what each operation became, and why nothing faster. Prints as a table."""
+
+    name: str
+    target: Target
+    notes: tuple[Note, ...]
+
+    @property
+    def slow(self) -> tuple[Note, ...]:
+        """The notes on what could be faster."""
+        return tuple(note for note in self.notes if note.why_not)
+
+    @property
+    def rows(self) -> tuple[tuple[Note, int], ...]:
+        """The different notes, each where it is first, and how often each was made: an op may be lowered many times."""
+        return tuple(Counter(self.notes).items())
+
+    @property
+    def title(self) -> str:
+        """What the report is of, and how much it says."""
+        slow = sum(bool(note.why_not) for note, _ in self.rows)
+        return f"{self.name} for {self.target}: {len(self.rows)} notes, {slow} of what could be faster"
+
+    def __repr__(self) -> str:
+        lines, notes = [self.title], [note for note, _ in self.rows]
+        places = [f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else "-" for note in notes]
+        place_width = max(map(len, places), default=0)
+        op_width = max((len(note.op) for note in notes), default=0)
+        for place, (note, count) in zip(places, self.rows, strict=True):
+            lines.append(f"  {place:{place_width}}  {note.op:{op_width}}  {times(count)}{note.became}")
+            if note.why_not:
+                lines.append(f"  {'':{place_width}}  {'':{op_width}}  why not faster: {note.why_not}")
+        return "\n".join(lines)

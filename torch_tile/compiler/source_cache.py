@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ of a program, kept on disk: a later process traces the kernel, and neither lowers nor prints it again.
+
+The key is a digest of the traced program, the target, the options, and the files of this package. What is kept is JSON:
+the text, and for CUDA its entries and the schedule report. The machine code lies below, keyed by the text
+(runtime/nvrtc.py, runtime/host_compiler.py).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch_tile.codegen.cpu_source import CpuSource
+from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
+from torch_tile.compiler.context import Build, Note, Placement, is_watched
+from torch_tile.diagnostics.errors import Span
+from torch_tile.ir import expr
+from torch_tile.ir.dtype import DType, to_dtype
+from torch_tile.ir.expr import Expr, Var
+from torch_tile.ir.fingerprint import fingerprint
+from torch_tile.ir.node import field_names
+from torch_tile.ir.stmt import Program, dimensions
+from torch_tile.runtime.cache import get_or_build, is_kept, key_of
+
+elsewhere: contextvars.ContextVar[Callable[[Program, Build], object]] = contextvars.ContextVar(
+    "elsewhere", default=lambda program, build: None
+)
+"""Called with a program whose text is not on the disk: another process may put it there (compile_ahead/workers.py)."""
+
+PARTS = ("codegen", "compiler", "diagnostics", "intrinsics", "ir", "lowering", "tileop")
+"""Folders that decide what a traced program becomes, with all folders inside."""
+
+
+def cuda_source(program: Program, build: Build) -> tuple[CudaSource, Callable[[], Program]]:
+    """The CUDA C++ of `program`, from the disk if it is there, and a function that gives the lowered program.
+
+    The schedule report goes into `build`. Where somebody watches the passes they always run.
+    """
+    made: list[Program] = []
+
+    def lowered(here: Build | None = None) -> Program:
+        from torch_tile.lowering import cuda_passes, lower  # not before: most processes find the text and need no pass
+
+        if not made or here is not None:
+            made.append(lower(program, cuda_passes(here or Build(build.target, build.options))))
+        return made[-1]
+
+    def text() -> str:
+        from torch_tile.codegen.cuda import emit_cuda
+
+        here = Build(build.target, build.options)
+        return packed(emit_cuda(lowered(here), here, program), here, program)  # CUDA C++: codegen/cuda.py
+
+    return unpacked(_kept(text, program, build), build, program), lowered
+
+
+def cpu_source(program: Program, build: Build) -> tuple[CpuSource, Callable[[], Program]]:
+    """The same for the CPU."""
+
+    @functools.cache
+    def lowered() -> Program:
+        from torch_tile.lowering import CPU_PASSES, lower
+
+        return lower(program, CPU_PASSES)
+
+    def text() -> str:
+        from torch_tile.codegen.cpu import emit_cpu
+
+        source = emit_cpu(lowered(), dimensions(program))  # C++: codegen/cpu.py
+        return json.dumps([source.text, [_pack(each, {}) for each in source.asserts]])
+
+    found, asserts = json.loads(_kept(text, program, build))
+    return CpuSource(found, tuple(_unpack(each, []) for each in asserts)), lowered
+
+
+def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
+    """`text()`, or what it gave before for this program."""
+
+    def make(output: Path) -> None:
+        output.write_text(text())
+
+    if is_watched():
+        return text()
+    key = key_of(fingerprint(program), str(build.target), repr(build.options), own_files())
+    if not is_kept(key, ".json"):
+        elsewhere.get()(program, build)
+    return get_or_build(key, ".json", make).read_text()
+
+
+@functools.cache
+def own_files() -> str:
+    """A digest of the compiler's files. They are read only where one has changed since it was taken."""
+    root = Path(__file__).parents[1]
+    files = sorted([*_files(root), *(each for part in PARTS for each in _files(root / part, deep=True))])
+
+    def digest(output: Path) -> None:
+        parts = (part for path, *_ in files for part in (os.path.relpath(path, root), Path(path).read_bytes()))
+        output.write_text(key_of(*parts))
+
+    return get_or_build(key_of("own files", json.dumps(files)), ".txt", digest).read_text()
+
+
+def _files(folder: Path | str, deep: bool = False) -> Iterator[tuple[str, int, int, int]]:
+    """Give path, size and times of the Python files in a folder; `deep` includes the folders inside."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if deep and entry.is_dir() and entry.name != "__pycache__":
+                yield from _files(entry.path, deep)
+            elif entry.name.endswith(".py"):
+                status = entry.stat()
+                yield entry.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def packed(source: CudaSource, build: Build, program: Program) -> str:
+    """The text of a file."""
+    symbols = {id(v): n for n, v in enumerate(_symbols(program))}
+    found = {
+        "text": source.text,
+        "alignment": source.alignment,
+        "entries": [_fields(entry, symbols) for entry in source.entries],
+        "notes": [_fields(note, symbols) for note in build.notes],
+        "placements": [_fields(place, symbols) for place in build.placements],
+    }
+    return json.dumps(found)
+
+
+def unpacked(text: str, build: Build, program: Program) -> CudaSource:
+    """What `packed` wrote, in the variables of `program`; its report goes into `build`."""
+    found, symbols = json.loads(text), _symbols(program)
+
+    def made(cls: Any, items: list[list[Any]]) -> list[Any]:
+        return [cls(*(_unpack(value, symbols) for value in item)) for item in items]
+
+    build.notes += made(Note, found["notes"])
+    build.placements += made(Placement, found["placements"])
+    return CudaSource(found["text"], tuple(made(Entry, found["entries"])), tuple(found["alignment"]))
+
+
+def _symbols(program: Program) -> list[Var]:
+    """All variables that entries may mention."""
+    return [*dimensions(program), *(p for p in program.params if isinstance(p, Var))]
+
+
+def _fields(value: Any, symbols: dict[int, int]) -> list[Any]:
+    return [_pack(each, symbols) for each in (value if isinstance(value, tuple) else vars(value).values())]
+
+
+def _pack(value: Any, symbols: dict[int, int]) -> Any:
+    """Numbers, text and None as they are, all else as a list that begins with its kind."""
+    if isinstance(value, Var):
+        return ["Var", symbols[id(value)]]
+    if isinstance(value, Expr):
+        return [type(value).__name__, *(_pack(getattr(value, name), symbols) for name in field_names(value))]
+    if isinstance(value, DType):
+        return ["DType", value.name]
+    if isinstance(value, MapArg):
+        return ["MapArg", *(_pack(v, symbols) for v in value)]
+    if isinstance(value, Span):
+        return ["Span", *vars(value).values()]
+    if isinstance(value, tuple):
+        return ["tuple", *(_pack(v, symbols) for v in value)]
+    return value
+
+
+def _unpack(value: Any, symbols: list[Var]) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, *rest = value
+    if kind == "Var":
+        return symbols[rest[0]]
+    if kind == "DType":
+        return to_dtype(rest[0])
+    if kind == "Span":
+        return Span(*rest)
+    parts = [_unpack(v, symbols) for v in rest]
+    if kind == "MapArg":
+        return MapArg(*parts)
+    return tuple(parts) if kind == "tuple" else getattr(expr, kind)(*parts)

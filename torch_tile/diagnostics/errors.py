@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an error looks: a code, the author's line and columns, what is wrong, and what to do about it.
+
+Author errors (`TileError`), our own bugs (`InternalError`) and bad arguments at a launch (`LaunchError`) are different
+types. Every message an author can meet stands in `CATALOGUE`; the key is the stable code.
+"""
+
+from __future__ import annotations
+
+import linecache
+import string
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch_tile.diagnostics.catalog import CATALOGUE
+
+
+@dataclass(frozen=True)
+class Span:
+    """A place in the author's source: 1-based lines, 0-based half-open columns."""
+
+    file: str
+    line: int
+    end_line: int
+    column: int
+    end_column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column + 1}"
+
+    def source(self) -> str:
+        """The author's text of the first line of the span."""
+        return linecache.getline(self.file, self.line).rstrip("\n")
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One finding: a catalogue code with its text filled in, where it is, and related places."""
+
+    code: str
+    span: Span | None
+    message: str
+    fix: str
+    notes: tuple[tuple[Span | None, str], ...] = ()
+
+    def render(self) -> str:
+        """The finding as text, with the author's line and a caret line beneath it."""
+        lines = [f"error[{self.code}]: {self.message}"]
+        lines += _excerpt(self.span, "")
+        for span, text in self.notes:
+            lines += _excerpt(span, text)
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+def diagnose(
+    code: str, span: Span | None, notes: Iterable[tuple[Span | None, str]] = (), **values: object
+) -> Diagnostic:
+    """Fill the catalogue's template `code` with `values`."""
+    message, fix = CATALOGUE[code]
+    return Diagnostic(code, span, message.format(**values), fix.format(**values), tuple(notes))
+
+
+def fields_of(code: str) -> set[str]:
+    """Names that the template of `code` wants filled in."""
+    return {name for text in CATALOGUE[code] for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+class TileError(Exception):
+    """A kernel that its author can mend. Holds every finding of the check that failed."""
+
+    def __init__(self, *diagnostics: Diagnostic):
+        self.diagnostics = diagnostics
+        super().__init__("\n" + "\n".join(d.render() for d in diagnostics))
+
+    @property
+    def code(self) -> str:
+        """The catalogue code of the first finding."""
+        return self.diagnostics[0].code
+
+    @property
+    def span(self) -> Span | None:
+        """The place of the first finding."""
+        return self.diagnostics[0].span
+
+
+class LaunchError(ValueError):
+    """A compiled kernel was called with arguments that it cannot take; the message names the argument."""
+
+
+class InternalError(RuntimeError):
+    """A bug of torch_tile, not of the kernel's author."""
+
+    def __init__(self, message: str, span: Span | None = None):
+        place = f" (while compiling {span})" if span else ""
+        super().__init__(
+            f"{message}{place}. This is a bug in torch_tile; please report it with the kernel. "
+            "TORCH_TILE_DUMP=<folder> writes every stage of the compilation there."
+        )
+
+
+# While a kernel is traced, tells where its author is; set by torch_tile.language.trace.
+span_source: list[Callable[[], Span | None]] = []
+
+
+def current_span() -> Span | None:
+    """The author's position in the kernel being traced, or None outside tracing."""
+    return span_source[-1]() if span_source else None
+
+
+def error(code: str, span: Span | None, notes: Iterable[tuple[Span | None, str]] = (), **values: object) -> TileError:
+    """A `TileError` with one finding, to be raised by the caller; without a span it points at the line being traced."""
+    return TileError(diagnose(code, span or current_span(), notes, **values))
+
+
+def _excerpt(span: Span | None, text: str) -> list[str]:
+    if span is None:
+        return [f"  note: {text}"] if text else []
+    lines = [f"  --> {span}  {text}".rstrip()]
+    source = span.source()
+    if source:
+        end = span.end_column if span.end_line == span.line else len(source)
+        lines += [f"   | {source}", f"   | {' ' * span.column}{'^' * max(1, end - span.column)}"]
+    return lines

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Inductor calls a tile op: straight from the generated code, in Python (launchers.py) or C++ (cpp_wrapper.py)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_tile.inductor import compat
+from torch_tile.inductor.codegen import python_wrapper
+from torch_tile.ops import launchers
+
+
+@functools.cache
+def register() -> None:
+    """Register the lowerings, once per process."""
+    for name in launchers.NAMES:
+        op = getattr(torch.ops.tile, name).default
+        compat.register_lowering(op, _lowering(op, name))
+
+
+def _lowering(op: Any, name: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: python_wrapper.lower(op, name, args, kwargs)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tile op in Inductor's IR: a call that writes into buffers of Inductor's own memory plan.
+
+In a module of generated Python each different call becomes one object, made of literals as the module is loaded (so
+that a module from a cache makes it too), and is called with buffers and run-time sizes only; views of the buffers are
+part of the object, which makes them once. In C++ each different call is one function: cpp_wrapper.py. Private to torch,
+like compat.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from torch_tile.inductor.codegen.cpp_text import Embedded, Workspace
+from torch_tile.inductor.codegen.cpp_wrapper import (
+    cpp_call,
+    lower_reference,
+    recorded_call,
+    with_copies,
+)
+from torch_tile.inductor.codegen.symbolic_launch import Form, NotEmbedded
+
+PREFIX = "_torch_tile"
+IMPORT = f"import torch_tile.ops.direct as {PREFIX}"
+
+
+def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
+    """Lower `op` to a call of `direct.<name>`, or of what that launches where the wrapper is in C++."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    with V.graph.fake_mode:
+        result, tensors, constants, unflatten = processed(ir.ExternKernel.process_kernel(op, *args, **kwargs))
+    results = result if isinstance(result, tuple) else (result,)
+    made = None
+    if V.graph.cpp_wrapper:
+        layouts = [ir.FallbackKernel.tensor_to_layout(each) for each in results]
+        outs = [Form(each.dtype, each.device, each.size, each.stride) for each in layouts]
+        env = V.graph.sizevars.shape_env
+
+        def record() -> Embedded:
+            return recorded_call(name, [form_of(x) for x in tensors], outs, constants, unflatten, env)
+
+        def copy(n: int) -> None:
+            tensors[n] = ir.ExternKernel.realize_input(ir.ExternKernel.require_contiguous(tensors[n]))
+
+        try:
+            made = with_copies(record, len(tensors), copy)
+        except NotEmbedded as why:
+            return lower_reference(op, args, kwargs, str(why))
+    call = node_class()(op, name, tensors, constants, unflatten, results, made)
+    first = ir.TensorBox.create(call)
+    return (first, *call.others[: len(results) - 1]) if isinstance(result, tuple) else first
+
+
+def form_of(x: Any) -> Form:
+    """The form of an input."""
+    from torch._inductor.virtualized import V
+
+    found = strided_view(x)
+    base, layout = (x, None) if found is None else found
+    view = None if layout is None else (layout.size, layout.stride, layout.offset)
+    low = x.get_dtype().itemsize if base.get_name() in V.graph.unaligned_buffers else 0
+    return Form(x.get_dtype(), x.get_device(), base.get_size(), base.get_stride(), low, view)
+
+
+def processed(found: Any) -> tuple[Any, Any, Any, Any]:
+    """What `process_kernel` gives: a tuple up to torch 2.14, an object with names since."""
+    if isinstance(found, tuple):
+        return found[0], found[1], found[2], found[3]
+    return found.example_output, found.tensor_args, found.non_tensor_args, found.unflatten_args
+
+
+@functools.cache
+def node_class() -> type:
+    """The class of the nodes; it is made late, since Inductor takes long to import."""
+    from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
+
+    def workspace_layout(x: Workspace) -> Any:
+        return ir.FixedLayout(x.device, x.dtype, list(x.size), list(x.stride))
+
+    class TileCall(ir.ExternKernelOut):
+        """The first output is the node's own buffer; the others are empty buffers that it changes.
+
+        In a C++ wrapper it is `made`, whose workspaces are such buffers, too.
+        """
+
+        def __init__(
+            self, op: torch._ops.OpOverload, name: str, tensors: Any, constants: Any, unflatten: Any, results: Any,
+            made: Embedded | None = None,
+        ):  # fmt: skip
+            layout, *layouts = (ir.FallbackKernel.tensor_to_layout(t) for t in results)
+            layouts += [] if made is None else [workspace_layout(x) for x in made.workspaces]
+            self.others = [
+                lowering.empty_strided(x.size, x.stride, dtype=x.dtype, device=x.device) for x in layouts
+            ]  # fmt: skip
+            super().__init__(
+                layout,
+                [*tensors, *self.others],
+                tuple(constants),
+                python_kernel_name=f"{PREFIX}.{name}",
+                op_overload=op,
+            )
+            self.tile_name, self.unflatten = name, unflatten
+            self.made, self.results = made, len(results)
+            self.mutation_outputs = [
+                ir.MutationOutput(ir.NoneLayout(device=x.get_device()), x, self) for x in self.others
+            ]  # fmt: skip
+
+        def codegen(self, wrapper: Any) -> None:
+            """Write the call, and what it calls if that is not written yet."""
+            self.codegen_comment(wrapper)
+            is_unused = self.get_name() in V.graph.removed_buffers  # but others are used
+            if is_unused:
+                wrapper.writeline(wrapper.make_buffer_allocation(self))
+            wrapper.writeline(self.in_cpp(wrapper) if V.graph.cpp_wrapper else self.in_python(wrapper))
+            if is_unused:
+                wrapper.writeline(wrapper.make_buffer_free(self))
+
+        def in_python(self, wrapper: Any) -> str:
+            """The call of an object that is made as the module is loaded."""
+            count = len(self.inputs) - len(self.others)
+            text = CallText(wrapper)
+            tensors = [text.tensor(x) for x in self.inputs[:count]]
+            args, kwargs = self.unflatten(tensors, [text.constant(c) for c in self.constant_args])
+            outs = [text.parameter("y", x.codegen_reference()) for x in (self, *self.others[: self.results - 1])]
+            site = text.site(self.tile_name, args, kwargs, outs)
+            name = wrapper.src_to_kernel.get(site)
+            if name is None:
+                name = wrapper.src_to_kernel[site] = f"tile_{self.tile_name}_{wrapper.next_kernel_suffix()}"
+                wrapper.add_import_once(IMPORT)
+                wrapper.define_kernel(name, site, gpu=False)
+            return f"{name}({', '.join(text.given())})"
+
+        def in_cpp(self, wrapper: Any) -> str:
+            """The call of a function that makes the launches."""
+            count = len(self.inputs) - len(self.others)
+            bases = [(strided_view(x) or (x,))[0] for x in self.inputs[:count]]
+            tensors = [x.codegen_reference() for x in (*bases, self, *self.others)]
+            assert self.made is not None  # as it was lowered for this
+            return cpp_call(wrapper, self.tile_name, self.made, tensors)
+
+    return TileCall
+
+
+class Verbatim(str):
+    """Text whose repr is itself."""
+
+    __repr__ = str.__str__
+
+
+class CallText:
+    """The text of a function of tensors, outputs and numbers that makes a call, and what it is called with."""
+
+    def __init__(self, wrapper: Any):
+        self.wrapper = wrapper
+        self.parameters: dict[str, dict[str, str]] = {"x": {}, "y": {}, "n": {}}
+        self.number_kinds = ""
+
+    def parameter(self, letter: str, given: str) -> Verbatim:
+        """The parameter that `given` is passed as."""
+        named = self.parameters[letter]
+        return Verbatim(named.setdefault(given, f"{letter}{len(named)}"))
+
+    def tensor(self, x: Any) -> Verbatim:
+        """A tensor: a parameter, or a view of one."""
+        found = strided_view(x)
+        if found is None:
+            return self.parameter("x", x.codegen_reference())
+        base, layout = found
+        size, stride = (tuple(map(self.number, each)) for each in (layout.size, layout.stride))
+        whole = self.parameter("x", base.codegen_reference())
+        return Verbatim(f"{PREFIX}.view({whole}, {size}, {stride}, {self.number(layout.offset)})")
+
+    def constant(self, value: Any) -> Any:
+        """A number, which may be known at run time only, or anything else whose repr makes it."""
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return self.number(value.node.expr)
+        return Verbatim(f"float('{value}')") if isinstance(value, float) and value - value != 0 else value
+
+    def number(self, expr: Any) -> Any:
+        """A number of Inductor's."""
+        if getattr(expr, "is_number", True):
+            return Verbatim(expr)
+        count = len(self.parameters["n"])
+        name = self.parameter("n", self.wrapper.val_to_arg_str(expr))
+        if len(self.parameters["n"]) > count:
+            self.number_kinds += "d" if expr.is_integer is False else "q"
+        return name
+
+    def site(self, name: str, args: Any, kwargs: Any, outs: list[Verbatim]) -> str:
+        """What makes the object."""
+        parts = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+        parts.append(f"out={outs[0] if len(outs) == 1 else tuple(outs)!r}")
+        names = [n for each in self.parameters.values() for n in each.values()]
+        kinds = "t" * (len(names) - len(self.number_kinds)) + self.number_kinds
+        return f"{PREFIX}.site({kinds!r}, lambda {', '.join(names)}: {PREFIX}.{name}({', '.join(parts)}))"
+
+    def given(self) -> list[str]:
+        """What the object is called with."""
+        return [given for each in self.parameters.values() for given in each]
+
+
+def strided_view(x: Any) -> Any:
+    """The buffer and the layout of a view of it that differs in sizes, strides and the offset only; else None."""
+    from torch._inductor import ir
+
+    if not isinstance(x, ir.ReinterpretView):
+        return None
+    base = x.data
+    while isinstance(base, ir.MutableBox):
+        base = base.data
+    if not isinstance(base, ir.Buffer) or base.get_dtype() != x.layout.dtype or base.get_layout().offset != 0:
+        return None
+    return base, x.layout

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inductor's worker processes compile kernels, too.
+
+Our passes are Python: in threads they would take its lock from whoever works on the graph. So a traced program is sent
+to a worker, which leaves its text and machine code in the cache on disk, and this process goes on as if it had found
+them there. Whatever goes wrong, it finds nothing and does the work itself, where errors have their place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from torch_tile.compiler.context import Build, PassOptions
+from torch_tile.compiler.source_cache import cuda_source, elsewhere
+from torch_tile.hardware import Target
+from torch_tile.inductor import compat
+from torch_tile.inductor.report import rows as report
+from torch_tile.ir.stmt import Program
+from torch_tile.runtime.cache import cache_dir
+from torch_tile.runtime.native_launch import build_ahead
+from torch_tile.runtime.nvrtc import compile_cubin, nvrtc_version
+
+PATIENCE = 60.0
+"""Seconds until a worker is given up; a kernel takes one or two."""
+QUIET = 30.0
+"""Seconds from which on workers may be new ones: Inductor ends those that had nothing to do for twice as long."""
+
+
+def ready() -> Any:
+    """Inductor's workers if they are ready, else None."""
+    try:
+        found = compat.worker_pool(ready=True)
+    except Exception:
+        report.log.info("Inductor's workers cannot be used", exc_info=True)
+        return None
+    if found is None:
+        report.log.info("Inductor has no workers that are ready: kernels are compiled in threads")
+    return found
+
+
+def warm() -> None:
+    """Start Inductor's workers, which takes seconds, and let them import the compiler before they need it.
+
+    What launches kernels is built meanwhile.
+    """
+    build_ahead()
+    try:
+        if (found := compat.worker_pool(ready=False)) is not None:
+            _warm(found, int(time.monotonic() / QUIET))
+    except Exception:
+        report.log.info("Inductor's workers cannot be used", exc_info=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _warm(pool: Any, when: int) -> None:
+    for _ in range(compat.worker_count()):  # each takes one, as importing takes longer than submitting
+        pool.submit(_import_compiler)
+
+
+def _import_compiler() -> None:
+    from torch_tile import lowering  # noqa: F401
+    from torch_tile.codegen import cuda  # noqa: F401
+
+    nvrtc_version()
+
+
+@contextlib.contextmanager
+def compiling_in(pool: Any) -> Iterator[None]:
+    """In this thread, programs for a GPU that are not on disk go to a worker of `pool`, if that is not None."""
+    token = elsewhere.set(functools.partial(_send, pool))
+    try:
+        yield
+    finally:
+        elsewhere.reset(token)
+
+
+def _send(pool: Any, program: Program, build: Build) -> None:
+    """Have a worker compile `program`, and wait for it."""
+    if pool is None or build.target.kind != "cuda":
+        return
+    try:
+        pool.submit(_compile, program, build.target, build.options, str(cache_dir())).result(PATIENCE)
+    except Exception:
+        report.log.info("no worker has compiled %s: this process does", program.name, exc_info=True)
+
+
+def _compile(program: Program, target: Target, options: PassOptions, cache: str) -> None:
+    """In a worker: fill the cache that the sender uses now, which need not be what this process was started with."""
+    os.environ |= {"TORCH_TILE_CACHE_DIR": cache, "TORCH_TILE_DUMP": "", "TORCH_TILE_VERIFY": "0"}
+    source, _ = cuda_source(program, Build(target, options))
+    compile_cubin(source.text, target, options)

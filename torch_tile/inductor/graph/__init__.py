@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and edits FX graphs: nodes, axes, symbolic sizes, subgraphs."""

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a graph cut out to be timed: what is replaced, and what Inductor would fuse with it.
+
+A replacement is a kernel that Inductor cannot fuse into. Where pointwise operations and reductions of rows stand around
+the subgraph, Inductor would have taken them along for nothing, so they belong to the comparison: on our side they are
+kernels of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from torch_tile.inductor.compat import graph_module, size_hint
+from torch_tile.inductor.graph.nodes import CAST, COPIES, VIEWS, aten, is_call, ordered, val
+from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
+from torch_tile.inductor.patterns.gemm.grouped_ops import is_grouped
+
+MOST_AROUND = 24  # operations taken along on either side
+EXAMPLE = "tile_example"
+"""Of a node's meta: a function that makes a tensor like its value, where not any numbers will do to time what reads it.
+"""
+LAYOUT = (
+    *VIEWS, aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor,
+    aten.select.int, aten.transpose.int, operator.getitem,
+)  # fmt: skip
+REDUCTIONS = (
+    aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.var_mean.correction,
+    aten.var.correction,
+)  # fmt: skip
+EXTERN = (
+    *PRODUCTS,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+)
+
+
+def is_extern(node: Node) -> bool:
+    """Whether Inductor leaves the node to a kernel that it does not write, and so fuses nothing into."""
+    return is_call(node, *EXTERN) or is_grouped(node)
+
+
+def is_fused(node: Node) -> bool:
+    """Whether Inductor computes the node inside of whatever kernel makes or reads its operand."""
+    if node.op != "call_function":
+        return False
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or is_call(node, CAST, *COPIES, *LAYOUT, *REDUCTIONS)
+
+
+def is_read_in_registers(node: Node) -> bool:
+    """Whether Inductor would fuse everything that reads the node, and so never round it to its dtype, nor write it."""
+    readers = list(node.users)
+    for reader in readers:  # grows meanwhile
+        if is_call(reader, *LAYOUT):
+            readers.extend(reader.users)
+    readers = [r for r in readers if not is_call(r, *LAYOUT)]
+    return bool(readers) and all(
+        is_call(r, CAST) or torch.Tag.pointwise in getattr(r.target, "tags", ()) for r in readers
+    )
+
+
+def rivals(
+    pairs: Sequence[tuple[Node, Node]], inputs: Sequence[Node], made: Iterable[Node]
+) -> tuple[GraphModule, GraphModule]:
+    """The subgraph with the new nodes of `pairs`, and with the old ones; with what stands around them.
+
+    `inputs` are what the new nodes, all of which are `made`, are computed from.
+    """
+    olds = [old for old, _ in pairs]
+    position = ordered(olds[0].graph)
+    inside = {*_needed(olds, set(inputs), Ancestors(inputs, position), position), *olds}
+    around = behind(olds, set(made), position)
+    inputs = list(inputs)
+    # Whoever made it; the last stands for one of the former.
+    attention = torch.ops.higher_order.flex_attention, torch.ops.tile.attention.default
+    if not any(is_extern(n) or is_call(n, *attention) for n in inside):
+        inputs = in_front(inputs, {*inside, *around, *made})
+    known = {*olds, *around}
+    others = (x for n in around for x in n.all_input_nodes if x not in known)
+    inputs = list(dict.fromkeys([*inputs, *others]))
+    outputs = [n for n in known if any(u not in known and u not in made for u in n.users)] or olds
+    outputs.sort(key=position.__getitem__)
+    return extract(outputs, inputs, dict(pairs)), extract(outputs, inputs)
+
+
+def behind(olds: Sequence[Node], made: set[Node], position: Mapping[Node, int]) -> list[Node]:
+    """The nodes that Inductor would fuse behind `olds`: what they read besides does not depend on `olds`.
+
+    Ends where least memory is written, as Inductor's kernels do, and as late as it can.
+    """
+    dependent = Descendants(olds, position)
+    found: list[Node] = []
+    known = set(olds)
+    least, best = _written(known, made), 0
+    while len(found) < MOST_AROUND:
+        users = {u for n in known for u in n.users if u not in known and u not in made and is_fused(u)}
+        ready = [
+            u for u in users if all(x in known or (_is_value(x) and x not in dependent) for x in u.all_input_nodes)
+        ]
+        if not ready:
+            break
+        found.append(min(ready, key=position.__getitem__))
+        known.add(found[-1])
+        if (written := _written(known, made)) <= least:
+            least, best = written, len(found)
+    return found[:best]
+
+
+def _is_value(node: Node) -> bool:
+    """Whether a node can be an input of a part: one tensor or number."""
+    return not isinstance(val(node), list | tuple)
+
+
+def _written(known: set[Node], made: set[Node]) -> int:
+    """Bytes of what others read of `known`."""
+    outputs = [n for n in known if any(u not in known and u not in made for u in n.users)]
+    return sum(_bytes(val(n)) for n in outputs)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return math.prod(map(size_hint, value.shape)) * value.dtype.itemsize
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
+def in_front(inputs: Sequence[Node], readers: set[Node]) -> list[Node]:
+    """The inputs, those that are pointwise and read by `readers` only replaced by what they are made from."""
+    found, taken = list(inputs), set(readers)
+    for _ in range(MOST_AROUND):
+        node = next((n for n in found if _fused_in_front(n, taken)), None)
+        if node is None:
+            break
+        taken.add(node)
+        at = found.index(node)
+        found[at : at + 1] = [x for x in node.all_input_nodes if x not in found]
+    return found
+
+
+def _fused_in_front(node: Node, readers: set[Node]) -> bool:
+    sources = node.all_input_nodes
+    return is_fused(node) and all(u in readers for u in node.users) and all(map(_is_value, sources))
+
+
+def extract(outputs: Sequence[Node], inputs: Sequence[Node], instead: Mapping[Node, Node] | None = None) -> GraphModule:
+    """The part of a graph that computes `outputs` from `inputs`, some nodes replaced by others.
+
+    What `inputs` are themselves made from is there already when this part runs: where the part reads it as well (the
+    tensor under an input that is a view, say), it is an input too, not computed again.
+    """
+    graph = Graph()
+    instead = instead or {}
+    position = ordered(outputs[0].graph)
+    given = Ancestors(inputs, position)
+    env: dict[Node, Node] = {}
+    parts: dict[str, GraphModule] = {}  # bodies of higher-order operators
+
+    def take(node: Node, target: str) -> None:
+        env[node] = graph.placeholder(target)
+        env[node].meta = {key: node.meta[key] for key in ("val", EXAMPLE) if key in node.meta}
+
+    for index, node in enumerate(inputs):
+        take(node, f"in{index}")
+    for node in _needed(outputs, set(inputs), given, position, instead):
+        if (body := body_of(node)) is not None:
+            parts[str(node.target)] = body
+            env[node] = graph.create_node("get_attr", str(node.target))
+        elif node.op == "call_function" and node not in given:
+            env[node] = graph.node_copy(node, lambda n: env[instead.get(n, n)])
+        else:
+            with graph.inserting_before(next(iter(graph.nodes), None)):
+                take(node, node.name)
+    graph.output(tuple(env[instead.get(o, o)] for o in outputs))
+    return graph_module(graph, parts)
+
+
+def copied(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]) -> GraphModule:
+    """`nodes`, which are in order and read nothing else than `inputs`, as a graph of their own."""
+    graph = Graph()
+    env: dict[Node, Node] = {}
+    for index, node in enumerate(inputs):
+        env[node] = graph.placeholder(f"in{index}")
+        env[node].meta = {key: node.meta[key] for key in ("val", EXAMPLE) if key in node.meta}
+    for node in nodes:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output(tuple(env[o] for o in outputs))
+    graph.eliminate_dead_code()
+    return graph_module(graph)
+
+
+def body_of(node: Node) -> GraphModule | None:
+    """The graph that a node hands to a higher-order operator; None if it is something else."""
+    body = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    return body if isinstance(body, GraphModule) else None
+
+
+class Ancestors:
+    """`node in Ancestors(nodes, position)`: does one of `nodes` depend on it?
+
+    Both this and `Descendants` walk only as far as an answer takes: graphs are long, and parts of them short.
+    """
+
+    def __init__(self, nodes: Sequence[Node], position: Mapping[Node, int]) -> None:
+        self.nodes, self.position = set(nodes), position
+        self.end = max((position[n] for n in nodes), default=-1)
+        self.known: dict[Node, bool] = {}
+
+    def __contains__(self, node: Node) -> bool:
+        if node not in self.known:
+            self.known[node] = self._leads_to_one(node)
+        return self.known[node]
+
+    def _leads_to_one(self, node: Node) -> bool:
+        seen, waiting = {node}, [node]
+        while waiting:
+            users = [u for u in waiting.pop().users if u not in seen and self.position.get(u, self.end + 1) <= self.end]
+            if any(u in self.nodes or self.known.get(u, False) for u in users):
+                return True
+            seen.update(users)
+            waiting.extend(sorted(users, key=self.position.__getitem__))  # the nearest to the end comes next
+        return False
+
+
+class Descendants:
+    """`node in Descendants(nodes, position)`: is it one of `nodes`, or does it depend on one?"""
+
+    def __init__(self, nodes: Sequence[Node], position: Mapping[Node, int]) -> None:
+        self.position = position
+        self.start = min(position[n] for n in nodes)
+        self.known = dict.fromkeys(nodes, True)
+
+    def __contains__(self, node: Node) -> bool:
+        if node not in self.known:
+            self.known[node] = self._comes_from_one(node)
+        return self.known[node]
+
+    def _comes_from_one(self, node: Node) -> bool:
+        seen, waiting = {node}, [node]
+        while waiting:
+            sources = [x for x in waiting.pop().all_input_nodes if x not in seen and self.position[x] >= self.start]
+            if any(self.known.get(x, False) for x in sources):
+                return True
+            seen.update(sources)
+            waiting.extend(sorted(sources, key=self.position.__getitem__, reverse=True))
+        return False
+
+
+def _needed(
+    outputs: Sequence[Node], inputs: set[Node], given: Ancestors, position: Mapping[Node, int],
+    instead: Mapping[Node, Node] | None = None,
+) -> list[Node]:  # fmt: skip
+    """What `outputs` depend on, up to `inputs` and no further than `given`, in an order in which it can be computed."""
+    instead = instead or {}
+    found: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        node = instead.get(node, node)
+        if node in found or node in inputs:
+            return
+        if node not in given:
+            for x in sorted(node.all_input_nodes, key=position.__getitem__):
+                visit(x)
+        found[node] = None
+
+    for node in outputs:
+        visit(node)
+    return list(found)

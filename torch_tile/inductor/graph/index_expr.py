@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a mask of the graph says at index (b, h, q, k), as a sympy expression.
+
+Models build causal and sliding-window masks from aranges, comparisons and indexing; evaluating the graph at a symbolic
+index gets the rule back, for every size. What is not index arithmetic becomes an opaque `load`, which equals only
+itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.graph.nodes import CAST, arg, aten, is_call, known, prims, shape, val
+
+Index = tuple[Any, ...]
+
+
+def symbol(name: str) -> Any:
+    """The symbol of a place in a tensor, told from those of sizes by its name."""
+    return sympy.Symbol(f"@{name}", integer=True, nonnegative=True)
+
+
+def is_place(x: Any) -> bool:
+    """Whether `x` is such a symbol."""
+    return isinstance(x, sympy.Symbol) and x.name.startswith("@")
+
+
+B, H, Q, K = (symbol(name) for name in "bhqk")
+LOAD: Any = sympy.Function("load")
+
+_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.add: lambda a, b: add(a, b),
+    aten.sub: lambda a, b: _in_order("sub", operator.sub, a, b),
+    aten.mul: lambda a, b: mul(a, b),
+    aten.div: lambda a, b: _in_order("div", operator.truediv, a, b) if b.is_number and b != 0 else opaque("div")(a, b),
+    aten.floor_divide: lambda a, b: _floored(a, b),
+    aten.remainder: lambda a, b: a - b * _floored(a, b),
+    aten.maximum: lambda a, b: opaque("max")(a, b),
+    aten.minimum: lambda a, b: opaque("min")(a, b),
+    aten.clamp_min: lambda a, b: opaque("max")(a, b),
+    aten.clamp_max: lambda a, b: opaque("min")(a, b),
+    aten.pow: lambda a, b: a**b if b.is_Integer and 0 < b <= 3 else opaque("pow")(a, b),
+}
+_UNARY = {
+    getattr(aten, name).default: name
+    for name in ("exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "abs", "relu", "silu", "gelu", "reciprocal")
+}
+_COMPARISON: dict[Any, Any] = {
+    aten.le: sympy.Le,
+    aten.lt: sympy.Lt,
+    aten.ge: sympy.Ge,
+    aten.gt: sympy.Gt,
+    aten.eq: sympy.Eq,
+    aten.ne: sympy.Ne,
+}
+_LOGIC: dict[Any, Any] = {
+    aten.bitwise_and: sympy.And,
+    aten.logical_and: sympy.And,
+    aten.bitwise_or: sympy.Or,
+    aten.logical_or: sympy.Or,
+}
+SAME = (aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default)
+_CASTS = (CAST, aten._to_copy.default)
+_MOST_CASES = 16
+
+
+def at(node: Any, index: Index) -> Any:
+    """The value of `node` at `index`."""
+    if isinstance(node, bool):
+        return sympy.true if node else sympy.false
+    if not isinstance(node, Node):
+        return _number(node)
+    if not isinstance(val(node), torch.Tensor):
+        return _number(val(node))
+    result = _view(node, index) if node.op == "call_function" else None
+    if result is None and node.op == "call_function":
+        result = _compute(node, index)
+    if result is None:
+        return LOAD(sympy.Symbol(node.name), *index)
+    return result if is_truth(result) or val(node).dtype != torch.bool else truth(result)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # sympy's 0.0 and 0 are not equal
+    return value.node.expr if isinstance(value, torch.SymInt) else sympy.sympify(value)
+
+
+def _broadcast(operand: Any, index: Index) -> Index:
+    """The index of an operand that broadcasts to a value at `index`."""
+    if not isinstance(val(operand), torch.Tensor):
+        return ()
+    sizes = shape(operand)
+    tail = index[len(index) - len(sizes) :]
+    return tuple(sympy.Integer(0) if known(s == 1) else i for i, s in zip(tail, sizes, strict=True))
+
+
+def _view(node: Node, index: Index) -> Any:
+    """Nodes that only move values."""
+    x: Any = node.args[0] if node.args else None
+    rank = len(index)
+    if is_call(node, *SAME):
+        return at(x, index)
+    if is_call(node, *_CASTS):
+        return _cast(at(x, index), val(x).dtype, val(node).dtype)
+    if is_call(node, aten.repeat.default):
+        tail = index[rank - len(shape(x)) :]
+        return at(x, tuple(i if known(s == d) else i % _number(s) for i, s, d in _repeated(node, x, tail)))
+    if is_call(node, aten.expand.default):
+        return at(x, _broadcast(x, index))
+    if is_call(node, aten.unsqueeze.default):
+        d = arg(node, 1) % rank
+        return at(x, index[:d] + index[d + 1 :])
+    if is_call(node, aten.permute.default):
+        order: Any = node.args[1]
+        source = [index[list(order).index(d)] for d in range(rank)]
+        return at(x, tuple(source))
+    if is_call(node, aten.slice.Tensor):
+        d = arg(node, 1, "dim", 0) % rank
+        start, step = arg(node, 2, "start", 0) or 0, arg(node, 4, "step", 1)
+        if not isinstance(start, int) or start < 0 or not isinstance(step, int):
+            return None
+        return at(x, (*index[:d], index[d] * step + start, *index[d + 1 :]))
+    if is_call(node, aten.select.int):
+        d, i = arg(node, 1) % (rank + 1), arg(node, 2)
+        return at(x, (*index[:d], _number(i), *index[d:])) if isinstance(i, int) and i >= 0 else None
+    if is_call(node, aten.view.default, aten.reshape.default):
+        return _reshape(x, node, index)
+    if is_call(node, aten.cat.default):
+        return _cat(node, index)
+    return None
+
+
+def _repeated(node: Node, x: Any, tail: Index) -> Any:
+    return zip(tail, shape(x), shape(node)[len(shape(node)) - len(tail) :], strict=True)
+
+
+def _cast(value: Any, before: torch.dtype, after: torch.dtype) -> Any:
+    """A converted value; None for a fraction that would be cut off."""
+    if after == torch.bool:
+        return truth(value)
+    if before.is_floating_point and not after.is_floating_point and not all(v.is_integer for v, _ in cases(value)):
+        return None
+    return _held(numeric(value), after)
+
+
+def _held(value: Any, kind: torch.dtype) -> Any:
+    """A value, or None if an integer of fewer than 32 bits may not hold it."""
+    if kind.is_floating_point or kind.is_complex or kind == torch.bool or kind.itemsize >= 4:
+        return value
+    limits = torch.iinfo(kind)
+    return value if all(v.is_Integer and limits.min <= v <= limits.max for v, _ in cases(value)) else None
+
+
+def _reshape(x: Any, node: Node, index: Index) -> Any:
+    """Reshapes that add or drop dimensions of one."""
+    kept = [i for i, s in zip(index, shape(node), strict=True) if not known(s == 1)]
+    sizes = shape(x)
+    wide = [s for s in sizes if not known(s == 1)]
+    have = [s for s in shape(node) if not known(s == 1)]
+    if len(wide) != len(have) or not all(known(a == b) for a, b in zip(wide, have, strict=True)):
+        return None
+    queue = iter(kept)
+    return at(x, tuple(sympy.Integer(0) if known(s == 1) else next(queue) for s in sizes))
+
+
+def _cat(node: Node, index: Index) -> Any:
+    parts: Any = node.args[0]
+    d = arg(node, 1, "dim", 0) % len(index)
+    offset: Any = sympy.Integer(0)
+    cases: list[tuple[Any, Any]] = []
+    for part in parts:
+        size = _number(shape(part)[d])
+        here = sympy.Eq(index[d], offset) if size == 1 else index[d] < offset + size
+        cases.append((numeric(at(part, (*index[:d], index[d] - offset, *index[d + 1 :]))), here))
+        offset = offset + size
+    cases[-1] = (cases[-1][0], sympy.true)
+    return sympy.Piecewise(*cases)
+
+
+def _compute(node: Node, index: Index) -> Any:
+    """Nodes that calculate."""
+    target: Any = node.target
+    if target is prims.iota.default:
+        return sympy.Integer(node.kwargs["start"]) + sympy.Integer(node.kwargs["step"]) * index[0]
+    if target is aten.full.default:
+        return at(node.args[1], ())
+    if target is aten.scalar_tensor.default:
+        return at(node.args[0], ())
+    if target is aten.index.Tensor:
+        return _gather(node, index)
+    if target is aten.cumsum.default:
+        return _cumsum(node, index)
+    operands = pointwise_operands(node)
+    value = None if operands is None else combine(node, [at(x, _broadcast(x, index)) for x in operands])
+    return None if value is None else _held(value, val(node).dtype)
+
+
+def opaque(name: str) -> Any:
+    """A function of the epilogue language, of which nothing is known but its name, and that some keep whole numbers."""
+    kept = name in ("abs", "max", "min")
+    return lambda *xs: sympy.Function(f"tile_{name}", integer=(kept and all(x.is_integer for x in xs)) or None)(*xs)
+
+
+def _in_order(name: str, operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """An operation on numbers; opaque where sympy would open a sum, unless all that comes of it is whole.
+
+    `s + (1 - x) * -1e9` is not `s - 1e9 + x * 1e9`, which has lost `s`.
+    """
+    sums = [x for x in (a, b) if x.is_Add]
+    parts = sums if name in ("add", "sub") else (a, b, operation(a, b))
+    return opaque(name)(a, b) if sums and not all(x.is_integer for x in parts) else operation(a, b)
+
+
+def add(a: Any, b: Any) -> Any:
+    """The sum of two numbers, each computed before."""
+    return _in_order("add", operator.add, a, b)
+
+
+def mul(a: Any, b: Any) -> Any:
+    """The product of two numbers, each computed before."""
+    return _in_order("mul", operator.mul, a, b)
+
+
+def _floored(a: Any, b: Any) -> Any:
+    """The floor of a quotient, which stays a quotient where it is rounded before."""
+    whole = a.is_integer and b.is_integer
+    return sympy.floor(a / b if whole else opaque("div")(a, b))
+
+
+def pointwise_operands(node: Node) -> list[Any] | None:
+    """What a node reads that `combine` knows; None for others."""
+    target: Any = node.target
+    if target in (aten.bitwise_not.default, aten.logical_not.default, aten.neg.default) or target in _UNARY:
+        return [node.args[0]]
+    if target is aten.where.self:
+        return list(node.args)
+    packet = getattr(target, "overloadpacket", None)
+    if packet not in _ARITHMETIC and packet not in _COMPARISON and packet not in _LOGIC:
+        return None
+    rounded = node.kwargs.get("rounding_mode")
+    if node.kwargs.get("alpha", 1) != 1 or (rounded is not None and rounded != "floor") or len(node.args) < 2:
+        return None
+    return list(node.args[:2])
+
+
+def combine(node: Node, values: Sequence[Any]) -> Any:
+    """The value of a node of which `pointwise_operands` are known, from theirs; None if it cannot be written."""
+    target: Any = node.target
+    if target in (aten.bitwise_not.default, aten.logical_not.default):
+        return sympy.Not(truth(values[0])) if val(node).dtype == torch.bool else None
+    if target is aten.where.self:
+        return _choose(truth(values[0]), *values[1:])
+    if target is aten.neg.default:
+        return _fold(-numeric(values[0]))
+    if target in _UNARY:
+        tanh = target is aten.gelu.default and node.kwargs.get("approximate") == "tanh"
+        return opaque("gelu_tanh" if tanh else _UNARY[target])(numeric(values[0]))
+    packet = target.overloadpacket
+    a, b = values
+    if packet in _LOGIC:
+        return _LOGIC[packet](truth(a), truth(b)) if val(node).dtype == torch.bool else None
+    if packet in _COMPARISON:
+        return _compare(_COMPARISON[packet], numeric(a), numeric(b))
+    floors = packet is aten.div and node.kwargs.get("rounding_mode") == "floor"
+    return _fold(_ARITHMETIC[aten.floor_divide if floors else packet](numeric(a), numeric(b)))
+
+
+def _gather(node: Node, index: Index) -> Any:
+    """Advanced indexing with one index tensor per dimension; what may be negative would count from the end."""
+    x: Any = node.args[0]
+    indices: Any = node.args[1]
+    if any(i is None for i in indices) or len(indices) != len(shape(x)):
+        return None
+    if any(val(i).dtype == torch.bool for i in indices):
+        return None
+    places = tuple(at(i, _broadcast(i, index)) for i in indices)
+    return at(x, places) if all(p.is_nonnegative for p in places) else None
+
+
+def _cumsum(node: Node, index: Index) -> Any:
+    """A running sum of what is false everywhere is 0; any other is opaque."""
+    d = arg(node, 1) % len(index)
+    position = sympy.Symbol("_position", integer=True, nonnegative=True)
+    term = at(node.args[0], (*index[:d], position, *index[d + 1 :]))
+    return sympy.Integer(0) if term in (sympy.false, 0) else None
+
+
+def is_truth(value: Any) -> bool:
+    """Whether a value is a condition."""
+    return isinstance(value, sympy.logic.boolalg.Boolean) and not isinstance(value, sympy.Symbol)
+
+
+def truth(value: Any) -> Any:
+    """A value as a condition: what is not 0 is true."""
+    return value if is_truth(value) else _compare(sympy.Ne, value, sympy.Integer(0))
+
+
+def numeric(value: Any) -> Any:
+    """A value as a number: 1 where a condition holds."""
+    return _choose(value, sympy.Integer(1), sympy.Integer(0)) if is_truth(value) else value
+
+
+def cases(value: Any) -> list[tuple[Any, Any]]:
+    """The values that a value may have, with conditions of which one holds."""
+    if not isinstance(value, sympy.Piecewise):
+        return [(value, sympy.true)]
+    found, before = [], sympy.false
+    for case, condition in value.args:
+        found.append((case, sympy.And(condition, sympy.Not(before))))
+        before = sympy.Or(before, condition)
+    if len(found) > _MOST_CASES:
+        raise NotImplementedError("too many cases")
+    return found
+
+
+def _choose(condition: Any, yes: Any, no: Any) -> Any:
+    if is_truth(yes) or is_truth(no):
+        return sympy.Or(sympy.And(condition, truth(yes)), sympy.And(sympy.Not(condition), truth(no)))
+    return _fold(sympy.Piecewise((yes, condition), (no, sympy.true)))
+
+
+def _compare(relation: Any, a: Any, b: Any) -> Any:
+    """A comparison, case by case."""
+    a, b = (sympy.piecewise_fold(x) if hasattr(x, "has") and x.has(sympy.Piecewise) else x for x in (a, b))
+    return sympy.Or(*(sympy.And(p, q, relation(x, y)) for x, p in cases(a) for y, q in cases(b)))
+
+
+def _fold(value: Any) -> Any:
+    """Push an operation into the cases of a `cat`; equal cases become one."""
+    if not (hasattr(value, "has") and value.has(sympy.Piecewise)):
+        return value
+    value = sympy.piecewise_fold(value)
+    if not isinstance(value, sympy.Piecewise):
+        return value
+    cases = [(e.subs(c.lhs, c.rhs) if isinstance(c, sympy.Eq) and c.lhs.is_Symbol else e, c) for e, c in value.args]
+    return cases[0][0] if len({e for e, _ in cases}) == 1 else sympy.Piecewise(*cases)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies around attention that only change where elements lie: looked through in front of it, dropped behind it.
+
+The kernels address any strides, and their result lies in memory as q does. So the copies of `.contiguous()`, which
+models put between a projection and attention, are work for nothing, as is scaling q by a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.compat import size_hint
+from torch_tile.inductor.graph.axes import Group, arrange, axes_of, trace, trace_unrounded
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    COPIES,
+    VIEWS,
+    Rewrite,
+    aten,
+    binary_with_scalar,
+    constant,
+    dtype,
+    is_call,
+    known,
+    only_user,
+    shape,
+    val,
+)
+
+ROW = 16  # bytes: kernels copy rows fastest that start at multiples of it
+_RESHAPING = (
+    *(*VIEWS, *COPIES, aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default),
+    *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+)
+
+
+def bare(rewrite: Rewrite, node: Any, scaled: bool = False) -> tuple[Any, float]:
+    """What lies under the copies of an operand, as a view of the operand's shape, and the number that multiplies it.
+
+    The number is 1 unless `scaled`. The operand itself, and 1, where there is nothing to take away, or where kernels
+    would have to copy or read more slowly: the last dimension not dense, rows less aligned, elements repeated.
+    """
+    groups = axes_of(shape(node))
+    root, have = trace(node, groups)
+    scale = 1.0
+    if scaled:
+        root, have, scale = unscaled(root, have)
+    if scale == 1.0 and not _is_copied(node, root):
+        return node, 1.0
+    attempt = Rewrite(rewrite.anchor)
+    new = arrange(attempt, root, have, groups)
+    if new is None or dtype(new) != dtype(node) or not _reads_as_well(val(new), val(node), val(root)):
+        attempt.discard()
+        return node, 1.0
+    rewrite.nodes += attempt.nodes
+    return new, scale
+
+
+def laid_out(rewrite: Rewrite, node: Node, like: Node) -> Node:
+    """`node`, in memory as `like` lies, if that has no gaps: what reads it was traced so."""
+    want = val(like).stride()
+    if all(known(n == 1) or known(a == b) for n, a, b in zip(shape(node), val(node).stride(), want, strict=True)):
+        return node
+    order = sorted(range(len(want)), key=lambda d: size_hint(want[d]), reverse=True)
+    dense = rewrite.call(aten.clone.default, rewrite.permute(node, order), memory_format=torch.contiguous_format)
+    return rewrite.permute(dense, [order.index(d) for d in range(len(order))])
+
+
+def unscaled(root: Any, groups: list[Group], casts: bool = False) -> tuple[Any, list[Group], float]:
+    """A tensor and its dimensions without the numbers that multiply it, and their product.
+
+    Only where nothing else reads what was multiplied: else it has to be computed anyway.
+    """
+    scale = 1.0
+    while (found := _times_number(root)) is not None and _is_read_once(root):
+        root, groups = (trace_unrounded if casts else trace)(found[0], groups)
+        scale *= found[1]
+    return root, groups, scale
+
+
+def drop_behind(node: Node) -> None:
+    """Take away the copies of `node`, through views, that are where `node` itself lies.
+
+    What is returned is left alone, since two results of a graph may not share memory.
+    """
+    for clone in list(_copies_of(node)):
+        groups = axes_of(shape(clone))
+        root, have = trace(clone.args[0], groups)
+        if root is not node or _is_returned(clone):
+            continue
+        attempt = Rewrite(clone)
+        new = arrange(attempt, node, have, groups)
+        if new is not None and _share_memory(val(new), val(node)) and _lie_alike(val(new), val(clone)):
+            clone.replace_all_uses_with(new)
+            clone.graph.erase_node(clone)
+        else:
+            attempt.discard()
+
+
+def _copies_of(node: Node) -> Iterator[Node]:
+    """The copies that are made of a node, of a view of it, or of another copy."""
+    for user in node.users:
+        if is_call(user, *_RESHAPING):
+            if is_call(user, aten.clone.default):
+                yield user
+            yield from _copies_of(user)
+
+
+def _is_copied(node: Any, root: Any) -> bool:
+    """Whether a copy lies between a node and the tensor that it is traced to."""
+    while node is not root:
+        if is_call(node, aten.clone.default):
+            return True
+        node = node.args[0]
+    return False
+
+
+def _times_number(node: Any) -> tuple[Node, float] | None:
+    """`(x, c)` where a node is `x * c`, or `x / (1 / c)`, for a number c that is not 0, in x's dtype."""
+    pair = binary_with_scalar(node, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor)
+    if pair is None or pair[1] == 0 or dtype(pair[0]) != dtype(node):
+        return None
+    if not is_call(node, aten.div.Tensor):
+        return pair
+    return (pair[0], 1 / pair[1]) if constant(node.args[0]) is None else None
+
+
+def _is_read_once(node: Node) -> bool:
+    """Whether a single computation reads a node, through views and copies that nothing else reads."""
+    user = only_user(node)
+    while user is not None and is_call(user, CAST, *_RESHAPING):
+        user = only_user(user)
+    return user is not None and user.op != "output"
+
+
+def _reads_as_well(new: torch.Tensor, old: torch.Tensor, root: torch.Tensor) -> bool:
+    """Whether kernels read a view of `root` no slower than the copy `old`."""
+    if not _share_memory(new, root):
+        return False  # no view: the copy is only elsewhere
+    repeats = any(
+        known(stride == 0) and not known(size == 1) for size, stride in zip(new.shape, new.stride(), strict=True)
+    )
+    dense = known(new.stride(-1) == 1) or known(new.shape[-1] == 1)
+    return dense and not repeats and (_has_aligned_rows(new) or not _has_aligned_rows(old))
+
+
+def _has_aligned_rows(x: torch.Tensor) -> bool:
+    starts = (x.storage_offset(), *(s for n, s in zip(x.shape[:-1], x.stride()[:-1], strict=True) if not known(n == 1)))
+    return all(known(start * x.element_size() % ROW == 0) for start in starts)
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+def _lie_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape surely have equal strides, where a stride matters."""
+    return all(known(n == 1) or known(s == t) for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True))
+
+
+def _is_returned(node: Node) -> bool:
+    """Whether a node, or a view of it, is a result of the graph."""
+    return any(u.op == "output" or (is_call(u, *_RESHAPING) and _is_returned(u)) for u in node.users)

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and editing FX graphs: what every family's matcher stands on.
+
+Matchers read through `val`, `is_call` and `known`, and write through a `Rewrite`, whose nodes carry correct
+`meta["val"]` and can be taken back as a whole. Nothing here knows any family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+
+from torch_tile.inductor.graph.symbolic_sizes import compute
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+COPIES = (aten.clone.default, aten.alias.default)
+CAST = prims.convert_element_type.default
+TIMES = "tile_times"
+"""Of a node's meta: the outcome of the contest that it won before the graph was parted."""
+TOLD = "tile_told"
+"""Of a node's meta: of what it is a part, it is reported already."""
+
+
+class Miss(Exception):
+    """Why a subgraph that looks like one of ours is none: the reason, what to write instead, and the node at fault."""
+
+    def __init__(self, reason: str, fix: str = "", at: Any = None) -> None:
+        super().__init__(reason)
+        self.reason, self.fix = reason, fix
+        self.at = at if isinstance(at, Node) else None
+
+
+def name_of(node: Any) -> str:
+    """What a node does, as a user would call it: `aten.tanh`, `method softmax`; other arguments as they print."""
+    if not isinstance(node, Node):
+        return str(node)
+    if node.op == "placeholder":
+        return "an input of the graph"
+    target: Any = node.target
+    return str(getattr(target, "overloadpacket", getattr(target, "__name__", target)))
+
+
+def val(node: Any) -> Any:
+    """The fake value of a node (ATen graphs keep it under `val`, Dynamo's under `example_value`), else None."""
+    if not isinstance(node, Node):
+        return None
+    meta = node.meta
+    return meta["val"] if "val" in meta else meta.get("example_value")
+
+
+def shape(node: Any) -> tuple[Any, ...]:
+    """The (possibly symbolic) shape of a node that holds a tensor."""
+    return tuple(val(node).shape)
+
+
+def dtype(node: Any) -> torch.dtype:
+    """The dtype of a node that holds a tensor."""
+    result: torch.dtype = val(node).dtype
+    return result
+
+
+def is_tensor(node: Any) -> TypeGuard[Node]:
+    """Whether `node` is a graph node holding one tensor."""
+    return isinstance(val(node), torch.Tensor)
+
+
+def is_call(node: Any, *targets: Any) -> TypeGuard[Node]:
+    """Whether `node` calls one of `targets`."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def arg(node: Node, index: int, name: str = "", default: Any = None) -> Any:
+    """Argument of a call, given by position or by keyword."""
+    if index < len(node.args):
+        return node.args[index]
+    return node.kwargs.get(name, default)
+
+
+def known(condition: Any) -> bool:
+    """Whether a (possibly symbolic) condition holds for every size, without adding a guard."""
+    return bool(statically_known_true(condition))
+
+
+def can_be_guarded(symbol: torch.SymFloat | torch.SymInt) -> bool:
+    """Whether a symbol has a value while it is compiled for; what is read from a tensor's data has none."""
+    return not free_unbacked_symbols(symbol)
+
+
+def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are equal for every value of their symbols."""
+    return len(a) == len(b) and all(known(x == y) for x, y in zip(a, b, strict=True))
+
+
+def product(sizes: Iterable[Any]) -> Any:
+    """The product of (possibly symbolic) sizes."""
+    return math.prod(sizes)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether an FX argument is a plain Python number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def uncast(node: Any) -> Any:
+    """`node` without the floating casts on top of it."""
+    while is_call(node, CAST, aten._to_copy.default) and dtype(node).is_floating_point:
+        if not dtype(node.args[0]).is_floating_point:
+            break
+        node = node.args[0]
+    return node
+
+
+def constant(node: Any) -> float | None:
+    """The Python number that a node is everywhere, if the graph says so (`full`, `scalar_tensor`), else None."""
+    if is_number(node):
+        return float(node)
+    while is_call(node, CAST, aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor, *VIEWS, *COPIES):
+        node = node.args[0]
+    if is_call(node, aten.full.default) and is_number(node.args[1]):
+        return float(node.args[1])
+    if is_call(node, aten.scalar_tensor.default) and is_number(node.args[0]):
+        return float(node.args[0])
+    return None
+
+
+def binary_with_scalar(node: Any, *targets: Any) -> tuple[Any, float] | None:
+    """`(x, c)` if `node` is one of `targets` on a tensor x and a number c, in either order."""
+    if not is_call(node, *targets) or len(node.args) < 2 or node.kwargs.get("alpha", 1) != 1:
+        return None
+    x, y = node.args[0], node.args[1]
+    for tensor, other in ((x, y), (y, x)):
+        number = constant(other)
+        if number is not None and is_tensor(tensor) and same_shape(shape(tensor), shape(node)):
+            return tensor, number
+    return None
+
+
+def only_user(node: Node) -> Node | None:
+    """The single user of a node, or None if it has none or several."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+_PURE = ("aten", "prims")
+
+
+def equivalent(a: Any, b: Any, depth: int = 8) -> bool:
+    """Whether two arguments compute the same value: the same node, or the same pure call on equivalent arguments.
+
+    Graphs reach the passes without common-subexpression elimination, so `cache[:, :n]` read twice is two nodes.
+    """
+    if a is b:
+        return True
+    if isinstance(a, Node) and isinstance(b, Node):
+        if depth == 0 or a.op != "call_function" or a.target is not b.target or a.kwargs != b.kwargs:
+            return False
+        target = a.target
+        if getattr(target, "namespace", "") not in _PURE or torch.Tag.nondeterministic_seeded in target.tags:  # type: ignore[union-attr]
+            return False
+        return len(a.args) == len(b.args) and all(
+            equivalent(x, y, depth - 1) for x, y in zip(a.args, b.args, strict=True)
+        )
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(equivalent(x, y, depth) for x, y in zip(a, b, strict=True))
+    if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
+        return known(a == b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def erase_dead(node: Node) -> None:
+    """Erase a node that nothing reads, and what only it read: as users they would pass for what follows a match."""
+    pending = [node]
+    while pending:
+        dead = pending.pop()
+        if dead.op == "call_function" and not dead.users and not dead.is_impure() and not dead._erased:
+            inputs = dead.all_input_nodes
+            dead.graph.erase_node(dead)
+            pending.extend(inputs)
+
+
+def is_on_gpu(graph: Graph) -> bool:
+    """Whether some node holds a tensor of a GPU."""
+    return any(is_tensor(n) and val(n).is_cuda for n in graph.nodes)
+
+
+def ordered(graph: Graph) -> dict[Node, int]:
+    """Each node's position in the graph."""
+    return {node: index for index, node in enumerate(graph.nodes)}
+
+
+class Rewrite:
+    """Nodes inserted before `anchor`: a proposal that `discard` takes back.
+
+    `call` evaluates each operator on the fake values, so later matchers (ours and Inductor's) see true metadata.
+    `given` are nodes that only the old code reads, and that are there whichever is kept: no part of a contest.
+    """
+
+    def __init__(self, anchor: Node) -> None:
+        self.graph = anchor.graph
+        self.anchor = anchor
+        self.nodes: list[Node] = []
+        self.given: list[Node] = []
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """Insert a call; sizes may be SymInts, which become nodes."""
+        args = tuple(self._materialise(a) for a in args)
+        with self.graph.inserting_before(self.anchor):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = evaluate(target, args, kwargs)
+        for key in ("nn_module_stack", "stack_trace", "custom", "original_aten", TOLD):
+            if key in self.anchor.meta:
+                node.meta[key] = self.anchor.meta[key]
+        self.nodes.append(node)
+        return node
+
+    def reshape(self, node: Node, sizes: Sequence[Any]) -> Node:
+        """`node` in another shape; the node itself if nothing changes."""
+        if same_shape(shape(node), sizes):
+            return node
+        return self.call(aten.reshape.default, node, list(sizes))
+
+    def permute(self, node: Node, order: Sequence[int]) -> Node:
+        """`node` with permuted dimensions; the node itself for the identity."""
+        if list(order) == list(range(len(order))):
+            return node
+        return self.call(aten.permute.default, node, list(order))
+
+    def inputs(self) -> list[Node]:
+        """The existing nodes that the inserted ones read, in order of first use."""
+        mine = set(self.nodes)
+        return list(dict.fromkeys(x for n in self.nodes for x in n.all_input_nodes if x not in mine))
+
+    def discard(self) -> None:
+        """Take every inserted node back; they must have no users outside the rewrite."""
+        for node in reversed(self.nodes):
+            self.graph.erase_node(node)
+        self.nodes.clear()
+
+    def _materialise(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [self._materialise(v) for v in value]
+        if isinstance(value, torch.SymInt):
+            return int(value.node.expr) if value.node.expr.is_number else self.size(value)
+        return value
+
+    def size(self, size: torch.SymInt) -> Node:
+        """A node that computes `size`: an existing one, the size of an input, or arithmetic on those.
+
+        Sizes of other tensors come last: they would keep alive what is being replaced.
+        """
+        earlier = list(_before(self.anchor))
+
+        def leaf(expr: Any, of: Sequence[Node]) -> Node | None:
+            for node in earlier:
+                if isinstance(val(node), torch.SymInt) and val(node).node.expr == expr:
+                    return node
+            for node in of:
+                for dim, extent in enumerate(shape(node) if is_tensor(node) else ()):
+                    if isinstance(extent, torch.SymInt) and extent.node.expr == expr:
+                        return self.call(aten.sym_size.int, node, dim)
+            return None
+
+        inputs = [n for n in earlier if n.op == "placeholder"]
+        try:
+            node: Node = compute(size.node.expr, lambda expr: leaf(expr, inputs), self.call)
+        except LookupError as error:
+            found = leaf(size.node.expr, earlier)
+            if found is None:
+                raise Miss(str(error), "fix this size, or give it as the size of an input") from None
+            return found
+        return node
+
+
+def _before(anchor: Node) -> Iterator[Node]:
+    for node in anchor.graph.nodes:
+        if node is anchor:
+            return
+        yield node
+
+
+def evaluate(target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What a call returns on the fake values of its arguments."""
+    from torch._inductor.virtualized import V
+    from torch.fx.node import map_arg
+
+    values, keywords = map_arg((args, kwargs), val)
+    with V.fake_mode:
+        return target(*values, **keywords)

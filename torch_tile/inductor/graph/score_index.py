@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where in attention's scores an element of a tensor stands, as symbols of index_expr.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from torch_tile.inductor.graph import index_expr
+from torch_tile.inductor.graph.axes import Axis, Group, leaves
+from torch_tile.inductor.graph.index_expr import K, Q
+from torch_tile.inductor.graph.symbolic_sizes import expression
+
+
+class Places:
+    """The symbols of the axes of attention's dimensions: where in it an element of a mask stands."""
+
+    def __init__(self, batch: Group, queries: Group, keys: Group, heads: Group | None = None) -> None:
+        self._named = [
+            (leaves(batch), index_expr.B),
+            (leaves(heads or []), index_expr.H),
+            (leaves(queries), Q),
+            (leaves(keys), K),
+        ]
+        self._axes: dict[Axis, Any] = {}
+
+    def index(self, groups: list[Group]) -> index_expr.Index:
+        """The index of a tensor whose dimensions are `groups`."""
+        return tuple(self._of(leaves(g)) for g in groups)
+
+    def group(self, place: Any) -> Group | None:
+        """The axes that a place counts; None if it counts none alone."""
+        if place == 0:
+            return []
+        axis = next(([axis] for axis, symbol in self._axes.items() if symbol == place), None)
+        return next((named for named, symbol in self._named if symbol == place), axis)
+
+    def _of(self, group: Group) -> Any:
+        if not group:
+            return sympy.Integer(0)
+        for named, symbol in self._named:
+            if named == group:
+                return symbol
+        total: Any = sympy.Integer(0)
+        for axis in group:
+            alone = next((symbol for named, symbol in self._named if named == [axis]), None)
+            place = alone or self._axes.setdefault(axis, index_expr.symbol(f"axis{len(self._axes)}"))
+            total = total * expression(axis.size) + place
+        return total

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds attention and MLA decoding in graphs."""

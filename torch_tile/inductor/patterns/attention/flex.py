@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's `flex_attention`: what its score_mod and mask_mod say, as text and rule of `tile.attention`.
+
+A block mask means what its mask_mod says, as in torch's own eager form; its lists of blocks only say what may be
+skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from torch_tile.inductor import compat
+from torch_tile.inductor.driver import Context
+from torch_tile.inductor.graph import index_expr
+from torch_tile.inductor.graph.axes import axes_of, extent
+from torch_tile.inductor.graph.extract import EXAMPLE, body_of
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    Miss,
+    Rewrite,
+    aten,
+    dtype,
+    is_call,
+    is_tensor,
+    known,
+    shape,
+    val,
+)
+from torch_tile.inductor.graph.score_index import Places
+from torch_tile.inductor.patterns.attention import masks, score_program
+from torch_tile.inductor.patterns.attention.rewrite import call, describe
+from torch_tile.inductor.patterns.attention.scores import NoMatch
+from torch_tile.kernels.attention.positions import FAR
+
+OP = torch.ops.higher_order.flex_attention
+PLACES = (index_expr.B, index_expr.H, index_expr.Q, index_expr.K)
+LISTS = (
+    "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
+    "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
+)  # fmt: skip
+
+
+def match(context: Context) -> None:
+    """Replace calls whose modifications the kernel's language has words for."""
+    for node in context.graph.find_nodes(op="call_function", target=OP):
+        rewrite = Rewrite(node)
+        try:
+            output = _output(node)
+            new = _attend(rewrite, node)
+            if context.settings.select == "fastest":
+                rewrite.given = _with_examples(node)
+            context.replace(rewrite, "attention", [(output, new)], describe(rewrite), node)
+        except Miss as reason:
+            rewrite.discard()
+            context.miss("attention", node, reason)
+
+
+def _output(node: Node) -> Node:
+    """The only result that is used."""
+    if any(not is_call(u, operator.getitem) or u.args[1] != 0 for u in node.users) or len(node.users) != 1:
+        raise NoMatch(
+            "the log-sum-exp or the maxima of flex_attention are used: this is training, or they are returned",
+            "run it under torch.no_grad(), without return_lse and return_aux",
+        )
+    return next(iter(node.users))
+
+
+def _attend(rewrite: Rewrite, node: Node) -> Node:
+    q, k, v, score_mod, block_mask, scale, _, score_buffers, mask_buffers = _arguments(node)
+    if len({dtype(x) for x in (q, k, v)}) != 1 or not known(shape(k)[0] == shape(q)[0]):
+        raise NoMatch("q, k and v differ in dtype or batch", "cast or expand them before the call")
+    dims = axes_of((*shape(q)[:3], shape(k)[2]))
+    places = Places(dims[0], dims[2], dims[3], dims[1])
+    score = index_expr.numeric(_value(score_mod, (score_program.SCORE, *PLACES), score_buffers))
+    visible = index_expr.truth(_value(block_mask[-1], PLACES, mask_buffers))
+    if visible == sympy.true and not _is_one_block(block_mask, shape(q)[2], shape(k)[2]):
+        raise NoMatch(
+            "the block mask has blocks but no mask_mod: only its lists say what is visible",
+            "give BlockMask a mask_mod that says the same",
+        )
+    # One place of a single element is 0: what is asked of it holds for all, or for none.
+    alone = {symbol: 0 for symbol, group in zip(PLACES, dims, strict=True) if not group}
+    score, visible = score.subs(alone), visible.subs(alone)
+    rule = masks.classify(visible, extent(dims[2]), extent(dims[3])) or masks.Rule(False, 0, 0, visible)
+    if not rule.complete:
+        score = sympy.Piecewise((score, rule.rest), (-sympy.oo, True))
+    return call(rewrite, (q, k, v), masks.Said(rule, None, score), scale, dims, places)
+
+
+def _arguments(node: Node) -> tuple[Any, ...]:
+    if len(node.args) != 9 or node.kwargs:
+        raise NoMatch("another form of flex_attention than this version knows", "please report the graph")
+    return node.args
+
+
+def _with_examples(node: Node) -> list[Node]:
+    """The nodes of the lists of blocks, which are told what to hold in a contest: what the mask_mod says."""
+    q, k, _, _, block_mask, *_, mask_buffers = _arguments(node)
+    if any(map(is_tensor, mask_buffers)):
+        raise NoMatch(
+            "how much the mask_mod of flex_attention shows depends on values, so no contest can tell who is faster",
+            'give options={"select": "tile"} to have it computed by tile.attention',
+        )
+    lists = {name: x for name, x in zip(LISTS, block_mask[2:10], strict=True) if isinstance(x, Node)}
+
+    @functools.cache
+    def made() -> BlockMask | None:
+        queries, keys = compat.size_hint(shape(q)[2]), compat.size_hint(shape(k)[2])
+        if _is_one_block(block_mask, queries, keys):
+            return None
+        body = body_of(block_mask[-1])
+        batch, heads = (compat.size_hint(n) for n in shape(lists["kv_num_blocks"])[:2])
+        device = str(val(q).device)
+        rows, columns = map(compat.size_hint, block_mask[-3:-1])
+
+        def visible(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+            found: Any = body(b, h, i, j, *mask_buffers)  # type: ignore[misc]
+            seen: torch.Tensor = found[0] if isinstance(found, list | tuple) else found
+            return seen
+
+        return create_block_mask(visible, batch, heads, queries, keys, device, BLOCK_SIZE=(rows, columns))
+
+    def example(name: str, x: Node) -> torch.Tensor:
+        like: torch.Tensor = compat.empty_for(val(x))
+        blocks = made()
+        if blocks is None:  # the one is seen in part
+            return like.fill_(name in ("kv_num_blocks", "q_num_blocks"))
+        return like.copy_(getattr(blocks, name))
+
+    for name, x in lists.items():
+        x.meta[EXAMPLE] = functools.partial(example, name, x)
+    return list(lists.values())
+
+
+def _is_one_block(block_mask: Sequence[Any], queries: Any, keys: Any) -> bool:
+    """Whether there is no list of blocks to speak of: one holds everything."""
+    rows, columns = (min(size, FAR) if isinstance(size, int) else size for size in block_mask[-3:-1])
+    return (rows == FAR or known(queries <= rows)) and (columns == FAR or known(keys <= columns))
+
+
+def _value(module: Node, given: Sequence[Any], buffers: Sequence[Any]) -> Any:
+    """What a modification returns, given scalars and tensors of the graph around it, as an expression."""
+    body = body_of(module)
+    if body is None:
+        raise NoMatch("a modification of flex_attention that is no graph", "write it as a Python function")
+    inputs = body.graph.find_nodes(op="placeholder")
+    scalars = (*given, *(b if is_tensor(b) else index_expr.at(b, ()) for b in buffers))
+    values: dict[Node, Any] = dict(zip(inputs, scalars, strict=True))
+    for node in body.graph.nodes:
+        if node.op == "output":
+            result = node.args[0]
+            return _operand(values, result[0] if isinstance(result, list | tuple) else result)
+        if node.op == "call_function":
+            value = _computed(node, values)
+            if value is None:
+                raise NoMatch(
+                    f"{node.target} in a modification of flex_attention has no word in the kernel's language",
+                    "write it with arithmetic, comparisons, torch.where, exp, log and tanh",
+                )
+            values[node] = value
+    raise NoMatch("a modification of flex_attention returns nothing", "return the score")
+
+
+def _computed(node: Node, values: dict[Node, Any]) -> Any:
+    if is_call(node, aten.index.Tensor):
+        table, places = values.get(node.args[0]), node.args[1]  # type: ignore[arg-type]
+        if not isinstance(table, Node) or any(p is None for p in places):  # type: ignore[union-attr]
+            return None
+        return _load(table, [_operand(values, p) for p in places])  # type: ignore[union-attr]
+    if is_call(node, CAST, aten._to_copy.default, *index_expr.SAME):
+        return _operand(values, node.args[0])
+    if not node.all_input_nodes:
+        return index_expr.at(node, ())
+    operands = index_expr.pointwise_operands(node)
+    return None if operands is None else index_expr.combine(node, [_operand(values, x) for x in operands])
+
+
+def _operand(values: dict[Node, Any], x: Any) -> Any:
+    value = values[x] if isinstance(x, Node) else index_expr.at(x, ())
+    return _load(value, []) if isinstance(value, Node) else value
+
+
+def _load(table: Node, index: Sequence[Any]) -> Any:
+    if len(index) != len(shape(table)):
+        raise NoMatch("a modification of flex_attention reads a row of a tensor", "read single elements", at=table)
+    if not (dtype(table).is_floating_point or val(table).dtype == torch.bool):
+        raise NoMatch(
+            f"a modification of flex_attention reads {dtype(table)}, which float32 may not hold",
+            "give it float32 or bool tensors",
+            at=table,
+        )
+    load = index_expr.LOAD(sympy.Symbol(table.name), *index)
+    return index_expr.truth(load) if dtype(table) == torch.bool else load

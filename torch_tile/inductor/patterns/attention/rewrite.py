@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: softmax(scale * Q K^T + mask) V written out, ATen's own attention ops, and what was captured.
+
+Every form ends as `tile.attention` with the heads of k and v un-expanded and the mask read as causal or sliding
+window where it is one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.driver import Context
+from torch_tile.inductor.graph.axes import Group, arrange, axes_of, extent, leaves, trace
+from torch_tile.inductor.graph.look_through import bare, drop_behind, unscaled
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    TOLD,
+    Miss,
+    Rewrite,
+    arg,
+    aten,
+    dtype,
+    is_call,
+    known,
+    shape,
+    val,
+)
+from torch_tile.inductor.graph.score_index import Places
+from torch_tile.inductor.patterns.attention import masks, score_program
+from torch_tile.inductor.patterns.attention.matcher import (
+    Operand,
+    Pattern,
+    Term,
+    place,
+    place_query,
+    read,
+    same_dtype,
+)
+from torch_tile.inductor.patterns.attention.scores import Mask, NoMatch, aligned
+from torch_tile.inductor.patterns.attention.sinks import LSE, with_sink
+from torch_tile.inductor.select import cost_rules
+
+OP = torch.ops.tile.attention.default
+BACKWARD = torch.ops.tile.attention_backward.default
+SOFTMAX = torch.ops.tile.softmax.default
+FUSED = (
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+
+
+def match(context: Context) -> None:
+    """Replace written-out attention and ATen's fused ops."""
+    for node in list(context.graph.nodes):
+        try:
+            if is_call(node, SOFTMAX) and node.users:
+                _written_out(context, node)
+            elif is_call(node, *FUSED):
+                _fused(context, node)
+        except Miss as reason:
+            if getattr(reason, "near", True) and TOLD not in node.meta:
+                context.miss("attention", node, reason)
+
+
+def _written_out(context: Context, softmax: Node) -> None:
+    pattern = read(softmax)
+    if len(pattern.terms) != 1:
+        raise NoMatch(
+            f"the scores are a sum of {len(pattern.terms)} products",
+            "join them into one: torch.cat([q1, q2], -1) @ torch.cat([k1, k2], -1).mT",
+        )
+    rewrite = Rewrite(pattern.output)
+    try:
+        try:
+            new = build(rewrite, pattern)
+        except score_program.Unwritable:
+            rewrite.discard()
+            new = build(rewrite, pattern, in_text=False)
+    except Miss as reason:
+        rewrite.discard()
+        reason.near = True  # type: ignore[attr-defined]
+        raise
+    sure = cost_rules.of_scores(rewrite.nodes)
+    context.replace(rewrite, "attention", [(pattern.output, new)], describe(rewrite), pattern.output, sure)
+
+
+def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
+    """Insert the op for a pattern; returns what stands for its last product. `in_text` as for `masks.combine`."""
+    term = pattern.terms[0]
+    batch, kv_heads, shared, queries = roles(pattern)
+    heads, keys = [*kv_heads, *shared], pattern.dims[-1]
+    term = _unscaled(term)
+    q = place_query(rewrite, term, [batch, heads, queries, term.inner])
+    k = place(rewrite, term.key, [batch, kv_heads, keys, term.inner])
+    v = place(rewrite, pattern.value, [batch, kv_heads, keys, pattern.value_inner])
+    dims = [batch, heads, queries, keys]
+    arguments = q, k, v, *arguments_for(rewrite, pattern, [q, k, v], dims, term.scale, in_text)
+    if pattern.sink is None:
+        new = rewrite.call(OP, *arguments)
+    else:
+        new = with_sink(rewrite, arguments, place(rewrite, pattern.sink, [batch, heads, queries, []]))
+    have = [batch, heads, queries, pattern.value_inner]
+    arranged = arrange(rewrite, new, have, pattern.output_dims)
+    if arranged is None:
+        raise NoMatch(
+            "the output has other dimensions than attention's",
+            "sum over the keys only: softmax(...) @ v with v [batch, heads, keys, head size]",
+            at=pattern.output,
+        )
+    return arranged if dtype(arranged) == dtype(pattern.output) else rewrite.call(CAST, arranged, dtype(pattern.output))
+
+
+def arguments_for(
+    rewrite: Rewrite, pattern: Pattern, qkv: Sequence[Node], dims: list[Group], scale: Any, in_text: bool
+) -> tuple[Any, ...]:
+    """The op's arguments from the mask on, for a pattern whose operands are in place. `in_text` as for
+    `masks.combine`; `dims` are those of the scores.
+    """
+    if not same_dtype(qkv):
+        raise NoMatch("q, k and v have different dtypes", "cast all three to one dtype before the first product")
+    places, modified = Places(dims[0], dims[2], dims[3], dims[1]), pattern.scores.modified
+    score = score_program.SCORE
+    if modified is not None:
+        score = score_program.read(modified, pattern.scores.products[0], places, rewrite)
+    said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
+    return arguments_of(rewrite, qkv[0], qkv[1], said, scale, dims, places)
+
+
+def call(
+    rewrite: Rewrite, qkv: tuple[Any, Any, Any], said: masks.Said, scale: Any, dims: list[Group], places: Places
+) -> Node:
+    """The op on q, k and v under what was said of its scores; `scale` None is the op's default."""
+    return rewrite.call(OP, *qkv, *arguments_of(rewrite, qkv[0], qkv[1], said, scale, dims, places))
+
+
+def arguments_of(
+    rewrite: Rewrite, q: Any, k: Any, said: masks.Said, scale: Any, dims: list[Group], places: Places
+) -> tuple[Any, ...]:
+    """The op's arguments from the mask on, `scale` None being its default."""
+    by, score = score_program.split_scale(said.score)
+    if by != 1:
+        scale = by * (shape(q)[3] ** -0.5 if scale is None else scale)
+    rule = said.rule
+    if not rule.causal and not rule.window and score_program.reads_sizes(score):
+        rule.offset = score_program.last_at_last(dims)
+    text = score_program.Text(rewrite, places, dims, rule.offset)
+    written = text.write(score)
+    far = next((x for x in text.aux if val(x).device != val(q).device), None)
+    if far is not None:
+        raise score_program.Unwritable("scores read a tensor of another device", "move it to that of q", at=far)
+    wide = next((x for x in text.aux if dtype(x) == torch.float64 != dtype(q)), None)
+    if wide is not None:
+        raise score_program.Unwritable(
+            "scores read float64 where they are computed in float32", "cast it before", at=wide
+        )
+    offset = rule.offset_argument(rewrite, q, k)
+    more = (text.aux, written) if written else ()
+    return said.tensor, rule.causal, scale, rule.window, offset, *more
+
+
+def _unscaled(term: Term) -> Term:
+    """The same term, with numbers that multiply its queries or keys in its scale."""
+    q, q_dims, by = unscaled(term.query.root, term.query.groups, casts=True)
+    k, k_dims, too = unscaled(term.key.root, term.key.groups, casts=True)
+    return replace(term, query=Operand(q, q_dims), key=Operand(k, k_dims), scale=term.scale * by * too)
+
+
+def roles(pattern: Pattern) -> tuple[Group, Group, Group, Group]:
+    """Batch, heads of keys and values, heads that share one of those, and queries, among the softmax's dimensions."""
+    present = pattern.terms[0].key.axes() | pattern.value.axes()
+    *outer, queries = pattern.dims[:-1]
+    for i, group in enumerate(outer[1:], 1):  # laid out [batch, query, head, key]: heads of keys behind the queries
+        if not set(leaves(group)) & present and any(set(leaves(g)) & present for g in [*outer[i + 1 :], queries]):
+            outer, queries = [*outer[:i], *outer[i + 1 :], queries], group
+            break
+    if not outer:
+        return [], [], [], queries
+    batch, heads = outer[0], [a for g in outer[1:] for a in leaves(g)]
+    if not heads and len(leaves(batch)) > 1:
+        first, *heads = leaves(batch)
+        batch = [first]
+    return batch, [a for a in heads if a in present], [a for a in heads if a not in present], queries
+
+
+def describe(rewrite: Rewrite) -> str:
+    """The op of a rewrite, with its shapes."""
+    node = next(n for n in rewrite.nodes if is_call(n, OP, LSE))
+    return "tile.attention" + signature(node, " with sinks" if is_call(node, LSE) else "")
+
+
+def signature(node: Node, more: str = "") -> str:
+    """Shapes and mask kind of a `tile.attention`, or of its backward."""
+    first, options = (1, 6) if is_call(node, BACKWARD) else (0, 3)
+    q, k, v = (list(shape(n)) for n in node.args[first : first + 3])
+    rule = ("causal", arg(node, options + 1, "causal", False)), ("mask", arg(node, options, "mask"))
+    kind = [word for word, on in rule if on]
+    window = arg(node, options + 3, "window", 0)
+    if window:
+        kind.append(f"window {window}")
+    if score := arg(node, 13 if is_call(node, BACKWARD) else 9, "score", ""):
+        kind.append(f"score {score}")
+    return f"(q {q}, k {k}, v {v}{''.join(', ' + w for w in kind)}){more}"
+
+
+def _fused(context: Context, node: Node) -> None:
+    """ATen's fused attention, as Inductor's own patterns make it, when only its output is used."""
+    if any(not is_call(u, operator.getitem) or u.args[1] != 0 for u in node.users):
+        if context.settings.select == "fastest":
+            context.handled.add(node)  # training, of which it was decided before autograd
+            return
+        raise NoMatch(
+            "the log-sum-exp of an ATen attention is used: this is training",
+            "call F.scaled_dot_product_attention, which is taken before autograd",
+        )
+    if len(node.users) != 1:
+        raise NoMatch("the output is unpacked more than once", "call F.scaled_dot_product_attention, not the aten op")
+    q, k, v = node.args[:3]
+    efficient = is_call(node, aten._scaled_dot_product_efficient_attention.default, FUSED[3])
+    rest = 5 if efficient else 3
+    mask = arg(node, 3, "attn_bias") if efficient else node.kwargs.get("attn_mask")
+    if arg(node, rest, "dropout_p", 0.0) != 0.0:
+        raise NoMatch("dropout", "call model.eval(), or pass dropout_p=0.0")
+    output = next(iter(node.users))
+    rewrite = Rewrite(output)
+    causal, scale = bool(arg(node, rest + 1, "is_causal", False)), node.kwargs.get("scale")
+    _attend(rewrite, q, k, v, mask, causal, scale)
+    context.replace(rewrite, "attention", [(output, rewrite.nodes[-1])], describe(rewrite), node)
+
+
+def refine(context: Context) -> None:
+    """Captured ops with no copies around them, kv heads un-expanded and masks read; settle() reports them later."""
+    for node in context.graph.find_nodes(op="call_function", target=OP):
+        if node in context.handled:
+            continue
+        rewrite = Rewrite(node)
+        q, k, v = node.args[:3]
+        known_already = bool(arg(node, 4, "causal", False)), arg(node, 5, "scale")
+        window, offset = arg(node, 6, "window", 0), arg(node, 7, "q_offset", 0)
+        more = arg(node, 8, "aux"), arg(node, 9, "score", "")
+        new = _attend(rewrite, q, k, v, arg(node, 3, "mask"), *known_already, window, offset, *more)
+        new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
+        node.replace_all_uses_with(new)
+        context.graph.erase_node(node)
+    for node in context.graph.find_nodes(op="call_function", target=OP):
+        drop_behind(node)
+
+
+def _attend(
+    rewrite: Rewrite, q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: Any, window: int = 0, offset: Any = 0,
+    aux: Any = None, score: str = "",
+) -> Node:  # fmt: skip
+    """The op without copies in front of it, with kv heads un-expanded, and a rule instead of the mask where it can."""
+    width = shape(q)[3]
+    scalable = scale is not None or (isinstance(width, int) and width > 0)
+    (q, by), (k, too), (v, _) = bare(rewrite, q, scalable), bare(rewrite, k, scalable), bare(rewrite, v)
+    if by * too != 1:
+        scale = (width**-0.5 if scale is None else scale) * by * too
+    k, v = ungrouped(rewrite, k, v)
+    if mask is None or causal or window or score:
+        return rewrite.call(OP, q, k, v, mask, causal, scale, window, offset, *((aux, score) if score else ()))
+    return rewrite.call(OP, q, k, v, *read_mask(rewrite, q, k, mask, scale))
+
+
+def read_mask(rewrite: Rewrite, q: Any, k: Any, mask: Any, scale: Any) -> tuple[Any, ...]:
+    """The op's arguments from the mask on: a rule, a text, and the mask itself, if these do not say all of it."""
+    dims = axes_of((*shape(q)[:3], shape(k)[2]))
+    given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)
+    places = Places(dims[0], dims[2], dims[3], dims[1])
+
+    def said_of(attempt: Rewrite, in_text: bool) -> tuple[Any, ...]:
+        said = masks.combine(attempt, [given], dims, score_program.SCORE, places, in_text)
+        return arguments_of(attempt, q, k, said, scale, dims, places)
+
+    attempt = Rewrite(rewrite.anchor)
+    try:
+        arguments = said_of(attempt, in_text=True)
+    except score_program.Unwritable:
+        attempt.discard()
+        arguments = said_of(attempt, in_text=False)
+    rewrite.nodes += attempt.nodes
+    return arguments
+
+
+def ungrouped(rewrite: Rewrite, k: Any, v: Any) -> tuple[Any, Any]:
+    """k and v with one head per group, if both were expanded alike."""
+    found = []
+    for x in (k, v):
+        groups = axes_of(shape(x))
+        root, have = trace(x, groups)
+        present = {a for g in have for a in g}
+        heads = leaves(groups[1])
+        kept = [a for a in heads if a in present]
+        if kept == heads or kept != heads[: len(kept)]:
+            return k, v
+        found.append((root, have, [groups[0], kept, groups[2], groups[3]]))
+    if not known(extent(found[0][2][1]) == extent(found[1][2][1])):
+        return k, v
+    new = [arrange(rewrite, root, have, want) for root, have, want in found]
+    return (k, v) if None in new else (new[0], new[1])

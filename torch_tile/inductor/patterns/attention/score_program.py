@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model does to scores between the product and the softmax, as the text that `tile.attention` computes it from.
+
+Read as a sympy expression (index_expr.py) of the product, of where the score stands, and of loads of tensors; written
+in the epilogue language. A load is an operand of the op: it has some of the dimensions of scores and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.graph import index_expr
+from torch_tile.inductor.graph.axes import Group, arrange, extent, leaves, trace
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    Miss,
+    Rewrite,
+    dtype,
+    is_call,
+    is_tensor,
+    known,
+    ordered,
+    shape,
+)
+from torch_tile.inductor.graph.score_index import Places
+from torch_tile.inductor.graph.symbolic_sizes import expression
+from torch_tile.inductor.patterns.attention.scores import (
+    Modified,
+    NoMatch,
+    Product,
+    addend_of,
+    aligned,
+)
+from torch_tile.kernels.epilogue.canonicalize import canonical
+
+SCORE = sympy.Symbol("score")
+"""The product of a query and a key, scaled as the op's `scale` says."""
+
+POSITION = sympy.Symbol("position", integer=True)
+"""Of a query among the keys: its number and the op's offset."""
+
+MOST_STATEMENTS = 32
+_RELATIONS = {
+    sympy.Eq: "eq", sympy.Ne: "ne", sympy.Lt: "lt", sympy.Le: "le", sympy.Gt: "gt", sympy.Ge: "ge",
+}  # fmt: skip
+
+
+class Unwritable(Miss):
+    """Why an expression has no text."""
+
+
+def read(modified: Modified, product: Product, places: Places, rewrite: Rewrite) -> Any:
+    """The expression that makes `modified` of `product`, whose scale and factors it includes."""
+    position = ordered(rewrite.graph)
+    inside = _between(product.node, modified.node, position)
+    values: dict[Any, Any] = {}
+
+    def value(node: Any, groups: list[Group]) -> Any:
+        if not is_tensor(node):
+            return index_expr.at(node, ())
+        root, groups = trace(node, groups)
+        here = (root, tuple(map(tuple, groups)))
+        if here in values:
+            return values[here]
+        if root is product.node:
+            if groups != [leaves(g) for g in product.groups]:
+                raise NoMatch(
+                    "scores of different queries and keys are combined", "change each score by itself", at=root
+                )
+            result = _product(root, value, groups)
+        elif root not in inside:
+            return _leaf(root, groups, places, rewrite)
+        elif is_call(root, CAST) and dtype(root).is_floating_point:
+            result = index_expr.numeric(value(root.args[0], groups))
+        else:
+            operands = index_expr.pointwise_operands(root)
+            result = None
+            if operands is not None:
+                result = index_expr.combine(
+                    root, [value(x, aligned(x, groups) if is_tensor(x) else []) for x in operands]
+                )
+            if result is None:
+                raise NoMatch(
+                    "a modification of the scores has no word in the kernel's language",
+                    "write it with arithmetic, comparisons, torch.where, exp, log and tanh",
+                    at=root,
+                )
+        values[here] = result
+        return result
+
+    return value(modified.node, modified.groups)
+
+
+def _between(product: Node, last: Node, position: dict[Node, int]) -> set[Node]:
+    """The nodes that depend on `product` and on which `last` depends, both included."""
+    above: set[Node] = set()
+    stack = [last]
+    while stack:
+        node = stack.pop()
+        if node not in above and position[node] >= position[product]:
+            above.add(node)
+            stack.extend(node.all_input_nodes)
+    inside = {product}
+    for node in sorted(above, key=position.__getitem__):
+        if any(x in inside for x in node.all_input_nodes):
+            inside.add(node)
+    return inside
+
+
+def _product(node: Node, value: Any, groups: list[Group]) -> Any:
+    found = addend_of(node)
+    if found is None:
+        return SCORE
+    addend, beta, alpha = found
+    scaled = alpha * SCORE
+    return (
+        index_expr.add(scaled, index_expr.mul(sympy.sympify(beta), value(addend, aligned(addend, groups))))
+        if beta
+        else scaled
+    )
+
+
+def _leaf(node: Node, groups: list[Group], places: Places, rewrite: Rewrite) -> Any:
+    """What a tensor says at a score: as index arithmetic and small tensors if it is that, else a load of itself."""
+    index = places.index(groups)
+    try:
+        value = index_expr.at(node, index)
+        if all(is_operand(load, places, rewrite) for load in loads(value)):
+            return value
+    except (TypeError, ValueError, NotImplementedError):
+        pass  # sympy cannot represent it
+    load = index_expr.LOAD(sympy.Symbol(node.name), *index)
+    return index_expr.truth(load) if dtype(node) == torch.bool else load
+
+
+def loads(value: Any) -> set[Any]:
+    """The loads of an expression."""
+    return set(value.atoms(index_expr.LOAD))
+
+
+def is_operand(load: Any, places: Places, rewrite: Rewrite) -> bool:
+    """Whether a load reads one element for each combination of some dimensions, of a floating dtype or bool."""
+    node = node_named(rewrite, load.args[0].name)
+    if node is None or not is_tensor(node) or not (dtype(node).is_floating_point or dtype(node) == torch.bool):
+        return False
+    have = [places.group(i) for i in load.args[1:]]
+    return all(g is not None and known(extent(g) == size) for g, size in zip(have, shape(node), strict=True))
+
+
+def compared(value: Any, rewrite: Rewrite) -> Any:
+    """The same with tensors for comparisons of integer tensors with numbers: kernels read no integers, but bools."""
+    found = {}
+    for relation in value.atoms(sympy.core.relational.Relational):
+        load, number = relation.args
+        if load.func != index_expr.LOAD or not number.is_Integer or type(relation) not in _RELATIONS:
+            continue
+        node = node_named(rewrite, load.args[0].name)
+        if node is not None and not (dtype(node).is_floating_point or dtype(node) == torch.bool):
+            packet = getattr(torch.ops.aten, _RELATIONS[type(relation)])
+            new = rewrite.call(packet.Scalar, node, int(number))
+            found[relation] = index_expr.truth(index_expr.LOAD(sympy.Symbol(new.name), *load.args[1:]))
+    return value.xreplace(found)
+
+
+def is_small(value: Any, places: Places, rewrite: Rewrite) -> bool:
+    """Whether an expression reads no tensor that has both queries and keys."""
+    both = {index_expr.Q, index_expr.K}
+    return all(is_operand(x, places, rewrite) and not both <= set(x.args[1:]) for x in loads(value))
+
+
+def reads_sizes(value: Any) -> bool:
+    """Whether an expression has sizes that are symbols."""
+    names = {load.args[0] for load in loads(value)}
+    return any(not index_expr.is_place(x) and x != SCORE and x not in names for x in value.free_symbols)
+
+
+def last_at_last(dims: Sequence[Group]) -> Any:
+    """The offset that puts the last query at the last key: the difference of their numbers, as `Rule.offset`."""
+    difference = expression(extent(dims[3])) - expression(extent(dims[2]))
+    return int(difference) if difference.is_Integer else difference
+
+
+def node_named(rewrite: Rewrite, name: str) -> Node | None:
+    """The node of a graph that has this name."""
+    return next((n for n in rewrite.graph.nodes if n.name == name), None)
+
+
+def split_scale(value: Any) -> tuple[float, Any]:
+    """`(c, f)` with `value = f(c * SCORE)`, if all of it reads the product times the same positive number; else 1."""
+    found: set[Any] = set()
+
+    def visit(e: Any) -> None:
+        if e == SCORE:
+            found.add(sympy.Integer(1))
+        elif e.is_Mul and SCORE in e.args:
+            found.add(sympy.Mul(*(a for a in e.args if a.is_number)))
+            for a in e.args:
+                if a != SCORE:
+                    visit(a)
+        else:
+            for a in e.args:
+                visit(a)
+
+    visit(value)
+    number = float(found.pop()) if len(found) == 1 else 1.0
+    if not 0 < number < math.inf or number == 1:
+        return 1.0, value
+    bare = value.replace(
+        lambda e: e.is_Mul and SCORE in e.args, lambda e: sympy.Mul(*(a for a in e.args if not a.is_number))
+    )
+    return number, bare
+
+
+def _without_fractions(*sides: Any) -> list[Any]:
+    """Both sides of a relation, which sympy may have divided by a factor, with whole ones: these are not rounded."""
+    factors = [term.as_coeff_Mul()[0] for side in sides for term in sympy.Add.make_args(side)]
+    common = sympy.ilcm(1, *(factor.q for factor in factors if factor.is_Rational))
+    return [sympy.Add(*(common * term for term in sympy.Add.make_args(side))) for side in sides]
+
+
+class Text:
+    """The text of an expression, and its operands, made as it is written. `offset` is the op's, counted by `i2`."""
+
+    def __init__(self, rewrite: Rewrite, places: Places, dims: Sequence[Group], offset: Any) -> None:
+        self.rewrite, self.places, self.dims = rewrite, places, dims
+        self.offset = offset
+        self.aux: list[Node] = []
+        self.statements: list[str] = []
+        self._names: dict[Any, str] = {}
+
+    def write(self, value: Any) -> str:
+        """The canonical text; empty where nothing is done to the score."""
+        if value == SCORE:
+            return ""
+        if value.is_number:
+            raise Unwritable(f"all scores are {value}")
+        held = {load: sympy.Dummy() for load in loads(value)}  # operands are counted by queries, not by positions
+        value = value.xreplace(held).subs(index_expr.Q, POSITION - self.offset)
+        name = self.say(value.xreplace({dummy: load for load, dummy in held.items()}))
+        if len(self.statements) > MOST_STATEMENTS:
+            raise Unwritable(f"a modification of the scores by {len(self.statements)} operations")
+        return canonical(";".join([*self.statements, f"ret {name}"]))
+
+    def say(self, e: Any) -> str:
+        """A name or number for an expression."""
+        if e not in self._names:
+            self._names[e] = self._say(e)
+        return self._names[e]
+
+    def _call(self, function: str, *operands: str) -> str:
+        self.statements.append(f"v{len(self.statements)}={function}({','.join(operands)})")
+        return f"v{len(self.statements) - 1}"
+
+    def _say(self, e: Any) -> str:
+        if e.is_number and not index_expr.is_truth(e):
+            return repr(float(e))
+        if e in (sympy.true, sympy.false):
+            return "1.0" if e else "0.0"
+        if e.is_Symbol:
+            return self._symbol(e)
+        if isinstance(e, sympy.Add):
+            return self._sum(e)
+        if isinstance(e, sympy.Mul):
+            return self._fold("mul", sorted(e.args, key=lambda a: a.is_number))
+        if isinstance(e, sympy.Pow):
+            return self._power(*e.args)
+        if isinstance(e, sympy.Piecewise):
+            return self._cases(e)
+        if isinstance(e, sympy.And | sympy.Or):
+            return self._fold("mul" if isinstance(e, sympy.And) else "max", e.args)
+        if isinstance(e, sympy.Not):
+            return self._call("eq", self.say(e.args[0]), "0.0")
+        if type(e) in _RELATIONS:
+            return self._relation(e)
+        if isinstance(e, sympy.floor):
+            return self._floor(e.args[0])
+        if e.func == index_expr.LOAD:
+            return self._operand(e)
+        name = str(e.func)
+        if name.startswith("tile_"):
+            return self._call(name.removeprefix("tile_"), *map(self.say, e.args))
+        raise Unwritable(f"{name} in a modification of the scores")
+
+    def _symbol(self, e: Any) -> str:
+        known = {SCORE: "acc0", index_expr.B: "i0", index_expr.H: "i1", POSITION: "i2", index_expr.K: "i3"}
+        if e not in known:
+            raise Unwritable(f"the size {e} in a modification of the scores", "fix this size")
+        return known[e]
+
+    def _fold(self, function: str, parts: Sequence[Any]) -> str:
+        first, *rest = map(self.say, parts)
+        for part in rest:
+            first = self._call(function, first, part)
+        return first
+
+    def _sum(self, e: Any) -> str:
+        """Terms with a negative factor are subtracted, behind the others."""
+        plus = [a for a in e.args if not a.could_extract_minus_sign()]
+        minus = [-a for a in e.args if a.could_extract_minus_sign()]
+        total = self._fold("add", sorted(plus, key=lambda a: a.is_number)) if plus else "0.0"
+        for term in minus:
+            total = self._call("sub", total, self.say(term))
+        return total
+
+    def _power(self, base: Any, exponent: Any) -> str:
+        if exponent == 2:
+            return self._call("square", self.say(base))
+        if exponent == -1:
+            return self._call("reciprocal", self.say(base))
+        return self._call("pow", self.say(base), self.say(exponent))
+
+    def _cases(self, e: Any) -> str:
+        *cases, (last, always) = e.args
+        if always != sympy.true:
+            raise Unwritable("a modification of the scores that is not defined everywhere")
+        total = self.say(last)
+        for case, condition in reversed(cases):
+            total = self._call("where", self.say(condition), self.say(case), total)
+        return total
+
+    def _relation(self, e: Any) -> str:
+        left, right = e.args
+        if (
+            isinstance(e, sympy.Ne)
+            and right == 0
+            and left.func == index_expr.LOAD
+            and dtype(self._node(left)) == torch.bool
+        ):
+            return self.say(left)  # 0 or 1 already
+        left, right = _without_fractions(left, right)
+        return self._call(_RELATIONS[type(e)], self.say(left), self.say(right))
+
+    def _floor(self, e: Any) -> str:
+        """A quotient of whole numbers is put halfway between two, so that rounding cannot reach either."""
+        top, bottom = sympy.fraction(sympy.together(e))
+        if not (top.is_integer and bottom.is_Integer):
+            return self._call("floor", self.say(e))
+        return self._call("floor", self._call("div", self._call("add", self.say(top), "0.5"), repr(float(bottom))))
+
+    def _node(self, load: Any) -> Node:
+        node = node_named(self.rewrite, load.args[0].name)
+        assert node is not None, f"{load} is of no node"
+        return node
+
+    def _operand(self, load: Any) -> str:
+        node = self._node(load)
+        if not is_operand(load, self.places, self.rewrite):
+            raise Unwritable("a modification of the scores reads a tensor at computed places", at=node)
+        have = [self.places.group(i) or [] for i in load.args[1:]]
+        present = {a for g in have for a in leaves(g)}
+        want = [g if present & set(leaves(g)) else [] for g in self.dims]
+        new = arrange(self.rewrite, node, have, want)
+        if new is None:
+            raise Unwritable("a modification of the scores reads a tensor with other dimensions", at=node)
+        self.aux.append(self.rewrite.reshape(new, [extent(g) for g in want]))
+        return f"x{len(self.aux) - 1}"

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a matrix product: the largest pointwise region that one gemm kernel can finish.
+
+A region grows from a product through its users: views that keep the last dimension, pointwise ops on values of the
+region, numbers, and operands that the kernel can address (`t` a full matrix, `r` a row, `c` a column, `s` a scalar). A
+second product of the same left operand may join it (the two halves of SwiGLU). It may only have one value that is
+used outside; the largest region with that property is kept, and written as the epilogue text of `tile.gemm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    VIEWS,
+    Rewrite,
+    arg,
+    aten,
+    constant,
+    dtype,
+    equivalent,
+    is_call,
+    is_tensor,
+    known,
+    ordered,
+    product,
+    same_shape,
+    shape,
+    val,
+)
+from torch_tile.inductor.patterns.gemm import column_slices, grouped_ops
+from torch_tile.inductor.patterns.gemm.epilogue_words import BINARY, UNARY, operands_of, tensors_of
+from torch_tile.kernels.epilogue.canonicalize import canonical
+
+MAX_OPS = 32
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+
+
+@dataclass
+class Region:
+    """A region being grown. `rows` counts all rows, batches included; `values` holds what is inside, in any order.
+
+    `joins` says of another product whether one kernel could make it as well.
+    """
+
+    products: list[Node]
+    rows: Any
+    cols: Any
+    order: dict[Node, int]
+    ops: list[Node] = field(default_factory=list)
+    joins: Callable[[Node], bool] = lambda product: True
+
+    @property
+    def values(self) -> set[Node]:
+        """Everything inside."""
+        return {*self.products, *self.ops}
+
+    def escaping(self) -> list[Node]:
+        """What is used outside."""
+        inside = self.values
+        return [n for n in inside if any(u not in inside for u in n.users)]
+
+    def copy(self) -> Region:
+        """As it is now."""
+        return replace(self, products=list(self.products), ops=list(self.ops))
+
+    def kind(self, operand: Node, node: Node) -> str | None:
+        """How an operand broadcasts to the value that `node` of the region computes from it; None if it cannot."""
+        return kind_of(operand, node)
+
+
+def is_product(node: Any) -> bool:
+    """Whether a node is a product of matrices, or of groups of rows."""
+    return is_call(node, *PRODUCTS) or grouped_ops.by_rows(node) is not None
+
+
+def whole(node: Node) -> Node | None:
+    """The product that a node is, or some columns of; None if it is neither, or what is added to it is no row."""
+    if is_product(node):
+        return node
+    part = column_slices.part_of(node)
+    if part is None or not is_product(part[0]):
+        return None
+    return part[0] if bias_kind(part[0]) in ("", "r") else None
+
+
+def left(node: Node) -> Node:
+    """The left operand of a product, or of columns of one."""
+    result: Node = _operands(node)[0]
+    return result
+
+
+def right(node: Node) -> Node:
+    """The right operand of a product, or of the one that it is columns of."""
+    result: Node = _operands(node)[1]
+    return result
+
+
+def _operands(node: Node) -> tuple[Any, Any, Any]:
+    """Left, right, and where groups of rows end, if there are any."""
+    product = whole(node) or node
+    return grouped_ops.by_rows(product) or (product.args[-2], product.args[-1], None)
+
+
+def strip_views(node: Node) -> Node:
+    """The tensor under a stack of reshapes."""
+    while is_call(node, *VIEWS):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def covers(sizes: Sequence[Any], rows: Any, cols: Any) -> bool:
+    """Whether a shape is the rows, split anyhow, by the columns."""
+    return len(sizes) >= 1 and known(sizes[-1] == cols) and known(product(sizes[:-1]) == rows)
+
+
+def _unpadded(sizes: Sequence[Any]) -> list[Any]:
+    sizes = list(sizes)
+    while sizes and known(sizes[0] == 1):
+        sizes.pop(0)
+    return sizes
+
+
+def kind_of(operand: Node, value: Node) -> str | None:
+    """How an operand broadcasts to a value of a region: `s`, `r`, `t`, `c`, or None if none fits."""
+    if not is_tensor(operand) or not (dtype(operand).is_floating_point or dtype(operand) == torch.bool):
+        return None
+    if val(operand).device != val(value).device:  # a number that dynamic=True made a tensor of the CPU
+        return None
+    have, sizes = _unpadded(shape(operand)), shape(value)
+    if not have:
+        return "s"
+    if len(have) == 1 and known(have[0] == sizes[-1]):
+        return "r"
+    if same_shape(have, _unpadded(sizes)):
+        return "t"
+    if known(have[-1] == 1) and same_shape(have[:-1], _unpadded(sizes[:-1])):
+        return "c"
+    return None
+
+
+Joins = Callable[[Node], bool]
+
+
+def region_of(seed: Node, order: dict[Node, int], joins: Joins = lambda product: True) -> tuple[Region, Node]:
+    """What `grow` finds, or the product alone if nothing follows."""
+    sizes = shape(seed)
+    alone = Region([seed], product(sizes[:-1]), sizes[-1], order)
+    return grow(seed, order, joins=joins) or (alone, seed)
+
+
+def grow(
+    seed: Node, order: dict[Node, int] | None = None, alone: bool = False, joins: Joins = lambda product: True
+) -> tuple[Region, Node] | None:
+    """The largest region from a product with one escaping value, and that value; None if nothing follows.
+
+    `alone`: without any operand but numbers; then the seed may be any tensor. `joins`: which other products may be in.
+    """
+    sizes = shape(seed)
+    return extend(Region([seed], product(sizes[:-1]), sizes[-1], order or ordered(seed.graph), joins=joins), alone)
+
+
+def extend(region: Region, alone: bool = False) -> tuple[Region, Node] | None:
+    """As `grow`, from a region that has its product only."""
+    best: tuple[Region, Node] | None = None
+    while len(region.ops) < MAX_OPS:
+        inside = region.values
+        users = {u for n in inside for u in n.users if u not in inside}
+        if not any(_admit(region, u, alone) for u in sorted(users, key=lambda n: region.order.get(n, 0))):
+            break
+        escaping = region.escaping()
+        if len(escaping) == 1 and escaping[0] in region.ops and dtype(escaping[0]).is_floating_point:
+            best = region.copy(), escaping[0]
+    if best is None or all(is_call(n, *VIEWS) for n in best[0].ops):
+        return None
+    return best
+
+
+def _admit(region: Region, node: Node, alone: bool) -> bool:
+    """Take `node` into the region if the kernel can compute it there."""
+    if node.op != "call_function" or not is_tensor(node) or not covers(shape(node), region.rows, region.cols):
+        return False
+    if not _representable(region, node):
+        return False
+    if is_call(node, *VIEWS, CAST):
+        region.ops.append(node)
+        return True
+    if operands_of(node) is None:
+        return False
+    joined: list[Node] = []
+    for x in tensors_of(node):
+        if x not in region.values:
+            if alone:
+                return False
+            chain = _second_product(region, x)
+            if chain is not None:
+                joined.extend(c for c in chain if c not in joined)
+            elif region.kind(x, node) is None or not _is_as_precise(region, x):
+                return False
+    region.products.extend(n for n in joined if whole(n) is not None)
+    region.ops.extend(n for n in [*joined, node] if n is node or whole(n) is None)
+    return True
+
+
+def _representable(region: Region, node: Node) -> bool:
+    """Whether the kernel's arithmetic (float32, or float64 for float64 products) can hold the node's values."""
+    kind = dtype(node)
+    if kind == torch.float64:
+        return dtype(region.products[0]) == torch.float64
+    if is_call(node, CAST):
+        return kind.is_floating_point and dtype(node.args[0]).is_floating_point
+    return kind.is_floating_point or kind == torch.bool
+
+
+def _second_product(region: Region, node: Node) -> list[Node] | None:
+    """The chain product, views and pointwise steps, `node`, if it is only used here and its product shares the
+    region's left operand.
+    """
+    chain = [node]
+    while whole(chain[-1]) is None:
+        before = _single_source(region, chain[-1])
+        if before is None or len(chain) > MAX_OPS:
+            return None
+        chain.append(before)
+    last, first = chain[-1], region.products[0]
+    if any(len(n.users) != 1 for n in chain) or not region.joins(last):
+        return None
+    if not is_product(last) and whole(last) is not whole(first):
+        return None  # the other columns would be computed twice
+    (a, _, ends), (other, _, others) = _operands(first), _operands(last)
+    if not equivalent(others, ends):
+        return None
+    if not same_shape(shape(last), shape(first)) or not same_shape(shape(other), shape(a)):
+        return None
+    if not equivalent(strip_views(other), strip_views(a)) or bias_kind(last) is None:
+        return None
+    return chain[::-1]
+
+
+def _single_source(region: Region, node: Node) -> Node | None:
+    """The operand of a view or a pointwise step that is no operand of a kernel, if there is one such."""
+    if is_call(node, *VIEWS):
+        return node.args[0]  # type: ignore[return-value]
+    if not covers(shape(node), region.rows, region.cols) or not _representable(region, node):
+        return None
+    tensors = [x for x in tensors_of(node) if x not in region.values]
+    others = [x for x in tensors if region.kind(x, node) in (None, "t")]
+    return others[0] if len(others) == 1 and all(_is_as_precise(region, x) for x in tensors) else None
+
+
+def _is_as_precise(region: Region, operand: Node) -> bool:
+    """Whether the kernel's arithmetic holds an operand's values."""
+    return dtype(operand) != torch.float64 or dtype(region.products[0]) == torch.float64
+
+
+def bias_kind(node: Node) -> str | None:
+    """How the addend of `addmm` or `baddbmm` broadcasts; the empty string for plain products, None if unsupported."""
+    if not is_call(node, aten.addmm.default, aten.baddbmm.default):
+        return ""
+    bias: Any = node.args[0]
+    unknown = any(isinstance(x, Node) for x in node.kwargs.values())  # factors that are sizes
+    return None if unknown else kind_of(bias, node)
+
+
+class Writer:
+    """Writes a region as text. Intermediate casts are dropped: the arithmetic stays in float32, as in one kernel."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.names: dict[Node, str] = {}
+        self.aux: list[Node] = []
+        self.kinds: list[str] = []
+        self.statements: list[str] = []
+        self.cut: dict[int, Node] = {}
+        """Biases by their position, of which only the columns of a part are meant."""
+
+    def text(self, out: Node) -> str:
+        """The whole epilogue, returning `out`."""
+        for index, node in enumerate(self.region.products):
+            self.names[node] = self._product(node, f"acc{index}")
+        for node in sorted(self.region.ops, key=self.region.order.__getitem__):
+            self.names[node] = self._op(node)
+        return ";".join([*self.statements, f"ret {self.names[out]}"]) if self.statements else ""
+
+    def _say(self, function: str, *operands: str) -> str:
+        name = f"v{len(self.statements)}"
+        self.statements.append(f"{name}={function}({','.join(operands)})")
+        return name
+
+    def _scaled(self, value: str, factor: Any) -> str:
+        return value if factor == 1 else self._say("mul", value, repr(float(factor)))
+
+    def _product(self, node: Node, value: str) -> str:
+        product = whole(node) or node
+        if not is_call(product, aten.addmm.default, aten.baddbmm.default):
+            return value
+        beta, alpha = product.kwargs.get("beta", 1), product.kwargs.get("alpha", 1)
+        value = self._scaled(value, alpha)
+        if beta == 0:
+            return value
+        bias = self._name(product.args[0], node) if product is node else self._bias_of_part(product.args[0], node)
+        return self._say("add", value, self._scaled(bias, beta))
+
+    def _bias_of_part(self, bias: Any, part: Node) -> str:
+        self.cut[len(self.aux)] = part
+        self.aux.append(bias)
+        self.kinds.append("r")
+        return f"x{len(self.aux) - 1}"
+
+    def _name(self, operand: Any, node: Node) -> str:
+        if isinstance(operand, Node) and operand in self.names:
+            return self.names[operand]
+        number = constant(operand)
+        if number is not None:
+            return repr(number)
+        kind = self.region.kind(operand, node)
+        assert kind is not None, f"{operand} was admitted without a kind"
+        self.names[operand] = f"x{len(self.aux)}"
+        self.aux.append(operand)
+        self.kinds.append(kind)
+        return self.names[operand]
+
+    def _op(self, node: Node) -> str:
+        target: Any = node.target
+        if is_call(node, *VIEWS, CAST):
+            return self._name(node.args[0], node)
+        words = [self._name(x, node) for x in operands_of(node) or []]
+        if target in UNARY:
+            return self._say(UNARY[target], *words)
+        if target is aten.gelu.default:
+            return self._say("gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu", *words)
+        if target is aten.where.self:
+            return self._say("where", *words)
+        if target is aten.clamp.default:
+            low, high = arg(node, 1, "min"), arg(node, 2, "max")
+            value = words[0] if low is None else self._say("max", words[0], repr(float(low)))
+            return value if high is None else self._say("min", value, repr(float(high)))
+        function = BINARY[target.overloadpacket]
+        if function in ("add", "sub"):
+            words[1] = self._scaled(words[1], arg(node, 2, "alpha", 1))
+        return self._say(function, *words)
+
+
+def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str, str]:
+    """The auxiliary operands in the shapes of their kinds, the kinds, and the text that returns `out`."""
+    writer = Writer(region)
+    text = canonical(writer.text(out))
+    first = region.products[0]
+    full = (*shape(left(first))[:-1], shape(first)[-1])
+    wanted = {"t": full, "r": full[-1:], "c": (*full[:-1], 1), "s": ()}
+    given = [
+        column_slices.columns_of(x, writer.cut[i], rewrite) if i in writer.cut else x for i, x in enumerate(writer.aux)
+    ]
+    aux = [rewrite.reshape(x, wanted[kind]) for x, kind in zip(given, writer.kinds, strict=True)]
+    return aux, "".join(writer.kinds), text

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands around a norm goes into its kernel: `tile.fused_norm`.
+
+Behind it the largest pointwise region, as behind a product (gemm/epilogue.py): modulation by scales and shifts of
+each sequence (adaptive norms), biases, activations. In front of it the pointwise tree that makes its input: residuals,
+gates. Operands that broadcast are computed inside, too, so that `1 + scale` is no kernel of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.compat import size_hint
+from torch_tile.inductor.driver import Context
+from torch_tile.inductor.graph.extract import REDUCTIONS, Ancestors, is_fused, is_read_in_registers
+from torch_tile.inductor.graph.nodes import (
+    Rewrite,
+    arg,
+    aten,
+    constant,
+    dtype,
+    erase_dead,
+    is_call,
+    is_tensor,
+    known,
+    ordered,
+    product,
+    same_shape,
+    shape,
+    val,
+)
+from torch_tile.inductor.patterns.gemm.epilogue import (
+    PRODUCTS,
+    Region,
+    Writer,
+    extend,
+    kind_of,
+    strip_views,
+)
+from torch_tile.inductor.patterns.gemm.epilogue_words import tensors_of
+from torch_tile.inductor.report import rows as report
+from torch_tile.inductor.select import cost_rules
+from torch_tile.kernels.epilogue.canonicalize import canonical
+
+# Epilogue texts, in their canonical form, of the activations that the kernel of `tile.rms_norm` knows.
+ACTIVATIONS = {canonical(f"v0={name}(acc0);ret v0"): name for name in ("relu", "silu", "gelu", "gelu_tanh")}
+MOST_IN_FRONT = 12
+MOST_READ_AGAIN = 2  # tensors, instead of the sum that one kernel would write and another read
+FEWEST_ELEMENTS = 1 << 15
+"""Fewer than so many a GPU moves in less than half of the time that starting a kernel takes."""
+
+
+@dataclass
+class Norm:
+    """A norm in a graph: the node that holds its result, the tensor whose rows it normalises, and its arguments.
+
+    `factor` multiplies what is normalised, before the weight does.
+    """
+
+    out: Node
+    x: Node
+    weight: Node | None
+    bias: Node | None
+    offset: float
+    eps: float
+    centred: bool
+    factor: float = 1.0
+
+
+class Rows(Region):
+    """Values of the norm's shape; operands may also be one row for each run of rows."""
+
+    def kind(self, operand: Node, node: Node) -> str | None:
+        """As a region's, and `g`."""
+        kind = kind_of(operand, self.products[0])
+        if kind is None and is_tensor(operand) and dtype(operand).is_floating_point:
+            return "g" if is_by_runs(shape(operand), shape(self.products[0])) else None
+        return kind
+
+
+def is_by_runs(have: Sequence[Any], full: Sequence[Any]) -> bool:
+    """Whether a shape is the full one's up to some dimension, ones from there on, and its last size."""
+    if len(have) != len(full) or not known(have[-1] == full[-1]):
+        return False
+    outer = next((d for d in range(len(full) - 1) if not known(have[d] == full[d])), len(full) - 1)
+    return all(known(size == 1) for size in have[outer:-1])
+
+
+class RowsWriter(Writer):
+    """Writes a region of rows as text; what broadcasts and has no other reader is computed inside."""
+
+    def __init__(self, region: Region, norm: Norm | None = None) -> None:
+        super().__init__(region)
+        self.norm = norm
+
+    def _product(self, node: Node, value: str) -> str:
+        """What comes in: for a norm the normalised value, which its weight and bias follow."""
+        if self.norm is None:
+            return value
+        value = self._scaled(value, self.norm.factor)
+        if self.norm.weight is not None:
+            weight = self._name(self.norm.weight, node)
+            weight = self._say("add", weight, repr(float(self.norm.offset))) if self.norm.offset else weight
+            value = self._say("mul", value, weight)
+        return value if self.norm.bias is None else self._say("add", value, self._name(self.norm.bias, node))
+
+    def _name(self, operand: Any, node: Node) -> str:
+        if isinstance(operand, Node) and operand not in self.names and _inlines(operand, self.region):
+            self.names[operand] = self._op(operand)
+        return super()._name(operand, node)
+
+
+def _inlines(node: Node, region: Region) -> bool:
+    """Whether an operand that broadcasts is itself pointwise, read here only, and made of operands of ours."""
+    full = region.products[0]
+    if constant(node) is not None or region.kind(node, full) in (None, "t") or len(node.users) != 1:
+        return False
+    tensors = tensors_of(node)
+    return bool(tensors) and all(region.kind(x, full) is not None for x in tensors)
+
+
+def match(context: Context) -> None:
+    """Every norm that is an op from the start, with what stands around it; one that was matched had its chance."""
+    for node in list(context.graph.nodes):
+        norm = _norm_of(node) if node.users else None
+        if norm is not None and node not in context.handled:
+            take(context, norm, node)
+
+
+def _norm_of(node: Node) -> Norm | None:
+    x: Any = arg(node, 0)
+    if is_call(node, torch.ops.tile.layer_norm.default):
+        return Norm(node, x, arg(node, 1, "weight"), arg(node, 2, "bias"), 0.0, arg(node, 3, "eps", 1e-5), True)
+    if is_call(node, torch.ops.tile.rms_norm.default) and arg(node, 3, "activation", "none") == "none":
+        offset = arg(node, 4, "weight_offset", 0.0)
+        return Norm(node, x, arg(node, 1, "weight"), None, offset, arg(node, 2, "eps", 1e-6), False)
+    return None
+
+
+def take(context: Context, norm: Norm, anchor: Node, late: bool = False) -> bool:
+    """Replace a norm and what stands around it, if there is more than its own op takes; returns whether this was
+    decided, either way.
+
+    `late`: products have taken what they can, so sums of theirs are free to take.
+    """
+    behind, last = _behind(norm)
+    writer = RowsWriter(behind, norm)
+    epilogue = writer.text(last)
+    front = _in_front(norm, last, writer.aux)
+    plain_sum = front is not None and _text_in_front(norm, front) == _SUM
+    if front is not None and not late and _product_takes(context, norm, front):
+        front = None
+    pure = canonical(Writer(behind).text(last)) if last is not norm.out else ""
+    small = norm.factor == 1 and (not pure or (pure in ACTIVATIONS and not norm.centred))
+    if small and (front is None or (plain_sum and not _takes_sum(context, norm, front, late))):
+        return False
+    what = _describe(norm, last, front)
+    won_alone = anchor in context.handled
+    left = left_to_inductor(context, what, last, norm.x, anchor)
+    if not left:
+        rewrite = Rewrite(last)
+        pairs = _write(rewrite, norm, epilogue, writer, last, front)
+        replaced = context.replace(rewrite, "norm", pairs, what, anchor)
+        left = not replaced and not won_alone
+        for old, _ in pairs if replaced else ():
+            erase_dead(old)
+    if left and anchor is norm.out:
+        # Alone this op of ours would win still less, as Inductor fuses what stands around a norm either way.
+        context.left.add(anchor)
+    return True
+
+
+def _takes_sum(context: Context, norm: Norm, front: Front, late: bool) -> bool:
+    """Whether a plain sum in front is decided on here and now.
+
+    An RMS norm's that is stored as well is `add_rms_norm`'s, later on (norm.py); one that is not waits only
+    where products may take sums. A layer norm's waits for them in any case.
+    """
+    may_be_taken = context.settings.select == "tile" or context.settings.thorough
+    return late if norm.centred else not (front[1] or may_be_taken)
+
+
+_SUM = canonical("v0=add(acc0,x0);ret v0")
+
+
+def _describe(norm: Norm, last: Node, front: Any) -> str:
+    name = "tile.layer_norm" if norm.centred else "tile.rms_norm"
+    follows = last is not norm.out or norm.factor != 1
+    around = [*(["what makes its input"] if front else []), *(["what follows"] if follows else [])]
+    return f"{name}([..., {shape(norm.x)[-1]}]) with {' and '.join(around)}"
+
+
+def _behind(norm: Norm) -> tuple[Region, Node]:
+    """The region behind, of the norm alone if nothing follows, and the node that holds its result."""
+    sizes = shape(norm.out)
+    region = Rows([norm.out], product(sizes[:-1]), sizes[-1], ordered(norm.out.graph), joins=lambda product: False)
+    return extend(region.copy()) or (region, norm.out)  # what it tried in vain is not to be read
+
+
+Front = tuple[Region, bool]
+"""The tree that makes a norm's input, of which the product is its first operand; and whether others read its result."""
+
+
+def _text_in_front(norm: Norm, front: Front) -> str:
+    return canonical(RowsWriter(front[0]).text(norm.x))
+
+
+def _product_takes(context: Context, norm: Norm, front: Front) -> bool:
+    """Whether a product whose result is summed up here may do that in its own epilogue."""
+    writer = RowsWriter(front[0])
+    text = canonical(writer.text(norm.x))
+    if "g" in writer.kinds or not any(is_call(strip_views(x), *PRODUCTS) for x in [*writer.aux, *front[0].products]):
+        return False
+    return text != _SUM or context.settings.select == "tile" or context.settings.thorough
+
+
+def _in_front(norm: Norm, last: Node, operands: Sequence[Node]) -> Front | None:
+    """The pointwise tree that makes the norm's input; None if there is none that the kernel can take, or if its result
+    is needed for `operands`.
+    """
+    total, position = norm.x, ordered(norm.x.graph)
+    if not same_shape(shape(total), shape(norm.out)):
+        return None
+    taken: list[Node] = []
+    leaves: list[Node] = []
+    _grow_back(total, shape(total), taken, leaves)
+    first = next((x for x in leaves if same_shape(shape(x), shape(total)) and dtype(x) == dtype(total)), None)
+    if first is None or total not in taken:
+        return None
+    needed, dead = Ancestors(operands, position), _only_for(last, position, position[total])
+    others = [u for u in total.users if u not in dead or u in operands or u in needed]
+    if total in operands or total in needed or any(position[u] < position[last] for u in others):
+        return None
+    sizes = shape(total)
+    region = Rows([first], product(sizes[:-1]), sizes[-1], position, taken)
+    full = [x for x in dict.fromkeys(leaves) if same_shape(shape(x), sizes)]
+    return region, bool(others) and not (len(full) <= MOST_READ_AGAIN and all(map(_ends_in_registers, others)))
+
+
+def _ends_in_registers(node: Node) -> bool:
+    """Whether a node and all that is made of it is pointwise, and no product may take it: what it reads of a norm's
+    input, Inductor computes again there, which rounds nothing and moves no more bytes than storing and loading.
+    """
+    if node.op == "output" or any(is_call(strip_views(x), *PRODUCTS) for x in node.all_input_nodes):
+        return False
+    seen = [node]
+    for each in seen:  # grows meanwhile
+        if each.op != "output" and (not is_fused(each) or is_call(each, *REDUCTIONS) or len(seen) > MOST_IN_FRONT):
+            return False
+        seen += [u for u in each.users if u not in seen]
+    return True
+
+
+def _grow_back(node: Node, full: Sequence[Any], taken: list[Node], leaves: list[Node]) -> None:
+    """Add `node` to what is taken, or to the leaves if it cannot be computed in the kernel."""
+    tensors = tensors_of(node)
+    inside = not taken or all(u in taken for u in node.users)
+    floats = all(is_tensor(x) and dtype(x).is_floating_point and dtype(x) != torch.float64 for x in [node, *tensors])
+    fits = floats and all(kind_of(x, node) or is_by_runs(shape(x), full) for x in tensors)
+    if not (tensors and inside and fits and len(taken) < MOST_IN_FRONT and same_shape(shape(node), full)):
+        leaves.append(node)
+        return
+    taken.append(node)
+    for x in dict.fromkeys(tensors):
+        _grow_back(x, full, taken, leaves)
+
+
+def _only_for(last: Node, position: dict[Node, int], start: int) -> set[Node]:
+    """The nodes behind `start` that nothing but `last` needs, itself included."""
+    dead, node = {last}, last.prev
+    while position.get(node, -1) > start:
+        if node.users and all(u in dead for u in node.users):
+            dead.add(node)
+        node = node.prev
+    return dead
+
+
+def _write(
+    rewrite: Rewrite, norm: Norm, epilogue: str, writer: Writer, last: Node, front: Front | None
+) -> list[tuple[Node, Node]]:
+    """Insert the call; returns (old, new) pairs of nodes."""
+    aux, kinds = list(writer.aux), list(writer.kinds)
+    x, prologue, keep = norm.x, "", False
+    if front is not None:
+        region, keep = front
+        before = RowsWriter(region)
+        prologue, (x,) = before.text(norm.x), region.products
+        for operand, kind in zip(before.aux, before.kinds, strict=True):
+            if operand not in aux:
+                aux.append(operand)
+                kinds.append(kind)
+        prologue = re.sub(r"\bx(\d+)\b", lambda m: f"x{aux.index(before.aux[int(m[1])])}", prologue)
+    full = shape(norm.x)
+    wanted = {"t": full, "r": full[-1:], "c": (*full[:-1], 1), "s": ()}
+    operands = [rewrite.reshape(v, wanted.get(kind, shape(v))) for v, kind in zip(aux, kinds, strict=True)]
+    op, texts = torch.ops.tile.fused_norm.default, (canonical(prologue), canonical(epilogue))
+    both = rewrite.call(op, x, operands, "".join(kinds), *texts, norm.centred, norm.eps, keep, dtype(last))
+    y = rewrite.reshape(rewrite.call(operator.getitem, both, 0), shape(last))
+    return [(last, y), *([(norm.x, rewrite.call(operator.getitem, both, 1))] if keep else [])]
+
+
+def take_front(context: Context) -> None:
+    """Once products have taken what they can: layer norms of sums that are left, modulated or not."""
+    for node in list(context.graph.nodes):
+        norm = _norm_of(node) if node.users else None
+        if norm is not None and norm.centred and is_call(norm.x, aten.add.Tensor):
+            take(context, norm, node, late=True)
+
+
+def left_to_inductor(context: Context, what: str, node: Node, x: Node, anchor: Node, family: str = "norm") -> bool:
+    """Whether an operation on rows is Inductor's without a contest, which would take longer than it could give.
+
+    It is if it is part of a larger pointwise kernel of Inductor's, in which its result is never rounded, if a GPU
+    takes as long for it as for starting any kernel, if the rows of `x` do not lie in one piece, of which a kernel
+    that takes row by row loads more than it needs, or if sizes tell (cost_rules.py).
+    """
+    if context.settings.select != "fastest":
+        return False
+    if is_read_in_registers(node) and family == "norm":
+        why = "Inductor computes it in one kernel with what reads it, and rounds nothing in between"
+    elif val(node).device.type == "cuda" and math.prod(map(size_hint, shape(node))) < FEWEST_ELEMENTS:
+        why = "so small that every kernel takes the same time"
+    elif family == "norm" and val(x).device.type == "cuda" and val(x).shape[-1] != 1 and val(x).stride(-1) != 1:
+        why = "neighbours in a row are no neighbours in memory, where Inductor goes along columns"
+    elif family == "norm" and not context.settings.thorough and (held := cost_rules.in_registers(node)):
+        why = held
+    else:
+        return False
+    context.note(family, report.KEPT, what, anchor, why)
+    return True

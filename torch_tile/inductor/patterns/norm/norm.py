@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm and LayerNorm written out in PyTorch become `tile.rms_norm` and `tile.layer_norm`.
+
+The anchor is the reciprocal root: `rsqrt(v)`, `v ** -0.5`, or a division by `sqrt(v)`. What stands above it (the mean
+of squares, or a variance) says which norm it is; what stands below is followed to the last weight, bias and cast.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.driver import Context
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    Miss,
+    Rewrite,
+    arg,
+    aten,
+    binary_with_scalar,
+    dtype,
+    is_call,
+    is_number,
+    is_tensor,
+    known,
+    only_user,
+    ordered,
+    product,
+    same_shape,
+    shape,
+    uncast,
+    val,
+)
+from torch_tile.inductor.patterns.gemm.epilogue import Writer, grow
+from torch_tile.inductor.patterns.norm import fused_norm
+from torch_tile.inductor.patterns.norm.fused_norm import ACTIVATIONS, Norm, left_to_inductor
+from torch_tile.inductor.patterns.norm.rsqrt import divides, follow, is_root, tell_length
+from torch_tile.inductor.patterns.norm.statistics import (
+    centred,
+    mean_of,
+    mean_square_of,
+    one_per_row,
+    per_row,
+    reduces_last,
+    same_value,
+    square_of,
+    variance_of,
+)
+from torch_tile.kernels.epilogue.canonicalize import canonical
+
+ADD = (aten.add.Tensor, aten.add.Scalar)
+MUL = (aten.mul.Tensor, aten.mul.Scalar)
+
+
+@dataclass
+class Scale:
+    """`value * (weight + offset)`: the multiplication, its vector operand without casts, and the offset."""
+
+    node: Node
+    weight: Node
+    offset: float
+
+
+def match(context: Context) -> None:
+    """Replace every norm that is written out."""
+    for node in list(context.graph.nodes):
+        if not node.users or not is_root(node):
+            continue
+        try:
+            _match_one(context, node)
+        except Miss as reason:
+            if context.stage != "backward":  # which recomputes statistics; those are no norms
+                context.miss("norm", node, reason)
+
+
+def _match_one(context: Context, root: Node) -> None:
+    plus = root.args[0]
+    if not is_call(plus, *ADD):
+        if divides(root) and variance_of(plus) is not None:
+            raise Miss(
+                "eps is not added to the variance",
+                "write (x - mean) / torch.sqrt(var + eps): eps in front of the root, not behind it",
+            )
+        tell_length(root)
+        return
+    pair = binary_with_scalar(plus, *ADD)
+    if pair is None:
+        if mean_of(plus.args[0]) is not None:
+            raise Miss("eps is a tensor", "make it a Python float")
+        return
+    statistic, eps = pair
+    x = variance_of(statistic)
+    if x is not None:
+        _layer_norm(context, root, x, eps)
+        return
+    h = mean_square_of(statistic)
+    if h is not None:
+        _rms_norm(context, root, h, eps)
+        return
+    _of_length_one(context, root, statistic, eps)
+
+
+def _of_length_one(context: Context, root: Node, statistic: Node, eps: float) -> None:
+    """`x * rsqrt(sum(x ** 2) + eps)`, as linear attention has it: an RMSNorm with `eps / n`, times `n ** -0.5`."""
+    total = per_row(statistic)
+    x = square_of(total.args[0]) if is_call(total, aten.sum.dim_IntList) else None
+    if x is None or not reduces_last(total) or not isinstance(n := shape(x)[-1], int):
+        tell_length(root)
+        return
+    try:
+        _rms_norm(context, root, x, eps / n, n**-0.5)
+    except Miss:
+        tell_length(root)
+        raise
+
+
+@dataclass
+class Normalised:
+    """The node that scales an input by a reciprocal root, and a weight that the input was multiplied by before that."""
+
+    node: Node
+    weight: Node | None
+
+
+def _accepted(node: Any, accept: Callable[[Any], bool]) -> tuple[bool, Node | None]:
+    """Whether `accept` takes a factor, or its product with a vector, which is returned then."""
+    if accept(node):
+        return True, None
+    product = uncast(node)
+    if is_call(product, aten.mul.Tensor):
+        for x, other in (product.args, product.args[::-1]):
+            weight = _vector(other, shape(product)[-1]) if accept(x) else None
+            if weight is not None:
+                return True, weight
+    return False, None
+
+
+def _normalised(root: Node, x: Node, accept: Callable[[Any], bool]) -> Normalised:
+    """Where what `accept` accepts is multiplied by the reciprocal root (or divided by the root) of a statistic of x."""
+    found = []
+    chain = follow(root)
+    for user, divisor in chain.items():
+        for node in user.users if one_per_row(user, x) else ():
+            multiplies = is_call(node, aten.mul.Tensor) and not divisor
+            if multiplies or (is_call(node, aten.div.Tensor) and divisor and node.args[1] is user):
+                other = node.args[1] if multiplies and node.args[0] is user else node.args[0]
+                taken, weight = _accepted(other, accept)
+                if taken and same_shape(shape(node), shape(x)):
+                    found.append(Normalised(node, weight))
+    if len(found) != 1:
+        raise Miss(
+            f"the reciprocal root scales the input {len(found)} times",
+            "multiply once, x * rsqrt(mean(x ** 2) + eps), by the same x that was squared",
+            at=root,
+        )
+    if any(u is not found[0].node and u not in chain for n in chain for u in n.users):
+        raise Miss(
+            "the statistic is used elsewhere (returned, or saved for the backward?)",
+            "use the root for the normalised tensor alone; in training call F.rms_norm or F.layer_norm",
+            at=root,
+        )
+    return found[0]
+
+
+def _through_casts(node: Node) -> list[Node]:
+    """The node and the chain of casts on it, as long as each is the only user."""
+    chain = [node]
+    while is_call(user := only_user(chain[-1]), CAST) and dtype(user).is_floating_point:
+        chain.append(user)
+    return chain
+
+
+def _vector(node: Any, last: Any) -> Any:
+    """The 1-D tensor of length `last` under casts and leading dimensions of one, else None."""
+    node = uncast(node)
+    while is_call(node, aten.unsqueeze.default, aten.view.default, aten.reshape.default) and len(shape(node)) > 1:
+        if not known(product(shape(node)) == last):
+            return None
+        node = uncast(node.args[0])
+    ok = is_tensor(node) and val(node).dim() == 1 and known(shape(node)[0] == last) and dtype(node).is_floating_point
+    return node if ok else None
+
+
+def _scaled(chain: list[Node]) -> Scale | None:
+    """The multiplication by a weight, or by a number plus a weight, that alone uses the end of the chain."""
+    user = only_user(chain[-1])
+    if not is_call(user, aten.mul.Tensor) or user.args[0] is user.args[1]:
+        return None
+    other: Any = user.args[1] if user.args[0] is chain[-1] else user.args[0]
+    offset = 0.0
+    plus = binary_with_scalar(uncast(other), *ADD)
+    if plus is not None:
+        other, offset = plus
+    weight = _vector(other, shape(user)[-1])
+    return Scale(user, weight, offset) if weight is not None and same_shape(shape(user), shape(chain[-1])) else None
+
+
+def _rms_norm(context: Context, root: Node, h: Node, eps: float, factor: float = 1.0) -> None:
+    y = _normalised(root, h, lambda x: same_value(x, h))
+    casts = _through_casts(y.node)
+    scale = _scaled(casts) if y.weight is None else None
+    x = uncast(h)
+    # Narrowed before the weight: transformers' order. Otherwise the weight multiplies in float32, as F.rms_norm does.
+    cast_first = scale is not None and any(dtype(n) == dtype(x) for n in casts) and dtype(x) != dtype(y.node)
+    out = _through_casts(scale.node)[-1] if scale else casts[-1]
+    weight, offset = (scale.weight, scale.offset) if scale else (y.weight, 0.0)
+    if fused_norm.take(context, Norm(out, x, weight, None, offset, eps, False, factor), root):
+        return
+    what = _describe("tile.rms_norm", out)
+    if _activation_behind(context, out) is None and left_to_inductor(context, what, out, x, root):
+        return
+    rewrite = Rewrite(out)
+    source = x if cast_first or dtype(out) == dtype(x) else h
+    new = rewrite.call(torch.ops.tile.rms_norm.default, source, weight, eps, "none", offset, cast_first)
+    if dtype(new) != dtype(out):
+        new = rewrite.call(CAST, new, dtype(out))
+    context.replace(rewrite, "norm", [(out, new)], _describe("tile.rms_norm", new), root)
+
+
+def _describe(name: str, node: Node) -> str:
+    node = uncast(node)
+    size = shape(node)[-1]
+    return f"{name}([..., {size}])"
+
+
+def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
+    def is_centred(node: Any) -> bool:
+        source = centred(node)
+        return source is not None and same_value(source, x)
+
+    y = _normalised(root, x, is_centred)
+    chain = _through_casts(y.node)
+    scale = _scaled(chain) if y.weight is None else None
+    if scale is not None and scale.offset:
+        raise Miss("a number is added to the weight", "store the sum as the weight of the LayerNorm", at=scale.node)
+    weight = scale.weight if scale else y.weight
+    out, bias = (_through_casts(scale.node), None) if scale else (chain, None)
+    user = only_user(out[-1])
+    if is_call(user, aten.add.Tensor) and user.kwargs.get("alpha", 1) == 1:
+        other = user.args[1] if user.args[0] is out[-1] else user.args[0]
+        bias = _vector(other, shape(user)[-1]) if not is_number(other) else None
+        if bias is not None:
+            out = _through_casts(user)
+    source = uncast(x)
+    last = out[-1]
+    if dtype(source) != dtype(last):
+        source = x
+    if fused_norm.take(context, Norm(last, uncast(x), weight, bias, 0.0, eps, True), root):
+        return
+    if left_to_inductor(context, _describe("tile.layer_norm", last), last, source, root):
+        return
+    rewrite = Rewrite(last)
+    new = rewrite.call(torch.ops.tile.layer_norm.default, source, weight, bias, eps)
+    if dtype(new) != dtype(last):
+        new = rewrite.call(CAST, new, dtype(last))
+    context.replace(rewrite, "norm", [(last, new)], _describe("tile.layer_norm", new), root)
+
+
+def take_activation(context: Context) -> None:
+    """`silu(rms_norm(x))` and the like become one kernel, however the activation is written."""
+    for node in list(context.graph.nodes):
+        if not is_call(node, torch.ops.tile.rms_norm.default) or arg(node, 3, "activation", "none") != "none":
+            continue
+        found = _activation_behind(context, node)
+        if found is None:
+            continue
+        out, activation = found
+        rewrite = Rewrite(out)
+        x, weight, eps, _, offset, cast_first = (
+            arg(node, i, name, default)
+            for i, (name, default) in enumerate(zip(_RMS_ARGUMENTS, _RMS_DEFAULTS, strict=True))
+        )
+        new = rewrite.call(torch.ops.tile.rms_norm.default, x, weight, eps, activation, offset, cast_first)
+        new = rewrite.reshape(new, shape(out))
+        settled = node in context.handled
+        what = f"{_describe('tile.rms_norm', node)} and {activation}"
+        if not context.replace(rewrite, "norm", [(out, new)], what, node) and not settled:
+            context.handled.discard(node)  # alone it is another question
+
+
+def _activation_behind(context: Context, node: Node) -> tuple[Node, str] | None:
+    """The activation of a tensor, and its name, if nothing else reads the tensor."""
+    found = grow(node, ordered(context.graph), alone=True)
+    if found is None or dtype(found[1]) != dtype(node):
+        return None
+    region, out = found
+    name = ACTIVATIONS.get(canonical(Writer(region).text(out)))
+    return None if name is None else (out, name)
+
+
+_RMS_ARGUMENTS = ("x", "weight", "eps", "activation", "weight_offset", "cast_first")
+_RMS_DEFAULTS = (None, None, 1e-6, "none", 0.0, True)
+
+
+def take_residual(context: Context) -> None:
+    """`rms_norm(a + b)` becomes `add_rms_norm(a, b)`, which also returns the sum."""
+    for node in list(context.graph.nodes):
+        if not is_call(node, torch.ops.tile.rms_norm.default):
+            continue
+        total = node.args[0]
+        if not is_call(total, aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
+            continue
+        a, b = total.args[0], total.args[1]
+        if not (is_tensor(a) and is_tensor(b)) or not same_shape(shape(a), shape(b)):
+            continue
+        if not dtype(a) == dtype(b) == dtype(total):
+            continue
+        position = ordered(context.graph)
+        if any(position[u] < position[node] for u in total.users):
+            continue
+        rewrite = Rewrite(node)
+        op = torch.ops.tile.add_rms_norm.default
+        both = rewrite.call(op, a, b, *node.args[1:], **{k: v for k, v in node.kwargs.items() if k != "x"})
+        y, added = rewrite.call(operator.getitem, both, 0), rewrite.call(operator.getitem, both, 1)
+        size = shape(total)[-1]
+        context.replace(rewrite, "norm", [(node, y), (total, added)], f"tile.add_rms_norm([..., {size}])", node)

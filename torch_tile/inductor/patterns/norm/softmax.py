@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Softmax written out, `exp(x - max(x)) / sum(...)`, becomes `tile.softmax`: an anchor for attention, or a kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor.driver import Context
+from torch_tile.inductor.graph.nodes import Rewrite, arg, aten, dtype, equivalent, is_call, uncast
+from torch_tile.inductor.patterns.norm.statistics import reduced
+
+
+def recognise(context: Context) -> None:
+    """Turn every written-out softmax whose parts are not used elsewhere into one node."""
+    for node in list(context.graph.nodes):
+        if as_one(node) is not None:
+            context.graph.eliminate_dead_code()
+
+
+def as_one(node: Node) -> Node | None:
+    """A `tile.softmax` that is now read instead of `node`, if that is the last part of one."""
+    found = (arg(node, 0), arg(node, 1)) if is_call(node, aten._softmax.default) else _parts(node)
+    if found is None:
+        return None
+    x, dim = found
+    plain = uncast(x)
+    same = dtype(plain) == dtype(node)
+    new = Rewrite(node).call(torch.ops.tile.softmax.default, plain, dim, *([] if same else [dtype(node)]))
+    node.replace_all_uses_with(new)
+    return new
+
+
+def _parts(node: Node) -> tuple[Node, int] | None:
+    """`(x, dim)` if `node` is `e / e.sum(dim)` with `e = exp(x - x.amax(dim))`, or `exp(x)`, which may overflow."""
+    if not is_call(node, aten.div.Tensor):
+        return None
+    e, total = arg(node, 0), arg(node, 1)
+    found = reduced(total, aten.sum.dim_IntList)
+    if found is None or found[0] is not e or not is_call(e, aten.exp.default):
+        return None
+    inner, dim = set(_between(total)), found[1]
+    if any(u is not node and u not in inner for n in (e, *inner) for u in n.users):
+        return None
+    shifted = arg(e, 0)
+    if is_call(shifted, aten.sub.Tensor):
+        top = reduced(arg(shifted, 1), aten.amax.default, aten.max.dim)
+        if top is not None and top[1] == dim and equivalent(top[0], arg(shifted, 0)):
+            return arg(shifted, 0), dim
+    return shifted, dim
+
+
+def _between(total: Node) -> list[Node]:
+    """The sum, and the views that put its dimension back."""
+    chain = [total]
+    while not is_call(chain[-1], aten.sum.dim_IntList):
+        chain.append(chain[-1].args[0])  # type: ignore[arg-type]
+    return chain

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a norm divides by: the mean of squares, or the variance, over the last dimension, in the forms it is written.
+
+Casts, and views that only put the reduced dimension back, may stand anywhere between.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch.fx import Node
+
+from torch_tile.inductor.graph.nodes import (
+    VIEWS,
+    Miss,
+    arg,
+    aten,
+    binary_with_scalar,
+    equivalent,
+    is_call,
+    is_tensor,
+    known,
+    same_shape,
+    shape,
+    uncast,
+)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Equal up to casts between floating dtypes, the narrowest of which both start from."""
+    return equivalent(a, b) or equivalent(uncast(a), uncast(b))
+
+
+def one_per_row(node: Any, of: Any) -> bool:
+    """Whether a tensor that meets `of` in arithmetic has one value for each of its rows: a last dimension of 1, or
+    one that repeats.
+    """
+    sizes, full = shape(node), shape(of)
+    return same_shape(sizes, (*full[:-1], 1)) or same_shape(sizes, full)
+
+
+def per_row(node: Any) -> Any:
+    """`node` without the casts and the views on top of it that put back, or repeat, a dimension."""
+    node = uncast(node)
+    while puts_back(node):
+        node = uncast(node.args[0])
+    return node
+
+
+def puts_back(node: Any) -> bool:
+    """Whether a node is a view that has the rows of what it views, and a last dimension that was added or repeated."""
+    if not is_call(node, *VIEWS, aten.unsqueeze.default, aten.expand.default) or not is_tensor(node.args[0]):
+        return False
+    new, old = shape(node), shape(node.args[0])
+    if len(new) == len(old) + 1:
+        return known(new[-1] == 1) and same_shape(new[:-1], old)
+    return len(new) == len(old) > 0 and same_shape(new[:-1], old[:-1]) and known(old[-1] == 1)
+
+
+def reduced(node: Any, *targets: Any) -> tuple[Node, int] | None:
+    """`(x, dim)` if `node` is x reduced by one of `targets` over one dimension, and broadcasts back to x."""
+    plain = node if is_call(node, *targets) else per_row(node)
+    if is_call(plain, operator.getitem) and plain.args[1] == 0:
+        plain = plain.args[0]
+    if not is_call(plain, *targets):
+        return None
+    x: Any = plain.args[0]
+    dims: Any = arg(plain, 1, "dim", [])
+    dims = [dims] if isinstance(dims, int) else dims
+    if len(dims) != 1 or len(shape(node)) != len(shape(x)) or not shape(x):
+        return None
+    dim = dims[0] % len(shape(x))
+    return (x, dim) if arg(plain, 2, "keepdim", False) or dim == len(shape(x)) - 1 else None
+
+
+def mean_of(node: Any) -> Any:
+    """`x` if `node` is the mean of x over its last dimension, whether or not it keeps that; None if it is no mean."""
+    node = per_row(node)
+    if is_call(node, aten.mean.dim):
+        return node.args[0] if reduces_last(node) else None
+    for target, invert in ((aten.div.Tensor, True), (aten.mul.Tensor, False)):
+        pair = binary_with_scalar(node, target)
+        total = per_row(pair[0]) if pair else None
+        if pair is None or not is_call(total, aten.sum.dim_IntList) or not reduces_last(total):
+            continue
+        count = shape(total.args[0])[-1]
+        if isinstance(count, int) and abs((1 / pair[1] if invert else pair[1]) * count - 1) < 1e-6:
+            return total.args[0]
+    if is_call(node, aten.div.Tensor) and is_call(total := per_row(node.args[0]), aten.sum.dim_IntList):
+        divisor: Any = node.args[1]
+        count = shape(total.args[0])[-1]
+        size = divisor.meta.get("val") if isinstance(divisor, Node) else divisor
+        if reduces_last(total) and not is_tensor(divisor) and known(size == count):
+            return total.args[0]
+    return None
+
+
+def reduces_last(node: Node) -> bool:
+    """Whether a reduction is over the last dimension alone; over one other it is a miss."""
+    dims: Any = arg(node, 1, "dim", None)
+    dims = [dims] if isinstance(dims, int) else dims
+    rank = len(shape(node.args[0]))
+    if not dims or len(dims) != 1 or not rank:
+        return False
+    if dims[0] % rank == rank - 1:
+        return True
+    raise Miss(
+        f"normalises over dimension {dims[0] % rank} of {rank}, whose elements lie apart",
+        "keep that dimension last (channels last), where kernels read whole rows; Inductor's own reads this well",
+        at=node,
+    )
+
+
+def square_of(node: Any) -> Any:
+    """`x` if `node` is `x ** 2`."""
+    node = uncast(node)
+    if is_call(node, aten.pow.Tensor_Scalar) and node.args[1] == 2:
+        return node.args[0]
+    if is_call(node, aten.square.default):
+        return node.args[0]
+    if is_call(node, aten.mul.Tensor) and equivalent(node.args[0], node.args[1]):
+        return node.args[0]
+    return None
+
+
+def mean_square_of(statistic: Any) -> Any:
+    """`x` if `statistic` is the mean of its squares."""
+    return square_of(mean_of(statistic))
+
+
+def variance_of(statistic: Any) -> Any:
+    """`x` if `statistic` is the biased variance of x over its last dimension."""
+    node = per_row(statistic)
+    if is_call(node, operator.getitem) and node.args[1] == 0:
+        node = node.args[0]
+    if is_call(node, aten.var.correction, aten.var_mean.correction) and reduces_last(node):
+        if arg(node, 2, "correction", 1) != 0:
+            raise Miss("the variance is unbiased", "write var(-1, correction=0, keepdim=True)", at=node)
+        return node.args[0]
+    if is_call(node, aten.sub.Tensor):  # E[x^2] - E[x]^2
+        x, same = mean_square_of(node.args[0]), mean_of(square_of(node.args[1]))
+        return x if x is not None and same is not None and same_value(x, same) else None
+    return centred(mean_square_of(statistic))
+
+
+def centred(node: Any) -> Any:
+    """`x` if `node` is `x` minus its mean over the last dimension."""
+    node = uncast(node)
+    if not is_call(node, aten.sub.Tensor):
+        return None
+    x, mean = node.args[0], per_row(node.args[1])
+    if is_call(mean, operator.getitem) and is_call(mean.args[0], aten.var_mean.correction) and mean.args[1] == 1:
+        source = mean.args[0].args[0]
+    else:
+        source = mean_of(mean)
+    return x if source is not None and same_value(source, x) and one_per_row(node.args[1], x) else None

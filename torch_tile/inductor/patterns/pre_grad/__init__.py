@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes on Dynamo's graph, before autograd traces it."""

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pre-grad: Python numbers that dynamic=True made symbols of are numbers again where a kernel wants them.
+
+AOTAutograd turns such a symbol into a tensor of the CPU. Here it is read, which adds a guard that recompiles if it ever
+changes; so this is for what models keep: eps of norms, scales and soft caps of attention. Temperatures of samplers,
+whose softmax no product reads, stay symbols.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from torch_tile.inductor.driver import Context
+from torch_tile.inductor.graph.nodes import (
+    aten,
+    can_be_guarded,
+    is_tensor,
+    known,
+    product,
+    shape,
+    val,
+)
+
+STATISTICS = ("mean", "var", torch.mean, torch.var)
+SOFTMAX = ("softmax", F.softmax, torch.softmax, aten.softmax.int)
+PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
+MOST_BETWEEN = 24
+
+
+def specialise(context: Context) -> None:
+    """Make numbers of the symbols in norms and in the scores of attention."""
+    families = context.settings.families
+    for node in list(context.graph.nodes):
+        if "norm" in families and node.target in (operator.add, torch.add) and len(node.args) == 2 and not node.kwargs:
+            statistic, eps = node.args
+            if isinstance(statistic, Node) and statistic.target in STATISTICS and _is_kept(eps):
+                node.args = (statistic, float(val(eps)))
+        if {"attention", "mla"} & set(families) and node.target in SOFTMAX and is_tensor(node):
+            scores = _alike(node, lambda each: each.all_input_nodes)
+            if scores is not None and _alike(node, lambda each: list(each.users)) is not None:
+                for each in scores:
+                    _make_numbers(each)
+
+
+def _alike(softmax: Node, neighbours: Any) -> list[Node] | None:
+    """What lies on one side of a softmax up to a product and is as large as it; None if there is no product."""
+    count, found, products = product(shape(softmax)), [softmax], 0
+    for node in found:  # grows meanwhile
+        for each in neighbours(node):
+            if _is_product(each):
+                products += 1
+            elif each not in found and is_tensor(each) and known(product(shape(each)) == count):
+                found.append(each)
+        if len(found) > MOST_BETWEEN:
+            return None
+    return found if products else None
+
+
+def _is_product(node: Node) -> bool:
+    return getattr(node.target, "__name__", node.target) in PRODUCTS
+
+
+def _make_numbers(node: Node) -> None:
+    if any(map(_is_kept, node.all_input_nodes)):
+        node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda x: float(val(x)) if _is_kept(x) else x)
+
+
+def _is_kept(x: Any) -> bool:
+    """Whether an argument is a symbol of a float that is a number outside of the graph."""
+    return isinstance(val(x), torch.SymFloat) and can_be_guarded(val(x))

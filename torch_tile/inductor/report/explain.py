@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch_tile.explain(model, *args)`: what `backend="tile"` finds in a model, what it replaces, and why not more."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_tile.inductor.report.rows import Report
+
+
+def explain(
+    model: Any,
+    *args: Any,
+    select: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    backward: bool = False,
+    **kwargs: Any,
+) -> Report:
+    """Run the passes over `model(*args, **kwargs)` and report every subgraph of a family we know.
+
+    No code is generated, so this takes seconds where compiling takes minutes; `select="fastest"` compiles each
+    subgraph both ways and times it, as the backend does by default.
+
+    The model is run, so arguments that it changes (a KV cache) are changed once. Its own compiled code, if any, is
+    not touched.
+
+    Args:
+        model: a module or function, not yet compiled.
+        *args: its arguments.
+        select: "tile" (the default) says what fits; "fastest" what is faster on this machine, with both times.
+        options: as for `torch.compile(model, backend="tile", options=...)`; `select` may also stand there.
+        backward: also compile the backward, of the sum of all floating outputs.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        A `Report`: its `rows` have what is known of each subgraph as fields, `replaced()` and `missed()` choose among
+        them, `str()` is a table, `save("explain.html")` writes a page with source lines, times and schedules.
+    """
+    import torch
+
+    from torch_tile.inductor import compat
+    from torch_tile.inductor.dry_run import dry_run
+    from torch_tile.inductor.report.rows import collect
+
+    chosen = {"select": "tile"} if options is None else dict(options)
+    backend = functools.partial(dry_run, options=chosen | ({"select": select} if select else {}), watch=True)
+
+    def wrapper(*values: Any, **named: Any) -> Any:
+        return model(*values, **named)
+
+    # Dynamo keeps what it compiled with the code object: a new one neither finds the user's compiles nor adds to them.
+    fresh = types.FunctionType(wrapper.__code__.replace(), wrapper.__globals__, "model", None, wrapper.__closure__)
+    breaks, graphs = compat.graph_breaks(), compat.compiled_graphs()
+    with (
+        collect() as report,
+        compat.no_caches(),
+        compat.no_recompile_limit(),
+        torch.set_grad_enabled(backward or torch.is_grad_enabled()),
+    ):
+        outputs = torch.compile(fresh, backend=backend)(*args, **kwargs)
+        if backward:
+            _backward(outputs)
+    if compat.graph_breaks() > breaks:
+        report.graph_breaks = max(1, compat.compiled_graphs() - graphs - 1)
+    return report
+
+
+def _backward(outputs: Any) -> None:
+    """Run the backward without touching the `grad` of anything."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not tensors:
+        raise ValueError("explain(backward=True): no output of the model requires a gradient")
+    loss = torch.stack([t.float().sum() for t in tensors]).sum()
+    leaves = _graph_leaves(loss)
+    torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
+def _graph_leaves(loss: Any) -> list[Any]:
+    """The tensors whose gradients a backward from `loss` would accumulate."""
+    found, stack, seen = [], [loss.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.append(variable)
+        stack.extend(n for n, _ in node.next_functions)
+    return found

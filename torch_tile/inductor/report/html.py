@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as one page of HTML: no script, nothing from the network, light or dark as the reader's system is.
+
+Equal subgraphs, as the layers of a model have them, share an entry. Whatever comes from the user is escaped; what is
+not known is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable
+from html import escape
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_tile.compiler.context import times
+from torch_tile.inductor.report.html_style import STYLE
+from torch_tile.inductor.report.rows import KEPT, MISSED, REPLACED, Report, Row
+from torch_tile.inductor.select.roofline import peak_of
+
+if TYPE_CHECKING:
+    from torch_tile.compiler.context import Note
+    from torch_tile.inductor.graph.source import Frame
+    from torch_tile.kernel import JITKernel
+
+MEANING = {
+    REPLACED: "runs as a tile kernel",
+    KEPT: "left to Inductor, whose code is faster",
+    MISSED: "of a family that we know, but not matched",
+}
+
+
+def page(report: Report, title: str) -> str:
+    """The whole page."""
+    groups = list(_groups(report.rows))
+    body = [_summary(report), _contents(groups), *(_entry(n, rows) for n, rows in enumerate(groups))]
+    return "\n".join([
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
+        *body,
+        "</body></html>\n",
+    ])  # fmt: skip
+
+
+def _groups(rows: Iterable[Row]) -> Iterable[list[Row]]:
+    """Rows that differ in nothing but their module, in the order of the first of each."""
+    found: dict[object, list[Row]] = {}
+    for row in rows:
+        key = (row.family, row.status, row.what, row.frames, row.reason, row.graph, row.fix, row.times, row.cost)
+        found.setdefault(key, []).append(row)
+    return found.values()
+
+
+def _summary(report: Report) -> str:
+    """Totals, machine, and what was gained where both sides were timed."""
+    counts = Counter(row.status for row in report.rows)
+    tiles = "".join(
+        f'<div class="tile {status}"><b>{counts[status]}</b> {status}<small>{meaning}</small></div>'
+        for status, meaning in MEANING.items()
+    )
+    if report.graph_breaks:
+        tiles += (
+            f'<div class="tile"><b>{report.graph_breaks}</b> graph breaks<small>nothing is matched across</small></div>'
+        )
+    return f'<div class="tiles">{tiles}</div>\n<p>{escape(_machines(report.rows))}. {escape(_gain(report.rows))}</p>'
+
+
+def _machines(rows: Iterable[Row]) -> str:
+    """Versions, and the devices that the subgraphs run on."""
+    devices = dict.fromkeys(row.device for row in rows if row.device is not None)
+    names = dict.fromkeys(
+        torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else _cpu(device)
+        for device in devices
+    )
+    return f"torch {torch.__version__}, {', '.join(names) or 'no device'}"
+
+
+def _cpu(device: torch.device) -> str:
+    return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
+
+
+def _gain(rows: Iterable[Row]) -> str:
+    """The sum of the times, if there are any."""
+    times = [row.times for row in rows if row.times is not None]
+    if not times:
+        return 'Nothing was timed: explain(..., select="fastest") times each subgraph both ways.'
+    before, after = sum(t.inductor for t in times), sum(min(t.tile, t.inductor) for t in times)
+    return (
+        f"{len(times)} subgraphs were timed, one by one: {before:.1f} us by Inductor alone, {after:.1f} us by the "
+        "faster of both."
+    )
+
+
+def _contents(groups: list[list[Row]]) -> str:
+    """A table of the entries."""
+    lines = [
+        f'<tr><td><a href="#row{n}">{escape(row.what)}</a></td><td>{_badge(row.status)}</td>'
+        f"<td>{escape(row.family)}</td><td>{escape(row.where)}{_times_more(rows)}</td><td>{escape(row.graph)}</td></tr>"
+        for n, rows in enumerate(groups)
+        for row in rows[:1]
+    ]
+    head = "".join(f"<th>{name}</th>" for name in ("subgraph", "status", "family", "where", "graph"))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(lines)}\n</tbody></table>"
+
+
+def _times_more(rows: list[Row]) -> str:
+    return f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+
+
+def _badge(status: str) -> str:
+    return f'<span class="badge {escape(status)}">{escape(status)}</span>'
+
+
+def _entry(number: int, rows: list[Row]) -> str:
+    """All that is known about equal subgraphs."""
+    row = rows[0]
+    modules = [r.module for r in rows if r.module]
+    parts = [
+        f'<section id="row{number}"><h2>{_badge(row.status)} {escape(row.what)}</h2>',
+        f'<div class="where">{escape(row.family)}, {escape(row.graph)} graph{_modules(modules)}</div>',
+        _source(row),
+        _why_not(row),
+        _bars(row),
+        _roofline(row),
+        _schedules([kernel for r in rows for kernel in r.kernels]),
+        "</section>",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _modules(names: list[str]) -> str:
+    if not names:
+        return ""
+    first, rest = names[0], names[1:]
+    text = f", in <code>{escape(first)}</code>"
+    if not rest:
+        return text
+    others = ", ".join(f"<code>{escape(name)}</code>" for name in rest)
+    return f"{text} <details><summary>and {len(rest)} more</summary>{others}</details>"
+
+
+def _source(row: Row) -> str:
+    """The line of the model with its neighbours, and who called it."""
+    if row.source is None:
+        return '<p class="unknown">source line unknown</p>'
+    text = _excerpt(row.source)
+    if len(row.frames) > 1:
+        outer = "".join(_excerpt(frame, 0) for frame in row.frames[:-1])
+        text += f"<details><summary>called from</summary>{outer}</details>"
+    return text
+
+
+def _excerpt(frame: Frame, around: int = 2) -> str:
+    lines = "".join(
+        f'<span class="{"here" if n == frame.line else "near"}"><i>{n:5}</i>  {escape(text)}\n</span>'
+        for n, text in frame.excerpt(around)
+    )
+    function = f" in {frame.function}" if frame.function else ""
+    return f'<p class="file">{escape(f"{frame.file}:{frame.line}{function}")}</p><pre>{lines}</pre>'
+
+
+def _why_not(row: Row) -> str:
+    """The reason of a miss, what would make it match, and the line at fault; why Inductor's code was kept."""
+    if row.status == KEPT and row.times is None:
+        return f'<p class="why"><b>Left to Inductor:</b> {escape(row.reason)}.</p>'
+    if row.status != MISSED:
+        return ""
+    text = f'<p class="why"><b>Not matched:</b> {escape(row.reason)}.</p>'
+    if row.fix:
+        text += f'<p class="fix"><b>To make it match:</b> {escape(row.fix)}.</p>'
+    if row.cause is not None and row.cause != row.source:
+        text += _excerpt(row.cause, 1)
+    return text
+
+
+def _bars(row: Row) -> str:
+    """Both times, to one scale."""
+    if row.times is None:
+        return ""
+    pairs = (("tile kernel", row.times.tile, "tile-bar"), ("Inductor", row.times.inductor, "inductor-bar"))
+    longest = max(time for _, time, _ in pairs) or 1.0
+    return "".join(
+        f'<div class="row"><span>{name}</span><div class="track"><div class="{style}" '
+        f'style="width:{100 * time / longest:.1f}%"></div></div><span>{time:.1f} us</span></div>'
+        for name, time, style in pairs
+    )
+
+
+def _roofline(row: Row) -> str:
+    """Work, and the share of the machine's peak that was reached."""
+    if row.cost is None:
+        return '<p class="unknown">operations and bytes: unknown</p>' if row.status != MISSED else ""
+    dtype = str(row.cost.dtype).removeprefix("torch.")
+    products = f"{_scaled(row.cost.flops, 'FLOP')} in products, " if row.cost.flops else ""
+    work = f"{products}{_scaled(row.cost.bytes, 'B')} moved at least ({dtype})"
+    return f'<p class="work">{work}; share of the roofline: {_share(row)}</p>'
+
+
+def _share(row: Row) -> str:
+    """How much of the roofline the tile kernel reaches, or why that is unknown.
+
+    The time is also that of what Inductor would fuse around the subgraph (extract.py), so the share may be larger.
+    """
+    peak = peak_of(row.device)
+    best = peak.seconds(row.cost) if peak and row.cost else None
+    if row.cost is None or peak is None or best is None:
+        return "unknown (no known peak for this machine and dtype)"
+    least = f"at best {best * 1e6:.1f} us, by {peak.limit(row.cost)}"
+    if row.times is None:
+        return f"unknown (not timed; {least})"
+    share = best * 1e6 / row.times.tile
+    return f"at least {100 * share:.0f} % ({least}{'; what is read lies in a cache' if share > 1 else ''})"
+
+
+def _scaled(count: int, unit: str) -> str:
+    for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g} {prefix}{unit}"
+    return f"{count} {unit}"
+
+
+def _schedules(kernels: list[JITKernel]) -> str:
+    """The schedule report of each kernel that ran."""
+    return "".join(map(_schedule, dict.fromkeys(kernels)))
+
+
+def _schedule(kernel: JITKernel) -> str:
+    schedule = kernel.schedule
+    if not schedule.notes:
+        return f'<p class="work">kernel <code>{escape(kernel.__name__)}</code> for {escape(str(kernel.target))}</p>'
+    lines = "\n".join(_note(*row) for row in schedule.rows)
+    head = "<tr><th>line</th><th>operation</th><th>became</th><th>why not faster</th></tr>"
+    return (
+        f"<details><summary>schedule of {escape(schedule.title)}</summary>"
+        f"<table><thead>{head}</thead><tbody>\n{lines}\n</tbody></table></details>"
+    )
+
+
+def _note(note: Note, count: int) -> str:
+    place = f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else ""
+    cells = place, note.op, times(count) + note.became, note.why_not
+    return f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in cells)}</tr>"

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the passes did: one row per subgraph found, replaced or not, with its place in the model.
+
+Passes call `record`; whoever wants the rows opens `collect()` around a compile. Each row is also logged on the logger
+`torch_tile.inductor` (`TORCH_LOGS="torch_tile"`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from torch_tile.inductor.graph.source import Frame
+    from torch_tile.inductor.select.decide import Outcome
+    from torch_tile.inductor.select.roofline import Cost
+    from torch_tile.kernel import JITKernel
+
+log = logging.getLogger("torch_tile.inductor")
+
+REPLACED, KEPT, MISSED = "replaced", "kept", "missed"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One subgraph.
+
+    Attributes:
+        family: attention, mla, norm, dequant, grouped, gemm or softmax.
+        status: replaced; kept (Inductor's code was faster); missed (it did not match).
+        what: the tile operator with its arguments, or the operation that was looked at.
+        where: module and line, as text.
+        reason: why it did not match, or the times that decided.
+        graph: pre_grad, inference, forward or backward.
+        fix: what to write instead, so that it matches.
+        module: the path of the module that it belongs to.
+        frames: the calls in the model that led to it, outermost first.
+        cause: the line of the operation that `reason` is about.
+        times: microseconds of both sides, if they were measured.
+        cost: operations and bytes, if they are known.
+        device: where it runs.
+        kernels: what ran in its place; known once the model has run under `explain`.
+    """
+
+    family: str
+    status: str
+    what: str
+    where: str
+    reason: str = ""
+    graph: str = "inference"
+    fix: str = ""
+    module: str = ""
+    frames: tuple[Frame, ...] = ()
+    cause: Frame | None = None
+    times: Outcome | None = None
+    cost: Cost | None = None
+    device: torch.device | None = None
+    kernels: list[JITKernel] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def source(self) -> Frame | None:
+        """The line of the model that it comes from, the innermost one."""
+        return self.frames[-1] if self.frames else None
+
+
+@dataclass
+class Report:
+    """The rows of one or more compiles, in graph order. `str(report)` is a table."""
+
+    rows: list[Row] = field(default_factory=list)
+    graph_breaks: int = 0
+
+    def select(self, family: str | None = None, status: str | None = None) -> list[Row]:
+        """The rows of one family, one status, or both."""
+        return [r for r in self.rows if family in (None, r.family) and status in (None, r.status)]
+
+    def replaced(self, family: str | None = None) -> list[Row]:
+        """Subgraphs that became tile kernels."""
+        return self.select(family, REPLACED)
+
+    def missed(self, family: str | None = None) -> list[Row]:
+        """Subgraphs of a known family that did not match, each with its reason."""
+        return self.select(family, MISSED)
+
+    def __str__(self) -> str:
+        """A table of rows, equal ones counted, what would make the missed ones match, and a line of totals."""
+        counts = Counter((r.family, r.status, r.what, r.where, r.reason, r.graph, self._advice(r)) for r in self.rows)
+        header = ("family", "status", "what", "where", "reason", "graph")
+        cells = [header, *[(*key[:3], f"{key[3]} (x{n})" if n > 1 else key[3], *key[4:6]) for key, n in counts.items()]]
+        widths = [min(max(len(row[i]) for row in cells), 72) for i in range(len(header))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        lines.insert(1, "  ".join("-" * w for w in widths))
+        advice = dict.fromkeys(f"  {key[3]}: {key[6]}" for key in counts if key[6])
+        return "\n".join([*lines, *(["to make them match:", *advice] if advice else []), self.totals()])
+
+    @staticmethod
+    def _advice(row: Row) -> str:
+        """What to write instead, and in which line if that is not the row's own."""
+        elsewhere = row.fix and row.cause is not None and row.cause != row.source
+        return f"{row.fix} ({row.cause})" if elsewhere else row.fix
+
+    def totals(self) -> str:
+        """How many subgraphs became what."""
+        totals = ", ".join(f"{n} {s}" for s, n in sorted(Counter(r.status for r in self.rows).items()))
+        return f"{totals or 'nothing found'}{f'; {self.graph_breaks} graph breaks' if self.graph_breaks else ''}"
+
+    def html(self, title: str = "torch_tile.explain") -> str:
+        """The report as one page of HTML that needs nothing else: source lines, times, schedules, reasons."""
+        from torch_tile.inductor.report.html import page
+
+        return page(self, title)
+
+    def save(self, path: str | Path) -> Path:
+        """Write `html()` to a file; returns its path."""
+        path = Path(path)
+        path.write_text(self.html(), encoding="utf-8")
+        return path
+
+
+_collectors: list[Report] = []
+
+
+@contextlib.contextmanager
+def collect() -> Iterator[Report]:
+    """Gather the rows of every compile inside; cached compiles run no passes and give none."""
+    report = Report()
+    _collectors.append(report)
+    try:
+        yield report
+    finally:
+        _collectors[:] = [r for r in _collectors if r is not report]
+
+
+def record(row: Row) -> None:
+    """Log a row and hand it to every open collector."""
+    more = "".join([f" ({row.reason})" if row.reason else "", f"; to make it match, {row.fix}" if row.fix else ""])
+    log.info("%s: %s %s at %s%s", row.graph, row.status, row.what, row.where, more)
+    for report in _collectors:
+        report.rows.append(row)

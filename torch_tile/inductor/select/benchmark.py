@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two graphs made ready and timed in turns: a replacement, and what it replaces.
+
+What is compared is the time of the device. On a GPU it is taken between two events, each time from a cold L2 cache, as
+in a model other kernels have run since; the host is kept ahead of the GPU, so what launching costs does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torch_tile.inductor import compat
+from torch_tile.inductor.compile_ahead.kernels import compiling_kernels
+from torch_tile.inductor.graph.extract import EXAMPLE
+from torch_tile.inductor.graph.nodes import val
+from torch_tile.inductor.select.extern_only import compute_constants, is_called, is_searched_for
+from torch_tile.profiler import FLUSHED
+
+BUDGET = {"cpu": 0.2, "cuda": 0.04}
+"""Seconds of timing for each pair, after one warm-up of each."""
+FEWEST, MOST = 3, 200  # rounds
+BURST = 5  # rounds between two waits for the GPU
+AHEAD = 2_000  # of the GPU's clock cycles for a microsecond of the host's, so that it comes late
+
+Rival = tuple[Callable[..., Any], list[Any]]
+
+
+def times(new: GraphModule, old: GraphModule, options: Mapping[str, Any]) -> tuple[float, float]:
+    """Microseconds of both, `options` being Inductor's."""
+    device = next((v.device.type for v in map(val, _placeholders(new)) if isinstance(v, torch.Tensor)), "cpu")
+    with compat.isolated_compile():
+        # Our kernels' compiler works beside Inductor's where it is not called by it.
+        with compiling_kernels(new.graph) if is_called(new) else contextlib.nullcontext():
+            rivals = [(_runner(m, options), [example(n) for n in _placeholders(m)]) for m in (new, old)]
+            _run(*rivals[1])
+        _run(*rivals[0])
+        ours, theirs = (_gpu_times if device == "cuda" else _cpu_times)(rivals)
+    return ours, theirs
+
+
+def _placeholders(module: GraphModule) -> list[torch.fx.Node]:
+    return list(module.graph.find_nodes(op="placeholder"))
+
+
+def _runner(module: GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The module as it is where it only calls kernels, else compiled, at its first call, by the whole of Inductor."""
+    if is_called(module) and not (options.get("max_autotune") and is_searched_for(module)):
+        compute_constants(module)
+        module.recompile()
+        return module.forward
+
+    compiled: list[Callable[..., Any]] = []
+
+    def run(*inputs: Any) -> Any:
+        if not compiled:
+            compiled.append(compat.compile_alone(module, inputs, options))
+        return compiled[0](*inputs)
+
+    return run
+
+
+def _run(call: Callable[..., Any], inputs: list[Any]) -> None:
+    with torch.no_grad():
+        call(*inputs)
+
+
+def example(node: torch.fx.Node) -> Any:
+    """A real value like the fake one of a node."""
+    if EXAMPLE in node.meta:
+        return node.meta[EXAMPLE]()
+    out = compat.empty_for(val(node))
+    if not isinstance(out, torch.Tensor):
+        return out
+    if out.dtype.is_floating_point:
+        return out.normal_() if out.dtype.itemsize > 1 else out.fill_(1)
+    return out.fill_(1) if out.dtype == torch.bool else out
+
+
+def _cpu_times(rivals: Sequence[Rival]) -> list[float]:
+    """Best time of each in microseconds, taken in turns so that a busy machine is unfair to none."""
+    best = [float("inf")] * len(rivals)
+    end = time.perf_counter() + BUDGET["cpu"]
+    rounds = 0
+    while rounds < FEWEST or (time.perf_counter() < end and rounds < MOST):
+        for i, (run, inputs) in enumerate(rivals):
+            start = time.perf_counter()
+            run(*inputs)
+            best[i] = min(best[i], (time.perf_counter() - start) * 1e6)
+        rounds += 1
+    return best
+
+
+def _gpu_times(rivals: Sequence[Rival]) -> list[float]:
+    """Median time of each in microseconds, taken in turns."""
+    cache = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for run, inputs in rivals:
+        run(*inputs)
+    host = time.perf_counter() - start
+    torch.cuda.synchronize()
+    samples: list[list[float]] = [[] for _ in rivals]
+    end = time.perf_counter() + BUDGET["cuda"]
+    while len(samples[0]) < FEWEST or (time.perf_counter() < end and len(samples[0]) < MOST):
+        torch.cuda._sleep(int(AHEAD * 1e6 * (host + 5e-5) * BURST))
+        events = []
+        for number in range(BURST):
+            for i in range(len(rivals)) if number % 2 == 0 else reversed(range(len(rivals))):
+                pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+                cache.zero_()
+                pair[0].record()
+                rivals[i][0](*rivals[i][1])
+                pair[1].record()
+                events.append((i, pair))
+        torch.cuda.synchronize()
+        for i, (first, last) in events:
+            samples[i].append(first.elapsed_time(last) * 1e3)
+    return [statistics.median(s) for s in samples]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contests that need not be held, since their outcome follows from sizes: to compile a rival takes half a second.
+
+A kernel of ours wins where Inductor's would have to store a large result between two of its own, and to load it again,
+for a time that is long beside that of the products, which both compute about as fast. A norm is a tie at best where
+Inductor reads its rows once, as ours does, and there is little of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor import compat
+from torch_tile.inductor.graph.nodes import is_call, known, val
+from torch_tile.inductor.select.roofline import FLOPS, Peak, peak_of, sizes_of
+
+EFFICIENCY = 0.7  # of the arithmetic of a GPU at its peak: what large products reach
+LEAST_BYTES = 1 << 25  # stored and loaded again: less may stay in the second-level cache
+LEAST_SIDE, UNIT = 1024, 64  # of products that are known to be as fast as ATen's, in rows and columns; and their steps
+# How much of the products' time must be saved. Products are within 3 % of ATen's; attention is compared with two
+# products of matrices, which may run at half again its rate.
+OF_PRODUCT, OF_ATTENTION = 0.06, 1.0
+# Rows of so many elements at most, a power of two, Inductor holds in registers; other rows it reads twice, or in vain.
+HELD = 2048
+MOST_BYTES = 1 << 25  # of a tensor beside which the second-level cache has room for another
+ALIGNED = 8  # elements
+# Of torch's fused encoder layer: below this share of all products attention's kernel does not matter, and the other
+# kernels are ATen's on both sides. On an H200 ours took 0.97 to 1.02 of its time at 0.08, and compiling 3 s.
+OF_LAYER = 0.1
+HALVES = (torch.float16, torch.bfloat16)
+
+gemm = torch.ops.tile.gemm.default
+ATTENTION = torch.ops.tile.attention.default, torch.ops.tile.attention_lse.default
+
+
+def measured(device: torch.device) -> Peak | None:
+    """The peak of a GPU, if it is of the kind on which these rules were checked, Hopper."""
+    peak = peak_of(device)
+    return peak if peak is not None and torch.cuda.get_device_capability(device) == (9, 0) else None
+
+
+def with_epilogue(nodes: Sequence[Node]) -> str:
+    """Why a product with an epilogue, among `nodes`, wins against products and a pointwise kernel; "" if a contest must
+    tell.
+    """
+    op = _only(nodes, gemm)
+    if op is None:
+        return ""
+    a, bs = cast("tuple[Node, list[Node]]", op.args[:2])
+    rows, columns, inner = math.prod(sizes_of(op)[:-1]), sizes_of(op)[-1], sizes_of(a)[-1]
+    if min(rows, columns) < LEAST_SIDE or columns % UNIT or inner % UNIT or not all(map(_is_even, (a, *bs))):
+        return ""
+    stored = len(bs) * rows * columns
+    return _verdict(op, 2 * stored, OF_PRODUCT, "what the product gives is never stored")
+
+
+def of_scores(nodes: Sequence[Node]) -> str:
+    """Why attention, among `nodes`, wins against products, a softmax and products of its scores; "" if a contest must
+    tell.
+    """
+    op = _only(nodes, *ATTENTION)
+    if op is None:
+        return ""
+    q, k = (sizes_of(x) for x in op.args[:2])
+    stored = math.prod(q[:3]) * k[2]  # by the first product and by the softmax; each is loaded by what follows
+    return _verdict(op, 4 * stored, OF_ATTENTION, "scores are never stored")
+
+
+def of_latents(nodes: Sequence[Node]) -> str:
+    """Why decoding with latent attention, among `nodes`, wins against three products and a softmax; "" if a contest
+    must tell.
+    """
+    op = _only(nodes, torch.ops.tile.mla_decode.default)
+    if op is None:
+        return ""
+    operands = cast("tuple[Node, ...]", op.args[:4])
+    q, q_pe, kv, _ = operands
+    if not all(map(_is_even, operands)) or not _has_large_tiles(q, q_pe, kv):
+        return ""
+    scores = math.prod(sizes_of(q)[:3]) * sizes_of(kv)[1]
+    # Two products store scores and the softmax loads both; it stores weights, which the third loads, and latents again.
+    moved = 6 * scores + math.prod(sizes_of(kv))
+    return _verdict(op, moved, OF_ATTENTION, "scores are never stored, and latents are loaded once")
+
+
+def _has_large_tiles(q: Node, q_pe: Node, kv: Node) -> bool:
+    """Whether decoding has a kernel with the tiles that are best for Hopper: the widest latents leave room for small
+    ones only. Those of 640 columns have such tiles, and lose; no model has a width that is no power of two.
+    """
+    from torch_tile.hardware import Target
+    from torch_tile.kernels.common import Machine, power_of_two  # not before: they bring the compiler along
+    from torch_tile.kernels.mla.spec import HOPPER, SHORT, Form, Problem, config_for
+
+    batch, queries, heads, latent = sizes_of(q)
+    form = Form(val(q).dtype, latent, sizes_of(q_pe)[-1], paged=False, gathered=False, folded=True, vector=ALIGNED)
+    machine = Machine(Target("cuda", 90), 1)  # how many units only decides on shares
+    found = config_for(form, Problem(batch, queries * heads, sizes_of(kv)[1]), machine, splits=1)
+    return form.on_hopper(machine) and found in (SHORT[0], *HOPPER) and power_of_two(latent) == latent
+
+
+def in_registers(norm: Node) -> str:
+    """Why a norm of rows is Inductor's; "" if a contest must tell. Measured on an H200: of 21 contests over rows of 128
+    to 2048 elements, in tensors of 2 to 34 MB, ours won two; the others at 0.8 to 1.0 of Inductor's speed.
+    """
+    rows, width = math.prod(sizes_of(norm)[:-1]), sizes_of(norm)[-1]
+    if measured(val(norm).device) is None or width & (width - 1) or width > HELD:
+        return ""
+    if rows * width * val(norm).itemsize > MOST_BYTES:
+        return ""
+    return f"Inductor holds rows of {width} elements in registers, too, and reads them once"
+
+
+def in_fused_layer(layer: Node) -> str:
+    """Why a call of `torch._transformer_encoder_layer_fwd` stays one call; "" if its parts are looked at.
+
+    Under a mask they are: torch's kernel for attention takes 1.4 to 1.7 times as long as ours there.
+    """
+    x, weight1, mask = val(layer.args[0]), val(layer.args[14]), [*layer.args[18:], layer.kwargs.get("mask")][0]
+    if measured(x.device) is None or mask is not None:
+        return ""
+    length, width, hidden = x.shape[1], x.shape[2], weight1.shape[0]
+    scores, products = 4 * length * width, 8 * width * width + 4 * width * hidden  # operations for each row
+    if not known(scores < OF_LAYER * (scores + products)):
+        return ""
+    share = f"{round(100 * compat.size_hint(scores) / compat.size_hint(scores + products))} %"
+    return f"torch's fused layer is as fast where attention is {share} of its products; max-autotune looks into it"
+
+
+def _only(nodes: Sequence[Node], *targets: Any) -> Node | None:
+    """The only call of one of these ops."""
+    found = [n for n in nodes if is_call(n, *targets)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_even(operand: Node) -> bool:
+    """Whether rows of a matrix begin at multiples of 16 bytes and are dense along one dimension, as bulk copies ask."""
+    dense = [s for s in val(operand).stride()[-2:] if known(s == 1)]
+    others = [s for s in val(operand).stride() if not known(s == 1)]
+    return bool(dense) and all(known(s % ALIGNED == 0) for s in (*others, val(operand).storage_offset()))
+
+
+def _verdict(op: Node, moved: int, share: float, why: str) -> str:
+    """`why`, with times, if to move so many elements takes as long as this share of an op's products."""
+    tensor: torch.Tensor = next(val(x) for x in op.all_input_nodes)
+    peak = measured(tensor.device)
+    if peak is None or tensor.dtype not in HALVES or moved * tensor.itemsize < LEAST_BYTES:
+        return ""
+    moving = moved * tensor.itemsize / peak.bandwidth
+    computing = FLOPS[op.target](op) / (EFFICIENCY * peak.flops[tensor.dtype])
+    if moving < share * computing:
+        return ""
+    return f"{why}, which saves {moving * 1e6:.0f} us beside {computing * 1e6:.0f} of products"

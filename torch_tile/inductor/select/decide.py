@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`select="fastest"`: a replacement against what Inductor makes of the same subgraph, timed, the winner kept.
+
+Both sides are cut out of the graph with the same inputs and what surrounds them (extract.py) and timed (benchmark.py).
+Sizes that are symbols take the value that was traced with and, where that costs no compilation or the user wants a
+thorough search, a smaller and a larger one (size_buckets.py). Outcomes are remembered in the process and on disk, keyed
+by both graphs, the machine and our sources; ranks of torch.distributed share them (distributed.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torch_tile.compiler.parallel import progress
+from torch_tile.inductor import compat
+from torch_tile.inductor.driver import fingerprint
+from torch_tile.inductor.graph.extract import body_of, rivals
+from torch_tile.inductor.graph.inline import REFERENCES, expand
+from torch_tile.inductor.graph.nodes import Rewrite, val
+from torch_tile.inductor.graph.strip_edge_views import without_views
+from torch_tile.inductor.report.rows import log
+from torch_tile.inductor.select import benchmark
+from torch_tile.inductor.select.distributed import agreed
+from torch_tile.inductor.select.extern_only import is_called
+from torch_tile.inductor.select.size_buckets import buckets
+from torch_tile.inductor.settings import Settings
+from torch_tile.runtime.cache import cache_dir
+
+WORTH = 0.99
+"""What of Inductor's time ours must be below: near ties are noise, and Inductor's code is there already."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Best times of both, in microseconds; `others` at other sizes, which are named: (sizes, tile, inductor)."""
+
+    tile: float
+    inductor: float
+    others: tuple[tuple[str, float, float], ...] = ()
+
+    @property
+    def tile_wins(self) -> bool:
+        """One choice for all sizes: faster at the traced ones (ties go to Inductor) and slower at no others."""
+        return self.tile < WORTH * self.inductor and all(tile <= inductor / WORTH for _, tile, inductor in self.others)
+
+    def __str__(self) -> str:
+        rest = (f"; {sizes}: {tile:.1f} and {inductor:.1f} us" for sizes, tile, inductor in self.others)
+        return f"tile {self.tile:.1f} us, Inductor {self.inductor:.1f} us{''.join(rest)}"
+
+
+def compete(rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], settings: Settings) -> Outcome:
+    """Time the new nodes of `pairs` against the old ones."""
+    new, old = rivals(pairs, [*rewrite.inputs(), *rewrite.given], rewrite.nodes)
+    return decide(*without_views(new, write_out(old)), settings)
+
+
+def write_out(part: GraphModule) -> GraphModule:
+    """The same part, tile operators in it written out as the ATen that they stand for."""
+    for node in list(part.graph.nodes):
+        if node.target in REFERENCES:
+            expand(node, REFERENCES[node.target][1])
+    return part
+
+
+def compete_captured(node: Node, reference: Callable[..., torch.Tensor], settings: Settings) -> Outcome:
+    """Time a captured op against the ATen that it stands for."""
+    new, old = rivals([(node, node)], list(node.all_input_nodes), ())
+    for inner in list(old.graph.nodes):
+        if inner.target is node.target:
+            expand(inner, reference)
+    return decide(*without_views(new, old), settings)
+
+
+def decide(new: GraphModule, old: GraphModule, settings: Settings) -> Outcome:
+    """The remembered outcome for this pair of graphs, or a new measurement."""
+    values = [val(n) for n in new.graph.find_nodes(op="placeholder")]
+    cheap = settings.thorough or (is_called(new) and is_called(old))
+    sizes = buckets(values) if cheap else []
+    key = _key(new, old, settings, sizes)
+    if key not in _outcomes:
+        word = agreed(key, lambda: _text(_load(key) or _measure(new, old, key, settings, sizes)))
+        _outcomes[key] = _outcome(word)
+    return _outcomes[key]
+
+
+_outcomes: dict[str, Outcome] = {}
+
+told: contextvars.ContextVar[Callable[[], object]] = contextvars.ContextVar("told", default=lambda: None)
+"""Called after each contest that was timed: how progress is shown."""
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[None]:
+    """A bar on the terminal counts the contests that are timed inside, if tqdm is installed; how many is not known."""
+    with progress(None, "torch_tile: contests with Inductor") as step:
+        token = told.set(step)
+        try:
+            yield
+        finally:
+            told.reset(token)
+
+
+def _describe(module: GraphModule) -> str:
+    """Text that is equal for graphs that compute the same way on tensors of the same sizes, strides and dtypes."""
+    names = {node: f"n{index}" for index, node in enumerate(module.graph.nodes)}
+    lines = []
+    for node in module.graph.nodes:
+        args = torch.fx.node.map_arg((node.args, node.kwargs), cast(Any, lambda n: _Name(names[n])))
+        body = body_of(node)
+        target = node.target if node.op == "call_function" else "" if body is None else f"({_describe(body)})"
+        lines.append(f"{names[node]}={node.op} {target} {args} {_facts(val(node)) if node.op == 'placeholder' else ''}")
+    return "\n".join(lines)
+
+
+class _Name:
+    """A node's position, as it is printed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _facts(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        sizes, strides = map(_hints, (value.shape, value.stride()))
+        return f"{value.dtype} {value.device} {sizes} {strides}"
+    return str(compat.size_hint(value))
+
+
+def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(compat.size_hint(s) for s in sizes)
+
+
+def _key(new: GraphModule, old: GraphModule, settings: Settings, sizes: Sequence[compat.Sizes]) -> str:
+    facts = (_machine(), str(torch.get_num_threads()), fingerprint(), repr(settings), repr(list(map(_name, sizes))))
+    text = "\0".join((_describe(new), _describe(old), *facts))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def _machine() -> str:
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    cpu = next((line for line in lines if line.startswith("model name")), platform.processor())
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return f"{cpu} {gpu}"
+
+
+def _file(key: str) -> pathlib.Path:
+    return cache_dir() / "select" / f"{key}.json"
+
+
+def _load(key: str) -> Outcome | None:
+    try:
+        return _outcome(_file(key).read_text())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or not ours: measure again
+
+
+def _text(outcome: Outcome) -> str:
+    return json.dumps(asdict(outcome))
+
+
+def _outcome(text: str) -> Outcome:
+    """What `_text` was made of. Raises ValueError, KeyError or TypeError if it was made of something else."""
+    data = json.loads(text)
+    others = tuple((str(name), float(tile), float(inductor)) for name, tile, inductor in data.get("others", ()))
+    return Outcome(float(data["tile"]), float(data["inductor"]), others)
+
+
+def _name(sizes: compat.Sizes) -> str:
+    return "at " + ", ".join(
+        f"{symbol}={size}" for symbol, size in sorted(sizes.items(), key=lambda each: str(each[0]))
+    )
+
+
+def _save(key: str, outcome: Outcome) -> None:
+    path = _file(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(_text(outcome))
+        os.replace(temporary, path)
+    except OSError as error:
+        log.warning("outcome not saved: %s", error)
+
+
+def _measure(
+    new: GraphModule, old: GraphModule, key: str, settings: Settings, sizes: Sequence[compat.Sizes] = ()
+) -> Outcome:
+    start, options = time.perf_counter(), {"max_autotune": settings.thorough}
+    tile, inductor = benchmark.times(new, old, options)
+    others = []
+    # A loser at the traced sizes stays one.
+    for each in sizes if Outcome(tile, inductor).tile_wins else ():
+        try:
+            with compat.at_sizes(each):
+                others.append((_name(each), *benchmark.times(new, old, options)))
+        except Exception:
+            log.debug("no contest %s", _name(each), exc_info=True)  # these sizes may break a rule of the model
+    outcome = Outcome(tile, inductor, tuple(others))
+    log.debug("a contest took %.2f s: %s", time.perf_counter() - start, outcome)
+    _save(key, outcome)
+    told.get()()
+    return outcome

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a subgraph has to compute and to move, and how fast a known GPU could do it at best.
+
+Only multiply-adds of products are counted (as two operations), and each tensor that goes in or out once. GPUs that
+are not listed, and CPUs, have no peak here: then the share of it is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torch_tile.inductor import compat
+from torch_tile.inductor.graph.nodes import arg, aten, is_tensor, val
+
+tile = torch.ops.tile
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Operations of the products, bytes moved at least, and the dtype of the operands."""
+
+    flops: int
+    bytes: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a GPU does at best: operations per second by dtype of the operands (dense), bytes of memory per second."""
+
+    flops: dict[torch.dtype, float]
+    bandwidth: float
+
+    def seconds(self, cost: Cost) -> float | None:
+        """The least time; None if the dtype has no known peak."""
+        rate = self.flops.get(cost.dtype)
+        if cost.flops and rate is None:
+            return None
+        return max(cost.flops / rate if rate else 0.0, cost.bytes / self.bandwidth)
+
+    def limit(self, cost: Cost) -> str:
+        """What takes that time."""
+        rate = self.flops.get(cost.dtype, math.inf)
+        return "arithmetic" if cost.flops / rate > cost.bytes / self.bandwidth else "memory"
+
+
+def _peak(half: float, single: float, double: float, bandwidth: float) -> Peak:
+    """From data sheets, in 1e12 operations and 1e12 bytes per second."""
+    flops = {torch.bfloat16: half, torch.float16: half, torch.float32: single, torch.float64: double}
+    return Peak({dtype: rate * 1e12 for dtype, rate in flops.items()}, bandwidth * 1e12)
+
+
+# By the name that the driver gives. float32 is that of the ordinary units, float64 that of the tensor cores.
+PEAKS = {
+    "NVIDIA A100-SXM4-40GB": _peak(312, 19.5, 19.5, 1.555),
+    "NVIDIA A100-SXM4-80GB": _peak(312, 19.5, 19.5, 2.039),
+    "NVIDIA A100 80GB PCIe": _peak(312, 19.5, 19.5, 1.935),
+    "NVIDIA H100 PCIe": _peak(756, 51.2, 51.2, 2.0),
+    "NVIDIA H100 80GB HBM3": _peak(989.4, 66.9, 66.9, 3.35),
+    "NVIDIA H200": _peak(989.4, 66.9, 66.9, 4.8),
+}
+
+
+def peak_of(device: torch.device | None) -> Peak | None:
+    """The peak of a device, if it is a GPU that we know."""
+    if device is None or device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return PEAKS.get(torch.cuda.get_device_name(device))
+
+
+def cost_of(nodes: Sequence[Node]) -> Cost | None:
+    """What a subgraph costs at least; None unless it has exactly one operation that we know. Symbols take the value
+    that was traced with.
+    """
+    ops = [n for n in nodes if n.op == "call_function" and n.target in FLOPS]
+    if len(ops) != 1:
+        return None
+    (op,) = ops
+    inside = set(nodes)
+    inputs = {x for n in nodes for x in n.all_input_nodes if x not in inside}
+    operand = next(x for x in op.all_input_nodes if is_tensor(x))
+    moved = sum(_bytes(val(x)) for x in inputs) + _bytes(val(op))
+    return Cost(FLOPS[op.target](op), moved, val(operand).dtype)
+
+
+def _bytes(value: Any) -> int:
+    """Of one tensor or several, dimensions that are only repeated left out."""
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes, value))
+    if not isinstance(value, torch.Tensor):
+        return 0
+    pairs = zip(_sizes(value.shape), value.stride(), strict=True)
+    return math.prod(size for size, stride in pairs if not (isinstance(stride, int) and stride == 0)) * value.itemsize
+
+
+def _sizes(shape: Iterable[Any]) -> list[int]:
+    return [compat.size_hint(size) for size in shape]
+
+
+def sizes_of(node: Any) -> list[int]:
+    """The shape of a node; symbols take the value that was traced with."""
+    return _sizes(val(node).shape)
+
+
+def _product(node: Node) -> int:
+    left: Any = node.args[-2]
+    return 2 * math.prod(sizes_of(node)) * sizes_of(left)[-1]
+
+
+def _gemm(node: Node) -> int:
+    a: Any = node.args[0]
+    bs: Any = node.args[1]
+    return 2 * math.prod(sizes_of(node)) * sizes_of(a)[-1] * len(bs)
+
+
+def _grouped(node: Node) -> int:
+    """Every row is of one group, whether the sum is over K or over rows."""
+    a, b = (sizes_of(x) for x in node.args[:2])
+    return 2 * math.prod(a) * b[-1]
+
+
+def _attention(node: Node) -> int:
+    q, k, v = (sizes_of(x) for x in node.args[:3])
+    causal, window, offset = arg(node, 4, "causal", False), arg(node, 6, "window", 0), arg(node, 7, "q_offset", 0)
+    offset = compat.size_hint(val(offset) if isinstance(offset, Node) else offset)
+    seen = _visible(q[2], k[2], offset, window) if causal else q[2] * k[2]
+    return 2 * math.prod(q[:2]) * seen * (q[3] + v[3])
+
+
+def _attention_backward(node: Node) -> int:
+    q, k, v = (sizes_of(x) for x in node.args[1:4])
+    causal, window, offset = arg(node, 7, "causal", False), arg(node, 9, "window", 0), arg(node, 10, "q_offset", 0)
+    offset = compat.size_hint(val(offset) if isinstance(offset, Node) else offset)
+    seen = _visible(q[2], k[2], offset, window) if causal else q[2] * k[2]
+    return 2 * math.prod(q[:2]) * seen * (3 * q[3] + 2 * v[3])
+
+
+def _visible(queries: int, keys: int, offset: int, window: int) -> int:
+    """How many (query, key) pairs a causal mask leaves."""
+    ends = (min(keys, max(0, i + offset + 1)) for i in range(queries))
+    starts = (max(0, i + offset + 1 - window) if window else 0 for i in range(queries))
+    return sum(max(0, end - start) for start, end in zip(starts, ends, strict=True))
+
+
+def _fused_attention(node: Node) -> int:
+    q, k, v = (sizes_of(x) for x in node.args[:3])
+    return 2 * math.prod(q[:2]) * q[2] * k[2] * (q[3] + v[3])
+
+
+def _mla_decode(node: Node) -> int:
+    q, q_pe, kv = (sizes_of(x) for x in node.args[:3])
+    table = arg(node, 4, "block_table")
+    keys = kv[1] if table is None else sizes_of(table)[1] * kv[1]
+    return 2 * math.prod(q[:3]) * keys * (2 * q[3] + q_pe[3])
+
+
+def _none(node: Node) -> int:
+    return 0
+
+
+FLOPS: dict[Any, Callable[[Node], int]] = {
+    **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), _product),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _fused_attention,
+    aten._scaled_dot_product_flash_attention.default: _fused_attention,
+    aten._scaled_dot_product_efficient_attention.default: _fused_attention,
+    aten._scaled_dot_product_cudnn_attention.default: _fused_attention,
+    **dict.fromkeys((tile.gemm.default, tile.dequant_gemm.default, tile.grouped_gemm.default), _gemm),
+    aten._grouped_mm.default: _grouped,
+    tile.k_grouped_gemm.default: _grouped,
+    **dict.fromkeys((tile.attention.default, tile.attention_lse.default), _attention),
+    tile.attention_backward.default: _attention_backward,
+    tile.mla_decode.default: _mla_decode,
+    **dict.fromkeys((tile.rms_norm.default, tile.add_rms_norm.default, tile.fused_norm.default), _none),
+    **dict.fromkeys((tile.layer_norm.default, tile.softmax.default, aten.native_layer_norm.default), _none),
+}

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention kernels: forward, backward, score functions, masks, tilings."""

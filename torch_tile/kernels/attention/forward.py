@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scaled dot-product attention with masks, windows, grouped heads and unequal lengths.
+
+Assumes that `ops` checked shapes and dtypes; takes tensors of any stride. The result lies in memory as q does (see
+memory_order.py), lse is contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.attention import score_mod as score_text
+from torch_tile.kernels.attention.memory_order import empty_beside, placed_beside
+from torch_tile.kernels.attention.online_softmax import exponentiate
+from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
+from torch_tile.kernels.attention.positions import bounded
+from torch_tile.kernels.attention.spec import Config, Form, is_shifted
+from torch_tile.kernels.attention.tiling import Problem, config_for, splits_for
+from torch_tile.kernels.common import (
+    LOG2_E,
+    compute_dtype,
+    dense_last,
+    dynamic,
+    has_kernels,
+    into,
+    machine_of,
+    round_up,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.split_k import combine_parts
+
+
+def visible(
+    q_len: int, kv_len: int, causal: bool, window: int, q_offset: int, device: torch.device
+) -> torch.Tensor | None:
+    """Bool `[q_len, kv_len]`: may query `i` see key `j`? None when every query sees every key.
+
+    Causal: `j <= i + q_offset`. Window `w > 0`: `j > i + q_offset - w`.
+    """
+    if not causal and not window:
+        return None
+    reach = torch.arange(q_len, device=device)[:, None] + q_offset
+    key = torch.arange(kv_len, device=device)[None, :]
+    if not window:
+        return key <= reach
+    near = key > reach - bounded(window)
+    return (key <= reach) & near if causal else near
+
+
+def scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+    window: int,
+    q_offset: int,
+    aux: Sequence[torch.Tensor] = (),
+    score: str = "",
+) -> torch.Tensor:
+    """`score(scale * q k^T) + mask` with `-inf` where a query may not see a key: `[B, H, Sq, Skv]`, in `q`'s dtype.
+
+    q `[B, H, Sq, D]` and k `[B, Hkv, Skv, D]` in the dtype to compute in; query head `h` reads key head
+    `h // (H / Hkv)`.
+    """
+    batch, kv_heads, kv_len, _ = k.shape
+    heads, q_len = q.shape[1], q.shape[2]
+    groups = heads // kv_heads if kv_heads else 1
+    grouped = q.reshape(batch, kv_heads, groups, q_len, q.shape[3])
+    s = torch.matmul(grouped * scale, k.unsqueeze(2).mT).reshape(batch, heads, q_len, kv_len)
+    s = score_text.modified(score, s, aux, q_offset)
+    if mask is not None:
+        s = s.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else s + mask.to(s.dtype)
+    keep = visible(q_len, kv_len, causal, window, q_offset, q.device)
+    return s if keep is None else s.masked_fill(~keep, float("-inf"))
+
+
+def softmax_with_lse(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax over the last dimension and its log-sum-exp; a row of `-inf` (or of no keys) gives 0 and `-inf`."""
+    lse = torch.logsumexp(s, -1)
+    # Not exp(s - lse): where all scores are as low as numbers go, lse has no digit left for their count.
+    empty = (lse == float("-inf")).unsqueeze(-1)
+    return torch.softmax(s.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0), lse
+
+
+def default_scale(head_dim: int) -> float:
+    """`1 / sqrt(head_dim)`, and 1 for heads of no elements."""
+    return float(head_dim) ** -0.5 if head_dim else 1.0
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int = 0,
+    aux: Sequence[torch.Tensor] = (),
+    score: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`softmax(score(scale q k^T) + mask) v`, summed in float32 (float64 for float64 inputs).
+
+    q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; mask bool (True: visible) or floating (added),
+    broadcastable to `[B, H, Sq, Skv]`; aux and the text `score` as score_mod.py has them. Returns out `[B, H, Sq, Dv]`
+    in q's dtype, which lies in memory as `empty_beside(q, Dv)` does, and lse `[B, H, Sq]`, the natural logarithm of the
+    softmax's denominator in the summing dtype. See `visible` for the causal rule and the window. A query that sees no
+    key gets 0 and `-inf`.
+    """
+    compute = compute_dtype(q.dtype)
+    batch, heads, q_len, head_dim = q.shape
+    kv_heads, kv_len, v_dim = v.shape[1:]
+    scale = default_scale(head_dim) if scale is None else scale
+    p, lse = softmax_with_lse(scores(q.to(compute), k.to(compute), mask, causal, scale, window, q_offset, aux, score))
+    grouped = p.reshape(batch, kv_heads, heads // kv_heads if kv_heads else 1, q_len, kv_len)
+    out = torch.matmul(grouped, v.to(compute).unsqueeze(2)).reshape(batch, heads, q_len, v_dim)
+    return placed_beside(out, q), lse.contiguous()
+
+
+@T.macro
+def store_rows(sums: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
+    """Rows of `sums` times their weights, to `out` at `place` from row `first` on."""
+    for i, c in T.Parallel(*sums.shape):
+        out[(*place, first + i, c)] = sums[i, c] * weight[i]
+
+
+@T.macro
+def store_staged(sums: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
+    """`store_rows` through shared memory: in runs of 16 bytes."""
+    result = T.alloc_fragment(sums.shape, out.dtype)
+    staged = T.alloc_shared(sums.shape, out.dtype)
+    for i, c in T.Parallel(*sums.shape):
+        result[i, c] = T.cast(sums[i, c] * weight[i], out.dtype)
+    T.copy(result, staged)
+    T.copy(staged, out[(*place, first, 0)])
+
+
+# Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
+@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+def flash_attention(config: Config, form: Form) -> Any:
+    """Softmax over blocks of keys with running maxima and sums (FlashAttention-2, arXiv:2307.08691), in powers of two.
+
+    With `config.packed` the query heads that share a key head are one matrix of `length` rows, head by head, so that
+    short queries fill tiles: row r is query `r % q_len` of head `r // q_len`. Else each head is a matrix of its own.
+    With `config.split` a block takes one of `splits` shares of the keys, and `combine` joins the shares.
+    """
+    rows, keys = config.block_q, config.block_kv
+    accum = compute_dtype(form.dtype)
+    infinity = T.infinity(accum)
+    batch, kv_heads, length, kv_len, splits = T.dynamic("batch, kv_heads, length, kv_len, splits")
+    groups = T.dynamic("groups") if form.grouped else 1
+    packed = form.grouped and config.packed
+    members = 1 if packed else groups
+    mask_queries = T.dynamic("mask_queries") if packed else length
+    d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
+    q_shape = (batch, kv_heads, members, length)
+    part = (splits,) if config.split else ()
+    lse_types = [T.Tensor((*part, *q_shape), accum)] if config.split or form.lse else []
+
+    @T.prim_func
+    def attention(
+        q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
+        v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
+        *others: [*form.operand_types(batch, (kv_heads, groups), mask_queries, kv_len), *lse_types],
+        out: T.Tensor((*part, *q_shape, dv), accum) if config.split else form.out_type((*q_shape, dv)),
+        scale: accum,
+        q_len: T.int32,
+        q_offset: T.int32,
+        window: T.int32,
+    ):
+        blocks = T.ceildiv(length, rows)
+        with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
+            T.annotate_min_blocks_per_sm(config.blocks)
+            block, any_head, sequence, share = config.place(bx, by, bz, blocks, kv_heads * members, splits)
+            head, member = any_head // members, any_head % members
+            place = (*((share,) if config.split else ()), sequence, head, member)
+            q_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
+            k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
+            v_tile = T.alloc_shared((keys, form.tile_dv), form.dtype)
+            scores = T.alloc_fragment((rows, keys), accum)
+            weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, keys), form.dtype)
+            sums = T.alloc_fragment((rows, form.tile_dv), accum)
+            peak, total, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
+            shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
+
+            T.copy(q[sequence, head, member, block * rows, 0], q_tile)
+            queries = q_tile
+            if config.resident:
+                q_registers = T.alloc_fragment((rows, form.tile_d), form.dtype)
+                T.copy(q_tile, q_registers)
+                queries = q_registers
+            T.clear(sums)
+            T.clear(shares)
+            T.fill(peak, -infinity)
+
+            here = Rows(block * rows, length, q_len, packed, sequence, head, member, members, q_offset)
+            held = hold(form.operands, others[: len(form.operands)], (rows, keys), config.tiled and not packed, here)
+            mask, aux = held[: form.mask is not None], held[form.mask is not None :]
+            extremes = (0, q_len - 1) if packed else (block * rows, T.min(block * rows + rows - 1, length - 1))
+            first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
+            unit = form.unit(scale)
+            factor = unit * LOG2_E
+            for turn in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
+                step = end - 1 - turn if form.backwards(config) else first + turn
+                load(held, here, step * keys)
+                T.copy(k[sequence, head, step * keys, 0], k_tile)
+                T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+                if form.score:
+                    score_text.modify(form.program, scores, scale, aux, here, step * keys)
+                if form.mask is not None or not form.folded:
+                    for i, j in T.Parallel(rows, keys):
+                        product = scores[i, j] if form.score or form.folded else scores[i, j] * scale
+                        scores[i, j] = form.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
+                if form.cut(config, turn, step, extremes, q_offset, window, kv_len):
+                    for i, j in T.Parallel(rows, keys):
+                        row = T.min(block * rows + i, length - 1)
+                        query = row % q_len if packed else row
+                        seen = form.sees(query, step * keys, j, keys, q_offset, window, kv_len)
+                        scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
+                exponentiate(scores, peak, shares, fade, factor, lows=form.lows)
+                for i, c in T.Parallel(rows, form.tile_dv):
+                    sums[i, c] *= fade[i]
+                T.copy(scores, weights)
+                T.copy(v[sequence, head, step * keys, 0], v_tile)
+                T.gemm(weights, v_tile, sums, policy=T.GemmWarpPolicy.FullRow)
+
+            if config.shares > 1:
+                T.reduce_sum(shares, total, dim=1)
+            for i in T.Parallel(rows):
+                if lse_types:
+                    log_sum = peak[i] * unit + T.log(total[i])
+                    others[-1][(*place, block * rows + i)] = log_sum
+                fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
+            (store_staged if config.staged else store_rows)(sums, fade, out, place, block * rows)
+
+    return attention
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    q_offset: int = 0,
+    aux: Sequence[torch.Tensor] | None = None,
+    score: str = "",
+    config: Config | None = None,
+    splits: int = 0,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    needs_lse: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits.
+
+    `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None
+    if nobody `needs_lse`.
+    """
+    aux = aux or ()
+    if not has_kernels(q):
+        result, sums = reference(q, k, v, mask, causal, scale, window, q_offset, aux, score)
+        return into(out, result), into(lse, sums)
+    if out is None:
+        out = empty_beside(q, v.shape[3])
+    if lse is None and needs_lse:
+        lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+    if (out if lse is None else lse).numel():
+        scale = default_scale(q.shape[3]) if scale is None else scale
+        run(q, k, v, mask, causal, scale, window, q_offset, aux, score, out, lse, config, splits)
+    return out, lse
+
+
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+    window: int,
+    q_offset: int,
+    aux: Sequence[torch.Tensor],
+    score: str,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    config: Config | None = None,
+    splits: int = 0,
+) -> None:
+    """`attention` into `out`, dense with the last dimension innermost, and into contiguous `lse` if there is one; both
+    not empty.
+    """
+    if not k.shape[2]:  # tensor maps cannot describe tensors without elements
+        out.zero_()
+        if lse is not None:
+            lse.fill_(float("-inf"))
+        return
+    mask, aux, score = score_text.as_mask(mask, aux, score)
+    given = (q, k, v, mask, causal, scale, window, q_offset, aux, score)
+    batch, kv_heads, (head_dim, v_dim) = k.shape[0], k.shape[1], (k.shape[3], v.shape[3])
+    groups = q.shape[1] // kv_heads
+    tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
+    q, k, v = dense_last(q), dense_last(k), dense_last(v)
+    machine = machine_of(q)
+    forms, operands = operands_of([x for x in (mask, *aux) if x is not None], kv_heads, machine.is_gpu)
+    form = Form(
+        q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
+        None if mask is None else forms[0], groups > 1,
+        (mask is None or mask.dtype == torch.bool) and (scale > 0 or bool(score)),
+        vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
+        shifted=is_shifted(causal, window, q_offset), score=score, aux=forms[mask is not None :],
+        lse=lse is not None,
+    )  # fmt: skip
+    adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
+    problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
+    config = config or config_for(form, problem, machine)
+    if config is None:
+        for target, value in zip((out, lse), reference(*given), strict=True):
+            if target is not None:
+                target.copy_(value)
+        return
+    lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
+    shape = (*k.shape[:2], *lanes)
+    options = (float(scale), q.shape[2], q_offset, bounded(window))
+    kernel = machine.kernel(flash_attention)(config, form)
+    grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
+    if not config.split:
+        packs = lanes[0] > 1 or _heads_are_adjacent(out, groups)
+        target = out if packs else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        sums = [] if lse is None else [lse.view(shape)]
+        kernel(grouped, k, v, *operands, *sums, target.view(*shape, v_dim), *options)
+        if target is not out:
+            out.copy_(target)
+        return
+    splits = splits or splits_for(config, problem, machine)
+    empty = partial(q.new_empty, dtype=compute_dtype(q.dtype))
+    lse = empty(grouped.shape[:-1]) if lse is None else lse
+    parts = empty((splits, *shape, v_dim)), empty((splits, *shape))
+    kernel(grouped, k, v, *operands, parts[1], parts[0], *options)
+    combine_parts(*parts, out, lse, machine)
+
+
+def _heads_are_adjacent(x: torch.Tensor, groups: int) -> bool:
+    """Whether the rows of the `groups` heads that share a key head are evenly spaced, so that they pack as a view."""
+    return groups == 1 or x.shape[2] == 1 or x.stride(1) == x.shape[2] * x.stride(2)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an attention kernel is compiled for: its cut, and its form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.kernels.attention.operands import Operand
+from torch_tile.kernels.attention.score_mod import has_lows, sloped, split_gain
+from torch_tile.kernels.common import strided
+from torch_tile.kernels.epilogue.autodiff import Sloped
+from torch_tile.kernels.epilogue.program import Epilogue, parse
+
+
+@dataclass(frozen=True)
+class Config:
+    """How attention is cut: a block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys.
+
+    `split`: blocks take shares of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
+    of them. For GPUs: `heavy_first` starts with the last queries, which see most keys under a causal mask; with `side`
+    of at least 2 only so many heads run side by side, so that their keys and values stay in the second-level cache
+    (where it does not divide the heads of all sequences, some blocks have none); `resident` keeps the queries in
+    registers; `shared_weights` hands the probabilities to other warps, as tiles of few rows need; `shares` is in how
+    many parts the sum of a row is kept, 8 being what leaves each thread of an accumulator with its own; `staged` sends
+    the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows are
+    packed; `ping_pong` lets warpgroups start their products in turns; so many `blocks` shall run on an SM at the same
+    time.
+    """
+
+    block_q: int = 64
+    block_kv: int = 64
+    threads: int = 128
+    stages: int = 2
+    split: bool = False
+    packed: bool = True
+    heavy_first: bool = False
+    side: int = 1
+    resident: bool = False
+    shared_weights: bool = False
+    shares: int = 1
+    staged: bool = False
+    tiled: bool = False
+    ping_pong: bool = False
+    blocks: int = 1
+
+    def grid(self, blocks: Any, kv_heads: Any, batch: Any, splits: Any) -> tuple[Any, Any, Any]:
+        """The launch: blocks of rows, key heads and sequences, the ones that run side by side first."""
+        if self.split:
+            return blocks * splits, kv_heads, batch
+        if self.side > 1:
+            return self.side, blocks, T.ceildiv(kv_heads * batch, self.side)
+        return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
+
+    def place(self, x: Any, y: Any, z: Any, blocks: Any, kv_heads: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
+        """The block of rows, the key head, the sequence and the share of a block of the launch."""
+        if self.split:
+            return x // splits, y, z, x % splits
+        if self.side > 1:
+            head = z * self.side + x
+            return blocks - 1 - y if self.heavy_first else y, head % kv_heads, head // kv_heads, 0
+        return (blocks - 1 - z, x, y, 0) if self.heavy_first else (x, y, z, 0)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for, besides its `Config`.
+
+    Tiles are `tile_d` and `tile_dv` wide; heads of exactly that size have `exact`, others end in zeros. `mask` is what
+    is known of the mask, or None. `grouped`: several heads share a key head. `folded`: a positive factor of the scores
+    is applied inside the exponent, as no mask adds to them. Rows of q, k, v and the result start at multiples of
+    `vector` elements. `shifted`: query 0 may stand at another key than key 0; else a causal mask without a window cuts
+    fewer tiles. `score` is the text that changes scores (score_mod.py), and `aux` its operands. `keep` names those
+    of "mask" and "x0".. whose gradients are stored, one for each score. `lse`: the log-sum-exp of each row is stored.
+    """
+
+    dtype: torch.dtype
+    tile_d: int
+    tile_dv: int
+    exact: bool
+    causal: bool
+    windowed: bool
+    mask: Operand | None
+    grouped: bool
+    folded: bool
+    vector: int = 1
+    shifted: bool = True
+    score: str = ""
+    aux: tuple[Operand, ...] = ()
+    keep: tuple[str, ...] = ()
+    lse: bool = True
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The mask, if there is one, and what `score` reads."""
+        return self.aux if self.mask is None else (self.mask, *self.aux)
+
+    def operand_bytes(self, config: Config) -> int:
+        """Of the tiles of operands in shared memory."""
+        tiled = [x for x in self.operands if x.tiled]
+        return config.stages * sum(prod(x.tile(config.block_q, config.block_kv)) * x.stored.itemsize for x in tiled)
+
+    def operand_types(self, batch: Any, heads: tuple[Any, Any], queries: Any, keys: Any) -> list[Any]:
+        """The types of the operands; `heads` are key heads and heads of a group."""
+        sizes = {"b": (batch,), "h": heads, "q": (queries,), "k": (keys,)}
+        return [x.type(f"x{n}", sizes) for n, x in enumerate(self.operands)]
+
+    @property
+    def program(self) -> Epilogue:
+        """What makes of a scaled product a multiple of `unit`."""
+        return split_gain(self.score)[0] if self.folded else parse(self.score)
+
+    @property
+    def sloped(self) -> Sloped:
+        """`program` of a folded form, with the slopes that gradients need."""
+        return sloped(self.score, ("acc0", *(name for name in self.keep if name != "mask")))
+
+    def slope(self, name: str) -> str | float:
+        """What a score changes by with a product ("acc0") or an operand: a value of `sloped`, or a number."""
+        return 1.0 if name == "mask" else self.sloped.slopes.get(name, 0.0)
+
+    @property
+    def slopes(self) -> list[str | float]:
+        """Each slope once, the product's first."""
+        return list(dict.fromkeys(map(self.slope, ("acc0", *self.keep))))
+
+    @property
+    def lows(self) -> bool:
+        """Whether scores may be numbers, as low as they go, that stand for -inf."""
+        return (self.mask is not None and self.mask.dtype.is_floating_point) or has_lows(self.score, self.aux)
+
+    def unit(self, scale: Any) -> Any:
+        """What scores are kept in multiples of."""
+        if not self.folded:
+            return 1.0
+        return split_gain(self.score)[1] if self.score else scale
+
+    def out_type(self, shape: Sequence[Any]) -> Any:
+        """The type of the result, dense in some order: each stride but the last is a multiple of the last dimension."""
+        return strided("out", shape, self.dtype, multiple=self.tile_dv if self.exact else self.vector)
+
+    def key_blocks(
+        self, config: Config, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any, splits: Any,
+        share: Any,
+    ) -> Any:  # fmt: skip
+        """The first block of keys that a query may see, and the end of them; of one share if split.
+
+        `extremes` are the first and the last query of a block.
+        """
+        first_query, last_query = extremes
+        q_offset = q_offset if self.shifted else 0
+        first: Any = 0
+        end = T.ceildiv(kv_len, config.block_kv)
+        if self.causal:
+            end = T.min(end, (last_query + q_offset) // config.block_kv + 1)
+        if self.windowed:
+            first = T.max(0, (first_query + q_offset - window + 1) // config.block_kv)
+        if config.split:
+            each = T.ceildiv(T.max(end - first, 0), splits)
+            first = first + share * each
+            end = T.min(first + each, end)
+        return first, end
+
+    def backwards(self, config: Config) -> bool:
+        """Whether the last keys come first, which end inside a tile and which a causal mask hides: no later turn asks.
+
+        Of the heads of a group that are packed, it may hide any number of tiles.
+        """
+        return not (self.windowed or (self.causal and config.packed and self.grouped))
+
+    def cut(
+        self, config: Config, turn: Any, step: Any, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any
+    ) -> Any:
+        """Whether a query of a block, which are those of `extremes` and between, may not see a key of a turn's step."""
+        first_query, last_query = extremes
+        q_offset = q_offset if self.shifted else 0
+        last = step * config.block_kv + config.block_kv - 1
+        cut = last >= kv_len
+        if self.backwards(config):
+            cut = T.logical_and(turn == 0, cut)
+        if self.causal:
+            cut = T.logical_or(cut, last > first_query + q_offset)
+        if self.windowed:
+            cut = T.logical_or(cut, step * config.block_kv <= last_query + q_offset - window)
+        return cut
+
+    def sees(self, query: Any, first: Any, key: Any, block_kv: int, q_offset: Any, window: Any, kv_len: Any) -> Any:
+        """Whether a query may see the key at `key` of a block of keys that begins at `first`, masks aside.
+
+        What a row sees of a block is known before its keys, in numbers that fit in 32 bits.
+        """
+        q_offset = q_offset if self.shifted else 0
+        end = T.min(kv_len, query + q_offset + 1) if self.causal else kv_len
+        seen = key < T.max(T.min(end - first, block_kv), 0)
+        if self.windowed:
+            seen = T.logical_and(seen, key > T.max(T.min(query + q_offset - window - first, block_kv), -1))
+        return seen
+
+    def masked(self, score: Any, *mask: Any) -> Any:
+        """A score under the mask's element, if there is a mask; -inf where that hides it."""
+        if self.mask is None:
+            return score
+        if self.mask.dtype == torch.bool:
+            return T.if_then_else(mask[0] != 0, score, -T.infinity(score.dtype))
+        return score + T.cast(mask[0], score.dtype)
+
+
+def is_shifted(causal: bool, window: int, q_offset: int | torch.SymInt) -> bool:
+    """Whether kernels are compiled for queries that may stand anywhere; an offset known at run time only may be any."""
+    return window > 0 or (causal and not (isinstance(q_offset, int) and q_offset == 0))

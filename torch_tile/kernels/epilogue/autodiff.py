@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives of epilogues, in the language of epilogues: reverse mode over the statements of a program.
+
+Every function acts on single elements, so the derivative in an input is one number for each element, its *slope*. Where
+no slope reads it, a value is not computed; what several read is computed once, with the program's own result.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_tile.kernels.epilogue.program import Epilogue, Operand, Statement, Values, parse
+
+if TYPE_CHECKING:
+    import torch
+
+_COMPARISONS = frozenset(("gt", "ge", "lt", "le", "eq", "ne"))
+_BOUNDED = _COMPARISONS | {"tanh", "sigmoid", "erf"}
+_UNBOUNDED = frozenset(("exp", "log", "sqrt", "rsqrt", "reciprocal", "pow"))
+
+
+@dataclass(frozen=True)
+class Sloped:
+    """A program and the slopes of its inputs, which share its statements; an input without one has the slope 0."""
+
+    program: Epilogue
+    slopes: Mapping[str, Operand]
+
+    def only(self, result: str, *inputs: str) -> Sloped:
+        """The same with only these inputs' slopes and `result`, and the statements that they need."""
+        slopes = {name: self.slopes[name] for name in inputs if name in self.slopes}
+        needed = {result, *slopes.values()}
+        statements: list[Statement] = []
+        for statement in reversed(self.program.statements):
+            if statement.name in needed:
+                statements.append(statement)
+                needed.update(statement.operands)
+        return Sloped(Epilogue(tuple(reversed(statements)), result), slopes)
+
+    def may_be_infinite(self, slope: Operand) -> bool:
+        """Whether a slope is not a number or infinite somewhere, finite products and indices given."""
+        read = {slope}
+        for statement in reversed(self.program.statements):
+            if statement.name in read and statement.function not in _BOUNDED:
+                divides = statement.function == "div" and not isinstance(statement.operands[1], float)
+                if divides or statement.function in _UNBOUNDED:
+                    return True
+                read.update(statement.operands)
+        return any(f"x{n}" in read for n in self.program.inputs("x"))
+
+
+@functools.lru_cache(maxsize=1024)
+def slopes(text: str, hides: bool = False) -> Sloped:
+    """The derivatives of an epilogue's result in all its inputs.
+
+    With `hides`, a result of -inf stands for one that nobody sees, of which the slope is any finite number.
+
+    Raises:
+        ValueError: as `epilogue.parse`.
+    """
+    epilogue = parse(text)
+    tape = _Tape(epilogue)
+    grads: dict[str, _Value] = {epilogue.result: _Value(tape, 1.0)}
+    seen = epilogue.result
+    for statement in reversed(epilogue.statements):
+        upstream = grads.pop(statement.name, None)
+        if upstream is None:
+            continue
+        kept = _visible(statement) if hides and statement.name == seen else None
+        if kept is not None:  # the other one is -inf
+            seen, derivatives = kept, (None, *(_same if o == kept else None for o in statement.operands[1:]))
+        else:
+            derivatives = _DERIVATIVES.get(statement.function, ())
+        values = [tape.value(o) for o in (*statement.operands, statement.name)]
+        for operand, derivative in zip(statement.operands, derivatives, strict=False):
+            if isinstance(operand, str) and derivative is not None:
+                term = derivative(upstream, *values)
+                grads[operand] = grads[operand] + term if operand in grads else term
+    found = {name: value.operand() for name, value in grads.items()}
+    return Sloped(Epilogue(tuple(tape.statements), epilogue.result), found)
+
+
+def vjp(
+    text: str,
+    inputs: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]],
+    grad: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Gradients of the inputs that the result depends on; each broadcasts to `grad`'s shape.
+
+    `inputs` is as for `Values`: an input given as a function is made only if some derivative reads it (the bias of a
+    linear layer needs no recomputed product). The arithmetic is plain torch, so it can be differentiated again.
+    """
+    found = slopes(text)
+    value = Values(found.program, inputs, grad)
+    return {name: grad if slope == 1.0 else grad * value(slope) for name, slope in found.slopes.items()}
+
+
+def _visible(statement: Statement) -> str | None:
+    """Of `where(c, a, -inf)` the `a`."""
+    if statement.function == "where" and -math.inf in statement.operands[1:]:
+        _, a, b = statement.operands
+        return next((x for x in (a, b) if isinstance(x, str)), None)
+    return None
+
+
+class _Tape:
+    """Statements of a program, to which those of its derivatives are added; equal ones are one."""
+
+    def __init__(self, epilogue: Epilogue) -> None:
+        self.statements = list(epilogue.statements)
+        self._names = {(s.function, s.operands): s.name for s in self.statements}
+        self._functions = {s.name: s.function for s in self.statements}
+
+    def value(self, operand: Operand) -> _Value:
+        return _Value(self, operand) if isinstance(operand, float) else _Value(self, 1.0, operand)
+
+    def is_truth(self, name: str | None) -> bool:
+        """Whether a value is 0 or 1."""
+        return name is not None and self._functions.get(name) in _COMPARISONS
+
+    def call(self, function: str, *operands: Operand) -> _Value:
+        """The value of a function, none of whose operands is trivial."""
+        if function in ("add", "mul") and (function, operands[::-1]) in self._names:
+            operands = operands[::-1]
+        if (function, operands) not in self._names:
+            name = f"d{len(self.statements)}"
+            while name in self._functions:
+                name += "_"
+            self.statements.append(Statement(name, function, operands))
+            self._names[function, operands] = name
+            self._functions[name] = function
+        return _Value(self, 1.0, self._names[function, operands])
+
+
+@dataclass(frozen=True)
+class _Value:
+    """`number * name`, or just the number: so constants along a chain of derivatives meet, and many are 1."""
+
+    tape: _Tape
+    number: float
+    name: str | None = None
+
+    def operand(self) -> Operand:
+        if self.name is None or self.number == 1.0:
+            return self.number if self.name is None else self.name
+        if self.number == -1.0:
+            return self.tape.call("neg", self.name).operand()
+        return self.tape.call("mul", self.name, self.number).operand()
+
+    def call(self, function: str, *others: float) -> _Value:
+        return self.tape.call(function, self.operand(), *others)
+
+    def __neg__(self) -> _Value:
+        return _Value(self.tape, -self.number, self.name)
+
+    def __mul__(self, other: _Value | float) -> _Value:
+        if isinstance(other, float):
+            return _Value(self.tape, self.number * other, self.name)
+        if self.name is None or other.name is None:
+            return _Value(self.tape, self.number * other.number, self.name or other.name)
+        function, names = ("square", (self.name,)) if self.name == other.name else ("mul", (self.name, other.name))
+        return self.tape.call(function, *names) * (self.number * other.number)
+
+    def __truediv__(self, other: _Value) -> _Value:
+        if other.name is None:
+            return _Value(self.tape, self.number * (1 / other.number if other.number else math.inf), self.name)
+        if other.number != 1.0:
+            return self / _Value(self.tape, other.number) / _Value(self.tape, 1.0, other.name)
+        return self.tape.call("div", self.operand(), other.name)
+
+    def __add__(self, other: _Value | float) -> _Value:
+        other = _Value(self.tape, other) if isinstance(other, float) else other
+        if self.name == other.name:
+            return _Value(self.tape, self.number + other.number, self.name)
+        if 0.0 in (self.number, other.number):
+            return other if self.number == 0.0 else self
+        if other.number < 0:
+            return self.tape.call("sub", self.operand(), (-other).operand())
+        if self.number < 0:
+            return self.tape.call("sub", other.operand(), (-self).operand())
+        return self.tape.call("add", self.operand(), other.operand())
+
+    def chosen(self, truth: _Value) -> _Value:
+        """This where `truth`, 0 or 1, is 1, and 0 elsewhere, also where this is not finite."""
+        if self.name is None:
+            return truth * self.number
+        assert truth.name is not None
+        return self.tape.call("where", truth.name, self.name, 0.0) * self.number
+
+    def is_true(self) -> _Value:
+        """1 where this is not 0."""
+        return self if self.tape.is_truth(self.name) else self.call("ne", 0.0)
+
+    def is_false(self) -> _Value:
+        """1 where this is 0."""
+        return self.call("eq", 0.0)
+
+
+_Derivative = Callable[..., _Value]
+
+
+def _same(g: _Value, *_: _Value) -> _Value:
+    return g
+
+
+def _ties(g: _Value, a: _Value, b: _Value) -> _Value:
+    """Gradient of `maximum(a, b)` in `a`: like torch's, a tie shares it evenly."""
+    x, y = a.operand(), b.operand()
+    return g * (g.tape.call("gt", x, y) + g.tape.call("eq", x, y) * 0.5)
+
+
+def _silu(g: _Value, a: _Value, y: _Value) -> _Value:
+    s = a.call("sigmoid")
+    return g * s * (a * (-s + 1.0) + 1.0)
+
+
+def _gelu(g: _Value, a: _Value, y: _Value) -> _Value:
+    below = (a * math.sqrt(0.5)).call("erf") * 0.5 + 0.5
+    return g * (below + a * (a * a * -0.5).call("exp") * (1 / math.sqrt(2 * math.pi)))
+
+
+def _gelu_tanh(g: _Value, a: _Value, y: _Value) -> _Value:
+    slope = math.sqrt(2 / math.pi)
+    t = ((a + a * a * a * 0.044715) * slope).call("tanh")
+    return g * (t * 0.5 + 0.5 + a * (-(t * t) + 1.0) * (a * a * (3 * 0.044715) + 1.0) * (0.5 * slope))
+
+
+def _exponent(g: _Value, a: _Value, b: _Value, y: _Value) -> _Value:
+    return (g * y * a.call("log")).chosen(a.call("gt", 0.0))
+
+
+def _power(g: _Value, a: _Value, b: _Value, y: _Value) -> _Value:
+    return g * b * a.tape.call("pow", a.operand(), (b + -1.0).operand())
+
+
+# One function per operand, called with the upstream gradient, the operands and the result. The comparisons, `floor` and
+# the condition of `where` have no entry: their derivative is zero.
+_DERIVATIVES: dict[str, tuple[_Derivative | None, ...]] = {
+    "add": (_same, _same),
+    "sub": (_same, lambda g, a, b, y: -g),
+    "mul": (lambda g, a, b, y: g * b, lambda g, a, b, y: g * a),
+    "div": (lambda g, a, b, y: g / b, lambda g, a, b, y: -g * y / b),
+    "min": (lambda g, a, b, y: _ties(g, b, a), lambda g, a, b, y: _ties(g, a, b)),
+    "max": (lambda g, a, b, y: _ties(g, a, b), lambda g, a, b, y: _ties(g, b, a)),
+    "pow": (_power, _exponent),
+    "neg": (lambda g, a, y: -g,),
+    "exp": (lambda g, a, y: g * y,),
+    "log": (lambda g, a, y: g / a,),
+    "sqrt": (lambda g, a, y: g * 0.5 / y,),
+    "rsqrt": (lambda g, a, y: g * -0.5 * y / a,),
+    "sigmoid": (lambda g, a, y: g * (y * (-y + 1.0)),),
+    "tanh": (lambda g, a, y: g * (-(y * y) + 1.0),),
+    "erf": (lambda g, a, y: g * (-(a * a)).call("exp") * (2 / math.sqrt(math.pi)),),
+    "abs": (lambda g, a, y: g * (a.call("gt", 0.0) + -a.call("lt", 0.0)),),
+    "square": (lambda g, a, y: g * a * 2.0,),
+    "reciprocal": (lambda g, a, y: -g * (y * y),),
+    "relu": (lambda g, a, y: g * a.call("gt", 0.0),),
+    "silu": (_silu,),
+    "gelu": (_gelu,),
+    "gelu_tanh": (_gelu_tanh,),
+    "where": (
+        None,
+        lambda g, c, a, b, y: g.chosen(c.is_true()),
+        lambda g, c, a, b, y: g.chosen(c.is_false()),
+    ),
+}

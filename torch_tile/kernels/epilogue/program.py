@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The language of epilogues: what happens to products before they are stored (`gemm`), or to scores (`attention`).
+
+Decides what a text means: `parse` (strict) and `evaluate` in torch. A kernel author walks `Epilogue.statements` to
+print tile expressions; `epilogue_rewrite.canonical` makes equal programs equal text; autodiff.py has
+derivatives.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+Operand = str | float
+"""An earlier name, `accI`, `xI`, `iI`, or a literal."""
+
+ARITY = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "gt", "ge", "lt", "le", "eq", "ne"), 2),
+    **dict.fromkeys(("neg", "exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "abs", "square", "reciprocal"), 1),
+    **dict.fromkeys(("relu", "silu", "gelu", "gelu_tanh", "floor"), 1),
+    "where": 3,
+}
+"""Number of operands of every function. Comparisons give 1.0 or 0.0; `where(c, a, b)` is `a` if `c != 0` else `b`;
+`min` and `max` give NaN if an operand is NaN."""
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+_STATEMENT = re.compile(r"([A-Za-z_]\w*)=([a-z_]+)\(([^()]*)\)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_INPUT = re.compile(r"(acc|x|i)(0|[1-9]\d*)")
+_INPUTS = {"acc": "products", "x": "auxiliary operands", "i": "indices"}
+_LITERAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`name = function(*operands)`."""
+
+    name: str
+    function: str
+    operands: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.function}({','.join(map(format_operand, self.operands))})"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A straight-line program over the products `acc0..`, the auxiliary operands `x0..`, and where in the result an
+    element stands, `i0..`; every name is set once.
+    """
+
+    statements: tuple[Statement, ...]
+    result: str
+
+    def __str__(self) -> str:
+        return ";".join([*map(str, self.statements), f"ret {self.result}"])
+
+    def inputs(self, prefix: str) -> set[int]:
+        """Numbers of the products (`prefix="acc"`), auxiliary operands (`"x"`) or indices (`"i"`) that are read."""
+        names = [self.result, *(o for s in self.statements for o in s.operands if isinstance(o, str))]
+        matches = (_INPUT.fullmatch(name) for name in names)
+        return {int(m[2]) for m in matches if m and m[1] == prefix}
+
+
+def format_operand(operand: Operand) -> str:
+    """The operand as the language writes it; literals in the shortest form that reads back as the same float64."""
+    return operand if isinstance(operand, str) else repr(operand)
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(
+    text: str, num_products: int | None = None, num_aux: int | None = None, num_indices: int | None = None
+) -> Epilogue:
+    """Read an epilogue text; with counts given, also check that it reads no `accI`, `xI` or `iI` beyond them.
+
+    Raises:
+        ValueError: naming the statement and what is wrong with it.
+    """
+    *statements, last = text.split(";") if text else ["ret acc0"]
+    known: set[str] = set()
+    limits = {"acc": num_products, "x": num_aux, "i": num_indices}
+
+    def operand(token: str, where: str) -> Operand:
+        if token in known:
+            return token
+        if match := _INPUT.fullmatch(token):
+            limit = limits[match[1]]
+            if limit is not None and int(match[2]) >= limit:
+                what = _INPUTS[match[1]]
+                raise ValueError(f"epilogue: {where!r} reads {token!r}, but the number of {what} is {limit}")
+            return token
+        if _LITERAL.fullmatch(token):
+            return float(token)
+        raise ValueError(
+            f"epilogue: {where!r} reads {token!r}, which is no earlier name, no acc0.., x0.. or i0.., and no number"
+        )
+
+    parsed = []
+    for line in statements:
+        match = _STATEMENT.fullmatch(line)
+        if match is None:
+            raise ValueError(f"epilogue: {line!r} is not a statement of the form 'name=function(operand,...)'")
+        name, function, operands = match[1], match[2], match[3].split(",") if match[3] else []
+        if function not in ARITY:
+            raise ValueError(f"epilogue: {line!r} calls {function!r}; known functions are {', '.join(sorted(ARITY))}")
+        if len(operands) != ARITY[function]:
+            raise ValueError(
+                f"epilogue: {line!r} gives {function!r} {len(operands)} operands; it takes {ARITY[function]}"
+            )
+        if name in known or _INPUT.fullmatch(name) or name in ("inf", "nan"):
+            raise ValueError(f"epilogue: {line!r} sets {name!r}, which is taken; every name is set once")
+        parsed.append(Statement(name, function, tuple(operand(token, line) for token in operands)))
+        known.add(name)
+
+    result = last.removeprefix("ret ")
+    if result == last or not _NAME.fullmatch(result) or not isinstance(operand(result, last), str):
+        raise ValueError(f"epilogue: the last statement must be 'ret NAME', got {last!r}")
+    return Epilogue(tuple(parsed), result)
+
+
+@functools.lru_cache(maxsize=256)
+def of_layer(activation: str, bias: bool, residual: bool) -> str:
+    """The text of `activation(acc0 + bias) + residual`; the auxiliary operands come in this order."""
+    statements, value, aux = [], "acc0", 0
+    if bias:
+        statements.append(f"v0=add({value},x0)")
+        value, aux = "v0", 1
+    if activation != "none":
+        statements.append(f"v1={activation}({value})")
+        value = "v1"
+    if residual:
+        statements.append(f"v2=add({value},x{aux})")
+        value = "v2"
+    return ";".join([*statements, f"ret {value}"])
+
+
+def soft_cap(cap: float) -> str:
+    """The text of `cap * tanh(acc0 / cap)` (Gemma 2, arXiv:2408.00118)."""
+    return f"v0=div(acc0,{float(cap)!r});v1=tanh(v0);v2=mul(v1,{float(cap)!r});ret v2"
+
+
+@functools.cache
+def torch_functions() -> dict[str, Callable[..., torch.Tensor]]:
+    """What each function means, on tensors of one floating dtype."""
+    import torch
+    from torch.nn import functional
+
+    def compare(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda a, b: function(a, b).to(a.dtype)
+
+    plain = "add sub mul div pow neg exp log sqrt rsqrt sigmoid tanh erf abs square reciprocal relu floor"
+    return {
+        **{name: getattr(torch, name) for name in plain.split()},
+        **{name: compare(getattr(torch, name)) for name in ("gt", "ge", "lt", "le", "eq", "ne")},
+        "min": torch.minimum,
+        "max": torch.maximum,
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+        "where": lambda c, a, b: torch.where(c != 0, a, b),
+    }
+
+
+class Values:
+    """The values of a program's names, each computed when first asked for.
+
+    `inputs` maps `acc0..`, `x0..` and `i0..` to tensors of one floating dtype, or to functions that make them; literals
+    become 0-d tensors of `like`'s dtype and device.
+    """
+
+    def __init__(
+        self, epilogue: Epilogue, inputs: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]], like: torch.Tensor
+    ) -> None:
+        self._statements = {s.name: s for s in epilogue.statements}
+        self._inputs = inputs
+        self._like = like
+        self._cache: dict[Operand, torch.Tensor] = {}
+
+    def __call__(self, operand: Operand) -> torch.Tensor:
+        """The value of a name or literal."""
+        import torch
+
+        if isinstance(operand, float):
+            return self._like.new_full((), operand)
+        if operand not in self._cache:
+            if statement := self._statements.get(operand):
+                value = torch_functions()[statement.function](*map(self, statement.operands))
+            else:
+                source = self._inputs[operand]
+                value = source if isinstance(source, torch.Tensor) else source()
+            self._cache[operand] = value
+        return self._cache[operand]
+
+
+def evaluate(text: str, products: Sequence[torch.Tensor], aux: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Apply an epilogue to `products` (`[..., M, N]`) and `aux`, broadcastable to them and of their dtype."""
+    inputs = {f"acc{i}": p for i, p in enumerate(products)} | {f"x{i}": x for i, x in enumerate(aux)}
+    epilogue = parse(text, len(products), len(aux), 0)
+    return Values(epilogue, inputs, products[0])(epilogue.result).expand_as(products[0])

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products of runs of rows with a matrix each, with a fused epilogue: the experts of a mixture.
+
+Rows are sorted by their group; `offsets` says where each ends, which only the device knows. So a kernel of one block
+plans: it cuts the rows of each group into tiles, and writes down for each tile whose it is. No tile has rows of two
+groups: it multiplies as many as it has room for, and stores its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import (
+    Machine,
+    compute_dtype,
+    dense_last,
+    has_kernels,
+    into,
+    machine_of,
+    typical,
+    vector_of,
+)
+from torch_tile.kernels.epilogue.program import evaluate
+from torch_tile.kernels.gemm.gemm import at, aux_views, matrix, multiply, tile_of
+from torch_tile.kernels.gemm.spec import Form, finish, parameters
+from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
+
+# A row of the plan: a tile's group, its first row, the end of its group; in the first row, how many tiles have rows.
+FIELDS = 4
+GROUP, FIRST, END, COUNT = range(FIELDS)
+PLANNERS = 256  # groups that are planned at a time
+CROWDED = 85  # rows: groups of fewer on average get tiles for half as many again, since a second tile reads all of b
+
+
+def reference(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    offsets: torch.Tensor,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """`epilogue(a[rows of g] @ b0[g], ..., aux)` for each group g, in float32 (float64 for float64 `a`).
+
+    a `[S, K]`, each b `[G, K, N]`; group g has the rows from `offsets[g - 1]` (0) to `offsets[g]`, int32 `[G]`; aux by
+    kind: `t` `[S, N]`, `r` `[N]`, `c` `[S, 1]`, `s` one element. Returns `[S, N]`. Rows behind the last group have no
+    matrices: their products are 0.
+    """
+    compute = compute_dtype(a.dtype)
+    group = groups_of(offsets, a)
+    products = [a.new_zeros((a.shape[0], b.shape[2]), dtype=compute) for b in bs]
+    for g in range(offsets.shape[0]):
+        terms = [a.to(compute) @ b[g].to(compute) for b in bs]
+        products = [torch.where(group == g, term, p) for term, p in zip(terms, products, strict=True)]
+    return evaluate(epilogue, products, [x.to(compute) for x in aux_views(aux, kinds)]).to(dtype)
+
+
+def groups_of(offsets: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """The group of each row of `a`, as a column; as many as there are groups behind the last one."""
+    rows = torch.arange(a.shape[0], device=a.device, dtype=offsets.dtype)
+    return torch.searchsorted(offsets.contiguous(), rows, right=True)[:, None]
+
+
+@T.macro
+def bounds_of(group: Any, offsets: Any, rows: Any) -> Any:
+    """The first row of a group, and where its rows end; what is behind the last group is a group of its own.
+
+    Whatever the offsets say, both lie within the rows.
+    """
+    first = T.clamp(T.if_then_else(group > 0, offsets[group - 1], 0), 0, rows)
+    return first, T.clamp(T.if_then_else(group < offsets.shape[0], offsets[group], rows), first, rows)
+
+
+@T.macro
+def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
+    """The kernel that cuts groups into tiles of `height` rows; tiles that are not needed have no rows."""
+    groups, tiles = offsets.shape[0], table.shape[0]
+    with T.Kernel(1, threads=PLANNERS):
+        until = T.alloc_shared((PLANNERS,), "int32")
+        first, end, count = (T.alloc_fragment((PLANNERS,), "int32") for _ in range(3))
+        for turn in T.serial(T.ceildiv(tiles, PLANNERS)):
+            for i in T.Parallel(PLANNERS):
+                tile = turn * PLANNERS + i
+                table[tile, GROUP] = groups
+                table[tile, FIRST] = rows
+                table[tile, END] = rows
+        base: Any = T.alloc_var("int32", 0)
+        for turn in T.serial(T.ceildiv(groups + 1, PLANNERS)):
+            for i in T.Parallel(PLANNERS):
+                group = turn * PLANNERS + i
+                first[i], end[i] = bounds_of(group, offsets, rows)
+                count[i] = T.if_then_else(group <= groups, T.ceildiv(end[i] - first[i], height), 0)
+            T.copy(count, until)
+            T.cumsum(until)
+            for i in T.Parallel(PLANNERS, independent=True):
+                for n in T.serial(count[i]):
+                    tile = base + until[i] - count[i] + n
+                    table[tile, GROUP] = turn * PLANNERS + i
+                    table[tile, FIRST] = first[i] + n * height
+                    table[tile, END] = end[i]
+            base = T.min(base + until[PLANNERS - 1], tiles)
+        for i in T.Parallel(1):
+            table[i, COUNT] = base
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The parameters of a kernel besides a and the result."""
+
+    form: Form
+    all: Sequence[Any]
+
+    @staticmethod
+    def types(form: Form, m: Any, n: Any, k: Any) -> tuple[Any, list[Any]]:
+        """The type of a, and of the others."""
+        groups, tiles = T.dynamic("groups, tiles")
+        a_type, b_types, aux_types = form.operand_types(1, m, n, k, groups)
+        return a_type, [*b_types, *aux_types, T.Tensor((groups,), "int32"), T.Tensor((tiles, FIELDS), "int32")]
+
+    @property
+    def bs(self) -> Sequence[Any]:
+        """The matrices of all groups."""
+        return self.all[: len(self.form.b_turned)]
+
+    @property
+    def aux(self) -> Sequence[Any]:
+        """What the epilogue reads besides."""
+        return self.all[len(self.form.b_turned) : -2]
+
+    @property
+    def offsets(self) -> Any:
+        """Where each group ends."""
+        return self.all[-2]
+
+    @property
+    def table(self) -> Any:
+        """The plan."""
+        return self.all[-1]
+
+
+@T.macro
+def multiply_tile(config: Config, a: Any, given: Operands, tile: Any, col: Any) -> Any:
+    """The products of a tile and the columns from `col` on; zeros behind the last group."""
+    group, groups = given.table[tile, GROUP], given.offsets.shape[0]
+    steps = T.if_then_else(group < groups, T.ceildiv(a.shape[2], config.block_k), 0)
+    matrices = T.clamp(group, 0, groups - 1)
+    return multiply(config, given.form, a, given.bs, 0, given.table[tile, FIRST], col, 0, steps, matrices)
+
+
+@T.macro
+def finish_at(config: Config, given: Operands, products: Any, tile: Any, i: Any, j: Any, col: Any) -> Any:
+    """The element of the result that row i of a tile and column j of its products have, in column `col`."""
+    values = [at(config, p, i, j) for p in products]
+    return finish(given.form, values, given.aux, 0, given.table[tile, FIRST] + i, col)
+
+
+@T.macro
+def leave_staged(
+    config: Config, given: Operands, products: Any, tile: Any, start: int, buffer: Any, out: Any, col: Any
+) -> None:
+    """Columns of the products from `start` on, as many as the buffer has, to the group's own rows from `col` on."""
+    first, end = given.table[tile, FIRST], given.table[tile, END]
+    result = T.alloc_fragment(buffer.shape, given.form.out_dtype)
+    for i, j in T.Parallel(*buffer.shape):
+        result[i, j] = finish_at(config, given, products, tile, i, start + j, col + j)
+    T.copy(result, buffer)
+    for i, j in T.Parallel(*buffer.shape):
+        if first + i < end:
+            out[0, first + i, col + j] = buffer[i, j]
+
+
+@jit
+def grouped_matmul(config: Config, form: Form) -> Any:
+    """`out = epilogue(a @ b0[group], ..., aux)`; each block makes one tile."""
+    bm, bn = config.block_m, config.block_n
+    _, m, n, k = form.sizes()
+    a_type, types = Operands.types(form, m, n, k)
+
+    @T.prim_func
+    def grouped_gemm(a: a_type, *operands: types, out: T.Tensor((1, m, n), form.out_dtype)):
+        given = Operands(form, operands)
+        plan(given.offsets, given.table, m, bm)
+        with T.Kernel(T.ceildiv(n, bn), given.table.shape[0], threads=config.threads) as (bx, tile):
+            if config.panel:
+                T.use_swizzle(config.panel)
+            products = multiply_tile(config, a, given, tile, bx * bn)
+            if config.staged:
+                buffer = T.alloc_shared((bm, bn), form.out_dtype)
+                leave_staged(config, given, products, tile, 0, buffer, out, bx * bn)
+            else:
+                first, end = given.table[tile, FIRST], given.table[tile, END]
+                for i, j in T.Parallel(bm, bn):
+                    if first + i < end:
+                        out[0, first + i, bx * bn + j] = finish_at(config, given, products, tile, i, j, bx * bn + j)
+
+    return grouped_gemm
+
+
+@jit
+def persistent_grouped_matmul(config: Config, form: Form) -> Any:
+    """The same by `config.blocks` blocks that take tile after tile, as `gemm.persistent_matmul`."""
+    bm, bn = config.block_m, config.block_n
+    _, m, n, k = form.sizes()
+    a_type, types = Operands.types(form, m, n, k)
+    width, panels = panels_of(config, form.out_dtype.itemsize)
+
+    @T.prim_func
+    def grouped_gemm(a: a_type, *operands: types, out: T.Tensor((1, m, n), form.out_dtype)):
+        given = Operands(form, operands)
+        plan(given.offsets, given.table, m, bm)
+        with T.Kernel(config.blocks, threads=config.threads) as block:
+            rows, columns = given.table[0, COUNT], T.ceildiv(n, bn)
+            buffers = [T.alloc_shared((bm, width), form.out_dtype) for _ in panels[:2]]
+            tiles = T.min(rows * columns, MOST_TILES)
+            for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
+                _, tile, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
+                products = multiply_tile(config, a, given, tile, bx * bn)
+                for start, buffer in panels:
+                    leave_staged(config, given, products, tile, start, buffers[buffer], out, bx * bn + start)
+
+    return grouped_gemm
+
+
+def cut_for(problem: Problem, machine: Machine) -> Config | None:
+    """As of a batch of products with as many rows each as groups have on average; see CROWDED.
+
+    Sums are not shared: groups are many. None if there is no cut.
+    """
+    problem = typical(problem)
+    groups = max(1, min(problem.batch, problem.m))
+    rows = -(-problem.m // groups)
+    rows = rows + rows // 2 if rows <= CROWDED else rows
+    config = config_for(replace(problem, batch=groups, m=rows, ragged=True), machine)
+    if config is None or config.splits == 1:
+        return config
+    return replace(config, splits=1, cluster=False)
+
+
+def grouped_gemm(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    offsets: torch.Tensor,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    dtype: torch.dtype,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `reference`; `config` overrides the choice of `cut_for`. `out` may be given, contiguous."""
+    if not has_kernels(a) or not a.shape[1] or not offsets.shape[0]:
+        return into(out, reference(a, bs, offsets, aux, kinds, epilogue, dtype))
+    if out is None:
+        out = a.new_empty((a.shape[0], bs[0].shape[2]), dtype=dtype)
+    if out.numel():
+        run(a, bs, offsets, aux, kinds, epilogue, out, config)
+    return out
+
+
+def run(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    offsets: torch.Tensor,
+    aux: Sequence[torch.Tensor],
+    kinds: str,
+    epilogue: str,
+    out: torch.Tensor,
+    config: Config | None = None,
+) -> None:
+    """`grouped_gemm` into `out`, which must be contiguous and not empty."""
+    (m, n), (groups, k), machine = out.shape, bs[0].shape[:2], machine_of(a)
+    a = dense_last(a)
+    matrices = [matrix(b) for b in bs]
+    views, forms = parameters(aux, kinds, machine.is_gpu)
+    given = (a[None], *(b for b, _ in matrices))
+    vector = vector_of((*given, out), (n, k)) if machine.is_gpu else 1
+    form = Form(a.dtype, out.dtype, False, tuple(turned for _, turned in matrices), forms, epilogue, vector)
+    config = config or cut_for(Problem(a.dtype, groups, m, n, k, len(bs), False, vector > 1), machine)
+    if config is None:
+        out.copy_(reference(a, bs, offsets, aux, kinds, epilogue, out.dtype))
+        return
+    # Each group fills its last tile in part only, and so does what is behind the last one; each tile has a row.
+    tiles = torch.sym_min(-(-m // config.block_m) + groups + 1, m)
+    table = offsets.new_empty((tiles, FIELDS))
+    kernel = persistent_grouped_matmul if config.blocks else grouped_matmul
+    machine.kernel(kernel)(config, form)(*given, *views, offsets.contiguous(), table, out[None])

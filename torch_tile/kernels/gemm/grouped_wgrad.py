@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For each group of rows the product of what two matrices have in them: `a[rows].T @ b[rows]`.
+
+These are the gradients of the matrices of a grouped product (grouped.py), whose sum over K is one over rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import (
+    Machine,
+    compute_dtype,
+    dense_last,
+    dynamic,
+    has_kernels,
+    into,
+    machine_of,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.gemm.candidates import BARRIERS, stage_bytes
+from torch_tile.kernels.gemm.gemm import tile_of
+from torch_tile.kernels.gemm.grouped import bounds_of, groups_of
+from torch_tile.kernels.gemm.tiling import (
+    MOST_TILES,
+    Config,
+    Problem,
+    config_for,
+    panels_bytes,
+    panels_of,
+)
+
+
+def reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`a[rows of g].T @ b[rows of g]` for each group g, in float32 (float64 for float64 `a`).
+
+    a `[S, M]`, b `[S, N]`; group g has the rows from `offsets[g - 1]` (0) to `offsets[g]`, int32 `[G]`. Returns
+    `[G, M, N]`; 0 for groups without rows.
+    """
+    compute = compute_dtype(a.dtype)
+    group, found = groups_of(offsets, a), [a.new_zeros((0, a.shape[1], b.shape[1]), dtype=compute)]
+    for g in range(offsets.shape[0]):
+        left, right = (torch.where(group == g, x.to(compute), 0.0) for x in (a, b))  # others may be infinite
+        found.append((left.mT @ right)[None])
+    return torch.cat(found).to(dtype)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for; all rows start at multiples of `vector` elements, and so many divide M and N."""
+
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    vector: int = 1
+
+
+@T.macro
+def multiply_rows(config: Config, form: Form, a: Any, b: Any, offsets: Any, group: Any, row: Any, col: Any) -> Any:
+    """One tile of a group's product: whole steps over its rows, then what is left of them.
+
+    There both operands are zeros behind the group: rows of others may hold what times zero is no zero.
+    """
+    bm, bn, bk = config.block_m, config.block_n, config.block_k
+    first, end = bounds_of(group, offsets, a.shape[0])
+    steps = (end - first) // bk
+    a_tile, a_last = (T.alloc_shared((bk, bm), form.dtype) for _ in range(2))
+    b_tile, b_last = (T.alloc_shared((bk, bn), form.dtype) for _ in range(2))
+    product = T.alloc_fragment((bm, bn), compute_dtype(form.dtype))
+    T.clear(product)
+    for step in T.Pipelined(steps, num_stages=config.stages):
+        T.copy(a[first + step * bk, row], a_tile)
+        T.copy(b[first + step * bk, col], b_tile)
+        T.gemm(a_tile, b_tile, product, transpose_A=True)
+    start = first + steps * bk
+    if start < end:
+        T.copy(a[start, row], a_last)
+        T.copy(b[start, col], b_last)
+        for i, j in T.Parallel(bk, bm):
+            if start + i >= end:
+                a_last[i, j] = 0
+        for i, j in T.Parallel(bk, bn):
+            if start + i >= end:
+                b_last[i, j] = 0
+        T.gemm(a_last, b_last, product, transpose_A=True)
+    return product
+
+
+def types(form: Form) -> tuple[Any, Any, Any, Any, tuple[Any, Any, Any]]:
+    """Those of a, b, the offsets and the result, and the sizes of this one."""
+    rows, groups = T.dynamic("rows, groups")
+    m, n = (dynamic(name, form.vector) for name in "mn")
+    a, b = (strided(x, (rows, size), form.dtype, multiple=form.vector) for x, size in (("a", m), ("b", n)))
+    return a, b, T.Tensor((groups,), "int32"), T.Tensor((groups, m, n), form.out_dtype), (groups, m, n)
+
+
+@jit
+def k_grouped_matmul(config: Config, form: Form) -> Any:
+    """Each block makes one tile of a group's product."""
+    bm, bn = config.block_m, config.block_n
+    a_type, b_type, ends, result, (groups, m, n) = types(form)
+
+    @T.prim_func
+    def k_grouped_gemm(a: a_type, b: b_type, offsets: ends, out: result):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), groups, threads=config.threads) as (bx, by, group):
+            product = multiply_rows(config, form, a, b, offsets, group, by * bm, bx * bn)
+            if config.staged:
+                staged = T.alloc_shared((bm, bn), form.out_dtype)
+                T.copy(product, staged)
+                T.copy(staged, out[group, by * bm, bx * bn])
+            else:
+                T.copy(product, out[group, by * bm, bx * bn])
+
+    return k_grouped_gemm
+
+
+@jit
+def persistent_k_grouped_matmul(config: Config, form: Form) -> Any:
+    """The same by `config.blocks` blocks that take tile after tile, as `gemm.persistent_matmul`."""
+    bm, bn = config.block_m, config.block_n
+    a_type, b_type, ends, result, (groups, m, n) = types(form)
+    width, panels = panels_of(config, form.out_dtype.itemsize)
+
+    @T.prim_func
+    def k_grouped_gemm(a: a_type, b: b_type, offsets: ends, out: result):
+        with T.Kernel(config.blocks, threads=config.threads) as block:
+            rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
+            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in panels[:2]]
+            tiles = T.min(groups * rows * columns, MOST_TILES)
+            for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
+                group, by, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
+                product = multiply_rows(config, form, a, b, offsets, group, by * bm, bx * bn)
+                for start, buffer in panels:
+                    part = T.alloc_fragment((bm, width), form.out_dtype)
+                    for i, j in T.Parallel(bm, width):
+                        part[i, j] = T.cast(product[i, start + j], form.out_dtype)
+                    T.copy(part, staged[buffer])
+                    T.copy(staged[buffer], out[group, by * bm, bx * bn + start])
+
+    return k_grouped_gemm
+
+
+def cut_for(problem: Problem, machine: Machine) -> Config | None:
+    """As of a batch of products with as long sums each as groups have rows on average, and room for the last rows."""
+    config = config_for(problem, machine)
+    if config is None:
+        return None
+    config = replace(config, splits=1, cluster=False, blocks=0 if config.turned else config.blocks, turned=False)
+    if not machine.is_gpu:
+        return config
+    size = problem.dtype.itemsize
+    leaving = config.block_m * config.block_n * size if config.staged else 0
+    leaving = panels_bytes(config.block_m) if config.blocks else leaving
+    room = (machine.target.shared_limit - leaving - BARRIERS) // stage_bytes(config, problem)
+    return replace(config, stages=min(config.stages, room - 1)) if room > 1 else None
+
+
+def k_grouped_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    dtype: torch.dtype,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `reference`; `config` overrides the choice of `cut_for`. `out` may be given, contiguous."""
+    if not has_kernels(a):
+        return into(out, reference(a, b, offsets, dtype))
+    if out is None:
+        out = a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]), dtype=dtype)
+    if not out.numel():
+        return out
+    if not a.shape[0]:  # tensor maps cannot describe tensors without elements
+        return out.zero_()
+    (groups, m, n), machine = out.shape, machine_of(a)
+    a, b = dense_last(a), dense_last(b)
+    vector = vector_of((a, b, out), (m, n)) if machine.is_gpu else 1
+    problem = Problem(a.dtype, groups, m, n, -(-a.shape[0] // groups), aligned=vector > 1)
+    config = config or cut_for(problem, machine)
+    if config is None:
+        return out.copy_(reference(a, b, offsets, dtype))
+    kernel = persistent_k_grouped_matmul if config.blocks else k_grouped_matmul
+    machine.kernel(kernel)(config, Form(a.dtype, dtype, vector))(a, b, offsets.contiguous(), out)
+    return out

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a product with a fused epilogue is compiled for: dtypes, orders in memory, the epilogue and its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.kernels.common import compute_dtype, dynamic, is_unit, strided, vector_of
+from torch_tile.kernels.epilogue import emit
+from torch_tile.kernels.epilogue.program import parse
+
+
+@dataclass(frozen=True)
+class Aux:
+    """An auxiliary operand: its kind, dtype, whether its last dimension is dense, and whether its rows start at
+    multiples of 16 bytes.
+    """
+
+    kind: str
+    dtype: torch.dtype
+    unit: bool = True
+    aligned: bool = False
+
+    @staticmethod
+    def of(x: torch.Tensor, kind: str, pieces: bool) -> Aux:
+        """That of a tensor, whose rows are read in `pieces` of 16 bytes if they can be. Columns are read one by one."""
+        unit = is_unit(x)
+        return Aux(kind, x.dtype, unit, pieces and kind != "c" and unit and vector_of((x,), ()) > 1)
+
+    def type(self, name: str, shape: Sequence[Any]) -> Any:
+        """The parameter's type."""
+        size = self.dtype.itemsize
+        multiple, align = (16 // size, 16) if self.aligned else (1, size)
+        return strided(name, shape, self.dtype, self.unit, multiple, align)
+
+
+def parameters(aux: Sequence[torch.Tensor], kinds: str, pieces: bool) -> tuple[list[torch.Tensor], tuple[Aux, ...]]:
+    """The auxiliary operands, of which `t` and `c` may have one batch dimension or none, as views of the shapes that
+    kernels take, and what each is; see `Aux.of`.
+    """
+    views = [_as_taken(x, kind) for x, kind in zip(aux, kinds, strict=True)]
+    return views, tuple(Aux.of(x, kind, pieces) for x, kind in zip(views, kinds, strict=True))
+
+
+def _as_taken(x: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "r":
+        return x
+    if kind == "s":
+        return x.reshape(1)
+    batched = x if x.dim() == 3 else x[None]
+    return batched if kind == "t" else batched[..., 0]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for, besides its `Config`.
+
+    `a_turned` says that a is stored `[batch, K, M]`, `b_turned` for each b that it is stored `[batch, N, K]`. Rows of
+    a, of the bs and of the result start at multiples of `vector` elements, and so many divide N, K and (if a is
+    turned) M.
+    """
+
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    a_turned: bool
+    b_turned: tuple[bool, ...]
+    aux: tuple[Aux, ...]
+    epilogue: str
+    vector: int = 1
+
+    def sizes(self) -> tuple[Any, Any, Any, Any]:
+        """batch, M, N and K of a problem."""
+        n, k = (dynamic(name, self.vector) for name in "nk")
+        return T.dynamic("batch"), dynamic("m", self.vector if self.a_turned else 1), n, k
+
+    def operand_types(self, batch: Any, m: Any, n: Any, k: Any, groups: Any = None) -> tuple[Any, list[Any], list[Any]]:
+        """The types of a, of the bs (one for each batch, or, if given, of `groups`) and of the auxiliary operands."""
+        count = batch if groups is None else groups
+        a = strided("a", (batch, k, m) if self.a_turned else (batch, m, k), self.dtype, multiple=self.vector)
+        bs = [
+            strided(f"b{i}", (count, n, k) if turned else (count, k, n), self.dtype, multiple=self.vector)
+            for i, turned in enumerate(self.b_turned)
+        ]
+        shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,)}
+        aux = [x.type(f"x{i}", shapes[x.kind]) for i, x in enumerate(self.aux)]
+        return a, bs, aux
+
+
+@T.macro
+def finish(form: Form, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: Any, col: Any) -> Any:
+    """One element of the result from the elements of the products."""
+    dtype = compute_dtype(form.dtype)
+    inputs = {f"acc{i}": value for i, value in enumerate(values)}
+    for i, (x, kind) in enumerate(zip(aux, form.aux, strict=True)):
+        place = {"t": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,)}[kind.kind]
+        inputs[f"x{i}"] = T.cast(x[place if len(place) > 1 else place[0]], dtype)
+    result = emit.apply(parse(form.epilogue), inputs, dtype, form.out_dtype.itemsize <= 2)
+    return T.cast(result, form.out_dtype)

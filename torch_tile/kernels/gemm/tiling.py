@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a matrix product is cut into blocks, on the CPU and on GPUs. The result never depends on it, only the speed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, typical
+from torch_tile.kernels.gemm.candidates import (
+    BARRIERS,
+    Config as Config,
+    Problem as Problem,
+    Tile,
+    count_of,
+    fitting,
+    stage_bytes,
+)
+from torch_tile.kernels.gemm.few_rows import (
+    FEW_ROWS,
+    MOST_JOINED,
+    few_rows_config,
+    joined,
+    row_by_tensor_cores,
+    turned_config,
+)
+from torch_tile.kernels.tuned import rows_class, tuned
+
+MOST_TILES = 1 << 30  # of a persistent kernel, whose indices are 32 bits wide
+COMFORTABLE = 128  # sums of a thread; with more the assembler has little left to work ahead with
+ACCUMULATORS = {1: 192, 2: 192, 3: 112}  # registers for sums of a thread, by how many warpgroups multiply
+SHORT_K = 2048  # below, small tiles need no shared sums
+
+
+def config_for(problem: Problem, machine: Machine) -> Config | None:
+    """The cut of a problem on a machine; None for so many products that not even the smallest tiles fit."""
+    problem = typical(problem)
+    if not machine.is_gpu:
+        return _cpu_config(problem, machine.units)
+    return tuned(Config, "gemm", machine, shape_class(problem)) or _gpu_config(problem, machine)
+
+
+def shape_class(problem: Problem) -> str | None:
+    """Problems that are cut alike; None for operands that are not tuned for."""
+    if problem.dtype.itemsize != 2 or problem.ragged:
+        return None
+    row = " row" if problem.row else ""
+    return f"{problem.products}*{problem.batch}x{rows_class(problem.m)}x{problem.n}x{problem.k}{row}"
+
+
+# Of a tile on the CPU: rows and columns that the micro-kernel takes without a rest, what its sums and operands may take
+# of a second-level cache, and what a tile costs besides its products, in rows or columns more.
+CPU_ROWS = tuple(range(64, 257, 16))
+CPU_COLUMNS = tuple(range(64, 257, 32))
+CPU_BYTES = 512 << 10
+CPU_EDGE = 10
+
+
+@lru_cache(KEPT_CHOICES)
+def _cpu_config(problem: Problem, threads: int) -> Config:
+    """Tiles that leave the least to do: large ones copy and pack less, others waste less at the edges or fill threads.
+
+    Where there are fewer tiles than threads and K is long, blocks share the sum.
+    """
+    if problem.row:
+        return Config(1, 8, 128)  # 4 KiB of sums, read and written for each step
+    block_k = _even(problem.k, 256 if problem.dtype.itemsize == 2 else 64 if problem.dtype == torch.float64 else 128)
+    rows = CPU_ROWS if problem.m > 64 else (max(8, power_of_two(problem.m)),)
+    cuts = [Config(m, n, block_k) for m in rows for n in (CPU_COLUMNS if problem.n > 64 else (64,))]
+    fitting_cuts = [c for c in cuts if _cpu_bytes(c, problem) <= CPU_BYTES] or cuts[:1]
+    config = min(fitting_cuts, key=lambda c: _cpu_work(c, problem, threads))
+    tiles = count_of(config, problem)
+    if tiles < threads and problem.k >= 8 * block_k:
+        return replace(config, splits=min(-(-threads // tiles), problem.k // (4 * block_k)))
+    return config
+
+
+def _even(size: int, most: int) -> int:
+    """Steps of at most `most`, all about as long, in multiples of 32 and at least 64."""
+    return max(64, -(-size // -(-size // most) // 32) * 32)
+
+
+def _cpu_bytes(config: Config, problem: Problem) -> int:
+    sums = problem.products * config.block_m * config.block_n * (8 if problem.dtype == torch.float64 else 4)
+    return sums + (config.block_m + problem.products * config.block_n) * config.block_k * problem.dtype.itemsize
+
+
+def _cpu_work(config: Config, problem: Problem, threads: int) -> float:
+    m, n = config.block_m, config.block_n
+    return -(-count_of(config, problem) // threads) * (m + CPU_EDGE) * (n + CPU_EDGE)
+
+
+# 16-bit operands, by mma.sync. Large tiles reuse more; small ones waste less at the edges of small problems.
+HALF_TILES = (
+    Tile(Config(128, 256, 64, 256, 3, panel=8, staged=True), 1, 1.0),
+    Tile(Config(128, 128, 64, 128, 3, panel=8, staged=True), 2, 0.93),
+    Tile(Config(64, 128, 64, 128, 3, panel=8, staged=True), 2, 0.75),
+    Tile(Config(64, 64, 64, 128, 4, panel=8, staged=True), 3, 0.55),
+)
+# The same by wgmma, of tiles that bulk copies bring: one block on each SM takes tile after tile. Between large tiles it
+# matters most how well they fill the last turn.
+HOPPER_TILES = (
+    Tile(Config(128, 256, 64, 256, 4, panel=8, staged=True), 1, 1.0),
+    Tile(Config(128, 192, 64, 256, 4, panel=8, staged=True), 1, 1.0),
+    Tile(Config(128, 128, 64, 256, 6, panel=8, staged=True), 1, 0.94),
+    Tile(Config(192, 192, 64, 384, 3, panel=8, staged=True), 1, 0.95),
+)
+# For fewer rows or columns, of which every tile has a block of its own: copies have to begin early.
+SMALL_HOPPER_TILES = (
+    Tile(Config(64, 256, 64, 128, 4, panel=8, staged=True), 1, 0.85),
+    Tile(Config(64, 128, 64, 128, 8, panel=8, staged=True), 1, 0.75),
+    Tile(Config(64, 64, 128, 128, 6, panel=8, staged=True), 1, 0.55),
+    Tile(Config(64, 32, 128, 128, 8, panel=8, staged=True), 1, 0.35),
+)
+# The same, for as many rows only.
+FEWER_ROWS = 128
+FEWER_ROWS_TILES = (
+    Tile(Config(128, 96, 64, 256, 7, panel=8, staged=True), 1, 0.88),
+    Tile(Config(64, 96, 128, 128, 5, panel=8, staged=True), 1, 0.65),
+)
+# Exact float32 has no tensor core, float64 has one of its own shape.
+WIDE_TILES = {
+    torch.float32: (Tile(Config(64, 64, 16, 128, 2), 4, 1.0), Tile(Config(16, 64, 32, 128, 2), 4, 0.4)),
+    torch.float64: (Tile(Config(64, 64, 16, 128, 2), 2, 1.0), Tile(Config(16, 64, 16, 128, 2), 4, 0.4)),
+}
+
+
+@lru_cache(KEPT_CHOICES)
+def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
+    """The tile that finishes first by a model of waves: blocks run `resident` at a time on each SM.
+
+    Few tiles and a long K: blocks share the sum, so that every SM has work.
+    """
+    exact = problem.dtype in WIDE_TILES
+    if (turned := turned_config(problem, machine)) is not None:
+        return turned
+    if problem.row and (exact or not row_by_tensor_cores(problem, machine)):
+        return Config(1, 8, 512)
+    if (persistent := _hopper_config(problem, machine)) is not None:
+        return persistent
+    if problem.m <= FEW_ROWS and not exact:
+        return few_rows_config(problem, machine)
+    tiles = fitting(WIDE_TILES.get(problem.dtype, HALF_TILES), problem, machine)
+    tile = min(tiles, key=lambda t: _duration(t, problem, machine.units), default=None)
+    if tile is None:
+        return None
+    config, slots = tile.config, tile.resident * machine.units
+    count = count_of(config, problem)
+    if 3 * count <= machine.units and problem.k >= 8 * config.block_k:
+        short = problem.k < SHORT_K
+        small = Config(32, 32, 128, 128, 4) if short else Config(64, 32, 64, 128, 4)
+        together = None if exact else joined(small, problem, machine, 1 if short else MOST_JOINED)
+        splits = min(slots // count, problem.k // (4 * config.block_k), 64)
+        return replace(config, splits=splits, panel=0) if together is None else together
+    return config
+
+
+def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
+    """By wgmma; None for operands that bulk copies and wgmma cannot take, for few rows, and for few tiles."""
+    size, units = problem.dtype.itemsize, machine.units
+    if machine.target.capability != 90 or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
+        return None
+    found = []
+    for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES, *(FEWER_ROWS_TILES if problem.m <= FEWER_ROWS else ())):
+        c, lasts = tile.config, tile in HOPPER_TILES
+        leaving = panels_bytes(c.block_m) if lasts else c.block_m * c.block_n * size
+        stages = min(c.stages, (machine.target.shared_limit - leaving - BARRIERS) // stage_bytes(c, problem))
+        sums = c.block_m * c.block_n * problem.products // c.threads
+        if sums <= ACCUMULATORS[c.threads // 128] and stages >= 2:
+            rate = tile.rate if sums <= COMFORTABLE else tile.rate * 0.9
+            found.append(Tile(replace(c, stages=stages, blocks=units if lasts else 0), tile.resident, rate))
+    best = min(found, key=lambda t: _duration(t, problem, units), default=None)
+    return best.config if best is not None and units // 3 <= count_of(best.config, problem) < MOST_TILES else None
+
+
+def panel_width(block_m: int, itemsize: int) -> int:
+    """Columns of a panel in which results of a persistent kernel leave; two are on their way at a time."""
+    return (128 if block_m <= 128 else 64) // itemsize
+
+
+def panels_bytes(block_m: int) -> int:
+    """Shared memory of both panels."""
+    return 2 * block_m * panel_width(block_m, 1)
+
+
+def panels_of(config: Config, itemsize: int) -> tuple[int, list[tuple[int, int]]]:
+    """The width of a tile's panels, and of each its first column and which of two buffers is its. A tile that is made
+    as its transpose leaves as a whole.
+    """
+    width = config.block_n if config.turned else math.gcd(panel_width(config.block_m, itemsize), config.block_n)
+    return width, [(start, start // width % 2) for start in range(0, config.block_n, width)]
+
+
+def _duration(tile: Tile, problem: Problem, units: int) -> float:
+    """Time of all waves, in units of a full SM's time for one element of the result."""
+    config = tile.config
+    count = count_of(config, problem)
+    slots = tile.resident * units
+    # A block that is alone on its SM has all of it; a last wave takes as long as a full one.
+    turns = max(count / units, 1.0) if count <= slots else -(-count // slots) * tile.resident
+    return turns * config.block_m * config.block_n / tile.rate

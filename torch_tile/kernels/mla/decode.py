@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding with multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in its weight-absorbed form.
+
+All heads share one latent `kv`, which is both key (with the rotary part `k_pe` beside it) and value. Assumes that `ops`
+checked shapes and dtypes; takes tensors of any stride. The result lies in memory as q does (see memory_order.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.attention.forward import default_scale, softmax_with_lse
+from torch_tile.kernels.attention.memory_order import empty_beside, placed_beside
+from torch_tile.kernels.attention.online_softmax import exponentiate
+from torch_tile.kernels.common import (
+    LOG2_E,
+    compute_dtype,
+    dense_last,
+    has_kernels,
+    into,
+    machine_of,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.mla.hopper import flash_mla_by_turns
+from torch_tile.kernels.mla.scheduler import Units, combine_scheduled, scheduled_types
+from torch_tile.kernels.mla.spec import Config, Form, Problem, config_for, splits_for
+from torch_tile.kernels.mla.tiles import SLACK, hide, load_cache, store_through
+from torch_tile.kernels.split_k import combine_parts
+
+
+def gather_pages(pages: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
+    """The cache as `[B, S, C]`: `pages` itself when contiguous, else the rows of `[pages, page, C]` in table order.
+
+    Entries of the table outside `[0, pages)` (padding) read some page; positions past a sequence's length are not used.
+    """
+    if block_table is None:
+        return pages
+    batch, blocks = block_table.shape
+    rows = pages[block_table.clamp(0, max(pages.shape[0] - 1, 0)).long()] if pages.shape[0] else pages[:0]
+    return rows.reshape(batch, blocks * pages.shape[1] if pages.shape[0] else 0, pages.shape[2])
+
+
+def visible(q_len: int, kv_len: int, seq_lens: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Bool `[B or 1, Sq, S]`: query `t` stands at position `len - Sq + t` and sees the positions up to its own."""
+    length = seq_lens.to(device)[:, None, None] if seq_lens is not None else kv_len
+    position = length - q_len + torch.arange(q_len, device=device)[None, :, None]
+    return torch.arange(kv_len, device=device)[None, None, :] <= position
+
+
+def gather_cache(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    block_table: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Latent `[B, S, C]` and rotary `[B, S, R]` in the summing dtype, and which positions each query sees."""
+    compute = compute_dtype(q.dtype)
+    latent, rotary = (gather_pages(cache, block_table).to(compute) for cache in (kv, k_pe))
+    keep = visible(q.shape[1], latent.shape[1], seq_lens, q.device)
+    # Memory past a sequence's end may hold NaN, which a zero weight would not cancel.
+    used = keep.any(1).unsqueeze(-1)
+    return torch.where(used, latent, 0.0), torch.where(used, rotary, 0.0), keep
+
+
+def probabilities(
+    q: torch.Tensor, q_pe: torch.Tensor, kv: torch.Tensor, k_pe: torch.Tensor, keep: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax `[B, Sq, H, S]` and log-sum-exp `[B, Sq, H]` over a gathered cache, in the inputs' dtype."""
+    s = torch.einsum("bthc,bsc->bths", q, kv) + torch.einsum("bthr,bsr->bths", q_pe, k_pe)
+    return softmax_with_lse((s * scale).masked_fill(~keep.unsqueeze(2), float("-inf")))
+
+
+def reference(
+    q: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    block_table: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
+    scale: float | None = None,
+    num_splits: int = 0,
+    schedule: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`softmax(scale (q kv^T + q_pe k_pe^T)) kv` per head, summed in float32 (float64 for float64 inputs).
+
+    q `[B, Sq, H, C]`, q_pe `[B, Sq, H, R]`; kv `[B, S, C]` and k_pe `[B, S, R]`, or paged `[pages, page, C]` and
+    `[pages, page, R]` with block_table int32 `[B, n]`; seq_lens int32 `[B]` (default: the whole cache). The Sq queries
+    are the last Sq positions, causal among themselves. Returns out `[B, Sq, H, C]` in q's dtype, which lies in memory
+    as `empty_beside(q, C)` does, and lse `[B, Sq, H]` in the summing dtype. `num_splits` and `schedule` only say how
+    a kernel divides the work.
+    """
+    compute = compute_dtype(q.dtype)
+    scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
+    latent, rotary, keep = gather_cache(q, kv, k_pe, block_table, seq_lens)
+    p, lse = probabilities(q.to(compute), q_pe.to(compute), latent, rotary, keep, scale)
+    return placed_beside(torch.einsum("bths,bsc->bthc", p, latent), q), lse.contiguous()
+
+
+# Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
+@jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
+def flash_mla(config: Config, form: Form) -> Any:
+    """Softmax over blocks of positions with running maxima and sums, as in `attention`.
+
+    Row r of a sequence is head `r % heads` of query `r // heads`. A tile of the cache is read once for both products.
+    With `config.split` a block takes one of `splits` shares of the positions, and `combine` joins the shares; with
+    `config.scheduled` it takes a unit of a schedule, piece after piece, and `combine_pieces` joins those that are not
+    whole sequences.
+    """
+    rows, keys = config.block_h, config.block_kv
+    latent, width = form.latent, form.latent + form.rotary
+    accum = compute_dtype(form.dtype)
+    batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
+    (d0, d1), table_types, covered = form.cache_shapes(batch)
+    length_types = [] if form.whole else [T.Tensor((batch,), "int32")]
+    unit_types = scheduled_types(lines, latent, accum) if config.scheduled else []
+    part = (splits,) if config.split else ()
+    out_dtype = accum if config.split else form.dtype
+    out_shape = (*part, batch, lines, latent)
+
+    @T.prim_func
+    def mla_decode(
+        q: strided("q", (batch, lines, latent), form.dtype, multiple=form.vector),
+        q_pe: strided("q_pe", (batch, lines, form.rotary), form.dtype, multiple=form.vector),
+        kv: strided("kv", (d0, d1, latent), form.dtype, multiple=form.vector),
+        k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype, multiple=form.vector),
+        *others: [*table_types, *length_types, *unit_types],
+        out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, form.dtype, multiple=latent),
+        lse: T.Tensor((*part, batch, q_len, heads), accum),
+        scale: accum,
+    ):
+        table, lengths = others[: len(table_types)], others[len(table_types) :][: len(length_types)]
+        units: Any = Units(*others[-3:], batch=batch) if config.scheduled else None
+        grid = T.ceildiv(lines, rows), splits if config.split else units.count if units else 1, 1 if units else batch
+        with T.Kernel(*grid, threads=config.threads) as (bx, share, bz):
+            own = (share,) if config.split else ()
+            held, rest = config.held, width - config.held
+            q_tile = T.alloc_shared((rows, max(rest, latent) if config.staged else rest), form.dtype)
+            tile = T.alloc_shared((keys, width), form.dtype)
+            scores = T.alloc_fragment((rows, keys), accum)
+            weights = T.alloc_shared((rows, keys), form.dtype)
+            sums = T.alloc_fragment((rows, latent), accum)
+            peak, total, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
+            shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
+            for piece in T.serial(units.pieces(share)) if units else (0,):
+                sequence = units.sequence(share, piece) if units else bz
+                T.copy(q[sequence, bx * rows, held], q_tile[:, : latent - held])
+                T.copy(q_pe[sequence, bx * rows, 0], q_tile[:, latent - held : rest])
+                if held:
+                    q_held = T.alloc_fragment((rows, held), form.dtype)
+                    T.copy(q[sequence, bx * rows, 0], q_held)
+                T.clear(sums)
+                T.clear(shares)
+                T.fill(peak, -T.infinity(accum))
+
+                length = T.clamp(lengths[0][sequence], 0, covered) if lengths else covered
+                first_own = length - q_len + (bx * rows) // heads  # the position of the block's first query
+                first, end = (
+                    units.blocks(share, piece, keys, length)
+                    if units
+                    else form.key_blocks(config, length, splits, share)
+                )
+                factor = scale * LOG2_E if form.folded else LOG2_E
+                for step in T.Pipelined(first, end, num_stages=config.stages):
+                    load_cache(form, (kv, k_pe), table, tile, sequence, step, length)
+                    if held:
+                        T.gemm(q_held, tile[:, :held], scores, transpose_B=True, clear_accum=True)
+                    T.gemm(q_tile[:, :rest], tile[:, held:], scores, transpose_B=True, clear_accum=held == 0)
+                    if form.cut(step * keys, keys, length, first_own):
+                        hide(form, scores, step * keys, length, length - q_len, heads, bx * rows, scale)
+                    exponentiate(scores, peak, shares, fade, factor, config.parts, SLACK)
+                    if step * keys + keys > length:  # after the barrier of the maxima: by then all have read the tile
+                        for j, c in T.Parallel(keys, latent):
+                            if step * keys + j >= length:
+                                tile[j, c] = 0  # memory past it may hold NaN, which weights of 0 would not cancel
+                    T.copy(scores, weights)
+                    T.scale_rows(sums, fade)
+                    T.gemm(weights, tile[:, :latent], sums, policy=T.GemmWarpPolicy.FullCol)
+
+                if config.shares > 1:
+                    T.reduce_sum(shares, total, dim=1)
+                for i in T.Parallel(rows):
+                    peak[i] = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
+                    fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
+                first_owner, last_owner = units.owners(sequence) if units else (0, 0)
+                if first_owner >= last_owner:
+                    for i in T.Parallel(rows):
+                        lse[(*own, sequence, (bx * rows + i) // heads, (bx * rows + i) % heads)] = peak[i]
+                    if config.staged and not config.split:
+                        store_through(q_tile, sums, fade, out, sequence, bx * rows)
+                    else:
+                        for i, c in T.Parallel(rows, latent):
+                            out[(*own, sequence, bx * rows + i, c)] = T.cast(sums[i, c] * fade[i], out_dtype)
+                else:
+                    units.leave(share, piece, sums, fade, peak, bx * rows)
+
+    return mla_decode
+
+
+def mla_decode(
+    q: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    block_table: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
+    scale: float | None = None,
+    num_splits: int = 0,
+    schedule: torch.Tensor | None = None,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `reference`; `config` overrides the choice of `config_for`.
+
+    `out` may be given, laid out as q is, and `lse`, contiguous.
+    """
+    if not has_kernels(q) or not (q.shape[3] and q_pe.shape[3]):
+        result, sums = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale)
+        return into(out, result), into(lse, sums)
+    if out is None:
+        out = empty_beside(q, q.shape[3])
+    if lse is None:
+        lse = torch.empty(q.shape[:3], dtype=compute_dtype(q.dtype), device=q.device)
+    if lse.numel():
+        scale = default_scale(q.shape[3] + q_pe.shape[3]) if scale is None else scale
+        run(q, q_pe, kv, k_pe, block_table, seq_lens, scale, num_splits, schedule, out, lse, config)
+    return out, lse
+
+
+def run(
+    q: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    block_table: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+    scale: float,
+    num_splits: int,
+    schedule: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    config: Config | None = None,
+) -> None:
+    """`mla_decode` into `out`, dense with the last dimension innermost, and into contiguous `lse`; both not empty."""
+    if not kv.numel():  # tensor maps cannot describe tensors without elements
+        out.zero_()
+        lse.fill_(float("-inf"))
+        return
+    batch, q_len, heads, latent = q.shape
+    positions = kv.shape[1] if block_table is None else block_table.shape[1] * kv.shape[1]
+    q, q_pe, kv, k_pe = (dense_last(x) for x in (q, q_pe, kv, k_pe))
+    machine = machine_of(q)
+    problem = Problem(batch, q_len * heads, positions)
+    vector = vector_of((q, q_pe, kv, k_pe, out), (latent, q_pe.shape[3])) if machine.is_gpu else 1
+    paged, page = block_table is not None, kv.shape[1]
+    whole = seq_lens is None
+    form = Form(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole)
+    config = config or config_for(form, problem, machine, num_splits if schedule is None else 1)
+    if config is None:
+        for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):
+            target.copy_(value)
+        return
+    form = replace(form, gathered=paged and page % config.block_kv != 0)
+    others = [] if block_table is None else [dense_last(block_table)]
+    others += [] if seq_lens is None else [seq_lens.contiguous()]
+    operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *others)
+    made = flash_mla_by_turns if config.by_turns else flash_mla
+    if config.split:
+        splits = splits_for(config, problem, machine, num_splits)
+        parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))
+        machine.kernel(made)(config, form)(*operands, *parts, float(scale))
+        combine_parts(*parts, out, lse, machine)
+        return
+    is_even = q_len == 1 or out.stride(1) == heads * out.stride(2)  # rows of all queries and heads are a view
+    target = out if is_even else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    if schedule is None:
+        machine.kernel(made)(config, form)(*operands, target.flatten(1, 2), lse, float(scale))
+    else:
+        slots = 2 * (schedule.shape[0] - batch)
+        left = (
+            schedule.contiguous(),
+            lse.new_empty((slots, q_len * heads, latent)),
+            lse.new_empty((slots, q_len * heads)),
+        )
+        config = replace(config, scheduled=True)
+        machine.kernel(made)(config, form)(*operands, *left, target.flatten(1, 2), lse, float(scale))
+        combine_scheduled(*left, target, lse, machine)
+    if target is not out:
+        out.copy_(target)

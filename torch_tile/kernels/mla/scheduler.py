@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who decodes what where sequences differ in length: units of equal work, planned on the device.
+
+A unit takes whole sequences and parts of sequences, one after the other, in blocks of BLOCK positions. Lengths are
+known to the device only, so a kernel plans; all layers of a model that decode the same sequences share the plan. (The
+idea is that of FlashMLA's tile scheduler.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import Machine, compute_dtype, has_kernels, into, machine_of, strided
+from torch_tile.kernels.mla.spec import units_for
+
+BLOCK = 64  # positions: what a plan counts in; tiles of positions divide it
+MOST_BLOCKS = 2**30  # of all sequences: beyond, units are as if there were so many, and sums fit in 32 bits
+BEGINNING = 5  # blocks: what it costs to begin a piece and to write what came of it
+FIELDS = 4
+ROWS = 4  # of a sequence that a block joins
+AHEAD = range(2)  # units whose pieces it reads together: most sequences that are shared have two
+
+# The row of a unit: its first sequence, the first block there, its last sequence (before the first if it has no work),
+# the end of the blocks there. Behind the units, the row of a sequence: its first unit, its last unit, and two zeros.
+FIRST, BEGIN, LAST, END = range(FIELDS)
+
+
+def plan(lengths: Sequence[int], units: int) -> list[tuple[int, int, int, int]]:
+    """The rows of a schedule: what `plan_units` computes."""
+    sizes = [-(-max(n, 0) // BLOCK) for n in lengths]
+    load = max(-(-min(sum(n + BEGINNING for n in sizes), MOST_BLOCKS) // units) + BEGINNING, 2 * BEGINNING)
+    rows, owners = [], [(0, 0)] * len(sizes)
+    sequence, done = 0, 0
+    for unit in range(units):
+        first, begin, last, end, left = sequence, done, sequence - 1, 0, load
+        while left > 0 and sequence < len(sizes):
+            rest = sizes[sequence] - done
+            owners[sequence] = (owners[sequence][0] if done else unit, unit)
+            if left >= rest + BEGINNING or unit == units - 1:
+                last, end, left = sequence, sizes[sequence], max(left - rest - BEGINNING, 1)
+                sequence, done = sequence + 1, 0
+            else:
+                if left > BEGINNING:
+                    done += left - BEGINNING
+                    last, end = sequence, done
+                left = 0
+        rows.append((first, begin, last, end))
+    return [*rows, *((a, z, 0, 0) for a, z in owners)]
+
+
+def blocks_of(length: Any) -> Any:
+    """The blocks of a sequence of any length, which added to BLOCK may not fit in 32 bits."""
+    return (T.max(length, 0) - 1) // BLOCK + 1
+
+
+@jit
+def plan_units() -> Any:
+    """One thread goes through sequences and units in turn, which takes some 200 ns for each."""
+    batch, entries = T.dynamic("batch, entries")
+
+    @T.prim_func
+    def plan_units(seq_lens: T.Tensor((batch,), "int32"), schedule: T.Tensor((entries, FIELDS), "int32")):
+        with T.Kernel(1, threads=32):
+            units = entries - batch
+            total = T.alloc_var("int32", 0)
+            for b in T.serial(batch):
+                total = T.min(total + blocks_of(seq_lens[b]) + BEGINNING, MOST_BLOCKS)
+            load = T.max(T.ceildiv(total, units) + BEGINNING, 2 * BEGINNING)
+            sequence: Any = T.alloc_var("int32", 0)
+            done: Any = T.alloc_var("int32", 0)
+            last: Any = T.alloc_var("int32", 0)
+            end: Any = T.alloc_var("int32", 0)
+            left: Any = T.alloc_var("int32", 0)
+            for unit in T.serial(units):
+                schedule[unit, FIRST] = sequence
+                schedule[unit, BEGIN] = done
+                last, end, left = sequence - 1, 0, load
+                while T.logical_and(left > 0, sequence < batch):
+                    size = blocks_of(seq_lens[sequence])
+                    rest = size - done
+                    if done == 0:
+                        schedule[units + sequence, FIRST] = unit
+                        schedule[units + sequence, LAST] = 0
+                        schedule[units + sequence, END] = 0
+                    schedule[units + sequence, BEGIN] = unit
+                    if T.logical_or(left >= rest + BEGINNING, unit == units - 1):
+                        last, end, left = sequence, size, T.max(left - rest - BEGINNING, 1)
+                        sequence, done = sequence + 1, 0
+                    else:
+                        if left > BEGINNING:
+                            done += left - BEGINNING
+                            last, end = sequence, done
+                        left = 0
+                schedule[unit, LAST] = last
+                schedule[unit, END] = end
+
+    return plan_units
+
+
+def units_of(seq_lens: torch.Tensor, rows: int, units: int) -> int:
+    """As many units as asked for; for 0 as many as the machine runs at a time."""
+    return units or units_for(rows, machine_of(seq_lens))
+
+
+def reference(seq_lens: torch.Tensor, rows: int, units: int = 0) -> torch.Tensor:
+    """A schedule int32 `[units + B, 4]` of sequences with lengths `[B]` and `rows` of queries each, on one machine.
+
+    `units` of 0 is as many as the machine runs at a time.
+    """
+    lengths = [int(n) for n in seq_lens]
+    return torch.tensor(plan(lengths, units_of(seq_lens, rows, units)), dtype=torch.int32, device=seq_lens.device)
+
+
+def mla_schedule(seq_lens: torch.Tensor, rows: int, units: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
+    """See `reference`; `out` may be given, contiguous."""
+    units = units_of(seq_lens, rows, units)
+    if not has_kernels(seq_lens):
+        return into(out, reference(seq_lens, rows, units))
+    if out is None:
+        out = seq_lens.new_empty((units + len(seq_lens), FIELDS))
+    if not len(seq_lens):
+        return out.copy_(reference(seq_lens, rows, units))
+    machine_of(seq_lens).kernel(plan_units)()(seq_lens.contiguous(), out)
+    return out
+
+
+def scheduled_types(rows: Any, latent: int, accum: torch.dtype) -> list[Any]:
+    """The types of a schedule, and of what units leave of parts of sequences: a sum of rows, and its weight."""
+    entries, slots = T.dynamic("entries, slots")
+    schedule = T.Tensor((entries, FIELDS), torch.int32)
+    return [schedule, T.Tensor((slots, rows, latent), accum), T.Tensor((slots, rows), accum)]
+
+
+@dataclass(frozen=True)
+class Units:
+    """A schedule of `batch` sequences inside a kernel, and what units leave."""
+
+    schedule: Any
+    part: Any
+    part_lse: Any
+    batch: Any
+
+    @property
+    def count(self) -> Any:
+        """How many there are."""
+        return self.schedule.shape[0] - self.batch
+
+    def pieces(self, unit: Any) -> Any:
+        """How many sequences a unit works on."""
+        return T.clamp(self.schedule[unit, LAST] - self.schedule[unit, FIRST] + 1, 0, self.batch)
+
+    def sequence(self, unit: Any, piece: Any) -> Any:
+        """The sequence of a piece."""
+        return T.clamp(self.schedule[unit, FIRST] + piece, 0, self.batch - 1)
+
+    def blocks(self, unit: Any, piece: Any, keys: int, length: Any) -> tuple[Any, Any]:
+        """The first block of `keys` positions of a piece, and the end of them, in a sequence of some length.
+
+        Whatever the schedule says, they are blocks of the sequence, and integers of 32 bits.
+        """
+        each, whole = BLOCK // keys, T.ceildiv(length, keys)
+        begin, end = (T.clamp(self.schedule[unit, field] * each, 0, whole) for field in (BEGIN, END))
+        return T.if_then_else(piece == 0, begin, 0), T.if_then_else(piece == self.pieces(unit) - 1, end, whole)
+
+    def owners(self, sequence: Any) -> tuple[Any, Any]:
+        """The first and the last unit that have a piece of a sequence; whatever the schedule says, there are such."""
+        owner = self.count + sequence
+        first = T.clamp(self.schedule[owner, FIRST], 0, self.count - 1)
+        return first, T.clamp(self.schedule[owner, BEGIN], 0, self.count - 1)
+
+    def slot(self, unit: Any, is_first: Any) -> Any:
+        """Where a unit leaves what came of its first piece, or of its last: all others are whole sequences."""
+        return 2 * unit + T.if_then_else(is_first, 0, 1)
+
+    @T.macro
+    def leave(self, unit: Any, piece: Any, sums: Any, weight: Any, log_sum: Any, first: Any, column: int = 0) -> None:
+        """Rows of `sums` times their weights, from row `first` and `column` on, and what to weigh them with beside
+        other pieces.
+        """
+        slot = self.slot(unit, piece == 0)
+        if column == 0:
+            for i in T.Parallel(sums.shape[0]):
+                self.part_lse[slot, first + i] = log_sum[i]
+        for i, c in T.Parallel(*sums.shape):
+            self.part[slot, first + i, column + c] = sums[i, c] * weight[i]
+
+
+@jit
+def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
+    """`combine` for the sequences that several units share, in the order of their units.
+
+    Blocks of ROWS rows, of which most sequences need none: a block for each row would take as long to start as to work.
+    """
+    accum = compute_dtype(dtype)
+    infinity = T.infinity(accum)
+    rows, batch, outer, inner = T.dynamic("rows, batch, outer, inner")
+    schedule_type, part_type, lse_type = scheduled_types(rows, latent, accum)
+
+    @T.prim_func
+    def combine_pieces(
+        schedule: schedule_type,
+        part: part_type,
+        part_lse: lse_type,
+        out: strided("out", (batch, outer, inner, latent), dtype, multiple=latent),
+        lse: T.Tensor((batch, rows), accum),
+    ):
+        with T.Kernel(T.ceildiv(rows, ROWS), batch, threads=256) as (bx, bz):
+            units, row = Units(schedule, part, part_lse, batch), bx * ROWS
+            first, last = units.owners(bz)
+            if first < last:
+                behind = T.if_then_else(schedule[first, FIRST] == bz, 0, 1)  # the first unit left its last piece
+                peak, old, fade, total = (T.alloc_fragment((ROWS,), accum) for _ in range(4))
+                sums = T.alloc_fragment((ROWS, latent), accum)
+                values = [T.alloc_fragment((ROWS, latent), accum) for _ in AHEAD]
+                weights = [T.alloc_fragment((ROWS,), accum) for _ in AHEAD]
+                T.fill(peak, -infinity)
+                T.clear(total)
+                T.clear(sums)
+                for turn in T.serial(T.ceildiv(last - first + 1, len(AHEAD))):
+                    for n, value, weight in zip(AHEAD, values, weights, strict=True):
+                        unit = first + turn * len(AHEAD) + n
+                        slot = 2 * unit + T.if_then_else(unit == first, behind, 0)
+                        for i in T.Parallel(ROWS):
+                            weight[i] = T.if_then_else(unit <= last, part_lse[slot, row + i], -infinity)
+                        for i, c in T.Parallel(ROWS, latent):
+                            value[i, c] = T.if_then_else(unit <= last, part[slot, row + i, c], 0.0)
+                    for i in T.Parallel(ROWS):
+                        old[i] = peak[i]
+                        for weight in weights:
+                            peak[i] = T.max(peak[i], weight[i])
+                        level = T.if_then_else(peak[i] == -infinity, 0.0, peak[i])
+                        fade[i] = T.exp(old[i] - level)
+                        total[i] *= fade[i]
+                        for weight in weights:
+                            weight[i] = T.exp(weight[i] - level)
+                            total[i] += weight[i]
+                    for i, c in T.Parallel(ROWS, latent):
+                        sums[i, c] *= fade[i]
+                        for value, weight in zip(values, weights, strict=True):
+                            sums[i, c] += value[i, c] * weight[i]
+                for i in T.Parallel(ROWS):
+                    lse[bz, row + i] = peak[i] + T.log(T.max(total[i], 1.0))
+                    fade[i] = 1.0 / T.max(total[i], 1.0)
+                for i, c in T.Parallel(ROWS, latent):
+                    out[bz, (row + i) // inner, (row + i) % inner, c] = T.cast(sums[i, c] * fade[i], dtype)
+
+    return combine_pieces
+
+
+def combine_scheduled(
+    schedule: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    machine: Machine,
+) -> None:  # fmt: skip
+    """What units left into `out` `[B, Sq, H, C]` and contiguous `lse` `[B, Sq, H]`."""
+    machine.kernel(combine_pieces)(out.dtype, part.shape[2])(schedule, part, part_lse, out, lse.flatten(1))

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalisation over the last dimension: RMS norm (arXiv:1910.07467) and layer norm (arXiv:1607.06450).
+
+Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and returns fresh contiguous ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import (
+    Machine,
+    as_rows,
+    compute_dtype,
+    dynamic,
+    has_kernels,
+    into,
+    machine_of,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.epilogue.emit import activate
+from torch_tile.kernels.epilogue.program import torch_functions
+from torch_tile.kernels.norm.tiling import Config, config_for
+
+
+def rms_norm_dtype(x: torch.dtype, weight: torch.dtype | None, cast_first: bool) -> torch.dtype:
+    """The dtype of `rms_norm`'s y: x's, but promoted with the weight's where the product comes after the cast."""
+    return torch.promote_types(x, weight) if weight is not None and cast_first else x
+
+
+def rms_norm_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "none",
+    weight_offset: float = 0.0,
+    cast_first: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`activation(s / sqrt(mean(s^2) + eps) * (weight + weight_offset))` of `s = x + residual`, by rows.
+
+    x and residual `[..., N]`, of one dtype; weight `[N]`. `s` is rounded to x's dtype before it is normalised in
+    float32 (float64 for float64). With `cast_first` the normalised row is rounded to x's dtype and then multiplied, in
+    the promoted dtype of x and weight (transformers' order); else it is multiplied first and rounded once, as
+    `F.rms_norm` does. The activation is computed in float32, before the last rounding.
+    Returns y `[..., N]` and `s`, None without a residual.
+    """
+    compute = compute_dtype(x.dtype)
+    total = x if residual is None else x + residual
+    s = total.to(compute)
+    rstd = torch.rsqrt(s.square().mean(-1, keepdim=True) + eps)
+    y = s * rstd
+    dtype = rms_norm_dtype(x.dtype, None if weight is None else weight.dtype, cast_first)
+    if weight is not None:
+        if cast_first:
+            y = y.to(x.dtype).to(dtype) * (weight + weight_offset if weight_offset else weight).to(dtype)
+        else:
+            y = y * (weight.to(compute) + weight_offset)
+    if activation != "none":
+        y = torch_functions()[activation](y.to(compute))
+    return y.to(dtype).contiguous(), None if residual is None else total.contiguous()
+
+
+def layer_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, in float32 (float64 for float64).
+
+    x `[..., N]`, weight and bias `[N]`. Returns y in x's dtype.
+    """
+    compute = compute_dtype(x.dtype)
+    s = x.to(compute)
+    mean = s.mean(-1, keepdim=True)
+    rstd = torch.rsqrt((s - mean).square().mean(-1, keepdim=True) + eps)
+    y = (s - mean) * rstd
+    if weight is not None:
+        y = y * weight.to(compute)
+    if bias is not None:
+        y = y + bias.to(compute)
+    return y.to(x.dtype).contiguous()
+
+
+@dataclass(frozen=True)
+class RmsForm:
+    """What an RMS norm is compiled for, besides its `Config`."""
+
+    dtype: torch.dtype
+    weight: torch.dtype | None
+    residual: bool
+    activation: str
+    cast_first: bool
+    offset: bool
+
+
+def weighted(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
+    """A normalised element times its weight, rounded where `rms_norm_reference` rounds."""
+    compute, out = compute_dtype(form.dtype), rms_norm_dtype(form.dtype, form.weight, form.cast_first)
+    if form.weight is None:
+        return normalised
+    if not form.cast_first:
+        return normalised * (T.cast(weight, compute) + offset)
+    wide = torch.promote_types(compute, out)
+    factor = T.cast(weight, wide)
+    if form.offset:
+        factor = T.cast(T.cast(factor + offset, form.weight), wide)
+    return T.cast(T.cast(T.cast(normalised, form.dtype), wide) * factor, out)
+
+
+def factors_type(config: Config, n: Any, dtype: torch.dtype) -> Any:
+    """The type of a weight or bias, which may begin anywhere where rows may."""
+    return T.Tensor((n,), dtype, align=16 if config.vector > 1 else dtype.itemsize)
+
+
+def mean_of(config: Config, total: Any, n: Any) -> Any:
+    """A row's sum over its length; a constant length needs no division."""
+    return total * (1.0 / n) if config.exact else total / T.cast(n, total.dtype)
+
+
+@T.macro
+def finish(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
+    """An element of the result: weighted, activated, rounded."""
+    value = T.cast(weighted(form, normalised, weight, offset), compute_dtype(form.dtype))
+    out = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
+    return T.cast(activate(form.activation, value, quick=out.itemsize <= 2), out)
+
+
+@T.macro
+def load_sum(form: RmsForm, x: Any, operands: Any, tile: Any, row: Any, col: Any) -> None:
+    """A tile of `x`, or of `x + residual` rounded to x's dtype; the residual is the last operand but one."""
+    if not form.residual:
+        T.copy(x[row, col], tile)
+        return
+    for i, j in T.Parallel(*tile.shape):
+        both = T.cast(x[row + i, col + j], tile.dtype) + T.cast(operands[-2][row + i, col + j], tile.dtype)
+        tile[i, j] = T.cast(T.cast(both, form.dtype), tile.dtype)
+
+
+@jit
+def rms_norm_rows(config: Config, form: RmsForm) -> Any:
+    """RMS norm of `[m, n]`, by tiles of rows; a row longer than a tile is read again for its result."""
+    rows, width = config.rows, config.width
+    compute = compute_dtype(form.dtype)
+    out_dtype = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
+    m, n = T.dynamic("m"), width if config.exact else dynamic("n", config.vector)
+    row_type, residual = (strided(name, (m, n), form.dtype, multiple=config.vector) for name in ("x", "residual"))
+    weights = [] if form.weight is None else [factors_type(config, n, form.weight)]
+    extras = [residual, T.Tensor((m, n), form.dtype)] if form.residual else []
+
+    @T.prim_func
+    def rms_norm(
+        x: row_type,
+        *operands: [*weights, *extras],
+        y: T.Tensor((m, n), out_dtype),
+        eps: compute,
+        offset: compute,
+    ):
+        with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
+            tile = T.alloc_fragment((rows, width), compute)
+            squares = T.alloc_fragment((rows, width), compute)
+            total = T.alloc_fragment((rows,), compute)
+            scale = T.alloc_fragment((rows,), compute)
+            if config.lanes:
+                T.annotate_layout({tile: config.layout})
+            T.clear(total)
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                load_sum(form, x, operands, tile, bx * rows, step * width)
+                if form.residual:
+                    T.copy(tile, operands[-1][bx * rows, step * width])
+                for i, j in T.Parallel(rows, width):
+                    squares[i, j] = tile[i, j] * tile[i, j]
+                T.reduce_sum(squares, total, dim=1, clear=False)
+            for i in T.Parallel(rows):
+                scale[i] = T.rsqrt(mean_of(config, total[i], n) + eps)
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                if not config.whole:
+                    load_sum(form, x, operands, tile, bx * rows, step * width)
+                for i, j in T.Parallel(rows, width):
+                    col = step * width + j
+                    weight = operands[0][col] if weights else 1.0
+                    y[bx * rows + i, col] = finish(form, tile[i, j] * scale[i], weight, offset)
+
+    return rms_norm
+
+
+@jit
+def layer_norm_rows(config: Config, dtype: torch.dtype, weight: torch.dtype | None, bias: torch.dtype | None) -> Any:
+    """Layer norm of `[m, n]`, by tiles of rows: mean, then variance about it, then the result."""
+    rows, width = config.rows, config.width
+    compute = compute_dtype(dtype)
+    m, n = T.dynamic("m"), width if config.exact else dynamic("n", config.vector)
+    factors = [factors_type(config, n, t) for t in (weight, bias) if t is not None]
+
+    @T.prim_func
+    def layer_norm(
+        x: strided("x", (m, n), dtype, multiple=config.vector),
+        *operands: factors,
+        y: T.Tensor((m, n), dtype),
+        eps: compute,
+    ):
+        with T.Kernel(T.ceildiv(m, rows), threads=config.threads) as bx:
+            tile = T.alloc_fragment((rows, width), compute)
+            squares = T.alloc_fragment((rows, width), compute)
+            total = T.alloc_fragment((rows,), compute)
+            centre = T.alloc_fragment((rows,), compute)
+            scale = T.alloc_fragment((rows,), compute)
+            if config.lanes:
+                T.annotate_layout({tile: config.layout})
+
+            T.clear(total)
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                T.copy(x[bx * rows, step * width], tile)
+                T.reduce_sum(tile, total, dim=1, clear=False)
+            for i in T.Parallel(rows):
+                centre[i] = mean_of(config, total[i], n)
+
+            T.clear(total)
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                if not config.whole:
+                    T.copy(x[bx * rows, step * width], tile)
+                for i, j in T.Parallel(rows, width):
+                    far = tile[i, j] - centre[i]
+                    # The condition stands in the expression, so that the CPU's loop is split where it turns false.
+                    distance = far if config.exact else T.if_then_else(step * width + j < n, far, 0.0)
+                    squares[i, j] = distance * distance
+                T.reduce_sum(squares, total, dim=1, clear=False)
+            for i in T.Parallel(rows):
+                scale[i] = T.rsqrt(mean_of(config, total[i], n) + eps)
+
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                if not config.whole:
+                    T.copy(x[bx * rows, step * width], tile)
+                for i, j in T.Parallel(rows, width):
+                    col = step * width + j
+                    normalised = (tile[i, j] - centre[i]) * scale[i]
+                    factor = 1.0 if weight is None else T.cast(operands[0][col], compute)
+                    shift = 0.0 if bias is None else T.cast(operands[-1][col], compute)
+                    y[bx * rows + i, col] = T.cast(normalised * factor + shift, dtype)
+
+    return layer_norm
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "none",
+    weight_offset: float = 0.0,
+    cast_first: bool = True,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+    total: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See `rms_norm_reference`; `config` overrides the choice of `config_for`.
+
+    `out` for y and, with a residual, `total` for the sum may be given, contiguous.
+    """
+    if not has_kernels(x) or not x.numel():
+        y, both = rms_norm_reference(x, weight, residual, eps, activation, weight_offset, cast_first)
+        return into(out, y), None if both is None else into(total, both)
+    form = RmsForm(
+        x.dtype, None if weight is None else weight.dtype, residual is not None, activation, cast_first,
+        weight_offset != 0.0,
+    )  # fmt: skip
+    rows = as_rows(x)
+    if out is None:
+        out = torch.empty(x.shape, dtype=rms_norm_dtype(x.dtype, form.weight, cast_first), device=x.device)
+    operands = [] if weight is None else [weight.contiguous()]
+    if residual is not None:
+        total = torch.empty(x.shape, dtype=x.dtype, device=x.device) if total is None else total
+        operands += [as_rows(residual), total.view(rows.shape)]
+    machine = machine_of(x)
+    config = config or _config_for((rows, *operands, out.view(rows.shape)), machine)
+    kernel = machine.kernel(rms_norm_rows)(config, form)
+    kernel(rows, *operands, out.view(rows.shape), float(eps), float(weight_offset))
+    return out, None if residual is None else total
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    config: Config | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `layer_norm_reference`; `config` overrides the choice of `config_for`. `out` may be given, contiguous."""
+    if not has_kernels(x) or not x.numel():
+        return into(out, layer_norm_reference(x, weight, bias, eps))
+    rows = as_rows(x)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    operands = [t.contiguous() for t in (weight, bias) if t is not None]
+    dtypes = [None if t is None else t.dtype for t in (weight, bias)]
+    machine = machine_of(x)
+    config = config or _config_for((rows, *operands, y.view(rows.shape)), machine)
+    kernel = machine.kernel(layer_norm_rows)(config, x.dtype, *dtypes)
+    kernel(rows, *operands, y.view(rows.shape), float(eps))
+    return y
+
+
+def _config_for(operands: Sequence[torch.Tensor], machine: Machine) -> Config:
+    """The cut for operands of which the first is `[m, n]`."""
+    n = operands[0].shape[-1]
+    wide = operands[0].dtype == torch.float64
+    return config_for(n, vector_of(operands, (n,)) if machine.is_gpu else 1, machine, wide)

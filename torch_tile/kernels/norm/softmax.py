@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Softmax over any one dimension.
+
+Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and returns a fresh contiguous one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+import torch_tile.language as T
+from torch_tile.jit import jit
+from torch_tile.kernels.common import (
+    compute_dtype,
+    dynamic,
+    has_kernels,
+    into,
+    is_unit,
+    machine_of,
+    strided,
+    vector_of,
+)
+from torch_tile.kernels.norm.tiling import Config, config_for
+
+
+def reference(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Softmax of x (any shape) over `dim`, in float32 (float64 if x or `dtype` is), rounded once to `dtype` or x's."""
+    dtype = x.dtype if dtype is None else dtype
+    compute = compute_dtype(torch.promote_types(x.dtype, dtype))
+    return torch.softmax(x.to(compute), dim).to(dtype).contiguous()
+
+
+@jit
+def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, unit: bool) -> Any:
+    """`out[o, i, :] = softmax(x[o, i, :])`; rows are dense in both tensors with `unit`, else have any stride."""
+    compute = compute_dtype(torch.promote_types(dtype, out_dtype))
+    rows, width = config.rows, config.width
+    outer, inner = T.dynamic("outer, inner")
+    n = width if config.exact else dynamic("n", config.vector)
+    shape = (outer, inner, n)
+    x_type = strided("x", shape, dtype, unit, config.vector)
+    out_type = strided("out", shape, out_dtype, unit, config.vector)
+
+    @T.prim_func
+    def softmax(x: x_type, out: out_type):
+        with T.Kernel(T.ceildiv(inner, rows), outer, threads=config.threads) as (bx, by):
+            tile = T.alloc_fragment((rows, width), compute)
+            peak = T.alloc_fragment((rows,), compute)
+            old_peak = T.alloc_fragment((rows,), compute)
+            base = T.alloc_fragment((rows,), compute)
+            total = T.alloc_fragment((rows,), compute)
+            tile_total = T.alloc_fragment((rows,), compute)
+            if config.lanes:
+                T.annotate_layout({tile: config.layout})
+            T.fill(peak, -T.infinity(compute))
+            T.clear(total)
+
+            for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
+                for i, j in T.Parallel(rows, width):
+                    value = T.cast(x[by, bx * rows + i, step * width + j], compute)
+                    inside = config.exact or step * width + j < n
+                    tile[i, j] = T.if_then_else(inside, value, -T.infinity(compute))
+                T.copy(peak, old_peak)
+                T.reduce_max(tile, peak, dim=1, clear=False)
+                for i in T.Parallel(rows):
+                    base[i] = T.if_then_else(peak[i] == -T.infinity(compute), 0.0, peak[i])  # nothing but -inf so far
+                for i, j in T.Parallel(rows, width):
+                    tile[i, j] = T.exp(tile[i, j] - base[i])
+                T.reduce_sum(tile, tile_total, dim=1)
+                for i in T.Parallel(rows):
+                    total[i] = total[i] * T.exp(old_peak[i] - base[i]) + tile_total[i]
+
+            for i in T.Parallel(rows):
+                total[i] = 1.0 / total[i]
+            if config.whole:
+                for i, j in T.Parallel(rows, width):
+                    out[by, bx * rows + i, j] = T.cast(tile[i, j] * total[i], out_dtype)
+            else:
+                for step in T.serial(T.ceildiv(n, width)):
+                    for i, j in T.Parallel(rows, width):
+                        value = T.cast(x[by, bx * rows + i, step * width + j], compute)
+                        part = T.exp(value - base[i]) * total[i]
+                        out[by, bx * rows + i, step * width + j] = T.cast(part, out_dtype)
+
+    return softmax
+
+
+def softmax(
+    x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See `reference`. `out` may be given, contiguous."""
+    if not has_kernels(x):
+        return into(out, reference(x, dim, dtype))
+    if out is None:
+        out = torch.empty_like(x, dtype=x.dtype if dtype is None else dtype, memory_format=torch.contiguous_format)
+    if out.numel():
+        run(x, dim, out)
+    return out
+
+
+def run(x: torch.Tensor, dim: int, out: torch.Tensor, config: Config | None = None) -> None:
+    """`softmax` into `out`, which must be contiguous and not empty; `config` overrides the choice of `config_for`."""
+    if x.dim() == 0:
+        x, out, dim = x[None], out[None], 0
+    dim %= x.dim()
+    target = _as_outer_inner_n(out, dim)
+    source = _as_outer_inner_n(x, dim)
+    source = _as_outer_inner_n(x.contiguous(), dim) if source is None else source
+    assert source is not None and target is not None  # contiguous tensors have such views
+    unit = is_unit(source) and is_unit(target)
+    machine, n = machine_of(x), source.shape[-1]
+    vector = vector_of((source, target), (n,)) if machine.is_gpu and unit else 1
+    config = config or config_for(n, vector, machine, x.dtype == torch.float64)
+    machine.kernel(softmax_rows)(config, x.dtype, out.dtype, unit)(source, target)
+
+
+def _as_outer_inner_n(x: torch.Tensor, dim: int) -> torch.Tensor | None:
+    """`x` as `[outer, inner, N]`: the dimensions before `dim`, those after it, and `dim`; None if no view does that."""
+    outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+    if inner == 1:  # let the rows be the inner ones, of which a block takes several
+        outer, inner = 1, outer
+    try:
+        return x.movedim(dim, -1).view(outer, inner, x.shape[dim])
+    except (RuntimeError, ValueError):  # the latter of tensors without memory, which Inductor asks for a plan
+        return None

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A statement as it runs in one iteration of a pipelined loop: with its values, versions of tiles and names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Address, Expr, Load, Var, const
+from torch_tile.ir.layout import Digit
+from torch_tile.ir.node import Rewriter
+from torch_tile.ir.stmt import Alloc, For, Let, Store
+
+E = TypeVar("E", Load, Address, Store)
+
+
+class Instance(Rewriter):
+    """Rewrites statements: variables become `values`, and tiles in `versions` (by identity) one version of another.
+
+    With `fresh`, names and buffers that a statement binds are new ones, so that it may stand beside the original.
+    """
+
+    def __init__(self, values: Mapping[int, Expr], versions: Mapping[int, tuple[Buffer, Expr]], fresh: bool):
+        self.values = dict(values)
+        self.versions = versions
+        self.buffers: dict[int, Buffer] = {}
+        self.fresh = fresh
+
+    def Buffer(self, buffer: Buffer) -> Buffer:
+        """The copy of a buffer that a fresh statement allocates itself."""
+        return self.buffers.get(id(buffer), buffer)
+
+    def _renamed(self, var: Var) -> Var:
+        if not self.fresh:
+            return var
+        new = Var(var.name, var.type, var.role)
+        self.values[id(var)] = new
+        return new
+
+    def Let(self, let: Let) -> Let:
+        """The value does not see the name."""
+        value = self(let.value)
+        var = self._renamed(let.var)
+        return let if value is let.value and var is let.var else Let(var, value, span=let.span)
+
+    def For(self, loop: For) -> For:
+        """The bounds do not see the variables."""
+        starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
+        if not self.fresh:
+            return self.children(loop)
+        names = tuple(map(self._renamed, loop.vars))
+        return replace(loop, vars=names, starts=starts, stops=stops, body=self(loop.body))
+
+    def Alloc(self, node: Alloc) -> Alloc:
+        """A buffer of this iteration."""
+        if not self.fresh:
+            return self.children(node)
+        old = node.buffer
+        new = Buffer(old.name, old.shape, old.dtype, old.scope, old.strides, old.origin, old.layout)
+        self.buffers[id(old)] = new
+        return Alloc(new, None if node.init is None else self(node.init), span=node.span)
+
+    def Region(self, region: Region) -> Region:
+        """A box of one version."""
+        found = self.versions.get(id(region.buffer))
+        if found is None:
+            return self.children(region)
+        ranges = tuple(map(self, region.ranges))
+        return Region(found[0], (Range(found[1], const(1, int32), keep=False), *ranges), span=region.span)
+
+    def Load(self, load: Load) -> Load:
+        """An element of one version."""
+        return self._element(load)
+
+    def Address(self, address: Address) -> Address:
+        """The place of an element of one version."""
+        return self._element(address)
+
+    def Store(self, store: Store) -> Store:
+        """An element of one version."""
+        return self._element(store)
+
+    def _element(self, node: E) -> E:
+        new: E = self.children(node)
+        found = self.versions.get(id(node.buffer))
+        return new if found is None else replace(new, buffer=found[0], indices=(found[1], *new.indices))
+
+    def Var(self, var: Var) -> Expr:
+        """What a variable stands for in this iteration."""
+        return self.values.get(id(var), var)
+
+
+def versions_of(tile: Buffer, count: int) -> Buffer:
+    """Memory for `count` tiles, the version first."""
+    layout = tile.layout
+    if layout is not None:
+        layout = replace(layout, dims=((Digit(count, layout.extent("m"), "m"),), *layout.dims))
+    return Buffer(tile.name, (const(count, int32), *tile.shape), tile.dtype, tile.scope, layout=layout, span=tile.span)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which values of an index are certainly reached: loops, names and branches around it, followed with numbers.
+
+Nothing is claimed where memory, a run-time size, an intrinsic or a statement that leaves a loop has a say. Of a loop
+or a grid that ends at a run-time size only the first turn is looked at, as if the size were large enough for one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.expr import Call, Expr, Load, Scalar, Var, to_expr
+from torch_tile.ir.node import Node, children, contents, find, symbols
+from torch_tile.ir.stmt import Assert, Break, Continue, For, Kernel, Stmt, While
+
+BUDGET = 512  # numbers given to variables in one search
+SIZE = 0  # stands for every size known only at run time
+Roots = frozenset[int]
+NONE: Roots = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """`var` runs from `start` while below `stop`; to `stop` None it takes `start` only."""
+
+    var: Var
+    start: Expr
+    stop: Expr | None
+    step: int
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """A name for a value."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """A condition that holds, or does not."""
+
+    condition: Expr
+    holds: bool
+
+
+Step = Turns | Named | Passed
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """What decides whether a place is reached, outermost first; never changed. `steps` None: something unknown does.
+
+    `roots` says for each variable (by identity) from which loop, block and thread variables it follows.
+    """
+
+    steps: tuple[Step, ...] | None = ()
+    roots: Mapping[int, Roots] = field(default_factory=dict)
+
+    def kernel(self, kernel: Kernel) -> Path:
+        """Inside a kernel."""
+        new = self
+        for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
+            new = new.turns(var, 0, extent)
+        return new if kernel.thread is None else new.turns(kernel.thread, 0, math.prod(kernel.threads))
+
+    def loop(self, loop: For) -> Path:
+        """Inside a loop."""
+        if _ends(loop.body, True):
+            return LOST
+        new = self
+        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
+            new = new.turns(var, start, stop, loop.step)
+        return new
+
+    def turns(self, var: Var, start: Expr | int, stop: Expr | int, step: int = 1) -> Path:
+        """Where a variable takes each of these values."""
+        first, last = to_expr(start), to_expr(stop)
+        low, high = self._roots(first), self._roots(last)
+        if self.steps is None or low is None or high is None:
+            return LOST
+        if SIZE in low | high and (low or high != {SIZE}):
+            return LOST
+        taken = Turns(var, first, None if SIZE in high else last, step)
+        return Path((*self.steps, taken), {**self.roots, id(var): frozenset((id(var),))})
+
+    def under(self, condition: Expr, holds: bool = True) -> Path:
+        """Where a condition holds, or does not."""
+        roots = self._roots(condition)
+        if self.steps is None or roots is None or SIZE in roots:
+            return LOST
+        return replace(self, steps=(*self.steps, Passed(condition, holds)))
+
+    def after(self, one: Stmt) -> Path:
+        """Behind a statement of the same block."""
+        if self.steps is None:
+            return self
+        if isinstance(one, Assert):
+            return self.under(one.condition)
+        return LOST if _ends(one, False) else self
+
+    def define(self, var: Var, value: Expr) -> Path:
+        """After `var = value`."""
+        roots = self._roots(value)
+        if self.steps is None or roots is None:
+            return self
+        steps = self.steps if SIZE in roots else (*self.steps, Named(var, value))
+        return Path(steps, {**self.roots, id(var): roots})
+
+    def where(self, fails: Expr, shown: Sequence[Expr], ranges: Ranges) -> tuple[list[int], dict[str, int]] | None:
+        """Of one way in which this place is reached and `fails` holds: values of `shown`, and of variables behind."""
+        roots = [self._roots(e) for e in (fails, *shown)]
+        if self.steps is None or any(r is None or SIZE in r for r in roots):
+            return None
+        found = _Search(self.steps, (fails, *shown), ranges).run()
+        if found is None:
+            return None
+        behind = NONE.union(*(r for r in roots if r is not None))
+        made = {s.var.name: int(found[s.var]) for s in self.steps if isinstance(s, Turns) and id(s.var) in behind}
+        return [int(evaluate(e, found)) for e in shown], made
+
+    def _roots(self, expr: Expr) -> Roots | None:
+        """From which variables a value follows; None if also from something else."""
+        if contents(expr) & (Load.bit | Call.bit) and any(not _is_abs(n) for n in find(expr, Load, Call)):
+            return None
+        found = NONE
+        for var in find(expr, Var):
+            roots = frozenset((SIZE,)) if var.role in ("dim", "param") else self.roots.get(id(var))
+            if roots is None:
+                return None
+            found |= roots
+        return found
+
+
+LOST = Path(None)
+
+
+class _Search:
+    """Tries numbers for the variables of a path, the outermost first, until a condition holds where they lead."""
+
+    def __init__(self, steps: Sequence[Step], asked: Sequence[Expr], ranges: Ranges):
+        self.fails, self.ranges, self.left = asked[0], ranges, BUDGET
+        needed = set(NONE.union(*map(symbols, asked)))
+        kept: list[Step] = []
+        for step in reversed(steps):
+            if isinstance(step, Named) and id(step.var) not in needed:
+                continue
+            kept.append(step)
+            for e in _expressions(step):
+                needed |= symbols(e)
+        self.steps = kept[::-1]
+        self.idle = {id(s.var) for s in self.steps if isinstance(s, Turns) and id(s.var) not in needed}
+        self.whole = self._whole()
+
+    def _whole(self) -> set[int]:
+        """Variables of which every value is tried: those with the fewest, as long as the budget lasts."""
+        widths = []
+        for step in self.steps:
+            if isinstance(step, Turns) and step.stop is not None and id(step.var) not in self.idle:
+                known = self.ranges.interval(step.var)
+                widths.append((known.high - known.low + 1, id(step.var)))
+        found, total = set(), 1.0
+        for n, (width, var) in enumerate(sorted(widths)):
+            total *= max(width, 1)
+            if total * 4 ** (len(widths) - n - 1) > BUDGET:
+                break
+            found.add(var)
+        return found
+
+    def run(self) -> dict[Var, Scalar] | None:
+        """The numbers of all variables, if some were found."""
+        return self._from(0, {})
+
+    def _from(self, n: int, values: dict[Var, Scalar]) -> dict[Var, Scalar] | None:
+        """With the steps before the `n`-th taken."""
+        try:
+            while n < len(self.steps) and not isinstance(step := self.steps[n], Turns):
+                if isinstance(step, Named):
+                    values = {**values, step.var: evaluate(step.value, values)}
+                elif bool(evaluate(step.condition, values)) is not step.holds:
+                    return None
+                n += 1
+            if n == len(self.steps):
+                return values if evaluate(self.fails, values) else None
+            step = self.steps[n]
+            assert isinstance(step, Turns)
+            start = int(evaluate(step.start, values))
+            stop = start + 1 if step.stop is None else int(evaluate(step.stop, values))
+        except (KeyError, ValueError, ArithmeticError):  # has no value
+            return None
+        for number in self._numbers(step, start, stop):
+            self.left -= 1
+            if self.left < 0:
+                return None
+            found = self._from(n + 1, {**values, step.var: number})
+            if found is not None:
+                return found
+        return None
+
+    def _numbers(self, step: Turns, start: int, stop: int) -> Iterator[int]:
+        """Values of a variable to try: all, or the ends of its range as a loop and as conditions around narrow it."""
+        turns = range(start, stop, step.step)
+        if not turns or id(step.var) in self.idle:
+            yield from turns[:1]
+        elif id(step.var) in self.whole:
+            yield from turns
+        else:
+            known = self.ranges.interval(step.var)
+            low, high = max(known.low, turns[0]), min(known.high, turns[-1])
+            ends = [turns[-1], turns[0]]
+            if low <= high:
+                ends += [turns[(int(high) - start) // step.step], turns[-(-(int(low) - start) // step.step)]]
+            yield from dict.fromkeys(ends)
+
+
+def _expressions(step: Step) -> tuple[Expr, ...]:
+    if isinstance(step, Turns):
+        return (step.start,) if step.stop is None else (step.start, step.stop)
+    return (step.value if isinstance(step, Named) else step.condition,)
+
+
+def _ends(one: Node, turns: bool) -> bool:
+    """Whether a statement may keep what comes behind it from being run: in its block, or in later turns of a loop."""
+    if not contents(one) & (Assert.bit | Break.bit | Continue.bit | While.bit):
+        return False
+    if isinstance(one, Assert | Break | While):
+        return True
+    if isinstance(one, Continue):
+        return not turns
+    if isinstance(one, For):
+        return any(True for _ in find(one, Assert, While))
+    return any(_ends(child, turns) for child in children(one))
+
+
+def _is_abs(node: Load | Call) -> bool:
+    return isinstance(node, Call) and node.name == "abs"

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rewriter that knows, wherever it is, what holds there: ranges of variables, conditions passed, values of names."""
+
+from __future__ import annotations
+
+import math
+
+from torch_tile.ir import stmt
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.divisor import divides, divisor_of
+from torch_tile.ir.expr import Call, Expr, Select, Var, unary
+from torch_tile.ir.node import N, Rewriter
+from torch_tile.ir.stmt import Block, For, If, Kernel, Let, Role, Stmt
+from torch_tile.ir.substitute import Substitute
+
+
+class Known(Rewriter):
+    """Carries `ranges` through kernels, loops, branches and names; unchanged nodes stay the same objects."""
+
+    thread: Var | None = None  # of the kernel
+
+    def __init__(self) -> None:
+        self.ranges = Ranges()
+        self.names: dict[int, Expr] = {}  # what names stand for
+        self.values = Substitute(self.names)
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        """Block indices are below the grid, the thread below the number of threads."""
+        ranges = self.ranges.kernel(kernel)
+        self.thread = kernel.thread
+        if kernel.thread is not None:
+            ranges = ranges.loop(kernel.thread, 0, math.prod(kernel.threads))
+        return self.within(ranges, kernel)
+
+    def Role(self, role: Role) -> Stmt:
+        """The thread is one of the role's."""
+        if self.thread is None:
+            return self.children(role)
+        last = role.first + role.count - 1
+        return self.within(self.ranges.within(self.thread, role.first, last), role)
+
+    def For(self, loop: For) -> Stmt:
+        """Loop variables are inside their bounds."""
+        return self.within(self.entered(loop), loop)
+
+    def entered(self, loop: stmt.For) -> Ranges:
+        """What is known inside a loop."""
+        ranges = self.ranges
+        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
+            ranges = ranges.loop(var, start, stop, loop.step)
+            if loop.step > 1:
+                multiple = math.gcd(loop.step, divisor_of(self.values(start), self.ranges))
+                self.names[id(var)] = Var(var.name, var.type, var.role, multiple)
+        return ranges
+
+    def If(self, node: If) -> Stmt:
+        """Each branch knows which one it is."""
+        condition = self(node.condition)
+        then = self.under(node.condition, node.then)
+        otherwise = self.under(unary("not", node.condition), node.otherwise)
+        if condition is node.condition and then is node.then and otherwise is node.otherwise:
+            return node
+        return If(condition, then, otherwise, span=node.span)
+
+    def Block(self, block: Block) -> Block:
+        """Names are known to the end of their block."""
+        outer = self.ranges
+        new = []
+        for one in block.stmts:
+            new.append(self(one))
+            if isinstance(one, Let):
+                value = one.value
+                if isinstance(value, Call) and value.name == "here":  # which is its operand
+                    value = value.args[0]
+                self.ranges = self.ranges.define(one.var, value)
+                if one.var.dtype.is_integer:
+                    self.names[id(one.var)] = self.values(value)
+        self.ranges = outer
+        unchanged = all(a is b for a, b in zip(new, block.stmts, strict=True))
+        return block if unchanged else Block(tuple(new), span=block.span)
+
+    def Select(self, node: Select) -> Expr:
+        """Each value is computed only where it is chosen."""
+        condition = self(node.condition)
+        a = self.under(node.condition, node.a)
+        b = self.under(unary("not", node.condition), node.b)
+        if condition is node.condition and a is node.a and b is node.b:
+            return node
+        return Select(condition, a, b, span=node.span)
+
+    def divides(self, by: int, expr: Expr) -> bool:
+        """Whether `by` certainly divides `expr`, whose names may stand for products."""
+        return divides(by, self.values(expr), self.ranges)
+
+    def under(self, condition: Expr, node: N) -> N:
+        """`node` rewritten where `condition` holds."""
+        outer, self.ranges = self.ranges, self.ranges.assume(condition)
+        new = self(node)
+        self.ranges = outer
+        return new  # type: ignore[no-any-return]
+
+    def within(self, ranges: Ranges, node: N) -> N:
+        """`node` with its children rewritten under `ranges`."""
+        outer, self.ranges = self.ranges, ranges
+        new = self.children(node)
+        self.ranges = outer
+        return new
+
+
+Known.handled = 0  # these methods only lead to what others seek

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Integer expressions of the thread and of loops with known bounds, computed by NumPy for all threads and turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from torch_tile.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from torch_tile.ir.node import children, contains, find, symbols
+
+
+def is_unsure(e: Expr) -> bool:
+    """Whether a value may differ between threads, by their index, memory or names of loaded values."""
+    return contains(e, Load, Call) or any(var.role in ("thread", "let") for var in find(e, Var))
+
+
+class Numbers:
+    """Integer expressions of the thread and of some loop variables, computed for all of them at once.
+
+    Arrays of each have one axis of their own, so that what does not depend on a loop is computed once.
+    """
+
+    def __init__(self, values: Mapping[int, Any], thread: Any):
+        self.values, self.thread = values, thread
+
+    def knows(self, e: Expr) -> bool:
+        """Whether `e` can be computed."""
+        if isinstance(e, Var):
+            return e.role == "thread" or id(e) in self.values
+        known = isinstance(e, Const | Unary | Select) or (isinstance(e, Binary) and e.op in _operators())
+        known = known or (isinstance(e, Cast) and e.type.is_integer)
+        return known and not e.dtype.is_float and all(self.knows(c) for c in children(e) if isinstance(c, Expr))
+
+    def touches(self, e: Expr) -> bool:
+        """Whether `e` depends on the thread or on a loop, or may do so through memory."""
+        return not symbols(e).isdisjoint(self.values) or is_unsure(e)
+
+    def __call__(self, e: Expr) -> Any:
+        """The values of `e`."""
+        import numpy as np
+
+        if isinstance(e, Var):
+            return self.thread if e.role == "thread" else self.values[id(e)]
+        if isinstance(e, Const):
+            return np.asarray(e.value)
+        if isinstance(e, Cast):
+            return self(e.a)
+        if isinstance(e, Unary):
+            a = self(e.a)
+            return ~a if e.op in ("not", "~") else -a
+        if isinstance(e, Select):
+            return np.where(self(e.condition), self(e.a), self(e.b))
+        assert isinstance(e, Binary)
+        b = self(e.b)
+        if e.op in ("//", "%"):
+            b = np.where(b == 0, 1, b)
+        return _operators()[e.op](self(e.a), b)
+
+
+@cache
+def _operators() -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.mod, "<<": np.left_shift,
+        ">>": np.right_shift, "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor, "min": np.minimum,
+        "max": np.maximum, "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater,
+        ">=": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
+    }  # fmt: skip

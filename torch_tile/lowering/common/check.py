@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that an author can mend and that needs the whole kernel, reported together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch_tile.diagnostics.errors import Diagnostic, TileError, diagnose
+from torch_tile.ir import dtype as dt, stmt
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.expr import (
+    LOGICAL,
+    Address,
+    Binary,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    const,
+    unary,
+)
+from torch_tile.ir.node import Node, Rewriter, contents, find
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Do,
+    For,
+    If,
+    Kernel,
+    Let,
+    LoopKind,
+    Program,
+    Stmt,
+    Store,
+    dimensions,
+)
+from torch_tile.lowering.analysis.divergence import Divergence
+from torch_tile.lowering.analysis.reachability import LOST, Path
+from torch_tile.lowering.common.check_views import check_views
+from torch_tile.lowering.hopper.plan_tma_loads import BY_HAND
+from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.base import describe
+from torch_tile.tileop.copy.tma import TmaCopy
+
+TRUE = const(True, dt.bool_)
+
+
+def check_kernel(program: Program) -> Program:
+    """Return the program unchanged, or raise one TileError with every finding."""
+    check = _Check()
+    check.sizes(program)
+    check(program)
+    found = check.found or check_views(program)
+    if found:
+        raise TileError(*found)
+    return program
+
+
+class _Check(Rewriter):
+    def __init__(self) -> None:
+        self.found: list[Diagnostic] = []
+        self.ranges = Ranges()
+        self.path = Path()
+        self.runs = True
+        self.divergence: Divergence | None = None  # of a kernel that names its threads
+        self.thread: Var | None = None
+        self.parted: Expr | None = None  # the condition of a branch or loop around that only some threads take
+
+    def __call__(self, node: Any) -> Any:
+        """Nothing is to be found in values that read no memory."""
+        return node if isinstance(node, Expr) and not contents(node) & Load.bit else super().__call__(node)
+
+    def sizes(self, program: Program) -> None:
+        """Every size known only at run time is one of some tensor."""
+        known = {id(v) for v in dimensions(program)}
+        for kernel in program.kernels:
+            for var in find(kernel, Var):
+                if var.role == "dim" and id(var) not in known:
+                    known.add(id(var))
+                    self.found.append(diagnose("unbound_const", kernel.span, name=var.name))
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        self.ranges, self.path = Ranges().kernel(kernel), Path().kernel(kernel)
+        self.thread = kernel.thread
+        self.divergence = None
+        if kernel.thread is not None:
+            self.ranges = self.ranges.loop(kernel.thread, 0, math.prod(kernel.threads))
+            self.divergence = Divergence(kernel)
+        return self.children(kernel)
+
+    def Role(self, role: stmt.Role) -> Stmt:
+        outer = self.ranges, self.path
+        if self.thread is not None:
+            first, last = role.first, role.first + role.count - 1
+            self.ranges = self.ranges.within(self.thread, first, last)
+            self.path = self.path.under(self.thread >= first).under(self.thread <= last)
+        self.children(role)
+        self.ranges, self.path = outer
+        return role
+
+    def For(self, loop: For) -> Stmt:
+        outer = self.ranges
+        runs = not any(outer.prove(a >= b) for a, b in zip(loop.starts, loop.stops, strict=True))
+        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
+            self.ranges = self.ranges.loop(var, start, stop, loop.step)
+        if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
+            self._independent(loop)
+        if loop.kind is LoopKind.PARALLEL:
+            self._by_all(loop, "T.Parallel")
+        parted = next(filter(self._parts, (*loop.starts, *loop.stops)), None)
+        self._within(self.ranges, self.path.loop(loop), loop.body, runs, parted)
+        self.ranges = outer
+        return loop
+
+    def While(self, loop: stmt.While) -> Stmt:
+        self(loop.condition)
+        parted = loop.condition if self._parts(loop.condition) else None
+        self._within(self.ranges, LOST, loop.body, True, parted)
+        return loop
+
+    def _parts(self, value: Expr) -> bool:
+        """Whether threads may see different values."""
+        return self.divergence is not None and self.divergence.is_divergent(value)
+
+    def _tells_apart(self, condition: Expr) -> bool:
+        """Whether some part of a condition may hold for some threads only."""
+        if isinstance(condition, Binary) and condition.op in ("and", "or"):
+            return self._tells_apart(condition.a) or self._tells_apart(condition.b)
+        known = self.ranges
+        return self._parts(condition) and not known.prove(condition) and not known.refute(condition)
+
+    def _by_all(self, one: Stmt, what: str) -> None:
+        """What all threads do together stands where all of them come by."""
+        if self.parted is not None and self.runs:
+            self.found.append(diagnose("parted_threads", one.span, what=what, condition=repr(self.parted)))
+
+    def _within(self, ranges: Ranges, path: Path, body: Node, runs: bool, parted: Expr | None = None) -> None:
+        """Check a body or a value, `parted` if only some threads run it.
+
+        In one that never runs, everything can be proved about indices and nothing is outside.
+        """
+        outer = self.ranges, self.path, self.runs, self.parted
+        self.ranges, self.path, self.runs = ranges, path, self.runs and runs
+        self.parted = self.parted if parted is None else parted
+        self(body)
+        self.ranges, self.path, self.runs, self.parted = outer
+
+    def Block(self, block: Block) -> Block:
+        outer = self.ranges, self.path
+        for one in block.stmts:
+            self(one)
+            if isinstance(one, Let):
+                self.ranges = self.ranges.define(one.var, one.value)
+                self.path = self.path.define(one.var, one.value)
+            self.path = self.path.after(one)
+        self.ranges, self.path = outer
+        return block
+
+    def If(self, node: If) -> Stmt:
+        self(node.condition)
+        parted = node.condition if self._tells_apart(node.condition) else None
+        self._under(node.condition, True, node.then, parted)
+        self._under(node.condition, False, node.otherwise, parted)
+        return node
+
+    def _under(self, condition: Expr, holds: bool, node: Node, parted: Expr | None = None) -> None:
+        """Check a branch or a value that is there only where a condition holds, or only where it does not."""
+        known, wanted = self.ranges, condition if holds else unary("not", condition)
+        path = self.path if known.prove(wanted) else self.path.under(condition, holds)
+        self._within(known.assume(wanted), path, node, not known.refute(wanted), parted)
+
+    def Select(self, node: Select) -> Expr:
+        self(node.condition)
+        self._under(node.condition, True, node.a)
+        self._under(node.condition, False, node.b)
+        return node
+
+    def Binary(self, node: Binary) -> Expr:
+        self(node.a)
+        if node.op in LOGICAL:
+            self._under(node.a, node.op == "and", node.b)
+        else:
+            self(node.b)
+        return node
+
+    def Alloc(self, node: Alloc) -> Stmt:
+        buffer = node.buffer
+        for size in buffer.shape:
+            if not isinstance(size, Const):
+                self.found.append(diagnose("dynamic_tile", node.span, buffer=buffer.name, size=repr(size)))
+            elif size.value <= 0:
+                self.found.append(
+                    diagnose("bad_shape", node.span, what=f"`{buffer.name}`'s shape", want="positive", got=size.value)
+                )
+        return node
+
+    def RegisteredOp(self, op: RegisteredOp) -> Stmt:
+        found = op.check()
+        self.found += found
+        if not found:
+            reads, writes = op.accesses()
+            for region in (*reads, *writes):
+                self._region(region, op)
+            by_one = isinstance(op, TmaCopy)  # of its threads, whichever come by
+            if not by_one and not _is_of_each((*reads, *writes)):
+                self._by_all(op, f"T.{op.op_name}")
+            self.children(op)
+        return op
+
+    def Load(self, load: Load) -> Expr:
+        self._element(load.buffer, load.indices, load)
+        return self.children(load)
+
+    def Address(self, node: Address) -> Expr:
+        self._element(node.buffer, node.indices, node)
+        return self.children(node)
+
+    def Store(self, store: Store) -> Stmt:
+        self._element(store.buffer, store.indices, store)
+        return self.children(store)
+
+    def _region(self, region: Region, op: Stmt) -> None:
+        for dim, r in enumerate(region.ranges):
+            if not _is_affine(r.start):
+                text = repr(r.start)
+                self.found.append(diagnose("non_affine_region", op.span, buffer=region.buffer.name, start=text))
+                return
+            if region.buffer.scope != "global" and not _is_whole(r, region.buffer.shape[dim]):
+                stop = r.start + r.extent
+                self._inside(region.buffer, dim, (r.start, stop), stop <= region.buffer.shape[dim], op)
+
+    def _element(self, buffer: Buffer, indices: tuple[Expr, ...], node: Node) -> None:
+        if buffer.scope != "global":
+            for dim, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
+                if not self.ranges.inside(index, size):
+                    self._inside(buffer, dim, (index,), index < size, node)
+
+    def _inside(self, buffer: Buffer, dim: int, index: tuple[Expr, ...], fits: Expr, node: Node) -> None:
+        """Check an index, or the first and the end of several in a row, which shall fit into a dimension of a tile."""
+        known, low = self.ranges, index[0] >= 0
+        if not self.runs or (known.prove(low) and known.prove(fits)):
+            return
+        text, size = ":".join(map(repr, index)), buffer.shape[dim]
+        name, shape, span = buffer.name, describe(buffer.shape), node.span
+        some = index[0] < index[-1] if len(index) > 1 else TRUE
+        if any(known.refute(kept) and not known.prove(kept) for kept in (low, fits)):
+            found = diagnose("out_of_bounds", span, dim=dim, buffer=name, index=text, size=repr(size), shape=shape)
+            self.found.append(found)
+            return
+        for kept in (fits, low):
+            example = self.path.where(binary("and", some, unary("not", kept)), index, known)
+            if example is not None:
+                value = ":".join(map(str, example[0]))
+                where = ", ".join(f"{var} = {n}" for var, n in example[1].items()) or "every turn"
+                found = diagnose(
+                    "leaves_tile", span, dim=dim, buffer=name, index=text, size=repr(size), shape=shape,
+                    value=value, where=where, kept=repr(kept),
+                )  # fmt: skip
+                self.found.append(found)
+                return
+
+    def _independent(self, loop: stmt.For) -> None:
+        """Iterations that may run at once hold no operation of the whole block, and do not decide about each other."""
+        parallel = f"T.{loop.kind.value}"
+        for node in find(loop.body, RegisteredOp, Do):
+            if isinstance(node, RegisteredOp) and not node.op_name.startswith("atomic"):
+                fix = "tile operations are done by the whole block: use T.serial around them"
+                self._refuse(node, f"T.{node.op_name} inside {parallel}", fix)
+            elif isinstance(node, Do) and isinstance(node.call, Call) and node.call.name.startswith(BY_HAND):
+                fix = "threads run it together: write it before or after the loop, or use T.serial"
+                self._refuse(node, f"`{node.call.name}` inside {parallel}", fix)
+        for one in _own_statements(loop.body):
+            if isinstance(one, Break):
+                self._refuse(one, f"`break` out of {parallel}", "its iterations are independent: use T.serial")
+
+    def _refuse(self, node: Node, what: str, fix: str) -> None:
+        self.found.append(diagnose("unsupported_on_target", node.span, what=what, target="any", fix=fix))
+
+
+def _is_whole(r: Range, size: Expr) -> bool:
+    """Whether a range is written as all of a dimension."""
+    return r.extent is size and isinstance(r.start, Const) and r.start.value == 0
+
+
+def _is_of_each(regions: tuple[Region, ...]) -> bool:
+    """Whether each thread does an operation by itself: on memory of its own, or on single elements."""
+    own = any(region.buffer.scope in ("local", "var") for region in regions)
+    return own or all(isinstance(r.extent, Const) and r.extent.value == 1 for region in regions for r in region.ranges)
+
+
+def _own_statements(body: Block) -> Iterator[Stmt]:
+    """The statements of a loop body without those of further loops in it."""
+    for one in body.stmts:
+        yield one
+        if isinstance(one, Block):
+            yield from _own_statements(one)
+        elif isinstance(one, If):
+            yield from (*_own_statements(one.then), *_own_statements(one.otherwise))
+
+
+def _is_affine(expr: Expr) -> bool:
+    """Sums and products; a product needs a factor that no loop changes; a loaded value counts as one unknown."""
+    return not any(n.op == "*" and _moves(n.a) and _moves(n.b) for n in find(expr, Binary))
+
+
+def _moves(expr: Expr) -> bool:
+    return any(n.role == "loop" for n in find(expr, Var))

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every access gets one linear index into its buffer (stage FLAT), swizzles of shared memory included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import TypeVar
+
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Binary, Expr, Load, binary, const
+from torch_tile.ir.node import Rewriter, equal, rebuilt
+from torch_tile.ir.polynomial import Atoms
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Alloc, Kernel, Program, Store
+from torch_tile.ir.tensor_map import TensorMap
+from torch_tile.tileop.alignment import strides_of
+
+A = TypeVar("A", Load, Address, Store)
+
+
+def flatten(program: Program) -> Program:
+    """Replace n-dimensional buffers by one-dimensional ones; strided buffers keep their strides in the index."""
+    return _Flatten()(program)  # type: ignore[no-any-return]
+
+
+class _Flatten(Rewriter):
+    def __init__(self) -> None:
+        self.flat: dict[int, Buffer] = {}
+        self.on_threads = False
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        """Layouts are for the threads of GPUs; a CPU's tiles are row-major whatever the author asks."""
+        self.on_threads = kernel.thread is not None
+        return self.children(kernel)
+
+    def Program(self, program: Program) -> Program:
+        new = self.children(program)
+        params = tuple(self.one(p) if isinstance(p, Buffer) else p for p in program.params)
+        workspaces, outputs = tuple(map(self.one, program.workspaces)), tuple(map(self.one, program.outputs))
+        old, made = (*program.params, *program.workspaces, *program.outputs), (*params, *workspaces, *outputs)
+        if all(a is b for a, b in zip(old, made, strict=True)) and not program.views:
+            return new
+        return replace(new, params=params, workspaces=workspaces, outputs=outputs, views=())
+
+    def one(self, buffer: Buffer) -> Buffer:
+        """The one-dimensional form of a buffer; that of a view is its base's, as both are contiguous."""
+        if buffer.base is not None:
+            return self.one(buffer.base)
+        if buffer.scope == "var" or (buffer.rank == 1 and buffer.strides is None and buffer.layout is None):
+            return buffer
+        found = self.flat.get(id(buffer))
+        if found is None:
+            size = simplify(product(buffer.shape))
+            if buffer.layout is not None and self.on_threads:
+                size = const(buffer.layout.extent("m"), dt.int32)
+            found = replace(buffer, shape=(size,), strides=None, layout=None)
+            self.flat[id(buffer)] = found
+        return found
+
+    def Alloc(self, node: Alloc) -> Alloc:
+        new, flat = self.children(node), self.one(node.buffer)
+        return new if flat is node.buffer else replace(new, buffer=flat)
+
+    def Load(self, node: Load) -> Load:
+        return self.access(node)
+
+    def Address(self, node: Address) -> Address:
+        return self.access(node)
+
+    def Store(self, node: Store) -> Store:
+        return self.access(node)
+
+    def TensorMap(self, node: TensorMap) -> TensorMap:
+        """Keeps the sizes and strides that the one-dimensional form no longer shows."""
+        new, flat = self.children(node), self.one(node.buffer)
+        return new if flat is node.buffer else replace(new, buffer=flat)
+
+    def access(self, node: A) -> A:
+        """An access of the one-dimensional form."""
+        new, flat = self.children(node), self.one(node.buffer)
+        if flat is node.buffer:
+            return new
+        at = place(node.buffer, new.indices) if self.on_threads else linear(new.indices, strides_of(node.buffer))
+        return rebuilt(new, buffer=flat, indices=(at,))
+
+
+def place(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+    """Where the element lies, in elements from the first: by the buffer's layout, else by its strides."""
+    if buffer.layout is not None:
+        return buffer.layout.offset("m", indices)
+    return linear(indices, strides_of(buffer))
+
+
+def linear(indices: Sequence[Expr], strides: Sequence[Expr]) -> Expr:
+    """Where the element lies, in elements from the first."""
+    total: Expr = const(0, dt.int32)
+    for index, stride in rejoined(indices, strides):
+        total = binary("+", total, binary("*", index, stride))
+    return simplify(total)
+
+
+def rejoined(indices: Sequence[Expr], strides: Sequence[Expr]) -> list[tuple[Expr, Expr]]:
+    """Indices with their strides, where `x // n` and `x % n` of dimensions that lie one in the other are `x` again."""
+    found: list[tuple[Expr, Expr]] = []
+    for index, stride in zip(indices, strides, strict=True):
+        if found and (whole := _rejoined(*found[-1], index, stride)) is not None:
+            found[-1] = whole, stride
+        else:
+            found.append((index, stride))
+    return found
+
+
+def _rejoined(high: Expr, outer: Expr, low: Expr, inner: Expr) -> Expr | None:
+    """`x` if `high * outer + low * inner` is `x * inner`."""
+    if not (isinstance(high, Binary) and isinstance(low, Binary) and (high.op, low.op) == ("//", "%")):
+        return None
+    if not equal(high.a, low.a) or not equal(high.b, low.b):
+        return None
+    atoms = Atoms()
+    whole = binary("*", inner, high.b)
+    return high.a if atoms.of(outer).key == atoms.of(whole).key else None
+
+
+def product(sizes: Sequence[Expr]) -> Expr:
+    """All sizes multiplied."""
+    one: Expr = const(1, dt.int32)
+    return reduce(lambda a, b: binary("*", a, b), sizes, one)

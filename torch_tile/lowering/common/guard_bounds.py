@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Global memory is touched only inside its bounds: reads outside give 0, writes outside are dropped.
+
+A guard is added only where the bounds cannot be proved from the ranges of the loop variables and the conditions around
+the access. A wide copy has one guard where it lies inside or outside as a whole, else it falls back to its elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch_tile.intrinsics.memory import cp_async, elements, option
+from torch_tile.ir import dtype as dt, expr, stmt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import (
+    Address,
+    Call,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    const,
+    minimum,
+    select,
+)
+from torch_tile.ir.node import find, symbols
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Block, Do, For, If, LoopKind, Program, Stmt, Store
+from torch_tile.lowering.analysis.scope_facts import Known
+from torch_tile.tileop.base import conjunction
+
+NOTHING = Block(())
+
+
+def guard_bounds(program: Program) -> Program:
+    """Guard every access of a global buffer that may lie outside it."""
+    outside = {id(b) for b in find(program, Buffer) if b.scope == "global"}
+    return _Guard(outside)(program)  # type: ignore[no-any-return]
+
+
+class _Guard(Known):
+    def __init__(self, outside: set[int]):
+        super().__init__()
+        self.outside = outside  # the buffers (by identity) in global memory
+
+    def __call__(self, node: Any) -> Any:
+        """The same object where no such buffer is touched."""
+        return node if self.outside.isdisjoint(symbols(node)) else super().__call__(node)
+
+    def Load(self, load: Load) -> Expr:
+        return self.read(self.children(load), self.missing(load.buffer, load.indices))
+
+    def Call(self, call: Call) -> Expr:
+        """A call that gives a value, as an atomic does."""
+        return self.read(self.children(call), self.missing_in(call))
+
+    def read(self, value: Expr, outside: Sequence[Expr]) -> Expr:
+        """A value of memory, 0 where a condition fails."""
+        return Select(conjunction(outside), value, const(0, value.dtype), span=value.span) if outside else value
+
+    def Store(self, store: Store) -> Stmt:
+        new = self.children(store)
+        return self.only_if(self.missing(store.buffer, store.indices), new)
+
+    def Do(self, node: Do) -> Stmt:
+        call = node.call
+        inner = self.children(call)  # an address may be computed from memory, which has guards of its own
+        node = node if inner is call else replace(node, call=inner)
+        if isinstance(inner, Call) and inner.name == "vector_copy":
+            return self.vector_copy(node, inner)
+        if isinstance(inner, Call) and inner.name == "cp_async":
+            return self.cp_async(node, inner)
+        return self.only_if(self.missing_in(call), node)
+
+    def only_if(self, conditions: Sequence[Expr], one: Stmt) -> Stmt:
+        """A statement that runs where all conditions hold."""
+        return If(conjunction(conditions), Block((one,)), NOTHING, span=one.span) if conditions else one
+
+    def vector_copy(self, node: stmt.Do, call: expr.Call) -> Stmt:
+        """Whole where the vector lies inside; else zeros or nothing, or element by element."""
+        place = _global(call)
+        if place is None:
+            return node
+        count = elements(call, 0, option(call))
+        whole, partial = self.vector(place, count)
+        if not whole:
+            return node
+        is_read = place is call.args[1]
+        if not partial and not is_read:
+            return self.only_if(whole, node)
+        rest = self.scattered(call, count) if partial else _cleared(call, count)
+        return If(conjunction(whole), Block((node,)), Block((rest,)), span=node.span)
+
+    def cp_async(self, node: stmt.Do, call: expr.Call) -> Stmt:
+        """Bytes outside are not valid."""
+        dst, src, valid = call.args
+        place = _global(call)
+        if place is None or not isinstance(dst, Address) or not isinstance(src, Address):
+            return node
+        size, item = option(call), place.buffer.dtype.itemsize
+        whole, partial = self.vector(place, size // item)
+        if not whole:
+            return node
+        if partial:
+            start, extent = place.indices[-1], place.buffer.shape[-1]
+            whole = self.missing(place.buffer, place.indices)
+            valid = minimum(valid, binary("*", binary("-", extent, start), const(item, dt.int32)))
+        if whole:
+            valid = select(conjunction(whole), valid, const(0, dt.int32))
+        return replace(cp_async(dst, src, valid, size), span=node.span)
+
+    def vector(self, place: Address, count: int) -> tuple[list[Expr], bool]:
+        """Unproved conditions under which `count` elements are inside, and whether a part of them may be."""
+        buffer, last = place.buffer, place.indices[-1]
+        if self.divides(count, last) and self.divides(count, buffer.shape[-1]):
+            return self.missing(buffer, place.indices), False
+        end = simplify(binary("+", last, const(count - 1, dt.int32)))
+        conditions = self.missing(buffer, place.indices)
+        past = binary("<", end, buffer.shape[-1])
+        if self.ranges.prove(past):
+            return conditions, not self.divides(count, last)
+        return [*self.missing(buffer, place.indices, upper=False), past], True
+
+    def scattered(self, call: expr.Call, count: int) -> Stmt:
+        """A wide copy element by element, each with its guard."""
+        step = Var("element", dt.int32, "loop")
+        dst, src = (_at(a, step) for a in call.args)
+        body = Store(dst.buffer, dst.indices, Load(src.buffer, src.indices))
+        return self(_each(step, count, body, call))  # type: ignore[no-any-return]
+
+    def missing_in(self, call: Expr) -> list[Expr]:
+        """Conditions that keep the operands of a call inside global buffers and cannot be proved."""
+        return [c for a in find(call, Address) for c in self.missing(a.buffer, a.indices)]
+
+    def missing(self, buffer: Buffer, indices: Sequence[Expr], upper: bool = True) -> list[Expr]:
+        """Conditions that keep the access inside a global buffer and cannot be proved.
+
+        Without `upper` the last index may be too large.
+        """
+        if buffer.scope != "global":
+            return []
+        wanted = []
+        for n, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
+            wanted.append(binary(">=", index, const(0, dt.int32)))
+            if upper or n + 1 < len(indices):
+                wanted.append(binary("<", index, size))
+        return [c for c in wanted if not self.ranges.prove(c)]
+
+
+def _global(call: Call) -> Address | None:
+    """The operand in global memory."""
+    return next((a for a in call.args if isinstance(a, Address) and a.buffer.scope == "global"), None)
+
+
+def _at(address: Expr, step: Var) -> Address:
+    assert isinstance(address, Address)
+    return replace(address, indices=(*address.indices[:-1], simplify(binary("+", address.indices[-1], step))))
+
+
+def _cleared(call: Call, count: int) -> Stmt:
+    """Zeros in the local array that a wide read would fill."""
+    step = Var("element", dt.int32, "loop")
+    dst = _at(call.args[0], step)
+    return _each(step, count, Store(dst.buffer, dst.indices, const(0, dst.buffer.dtype)), call)
+
+
+def _each(step: Var, count: int, body: Stmt, call: Call) -> For:
+    span = call.span
+    bounds = (const(0, dt.int32),), (const(count, dt.int32),)
+    return For(LoopKind.UNROLLED, (step,), *bounds, Block((replace(body, span=span),)), span=span)

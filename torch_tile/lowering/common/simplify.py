@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constant branches, empty loops and arithmetic that the ranges of the loop variables decide are worked out."""
+
+from __future__ import annotations
+
+from torch_tile.ir.simplify_stmt import simplify_stmt
+from torch_tile.ir.stmt import Program
+
+
+def simplify_program(program: Program) -> Program:
+    """Simplify every expression and statement; values do not change."""
+    return simplify_stmt(program)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes of the CPU target: tile ops become loops over elements."""

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise loops with a guard `a * i + r < n` are split where the guard turns false, so the main part has none.
+
+What remains is plain code that vectorises: a loop up to the limit with the guard known true, and one from there with
+it known false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_tile.ir import dtype as dt, stmt
+from torch_tile.ir.expr import (
+    Binary,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    const,
+    maximum,
+    minimum,
+    select,
+)
+from torch_tile.ir.node import Rewriter, equal, find, symbols, walk
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Continue,
+    Do,
+    For,
+    If,
+    Let,
+    LoopKind,
+    Program,
+    Stmt,
+    While,
+)
+from torch_tile.ir.substitute import Expand
+from torch_tile.ir.terms import terms_of
+
+CONDITIONS_PER_LOOP = 2  # each doubles the code of the loop
+LARGEST_BODY = 120  # nodes
+
+
+def peel_tails(program: Program) -> Program:
+    """Split elementwise loops at their upper guards."""
+    return _Peel()(program)  # type: ignore[no-any-return]
+
+
+class _Peel(Rewriter):
+    def For(self, loop: For) -> Stmt:
+        return self._peel(loop, CONDITIONS_PER_LOOP)
+
+    def _peel(self, loop: stmt.For, budget: int) -> Stmt:
+        found = next(_guards(loop), None) if budget and _is_elementwise(loop) else None
+        if found is None:
+            return self.children(loop)
+        guard, limit = found
+        limit = simplify(maximum(minimum(limit, loop.stops[0]), loop.starts[0]))
+        head = _with_body(loop, loop.starts[0], limit, _Decide(guard, True)(loop.body))
+        tail = _with_body(loop, limit, loop.stops[0], _Decide(guard, False)(loop.body))
+        parts = [self._peel(part, budget - 1) for part in (head, tail) if not _is_idle(part)]
+        return parts[0] if len(parts) == 1 else Block(tuple(parts), span=loop.span)
+
+
+def _is_idle(one: Stmt) -> bool:
+    """Whether a statement is a loop that only names values."""
+    return isinstance(one, For) and all(isinstance(s, Let) or _is_idle(s) for s in one.body.stmts)
+
+
+def _with_body(loop: For, start: Expr, stop: Expr, body: Block) -> For:
+    """A part of the loop, with its own variable and its own local names."""
+    var = Var(loop.vars[0].name, loop.vars[0].type, "loop")
+    fresh = _Rename({id(loop.vars[0]): var})
+    return For(loop.kind, (var,), (start,), (stop,), fresh(body), span=loop.span)
+
+
+class _Rename(Rewriter):
+    """Copies a body with fresh symbols, so that every symbol is bound once in the program."""
+
+    def __init__(self, names: dict[int, Var]):
+        self.names = names
+
+    def Var(self, var: Var) -> Var:
+        return self.names.get(id(var), var)
+
+    def For(self, loop: For) -> For:
+        fresh = tuple(Var(v.name, v.type, v.role) for v in loop.vars)
+        self.names |= {id(v): f for v, f in zip(loop.vars, fresh, strict=True)}
+        starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
+        return For(
+            loop.kind, fresh, starts, stops, self(loop.body), loop.step, loop.stages, loop.order, loop.stage,
+            ping_pong=loop.ping_pong, span=loop.span,
+        )  # fmt: skip
+
+    def Let(self, let: Let) -> Let:
+        value = self(let.value)
+        fresh = self.names[id(let.var)] = Var(let.var.name, let.var.type, let.var.role)
+        return Let(fresh, value, span=let.span)
+
+
+class _Decide(Rewriter):
+    """Replaces a condition by its known truth and drops what that makes dead."""
+
+    def __init__(self, guard: Expr, truth: bool):
+        self.guard, self.truth = guard, truth
+
+    def Binary(self, node: Binary) -> Expr:
+        if equal(node, self.guard):
+            return Const(self.truth, dt.bool_)
+        a, b = self(node.a), self(node.b)
+        return node if a is node.a and b is node.b else binary(node.op, a, b)
+
+    def Select(self, node: Select) -> Expr:
+        condition, a, b = self(node.condition), self(node.a), self(node.b)
+        unchanged = condition is node.condition and a is node.a and b is node.b
+        return node if unchanged else select(condition, a, b)
+
+    def If(self, node: If) -> Stmt:
+        condition = self(node.condition)
+        if isinstance(condition, Const):
+            return self(node.then if condition.value else node.otherwise)  # type: ignore[no-any-return]
+        then, otherwise = self(node.then), self(node.otherwise)
+        if condition is node.condition and then is node.then and otherwise is node.otherwise:
+            return node
+        return If(condition, then, otherwise, span=node.span)
+
+    def Block(self, block: Block) -> Block:
+        new = [self(s) for s in block.stmts]
+        if all(a is b for a, b in zip(new, block.stmts, strict=True)):
+            return block
+        flat: list[Stmt] = []
+        for one in new:
+            flat.extend(one.stmts if isinstance(one, Block) else [one])
+        kept = [s for s in flat if not _is_idle(s)]
+        return Block(tuple(kept), span=block.span)
+
+
+def _is_elementwise(loop: For) -> bool:
+    """A small loop of stores, alone or with further such loops inside."""
+    if loop.kind not in (LoopKind.VECTOR, LoopKind.SERIAL) or len(loop.vars) != 1 or loop.step != 1:
+        return False
+    for size, node in enumerate(walk(loop.body)):
+        if isinstance(node, Do | While | Break | Continue | Alloc) or size > LARGEST_BODY:
+            return False
+    return True
+
+
+def _guards(loop: For) -> Iterator[tuple[Expr, Expr]]:
+    """Conditions of the body that hold exactly below some limit of the loop variable, with that limit."""
+    bound = {id(v) for n in walk(loop.body) for v in _binds(n)}
+    in_full = Expand({id(n.var): n.value for n in find(loop.body, Let)})
+    for node in walk(loop.body):
+        if isinstance(node, If | Select):
+            for part in terms_of("and", node.condition):
+                limit = _limit(part, in_full, loop.vars[0], bound)
+                if limit is not None:
+                    yield part, limit
+
+
+def _binds(node: object) -> tuple[Var, ...]:
+    return node.vars if isinstance(node, For) else (node.var,) if isinstance(node, Let) else ()
+
+
+def _limit(condition: Expr, in_full: Expand, var: Var, bound: set[int]) -> Expr | None:
+    """`n` such that the condition is `var < n`; its terms must not change within the loop."""
+    if not (isinstance(condition, Binary) and condition.op == "<"):
+        return None
+    split = affine(in_full(condition.a), var)
+    if split is None or split[0] <= 0:
+        return None
+    scale, rest = split
+    for part in (rest, condition.b):
+        if any(isinstance(n, Load) or n is var or id(n) in bound for n in walk(part)):
+            return None
+    room = binary("-", condition.b, rest)
+    return room if scale == 1 else binary("//", binary("+", room, scale - 1), scale)
+
+
+def affine(expr: Expr, var: Var) -> tuple[int, Expr] | None:
+    """`expr` as `scale * var + rest` with `rest` free of `var`; None if it is not of that form."""
+    if expr is var:
+        return 1, const(0, var.type)
+    if id(var) not in symbols(expr):
+        return 0, expr
+    if isinstance(expr, Binary) and expr.op in ("+", "-"):
+        a, b = affine(expr.a, var), affine(expr.b, var)
+        if a is None or b is None:
+            return None
+        sign = 1 if expr.op == "+" else -1
+        return a[0] + sign * b[0], binary(expr.op, a[1], b[1])
+    if isinstance(expr, Binary) and expr.op == "*":
+        for x, y in ((expr.a, expr.b), (expr.b, expr.a)):
+            if isinstance(y, Const) and isinstance(y.value, int):
+                split = affine(x, var)
+                return None if split is None else (split[0] * y.value, binary("*", split[1], y))
+    return None

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which bulk loads the blocks of a cluster share: each loads a part of the tile, which comes to all of them.
+
+They share one along the axes of the cluster on whose place in it nothing of the load depends: where it reads, whether,
+and how often. Then they make it in the same turns. This is decided where loads are found, before split_warps takes
+them apart: there each load is still one statement below all that decides on it, and how many arrivals let a stage go
+follows. What is not shared stays each block's own, and the schedule report says why.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from torch_tile.compiler.context import Build
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Const, Expr, Var, binary, const
+from torch_tile.ir.node import symbols
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Kernel
+from torch_tile.ir.substitute import Substitute
+from torch_tile.lowering.hopper.plan_tma_loads import Body, Loads, Survey, decisive
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.copy.tma_boxes import refuses_shares
+
+AXES = "xyz"
+ONE = const(1, int32)
+
+
+@dataclass(frozen=True)
+class Sharers:
+    """The blocks that get what one of them loads. Each set of axes spans a part of the cluster around a block; these
+    are the blocks of all parts, `count` of them, `blocks` their bits, by rank.
+    """
+
+    kernel: Kernel
+    axes: frozenset[tuple[int, ...]]
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are, with this one."""
+        return len({place for axes in self.axes for place in _around(self.kernel, axes)})
+
+    @property
+    def blocks(self) -> Expr:
+        """One bit for each block of the cluster."""
+        masks = (self._mask(axes) for axes in sorted(self.axes))
+        return functools.reduce(lambda a, b: binary("|", a, b), masks)
+
+    @property
+    def number(self) -> Expr:
+        """Which one of the blocks along the axes this is."""
+        (axes,) = self.axes
+        return self._sum(axes, [self.kernel.cluster[a] for a in axes])
+
+    def include(self, rank: Expr) -> Expr:
+        """Whether the block of a rank is one of them."""
+        blocks = self.blocks
+        if isinstance(blocks, Const) and blocks.value == (1 << self.count) - 1:
+            return binary("<", rank, const(self.count, int32))
+        return binary("!=", binary("&", binary(">>", blocks, rank), ONE), const(0, int32))
+
+    def joined(self, other: Sharers) -> Sharers:
+        """Both; a part that lies in another is none of its own."""
+        axes = self.axes | other.axes
+        return Sharers(self.kernel, frozenset(a for a in axes if not any(set(a) < set(b) for b in axes)))
+
+    def _mask(self, axes: tuple[int, ...]) -> Expr:
+        cluster = self.kernel.cluster
+        steps = (1, cluster[0], cluster[0] * cluster[1])
+        pattern = sum(
+            1 << sum(p * s for p, s in zip(place, steps, strict=True)) for place in _around(self.kernel, axes)
+        )
+        rest = [a for a in range(len(self.kernel.blocks)) if a not in axes and cluster[a] > 1]
+        if not rest:
+            return const(pattern, int32)
+        first = functools.reduce(lambda a, b: a + b, (self._rank(a) * steps[a] for a in rest))
+        return binary("<<", const(pattern, int32), simplify(first))
+
+    def _sum(self, axes: Sequence[int], sizes: Sequence[int]) -> Expr:
+        found, step = self._rank(axes[0]), 1
+        for axis, size in zip(axes[1:], sizes, strict=False):
+            step *= size
+            found = found + self._rank(axis) * step
+        return simplify(found)
+
+    def _rank(self, axis: int) -> Expr:
+        return binary("%", self.kernel.blocks[axis], const(self.kernel.cluster[axis], int32))
+
+
+def share_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) -> dict[int, Sharers]:
+    """Who shares each load (by identity); loads that are each block's own are missing."""
+    found: dict[int, Sharers] = {}
+    axes = [n for n, size in enumerate(kernel.cluster) if size > 1]
+    if not axes:
+        return found
+    for body in {id(g.body): g.body for g in loads.groups}.values():
+        for copy in (c for c in body.loads if id(c) in loads.copies):
+            reasons = {axis: _depends(copy, body, kernel, axis, survey) for axis in axes}
+            free = [axis for axis in axes if not reasons[axis]]
+            among, why = _largest(copy, free, kernel)
+            text = "; ".join(dict.fromkeys(f"along {AXES[n]} {r}" for n, r in reasons.items() if r))
+            if among is None:
+                became = "each block of a cluster loads its own"
+                build.note(copy.span, "T.copy", f"{became}: {text}" if text else became, why)
+                continue
+            found[id(copy)] = among
+            (mine,) = among.axes
+            became = f"loaded once for {among.count} blocks of a cluster, along {' and '.join(AXES[n] for n in mine)}"
+            build.note(copy.span, "T.copy", f"{became}; {text}" if text else became, why)
+    return found
+
+
+def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) -> str:
+    """What of a copy depends on a block's place in its cluster along an axis; "" if nothing does."""
+    block, size, extent = kernel.blocks[axis], kernel.cluster[axis], kernel.grid[axis]
+    if isinstance(extent, Const) and int(extent.value) % size:
+        return f"{extent.value} blocks are no clusters of {size}"
+    cluster, rank = Var("cluster", int32, "block"), Var("rank", int32, "block")
+    ranges = Ranges().loop(rank, 0, size).loop(cluster, 0, binary("//", extent, const(size, int32)))
+    place = Substitute({id(block): cluster * size + rank})
+    for expr, what in decisive(copy, body):
+        if not what and expr.dtype.is_integer:
+            continue  # the value of a name, which stands where it is used
+        if id(rank) in symbols(simplify(place(survey.values(expr)), ranges)):
+            return f"{what or 'what it reads'} depends on `{block.name}`"
+    return ""
+
+
+def _largest(copy: Copy, free: Sequence[int], kernel: Kernel) -> tuple[Sharers | None, str]:
+    """Most blocks along some of the axes that can load a part of the tile each, and why not more."""
+    why = ""
+    for axes in _subsets(free, kernel):
+        among = Sharers(kernel, frozenset((axes,)))
+        refused = refuses_shares(copy, among.count)
+        if refused is None:
+            return among, why
+        why = why or refused
+    return None, why
+
+
+def _subsets(axes: Sequence[int], kernel: Kernel) -> list[tuple[int, ...]]:
+    found = [some for count in range(1, len(axes) + 1) for some in combinations(axes, count)]
+    return sorted(found, key=lambda some: -len(list(_around(kernel, some))))
+
+
+def _around(kernel: Kernel, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The places of a cluster that differ from its first one along these axes only."""
+    yield from product(*(range(size if n in axes else 1) for n, size in enumerate(kernel.cluster)))

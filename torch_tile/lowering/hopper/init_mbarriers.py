@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thread makes the mbarriers of a kernel before anybody meets at them, and asks for its tensor maps.
+
+Runs once their places are known; the block's barrier after it orders it before all that follows, or that of the cluster
+where its blocks reach each other's mbarriers. Maps come from memory while the mbarriers are made, so that the first
+bulk copies need not wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from torch_tile.intrinsics import bulk, memory
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Binary, Call, const
+from torch_tile.ir.node import equal, find
+from torch_tile.ir.stmt import Alloc, Block, If, Kernel, Program, Stmt
+from torch_tile.ir.tensor_map import TensorMap
+
+
+def init_barriers(program: Program) -> Program:
+    """Each mbarrier waits for its arrivals from its allocation on; programs without mbarriers stay as they are."""
+    kernels = tuple(map(_initialised, program.kernels))
+    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
+    return program if same else replace(program, kernels=kernels)
+
+
+def _initialised(kernel: Kernel) -> Kernel:
+    stmts = kernel.body.stmts
+    made = [n for n, s in enumerate(stmts) if isinstance(s, Alloc) and s.buffer.scope == "barrier"]
+    done = any(n.name == "mbarrier_init" for n in find(kernel.body, Call))
+    if not made or done or kernel.thread is None:
+        return kernel
+    buffers = [s.buffer for s in stmts if isinstance(s, Alloc) and s.buffer.scope == "barrier"]
+    inits = Block((*_prefetches(kernel), *(each for b in buffers for each in _of(b)), bulk.fence_barrier_init()))
+    first = If(Binary("==", kernel.thread, const(0, dt.int32)), inits, Block(()))
+    after = max(made) + 1
+    reached = any(map(bulk.reaches_others, find(kernel.body, Call)))
+    met = (bulk.cluster_arrive_relaxed(), bulk.cluster_wait()) if reached else (memory.barrier(),)
+    return replace(kernel, body=Block((*stmts[:after], first, *met, *stmts[after:])))
+
+
+def _prefetches(kernel: Kernel) -> Iterator[Stmt]:
+    """One for each map; maps that say the same are one."""
+    found: list[TensorMap] = []
+    for node in find(kernel.body, TensorMap):
+        if not any(equal(node, known) for known in found):
+            found.append(node)
+            yield bulk.prefetch_map(node)
+
+
+def _of(buffer: Buffer) -> Iterator[Stmt]:
+    """The making of each mbarrier of an array."""
+    shape = buffer.static_shape
+    assert shape is not None, f"`{buffer.name}` has a dynamic size"
+    for place in product(*map(range, shape)):
+        yield bulk.mbarrier_init(Address(buffer, tuple(const(n, dt.int32) for n in place)), buffer.arrivals)

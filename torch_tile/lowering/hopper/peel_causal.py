@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops of products whose last iterations do something more, as causal masks do, are cut in two.
+
+An `if` whose condition holds from some iteration on, which can be computed before the loop, is gone from the iterations
+before it: what stands around it is then one piece of code, whose instructions the assembler can interleave. It is worth
+another copy of the loop only where products are under way beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch_tile.compiler.context import Build
+from torch_tile.ir import stmt as st
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Call, Expr, Var, binary
+from torch_tile.ir.node import Rewriter
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Block, Do, If, Let, LoopKind, Program, Stmt
+from torch_tile.lowering.analysis.branch_range import taken_from
+from torch_tile.lowering.analysis.clone import Instance
+from torch_tile.tileop.gemm.op import Gemm
+
+
+def peel_branches(program: Program, build: Build) -> Program:
+    """Cut loops of roles where a branch begins; values do not change."""
+    return _Peel()(program) if build.target.capability == 90 else program
+
+
+class _Peel(Rewriter):
+    inside = False  # of a role
+
+    def Role(self, role: st.Role) -> st.Role:
+        """Loops of a role that is the compiler's."""
+        self.inside = not role.by_hand
+        new = self.children(role)
+        self.inside = False
+        return new
+
+    def For(self, loop: st.For) -> Stmt:
+        """A loop around products that are under way beside what it does."""
+        new: st.For = self.children(loop)
+        if not self.inside or new.kind is not LoopKind.SERIAL or new.step != 1:
+            return new
+        beside = _beside_products(new.body.stmts)
+        found = next(((n, first) for n in beside if (first := taken_from(n, new)) is not None), None)
+        return new if found is None else _cut(new, *found)
+
+
+def _beside_products(stmts: Sequence[Stmt]) -> list[int]:
+    """The places in a loop's body where products are under way, those of the turn before included."""
+    under_way = False
+    found: list[int] = []
+    for n, one in [*enumerate(stmts)] * 2:
+        if isinstance(one, Gemm):
+            under_way = one.wg_wait != 0
+        elif isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "wgmma_wait":
+            under_way = under_way and one.call.options != (0,)
+        elif under_way and n not in found:
+            found.append(n)
+    return sorted(found)
+
+
+def _cut(loop: st.For, place: int, first: Expr) -> Block:
+    """The loop without its branch up to iteration `first`, and with it from there on."""
+    start, stop = loop.starts[0], loop.stops[0]
+    middle = Var(f"{loop.vars[0].name}_more", int32, "let")
+    stmts = loop.body.stmts
+    branch = stmts[place]
+    assert isinstance(branch, If)
+    before = replace(loop, stops=(middle,), body=Block((*stmts[:place], *stmts[place + 1 :])))
+    whole = Block((*stmts[:place], *branch.then.stmts, *stmts[place + 1 :]))
+    after: st.For = Instance({}, {}, fresh=True)(replace(loop, starts=(middle,), body=whole))
+    bounded = simplify(binary("max", start, binary("min", first, stop)))
+    return Block((Let(middle, bounded, span=loop.span), before, after))

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which copies of a kernel a warp of its own can make by the tensor memory accelerator, and what they are awaited for.
+
+A tile that is filled by bulk copies only, in the body of one loop (or of the kernel) where all its readers are too, is
+handed over turn by turn: the copier fills it, the others read it and let it go. Tiles that are first read by the same
+statement are one group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch_tile.compiler.context import Build
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Call, Const, Expr, Load, Var
+from torch_tile.ir.node import Node, contains, find, symbols, walk
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Continue,
+    For,
+    If,
+    Kernel,
+    Let,
+    LoopKind,
+    Role,
+    Stmt,
+    While,
+    calls,
+)
+from torch_tile.lowering.analysis.scope_facts import Known
+from torch_tile.lowering.pipelining.copy_plan import filling, leaves, uses, why_not_tile
+from torch_tile.tileop.copy import tma
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.gemm import wgmma
+from torch_tile.tileop.gemm.op import Gemm
+from torch_tile.tileop.threads import ThreadContext
+
+BARRIER = 8  # bytes
+# Calls of authors who order threads and copies themselves.
+BY_HAND = (
+    "barrier", "warp_barrier", "named_barrier", "mbarrier", "warp_arrive", "cp_async", "tma_", "bulk_", "wgmma",
+    "set_registers", "grid_", "cluster_",
+)  # fmt: skip
+
+
+VERSION = 128
+"""Bytes of shared memory at multiples of which bulk copies may begin."""
+
+
+@dataclass(eq=False)
+class Body:
+    """The statements of a loop, or of a kernel (`loop` None), with the bulk loads among them outside inner loops."""
+
+    loop: For | None
+    block: Block
+    outer: Body | None
+    loads: list[Copy] = field(default_factory=list)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it may run more than once."""
+        return self.loop is not None
+
+    @property
+    def loops(self) -> list[For]:
+        """The loops around, outermost first."""
+        above = [] if self.outer is None else self.outer.loops
+        return above if self.loop is None else [*above, self.loop]
+
+
+@dataclass(eq=False)
+class Group:
+    """Tiles of one body that are handed over together: from statement `first` of the body to statement `last`.
+
+    `stages` turns of them may be under way at a time.
+    """
+
+    body: Body
+    tiles: list[Buffer]
+    first: int
+    last: int
+    stages: int
+
+    @property
+    def name(self) -> str:
+        """Of its barriers."""
+        return "_".join(t.name for t in self.tiles)
+
+
+@dataclass
+class Loads:
+    """`groups` that a warp of its own can load, and `why_not` for each pipelined copy that it cannot."""
+
+    groups: list[Group]
+    why_not: list[tuple[Stmt, str]]
+
+    @property
+    def copies(self) -> set[int]:
+        """The statements that are its work, by identity."""
+        tiles = {id(t): g.body for g in self.groups for t in g.tiles}
+        return {id(c) for g in self.groups for c in g.body.loads if id(c.dst.buffer) in tiles}
+
+
+class Survey(Known):
+    """Each copy and product with the threads and facts of its place."""
+
+    def __init__(self, build: Build, thread: Var, count: int):
+        super().__init__()
+        self.build, self.running, self.count = build, thread, count
+        self.contexts: dict[int, ThreadContext] = {}
+        self.products: list[Gemm] = []
+
+    def here(self) -> ThreadContext:
+        """The threads at this point."""
+        known = dict(self.names)
+        return ThreadContext(self.build, self.running, self.count, self.ranges, known, asynchronous=True)
+
+    def Copy(self, op: Copy) -> Copy:
+        """Copies of every kind."""
+        self.contexts[id(op)] = self.here()
+        return op
+
+    def Gemm(self, op: Gemm) -> Gemm:
+        """Products that can go by wgmma."""
+        if wgmma.refuses(op, self.here()) is None:
+            self.products.append(op)
+        return op
+
+
+def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
+    """The loads of a kernel, or why it keeps all its threads together."""
+    if not survey.products:
+        return "no product goes by wgmma"
+    last = {id(n) for one in meetings(kernel) for n in walk(one)}
+    own_order = contains(kernel.body, Role, Break, Continue, tma.TmaCopy)
+    if own_order or any(_is_barrier(n) and id(n) not in last for n in find(kernel.body, Call)):
+        return "its author orders threads by hand, or leaves loops early"
+    bodies = list(_bodies(Body(None, kernel.body, None), survey))
+    written = {id(b) for s in find(kernel.body, Stmt) if is_leaf(s) for b in uses(s)[1]}
+    groups: list[Group] = []
+    why_not: list[tuple[Stmt, str]] = []
+    for body in bodies:
+        reasons = {id(c): _why_not(c, body, bodies, kernel, written, survey) for c in body.loads}
+        bad = {id(c.dst.buffer) for c in body.loads if reasons[id(c)]}
+        pipelined = body.loop is not None and body.loop.kind is LoopKind.PIPELINED and body.loop.stages > 0
+        why_not += [(c, reasons[id(c)]) for c in body.loads if pipelined and reasons[id(c)]]
+        stages = body.loop.stages if pipelined and body.loop is not None else 1
+        good = {id(c.dst.buffer): c.dst.buffer for c in body.loads if id(c.dst.buffer) not in bad}
+        groups += _groups(body, list(good.values()), stages)
+        if pipelined:
+            others = [s for s in _own(body.block) if not isinstance(s, Copy) and filling(s) is not None]
+            why_not += [(s, "it gathers elements") for s in others]
+    pipelined_groups = [g for g in groups if g.body.loop is not None and g.body.loop.kind is LoopKind.PIPELINED]
+    if not pipelined_groups and not why_not:
+        return "no pipelined loop loads a tile that bulk copies can bring"
+    _fit(groups, kernel, survey.build.target.shared_limit)
+    return Loads(groups, why_not)
+
+
+def meetings(kernel: Kernel) -> list[Stmt]:
+    """Where the blocks of a cluster meet once all is loaded: statements of the kernel itself."""
+    body = kernel.body.stmts
+    loading = [n for n, one in enumerate(body) if any(map(is_load, walk(one)))]
+    return [one for one in body[max(loading, default=0) :] if calls(one, "cluster_arrive", "cluster_wait")]
+
+
+def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:
+    """Fewer stages where there is no room for all of them beside the largest of the other tiles.
+
+    Copiers fill stages as long as the kernel runs, so that no other tile can have their place.
+    """
+    mine = {id(t) for g in groups for t in g.tiles}
+    allocs = [n.buffer for n in find(kernel.body, Alloc) if n.buffer.scope == "shared"]
+    largest = max((_bytes(b) for b in allocs if id(b) not in mine), default=0)
+    while largest + sum(g.stages * (sum(map(_bytes, g.tiles)) + 2 * BARRIER) for g in groups) > limit:
+        deepest = max(groups, key=lambda g: g.stages)
+        if deepest.stages == 1:
+            return
+        deepest.stages -= 1
+
+
+def _bytes(tile: Buffer) -> int:
+    """Of shared memory."""
+    return math.prod(tile.static_shape or ()) * tile.dtype.itemsize
+
+
+def _bodies(body: Body, survey: Survey) -> Iterator[Body]:
+    """A body and those inside, outer ones first."""
+    inner: list[Body] = []
+    for one in _own(body.block):
+        if isinstance(one, Copy) and is_load(one):
+            body.loads.append(one)
+        elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
+            inner.append(Body(one, one.body, body))
+    yield body
+    for each in inner:
+        yield from _bodies(each, survey)
+
+
+def _own(block: Block) -> Iterator[Stmt]:
+    """Statements outside inner loops, also under conditions."""
+    for one in block.stmts:
+        yield one
+        if isinstance(one, If):
+            yield from _own(one.then)
+            yield from _own(one.otherwise)
+
+
+def _why_not(
+    copy: Copy, body: Body, bodies: list[Body], kernel: Kernel, written: set[int], survey: Survey
+) -> str:  # fmt: skip
+    """Why a copy is not made ahead by another warp; "" if it can be."""
+    tile = copy.dst.buffer
+    if copy.disable_tma:
+        return "its author does not want it"
+    if why := tma.refuses(copy, survey.contexts[id(copy)]):
+        return why
+    if body.loop is not None and body.loop.stages > 1 and _bytes(tile) % VERSION:
+        return f"versions of `{tile.name}`, of {_bytes(tile)} bytes, do not begin at multiples of {VERSION}"
+    if id(copy.src.buffer) in written:
+        return f"the kernel writes `{copy.src.buffer.name}`"
+    needed = list(_needed(copy, body))
+    for node in needed:
+        if isinstance(node, Var) and node.role == "thread":
+            return "whether or where it reads depends on the thread"
+        if isinstance(node, Load) and (node.buffer.scope != "global" or id(node.buffer) in written):
+            return f"where it reads depends on `{node.buffer.name}`, which the kernel's threads compute"
+    loads = {id(c) for b in bodies for c in b.loads if c.dst.buffer is tile}
+    if not loads <= {id(c) for c in body.loads}:
+        return f"`{tile.name}` is filled in several loops"
+    leafs = (s for s in find(kernel.body, Stmt) if is_leaf(s) and id(s) not in loads)
+    touched = [s for s in leafs if id(tile) in symbols(s)]
+    inside = {id(s) for s in find(body.block, Stmt)}
+    changed = not body.repeats or _is_changed(body.block, tile, survey)
+    for stmt in touched:
+        reads, writes = uses(stmt)
+        if any(b is tile for b in writes) and not (id(stmt) in inside and changed):
+            return f"`{tile.name}` is written by the kernel's threads, too"
+        if any(r.buffer is tile for r in reads) and id(stmt) not in inside:
+            return f"`{tile.name}` is read outside the loop that fills it"
+    return why_not_tile(body.block, list(leaves(body.block)), tile)
+
+
+def _is_changed(block: Block, tile: Buffer, survey: Survey) -> bool:
+    """Whether what the threads write to a tile is read by a product later on in the body that fills it, or in the
+    branch of it in which all that happens.
+
+    A fence before that product also orders the writes before the copies of a later turn.
+    """
+    touching = [s for s in block.stmts if id(tile) in symbols(s) and not _fills(s, tile) and not isinstance(s, Alloc)]
+    if not touching:
+        return False
+    last = touching[-1]
+    if isinstance(last, If) and len(touching) == 1:
+        return id(tile) not in symbols(last.otherwise) and _is_changed(last.then, tile, survey)
+    return any(last is op for op in survey.products)
+
+
+def _touched(stmt: Stmt) -> Iterator[Buffer]:
+    reads, writes = uses(stmt)
+    yield from (r.buffer for r in reads)
+    yield from writes
+
+
+def _needed(copy: Copy, body: Body) -> Iterator[Node]:
+    """Everything that decides whether, how often and from where a copy reads."""
+    for expr, _ in decisive(copy, body):
+        yield from walk(expr)
+
+
+def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
+    """The expressions that decide on a copy, and what: "where it reads", "whether it is made", "how often it is made";
+    "" for values of names in them.
+    """
+    wanted = {id(n) for n in find(copy.src, Var)}
+    for region in (copy.src, copy.dst):
+        yield from ((e, "where it reads") for e in (*region.starts, *region.extents))
+    above: Body | None = body
+    while above is not None:
+        for one in _own(above.block):
+            if isinstance(one, If) and any(n is copy for n in find(one, Copy)):
+                yield one.condition, "whether it is made"
+                wanted |= {id(n) for n in find(one.condition, Var)}
+        if above.loop is not None:
+            for bound in (*above.loop.starts, *above.loop.stops):
+                yield bound, "how often it is made"
+                wanted |= {id(n) for n in find(bound, Var)}
+        lets = [s for s in _own(above.block) if isinstance(s, Let)]
+        for let in reversed(lets):
+            if id(let.var) in wanted:
+                yield let.value, ""
+                wanted |= {id(n) for n in find(let.value, Var)}
+        above = above.outer
+
+
+def _groups(body: Body, tiles: list[Buffer], stages: int) -> Iterator[Group]:
+    """Tiles by the first statement that needs them."""
+    by_first: dict[int, list[Buffer]] = {}
+    for tile in tiles:
+        by_first.setdefault(_users(body, tile)[0], []).append(tile)
+    for first, found in sorted(by_first.items()):
+        yield Group(body, found, first, max(_users(body, t)[-1] for t in found), stages)
+
+
+def _users(body: Body, tile: Buffer) -> list[int]:
+    """The statements of a body that read a tile, or write to it what copies do not bring."""
+    found = []
+    for n, one in enumerate(body.block.stmts):
+        if id(tile) not in symbols(one):
+            continue
+        leaves = [s for s in find(one, Stmt) if is_leaf(s)]
+        bounds = [n for s in find(one, For, While, If) for n in _heads(s)]
+        used = any(b is tile for s in leaves for b in _touched(s) if not _fills(s, tile))
+        if used or any(x.buffer is tile for b in bounds for x in find(b, Load)):
+            found.append(n)
+    return found
+
+
+def _heads(one: For | While | If) -> tuple[Expr, ...]:
+    return (*one.starts, *one.stops) if isinstance(one, For) else (one.condition,)
+
+
+def _fills(stmt: Stmt, tile: Buffer) -> bool:
+    return isinstance(stmt, Copy) and stmt.dst.buffer is tile
+
+
+def is_leaf(stmt: Stmt) -> bool:
+    """Whether a statement holds no others, or is a nest of its own."""
+    if isinstance(stmt, For):
+        return stmt.kind is LoopKind.PARALLEL
+    return not isinstance(stmt, Block | If | While | Role)
+
+
+def _is_barrier(node: Node) -> bool:
+    # That the next kernel may begin concerns no thread of this one.
+    return isinstance(node, Call) and node.name.startswith(BY_HAND) and node.name != "grid_launch"
+
+
+def is_load(node: Node) -> bool:
+    """Whether it is a T.copy from global to shared memory."""
+    return type(node) is Copy and (node.src.buffer.scope, node.dst.buffer.scope) == ("global", "shared")
+
+
+def is_zero(e: Expr) -> bool:
+    """Whether it is the literal 0."""
+    return isinstance(e, Const) and e.value == 0

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warpgroups take turns (`ping_pong`) only where they do not meet within a turn.
+
+One that waits at a barrier for the others, while they wait for their turn, would wait for ever. Where a barrier has
+come to lie between `turn_take` and `turn_pass`, for what threads write to a tile that a product reads, the turns go:
+they order time only, never values. A loop that asks for turns and has none is reported with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_tile.compiler.context import Build
+from torch_tile.ir.expr import Call
+from torch_tile.ir.node import Rewriter, find
+from torch_tile.ir.stmt import Block, Do, For, Program, Stmt
+
+MEETINGS = "barrier", "named_barrier"
+OTHERWISE = "only several warpgroups take them, by wgmma, in a loop of products, arithmetic, and products again"
+
+
+def settle_turns(program: Program, build: Build) -> Program:
+    """Drop the turns of warpgroups that meet within one, and report what became of all."""
+    asked = {n.span: OTHERWISE for n in find(program, For) if n.ping_pong}
+    if not asked:
+        return program
+    dropped: set[int] = set()
+    for calls, meets in _turns(program):
+        why = "threads meet at a barrier between the products" if meets else "" if len(calls) > 2 else "no turn is left"
+        asked[calls[0].span] = why
+        dropped |= set(map(id, calls)) if why else set()
+    for span, why in asked.items():
+        build.note(span, "T.Pipelined", f"{'no ' if why else ''}turns of warpgroups in starting products", why)
+    return _Drop(dropped)(program) if dropped else program
+
+
+def _turns(program: Program) -> Iterator[tuple[list[Do], bool]]:
+    """The calls of each kind of turns, from `turn_open` to `turn_close`, and whether threads meet within one."""
+    calls: list[Do] = []
+    inside = meets = False
+    for node in find(program, Do):
+        name = node.call.name if isinstance(node.call, Call) else ""
+        if name.startswith("turn_"):
+            calls.append(node)
+            inside = name == "turn_take"
+        elif inside:
+            meets |= name in MEETINGS
+        if name == "turn_close":
+            yield calls, meets
+            calls, meets = [], False
+
+
+class _Drop(Rewriter):
+    """Drops statements, by identity."""
+
+    def __init__(self, dropped: set[int]):
+        self.dropped = dropped
+
+    def Do(self, node: Do) -> Stmt:
+        """Nothing, or what it was."""
+        return Block(()) if id(node) in self.dropped else node

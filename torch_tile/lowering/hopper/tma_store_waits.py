@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bulk stores are waited for where their tile is written next, not where they are started.
+
+In straight code, and around a loop, the next statement that touches the tile of a store is known; as many groups as
+are committed between the two may be under way there. What is stored and when a tile is free do not change: the wait
+names the tile, so that insert_sync puts a barrier between it and the writers. In kernels with T.arrive_last, by which
+blocks tell others that results are there, stores to a tensor that the kernel touches elsewhere, too, are waited for at
+once and as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch_tile.intrinsics.bulk import bulk_wait
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Address, Call, Expr, Load, const
+from torch_tile.ir.node import Rewriter, contains, equal, find, symbols
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Continue,
+    Do,
+    For,
+    If,
+    Kernel,
+    LoopKind,
+    Program,
+    Stmt,
+    Store,
+    calls,
+)
+from torch_tile.ir.tensor_map import TensorMap
+
+ZERO = const(0, int32)
+
+
+def defer_stores(program: Program) -> Program:
+    """Move waits of bulk stores to the next use of their tiles; values do not change."""
+    return _Defer()(program)  # type: ignore[no-any-return]
+
+
+def _completed(kernel: Kernel) -> Kernel:
+    """With complete waits for the stores whose results other blocks may read, or write over."""
+    if not any(call.name == "arrive_last" for call in find(kernel.body, Call)):
+        return kernel
+    touched = Counter(id(n.buffer) for n in find(kernel.body, Load, Store, Address, TensorMap))
+    alone = set[int]()  # tensors that one block of statements stores to, and nothing else touches
+    for block in find(kernel.body, Block):
+        stored = Counter(id(n.buffer) for one in block.stmts if isinstance(one, Do) for n in find(one, TensorMap))
+        alone |= {n for n, count in stored.items() if count == touched[n]}
+    return _Complete(alone)(kernel)  # type: ignore[no-any-return]
+
+
+class _Complete(Rewriter):
+    """Stores are waited for until their results are there, but for those to tensors (by identity) of nobody else."""
+
+    def __init__(self, alone: set[int]):
+        self.alone = alone
+
+    def Block(self, block: Block) -> Block:
+        """Stores, and after them their wait."""
+        new: Block = self.children(block)
+        stores = [one for one in block.stmts if calls(one, "tma_store")]
+        if all(id(n.buffer) in self.alone for one in stores for n in find(one, TensorMap)):
+            return new
+        done = bulk_wait(0, False)
+        return replace(new, stmts=tuple(replace(done, span=s.span) if calls(s, "bulk_wait") else s for s in new.stmts))
+
+
+@dataclass
+class _Started:
+    """Statement `place` of a block: threads for which `condition` holds start stores of `tiles` and wait for them."""
+
+    place: int
+    condition: Expr
+    tiles: list[Buffer]
+
+
+class _Defer(Rewriter):
+    """Blocks from the inside out; a body of a loop is followed by itself."""
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        """What other blocks wait for is not deferred."""
+        return self.children(_completed(kernel))
+
+    def Block(self, block: Block) -> Block:
+        """Straight code."""
+        new: Block = self.children(block)
+        return _deferred(new, turns=False)[0]
+
+    def For(self, loop: For) -> Stmt:
+        """A loop whose body is run again."""
+        if loop.kind is not LoopKind.SERIAL or contains(loop.body, Break, Continue):
+            new: For = self.children(loop)
+            return new
+        stmts = tuple(self(s) for s in loop.body.stmts)
+        same = all(a is b for a, b in zip(stmts, loop.body.stmts, strict=True))
+        body, left = _deferred(loop.body if same else Block(stmts), turns=True)
+        if body is loop.body:
+            return loop
+        return Block((replace(loop, body=body), *left)) if left else replace(loop, body=body)
+
+
+def _deferred(block: Block, turns: bool) -> tuple[Block, list[Stmt]]:
+    """A block with waits as late as can be, and the waits that its last turn leaves."""
+    stmts = block.stmts
+    waits: dict[int, list[_Started]] = {}  # before which statement
+    left: list[_Started] = []
+    moved = set()
+    own = {id(n.buffer) for n in find(block, Alloc)}  # gone where a turn ends
+    for one in _starts(stmts):
+        again = turns and not any(id(t) in own for t in one.tiles)
+        later = [*range(one.place + 1, len(stmts)), *(range(one.place) if again else ())]
+        to = next((n for n in later if _touches(stmts[n], one.tiles) and not _is_start(stmts[n])), None)
+        if to is None:
+            continue
+        moved.add(one.place)
+        waits.setdefault(to, []).append(one)
+        if to < one.place:
+            left.append(one)
+    if not moved:
+        return block, []
+    new: list[Stmt] = []
+    for n, stmt in enumerate(stmts):
+        new += (_wait(group, _pending(stmts, group, n), stmt) for group in _alike(waits.get(n, [])))
+        new.append(_without_wait(stmt) if n in moved else stmt)
+    return Block(tuple(new), span=block.span), [_wait(group, 0, stmts[group[-1].place]) for group in _alike(left)]
+
+
+def _starts(stmts: Sequence[Stmt]) -> Iterator[_Started]:
+    for place, one in enumerate(stmts):
+        if isinstance(one, If) and _is_start(one):
+            calls = [s.call for s in one.then.stmts if isinstance(s, Do) and isinstance(s.call, Call)]
+            addresses = [a for call in calls if call.name == "tma_store" for a in call.args if isinstance(a, Address)]
+            yield _Started(place, one.condition, list({id(a.buffer): a.buffer for a in addresses}.values()))
+
+
+def _is_start(one: Stmt) -> bool:
+    """Whether a statement is stores by some threads, all that they do, with a wait for them at the end."""
+    if not isinstance(one, If) or one.otherwise.stmts:
+        return False
+    calls = [s.call if isinstance(s, Do) else None for s in one.then.stmts]
+    names = [call.name if isinstance(call, Call) else "" for call in calls]
+    if len(names) < 3 or {*names[:-2]} != {"tma_store"} or names[-2:] != ["bulk_commit", "bulk_wait"]:
+        return False
+    wait = calls[-1]
+    return isinstance(wait, Call) and wait.options == (0, True) and not wait.args
+
+
+def _touches(one: Stmt, tiles: Sequence[Buffer]) -> bool:
+    return not symbols(one).isdisjoint(map(id, tiles))
+
+
+def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:
+    """How many groups the same threads certainly commit between the last of these stores and statement `to`."""
+
+    def between(one: _Started) -> int:
+        way = range(one.place + 1, to) if to > one.place else (*range(one.place + 1, len(stmts)), *range(to))
+        return sum(_commits(stmts[n], one.condition) for n in way)
+
+    return min(map(between, group))
+
+
+def _commits(one: Stmt, condition: Expr) -> bool:
+    if not isinstance(one, If) or not equal(one.condition, condition):
+        return False
+    return any(isinstance(s, Do) and isinstance(s.call, Call) and s.call.name == "bulk_commit" for s in one.then.stmts)
+
+
+def _alike(group: Sequence[_Started]) -> list[list[_Started]]:
+    """Stores by the conditions of their threads."""
+    found: list[list[_Started]] = []
+    for one in group:
+        mine = next((g for g in found if equal(g[0].condition, one.condition)), None)
+        if mine is None:
+            found.append([one])
+        else:
+            mine.append(one)
+    return found
+
+
+def _wait(group: Sequence[_Started], pending: int, at: Stmt) -> Stmt:
+    tiles = {id(t): t for one in group for t in one.tiles}.values()
+    wait = bulk_wait(pending, True, [Address(t, (ZERO,) * t.rank) for t in tiles])
+    return If(group[0].condition, Block((replace(wait, span=at.span),)), Block(()), span=at.span)
+
+
+def _without_wait(one: Stmt) -> Stmt:
+    assert isinstance(one, If)
+    return replace(one, then=Block(one.then.stmts[:-1], span=one.then.span))

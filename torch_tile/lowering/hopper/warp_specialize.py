@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelined products on Hopper: a warp of its own copies tiles ahead, the threads of the kernel multiply.
+
+The kernel gets warps more, and two roles. Turn after turn a copier waits until a stage of a group of tiles is empty and
+starts the copies that fill it; the others wait until it is full, read it and let it go. Groups have warps of their own,
+so that none waits for the stages of another. Turns are
+counted in closed form, from the loop's variable; a loop that is run again goes on counting. Where blocks of a cluster
+share loads (share_loads), a stage is empty when the readers of all of them let it go, and no block ends before the
+others. Afterwards no pipelined loop of such a kernel is left; other kernels stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch_tile.compiler.context import Build
+from torch_tile.hardware import MOST_THREADS
+from torch_tile.intrinsics.bulk import (
+    cluster_arrive,
+    cluster_wait,
+    mbarrier_arrive,
+    mbarrier_wait,
+    warp_arrive,
+)
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const
+from torch_tile.ir.node import Rewriter, find, symbols
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    For,
+    If,
+    Kernel,
+    Let,
+    LoopKind,
+    Program,
+    Role,
+    Stmt,
+    Store,
+)
+from torch_tile.lowering.analysis.clone import Instance, versions_of
+from torch_tile.lowering.hopper.cluster_multicast import Sharers, share_loads
+from torch_tile.lowering.hopper.plan_tma_loads import (
+    Body,
+    Group,
+    Loads,
+    Survey,
+    bulk_loads,
+    is_leaf,
+    is_load,
+    is_zero,
+    meetings,
+)
+from torch_tile.lowering.pipelining.copy_plan import reads_of
+from torch_tile.lowering.pipelining.schedule import without
+from torch_tile.registers import UNIT, equal_share
+from torch_tile.tileop.copy import tma
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.copy.tma import TmaCopy
+
+WARP, WARPGROUP = 32, 128
+FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # of a thread
+REGISTERS_UNDER_CONDITIONS = 40  # of threads that copy in loops in loops, and have to find out whether
+MOST_COPIERS = 4  # warps
+NO_CLUSTER = (1, 1, 1)
+ZERO = const(0, int32)
+
+
+def split_warps(program: Program, build: Build) -> Program:
+    """Give kernels whose products go by wgmma a warp that copies; values do not change."""
+    if build.target.capability != 90:
+        for kernel in program.kernels:
+            _each_its_own(kernel, f"{build.target} has no roles of warps", build)
+        return program
+    kernels = tuple(_split(kernel, build) for kernel in program.kernels)
+    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
+    return program if same else replace(program, kernels=kernels)
+
+
+def _split(kernel: Kernel, build: Build) -> Kernel:
+    count = math.prod(kernel.threads)
+    pipelined = [n for n in find(kernel.body, For) if n.kind is LoopKind.PIPELINED and n.stages]
+    if not pipelined or count % WARPGROUP:
+        _each_its_own(kernel, f"no pipelined loop of blocks of whole groups of {WARPGROUP} threads", build)
+        return kernel
+    thread = Var("thread", int32, "thread") if kernel.thread is None else kernel.thread
+    normal: Kernel = _FromZero()(kernel)
+    survey = Survey(build, thread, count)
+    survey(normal)
+    loads = bulk_loads(normal, survey)
+    if isinstance(loads, str) or loads.why_not:
+        if not isinstance(loads, str):
+            for copy, why in loads.why_not:
+                build.note(copy.span, "T.copy", "no bulk copy, so that all threads copy and multiply in turn", why)
+        _each_its_own(kernel, loads if isinstance(loads, str) else "not every pipelined copy is a bulk copy", build)
+        return kernel
+    few = equal_share(count + WARPGROUP, kernel.min_blocks) <= FEWEST_REGISTERS
+    if few or count + WARPGROUP > MOST_THREADS:
+        why = f"{kernel.min_blocks} blocks on a multiprocessor leave them no registers"
+        why = why if few else f"a block has at most {MOST_THREADS} threads, and {count} of them multiply"
+        build.note(kernel.span, "T.Kernel", "no warps that copy, so that all threads copy and multiply in turn", why)
+        _each_its_own(kernel, why, build)
+        return kernel
+    return _Roles(normal, loads, survey, thread, build).kernel()
+
+
+def _each_its_own(kernel: Kernel, why: str, build: Build) -> None:
+    """Say why blocks of a cluster share no loads."""
+    if kernel.cluster != NO_CLUSTER:
+        build.note(kernel.span, "T.Kernel", f"each block of a cluster loads its own tiles: {why}")
+
+
+def _shares(count: int, warps: int, blocks: int, few: int) -> tuple[int, tuple[int, int]]:
+    """How many threads are added for `warps` that copy beside `count` that multiply, and the registers of each of both,
+    `few` for those that copy.
+
+    One warpgroup that has the multiprocessor to itself has registers enough. Others get those that one more, which has
+    the copiers, does not need.
+    """
+    groups = count // WARPGROUP
+    if groups == blocks == 1:
+        return warps * WARP, (0, 0)
+    left = equal_share(count + WARPGROUP, blocks) * (groups + 1) - few
+    return WARPGROUP, (min(left // groups // UNIT * UNIT, MOST_REGISTERS), few)
+
+
+class _FromZero(Rewriter):
+    """Loops that load tiles count their turns from 0, up to a number or a name.
+
+    What is asked of a name before the loop the assembler need not ask again in it.
+    """
+
+    def For(self, loop: For) -> Stmt:
+        new: For = self.children(loop)
+        if loop.kind is LoopKind.PARALLEL or not any(map(is_load, find(loop.body, Copy))):
+            return new
+        start, stop, name = loop.starts[0], loop.stops[0], loop.vars[0].name
+        if not is_zero(start) or loop.step != 1:
+            turn = Var(f"{name}_turn", int32, "loop")
+            stop = simplify((stop - start + (loop.step - 1)) // loop.step)
+            body = Instance({id(loop.vars[0]): simplify(start + turn * loop.step)}, {}, fresh=False)(new.body)
+            new = replace(new, vars=(turn,), starts=(ZERO,), stops=(stop,), step=1, body=body)
+        if isinstance(stop, Const | Var):
+            return new
+        count = Var(f"{name}_turns", stop.dtype, "let")
+        return Block((Let(count, stop, span=loop.span), replace(new, stops=(count,))))
+
+
+class _Roles:
+    """One kernel, its loads the work of one more warp."""
+
+    def __init__(self, kernel: Kernel, loads: Loads, survey: Survey, thread: Var, build: Build):
+        self.source, self.groups, self.copies = kernel, loads.groups, loads.copies
+        self.survey, self.thread, self.build = survey, thread, build
+        self.count = math.prod(kernel.threads)
+        self.warps = min(len(self.groups), MOST_COPIERS)
+        few = REGISTERS_UNDER_CONDITIONS if self._asks() and kernel.min_blocks == 1 else FEWEST_REGISTERS
+        self.copiers, self.registers = _shares(self.count, self.warps, kernel.min_blocks, few)
+        self.tiles = {id(t): versions_of(t, g.stages) for g in self.groups for t in g.tiles}
+        self.group_of = {id(t): g for g in self.groups for t in g.tiles}
+        self.full = {id(g): _barriers(f"{g.name}_full", g.stages, 1) for g in self.groups}
+        free = [g for g in self.groups if g.body.repeats]
+        self.shared = share_loads(kernel, loads, survey, build)
+        self.sharers = {id(g): found for g in self.groups if (found := self._sharers(g)) is not None}
+        self.empty = {id(g): _barriers(f"{g.name}_empty", g.stages, self._arrivals(g)) for g in free}
+        self.bases = {id(b): Buffer("turns", (), int32, "var") for b in self._counted()}
+        leaves = (n for n in find(kernel.body, Stmt) if is_leaf(n))
+        self.read = {id(n.buffer) for n in find(kernel.body, Load)}.union(*map(reads_of, leaves))
+
+    def kernel(self) -> Kernel:
+        """The kernel with its roles."""
+        allocs = [Alloc(tile) for tile in self.tiles.values()]
+        allocs += [Alloc(b) for b in (*self.full.values(), *self.empty.values())]
+        versions = {id(t): (self.tiles[id(t)], self.stage(self.group_of[id(t)])) for g in self.groups for t in g.tiles}
+        place = Instance({}, versions, fresh=False)
+        reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
+        copying = Block((*self._copiers(place), *meetings(self.source)))  # at which all threads of a cluster count
+        shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
+        rest = Block(tuple(s for s in reading.stmts if s not in shared))
+        theirs, few = self.registers
+        roles = Role(0, self.count, rest, theirs), Role(self.count, self.copiers, copying, few)
+        self._report()
+        # While others may send to a block or let go of its tiles, it must not end. What is under way comes before this
+        # arrival, as it is not a relaxed one.
+        end = (cluster_arrive(), cluster_wait()) if self.sharers else ()
+        body = Block((*allocs, *shared, *roles, *end))
+        return replace(self.source, threads=(self.count + self.copiers,), thread=self.thread, body=body)
+
+    def _asks(self) -> bool:
+        """Whether loads of a loop that has another inside are made under a condition."""
+        around = [b for g in self.groups if (b := g.body.outer) is not None and b.loop is not None]
+        return any(
+            isinstance(s, If) and any(id(c) in self.copies for c in find(s, Copy))
+            for b in around
+            for s in b.block.stmts
+        )
+
+    # Clusters.
+
+    def _sharers(self, group: Group) -> Sharers | None:
+        """The blocks that a group's copier sends to, whose own ones send to this one."""
+        tiles = {id(t) for t in group.tiles}
+        mine = [self.shared[id(c)] for c in group.body.loads if id(c) in self.shared and id(c.dst.buffer) in tiles]
+        return functools.reduce(Sharers.joined, mine) if mine else None
+
+    def _arrivals(self, group: Group) -> int:
+        """One of each warp that reads the group's tiles, of all blocks that they come to."""
+        sharers = self.sharers.get(id(group))
+        return self.count // WARP * (1 if sharers is None else sharers.count)
+
+    # Turns.
+
+    def _top(self) -> Body:
+        body = self.groups[0].body
+        while body.outer is not None:
+            body = body.outer
+        return body
+
+    def _counted(self) -> list[Body]:
+        """Bodies of loops that are run again, so that somebody has to remember how often they ran."""
+        bodies = {id(g.body): g.body for g in self.groups}
+        return [b for b in bodies.values() if len(b.loops) > 1]
+
+    def turn(self, body: Body) -> Expr:
+        """How often a body has run before."""
+        if body.loop is None:
+            return ZERO
+        var = body.loop.vars[0]
+        base = self.bases.get(id(body))
+        return var if base is None else self._before(base, body) + var
+
+    def _before(self, base: Buffer, body: Body) -> Expr:
+        """How many turns earlier runs of a loop made, as far as stages and parities tell them apart."""
+        period = 2 * math.lcm(*(g.stages for g in self.groups if g.body is body))
+        return binary("max", Load(base, ()), ZERO) % period
+
+    def stage(self, group: Group) -> Expr:
+        """Which version of its tiles a turn uses."""
+        return simplify(self.turn(group.body) % group.stages)
+
+    def parity(self, group: Group, ahead: int) -> Expr:
+        """The parity of the phase that a turn waits for; of the one before with `ahead` 1."""
+        return simplify((self.turn(group.body) // group.stages + ahead) % 2)
+
+    def _bases(self) -> list[Stmt]:
+        return [Alloc(base, ZERO) for base in self.bases.values()]
+
+    def counts(self, body: Body | None) -> list[Stmt]:
+        """After a loop that is run again: its turns are added."""
+        if body is None or (base := self.bases.get(id(body))) is None or body.loop is None:
+            return []
+        trips = binary("max", body.loop.stops[0], ZERO)
+        return [Store(base, (), self._before(base, body) + trips)]
+
+    # What the threads of the kernel do.
+
+    def _read(self, block: Block, body: Body) -> Iterator[Stmt]:
+        """A body without its loads, with waits before readers and arrivals after them."""
+        mine = [g for g in self.groups if g.body.block is block]
+        for n, one in enumerate(block.stmts):
+            for group in mine:
+                if group.first == n:
+                    yield mbarrier_wait(self.barrier(self.full, group), self.parity(group, 0))
+            yield from self._reader(one, body)
+            for group in mine:
+                if group.last == n and id(group) in self.empty:
+                    yield self._release(group, body)
+
+    def _release(self, group: Group, body: Body) -> Stmt:
+        """A warp lets go of a turn's tiles. What only products have read, it has read when they are waited for."""
+        where = self.barrier(self.empty, group)
+        tiles = {id(t) for t in group.tiles}
+        products = {id(op) for op in self.survey.products}
+        readers = [n for n in find(body.block, Stmt) if is_leaf(n) and tiles & symbols(n) and tiles & reads_of(n)]
+        only_products = all(id(n) in products or id(n) in self.copies for n in readers)
+        sharers = self.sharers.get(id(group))
+        if not only_products:
+            return warp_arrive(where, None if sharers is None else sharers.blocks)
+        lane = binary("%", self.thread, const(WARP, int32))
+        if sharers is None:
+            return If(binary("==", lane, ZERO), Block((mbarrier_arrive(where),)), Block(()))
+        return If(sharers.include(lane), Block((mbarrier_arrive(where, lane),)), Block(()))
+
+    def _reader(self, one: Stmt, body: Body) -> Iterator[Stmt]:
+        if id(one) in self.copies:
+            return
+        if isinstance(one, Alloc) and id(one.buffer) in self.tiles:
+            return
+        if isinstance(one, If):
+            then, other = (Block(tuple(self._read(b, body))) for b in (one.then, one.otherwise))
+            if then.stmts or other.stmts:
+                yield If(one.condition, then, other, span=one.span)
+        elif isinstance(one, For) and one.kind is not LoopKind.PARALLEL:
+            inner = self.body_of(one)
+            yield replace(_plain(one), body=Block(tuple(self._read(one.body, inner or body))))
+            yield from self.counts(inner)
+        elif type(one) is Copy and self._is_store(one):
+            yield TmaCopy(one.src, one.dst, span=one.span)
+        else:
+            yield one
+
+    def _is_store(self, copy: Copy) -> bool:
+        if (copy.src.buffer.scope, copy.dst.buffer.scope) != ("shared", "global") or copy.disable_tma:
+            return False
+        if id(copy.dst.buffer) in self.read:
+            why = f"the kernel reads `{copy.dst.buffer.name}`, and bulk stores would have to be waited for"
+            self.build.note(copy.span, "T.copy", "an ordinary copy", why)
+            return False
+        return tma.refuses(copy, self.survey.contexts[id(copy)]) is None
+
+    # What the copiers do.
+
+    def _copiers(self, place: Instance) -> Iterator[Stmt]:
+        """Each warp's loads."""
+        for warp in range(self.warps):
+            loads = _Copier(self, warp)
+            stmts = Block((*self._bases(), *loads.block(self.source.body, self._top())))
+            made: Block = Instance({}, {}, fresh=True)(place(without(stmts, set())))
+            number = (self.count + warp * WARP) // WARP
+            if self.copiers == WARP:
+                yield from made.stmts
+            else:
+                yield If(binary("==", self.thread // WARP, const(number, int32)), made, Block(()))
+
+    def barrier(self, of: dict[int, Buffer], group: Group) -> Address:
+        """The one of its barriers that a group's turn uses."""
+        return Address(of[id(group)], (self.stage(group),))
+
+    def body_of(self, loop: For) -> Body | None:
+        """The body of a loop that has loads."""
+        return next((g.body for g in self.groups if g.body.loop is loop), None)
+
+    def _report(self) -> None:
+        for group in self.groups:
+            names = ", ".join(t.name for t in group.tiles)
+            span = group.body.loop.span if group.body.loop is not None else None
+            became = (
+                f"{names}: bulk copies by a warp of its own, {group.stages} {'stages' if group.stages > 1 else 'stage'}"
+            )
+            self.build.note(span, "T.Pipelined", became)
+
+
+class _Copier:
+    """The loads of one warp of a kernel's copiers."""
+
+    def __init__(self, roles: _Roles, warp: int):
+        self.roles, self.by = roles, warp * WARP
+        self.groups = roles.groups[warp :: roles.warps]
+        tiles = {id(t) for g in self.groups for t in g.tiles}
+        self.copies = {id(c) for g in self.groups for c in g.body.loads if id(c.dst.buffer) in tiles}
+
+    def block(self, block: Block, body: Body) -> Iterator[Stmt]:
+        """The loads of a body with what they depend on, in stages that are empty."""
+        mine = [g for g in self.groups if g.body.block is block]
+        places = {id(g): [n for n, s in enumerate(block.stmts) if self._loads(s, g)] for g in mine}
+        for n, one in enumerate(block.stmts):
+            for group in mine:
+                if places[id(group)][0] == n and id(group) in self.roles.empty:
+                    yield mbarrier_wait(self.roles.barrier(self.roles.empty, group), self.roles.parity(group, 1))
+            yield from self.stmt(one, body)
+            for group in mine:
+                if places[id(group)][-1] == n:
+                    arrive = mbarrier_arrive(self.roles.barrier(self.roles.full, group))
+                    yield If(
+                        binary("==", self.roles.thread, const(self.roles.count + self.by, int32)),
+                        Block((arrive,)),
+                        Block(()),
+                    )
+
+    def stmt(self, one: Stmt, body: Body) -> Iterator[Stmt]:
+        """What of a statement the loads need."""
+        if isinstance(one, Let):
+            yield one
+        elif isinstance(one, Copy) and id(one) in self.copies:
+            group = self.roles.group_of[id(one.dst.buffer)]
+            where = self.roles.barrier(self.roles.full, group)
+            signal = Load(where.buffer, where.indices)
+            made = TmaCopy(
+                one.src, one.dst, eviction_policy=one.eviction_policy, barrier=signal, by=self.by, span=one.span
+            )
+            among = self.roles.shared.get(id(one))
+            if among is not None:
+                made = replace(made, blocks=among.blocks, share=among.number, shares=among.count)
+            yield made
+        elif not any(id(n) in self.copies for n in find(one, Copy)):
+            return
+        elif isinstance(one, If):
+            yield If(
+                one.condition, *(Block(tuple(self.block(b, body))) for b in (one.then, one.otherwise)), span=one.span
+            )
+        elif isinstance(one, For):
+            inner = self.roles.body_of(one)
+            yield replace(_plain(one), body=Block(tuple(self.block(one.body, inner or body))))
+            yield from self.roles.counts(inner)
+
+    def _loads(self, one: Stmt, group: Group) -> bool:
+        tiles = {id(t) for t in group.tiles}
+        return any(id(n) in self.copies and id(n.dst.buffer) in tiles for n in find(one, Copy))
+
+
+def _plain(loop: For) -> For:
+    if loop.kind is not LoopKind.PIPELINED:
+        return loop
+    return replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
+
+
+def _barriers(name: str, count: int, arrivals: int) -> Buffer:
+    return Buffer(name, (const(count, int32),), dt.uint64, "barrier", arrivals=arrivals)

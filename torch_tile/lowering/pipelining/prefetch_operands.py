@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelined products load the operands of their next step along K while they multiply those of this one.
+
+A loop made by pipeline_loops that waits, starts copies and multiplies, is cut into the steps of the instruction. The
+operands of each step are fragments, of which there are two sets in turn. The first step of the next iteration is loaded
+before the last products of this one: the wait for its tiles, and the barrier, no longer leave the tensor cores idle.
+An author may write the same by hand, as copies from slices of shared tiles to fragments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+
+from torch_tile.compiler.context import Build
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Const, Expr, Var, const
+from torch_tile.ir.node import Rewriter, find, symbols
+from torch_tile.ir.polynomial import structure
+from torch_tile.ir.simplify import is_literal, simplify
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    For,
+    If,
+    Kernel,
+    Let,
+    LoopKind,
+    Program,
+    Role,
+    Stmt,
+    calls,
+)
+from torch_tile.lowering.analysis.clone import Instance
+from torch_tile.tileop.copy.async_loop import AsyncLoop
+from torch_tile.tileop.copy.cp_async import AsyncCopy
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.gemm import mma
+from torch_tile.tileop.gemm.op import Gemm
+from torch_tile.tileop.threads import ThreadContext, role_context
+
+MOST = 208  # 4-byte registers for accumulators and operands, of 255: the rest holds addresses
+
+
+def overlap_products(program: Program, build: Build) -> Program:
+    """Overlap the loads of pipelined products with the products; values do not change."""
+    return _Overlap(build)(program)  # type: ignore[no-any-return]
+
+
+class _Overlap(Rewriter):
+    def __init__(self, build: Build):
+        self.build = build
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        thread = Var("thread", int32, "thread") if kernel.thread is None else kernel.thread
+        self.ctx = ThreadContext(self.build, thread, math.prod(kernel.threads), Ranges())
+        return self.children(kernel)
+
+    def Role(self, role: Role) -> Role:
+        """Its threads among themselves, which may multiply by wgmma."""
+        outer = self.ctx
+        self.ctx = role_context(role, self.build, outer.thread, outer.ranges, {})
+        new: Role = self.children(role)
+        self.ctx = outer
+        return new
+
+    def For(self, loop: For) -> Stmt:
+        new: For = self.children(loop)
+        parts = _parts(new)
+        if parts is None:
+            return new
+        products = parts[2]
+        steps = {_steps(op, self.ctx) for op in products}
+        count = steps.pop() if len(steps) == 1 else 0
+        if count < 2 or count % 2:
+            return new
+        made = _Overlapped(new, *parts, count)
+        needed = made.registers(self.ctx)
+        span = products[0].span
+        if needed > MOST:
+            self.build.note(span, "T.gemm", f"operands loaded in their own step: a step ahead takes {needed} registers")
+            return new
+        self.build.note(span, "T.gemm", "operands loaded a step of K ahead, also across the loop's barrier")
+        return Block(tuple(made.stmts()), span=loop.span)
+
+
+def _parts(loop: For) -> tuple[Stmt, tuple[Stmt, ...], tuple[Gemm, ...]] | None:
+    """The wait, the start of copies and the products of a loop that consists of them, else None."""
+    stmts = loop.body.stmts
+    count = len(stmts)
+    while count and isinstance(stmts[count - 1], Gemm):
+        count -= 1
+    products = tuple(s for s in stmts[count:] if isinstance(s, Gemm))
+    if loop.kind is not LoopKind.SERIAL or loop.step != 1 or not products or not count:
+        return None
+    if not calls(stmts[0], "cp_async_wait") or not all(map(_only_starts, stmts[1:count])):
+        return None
+    bound = {id(n.var) for n in find(loop.body, Let)}
+    regions = [r for op in products for r in (op.A, op.B, op.C)]
+    named = any(not bound.isdisjoint(symbols(r)) for r in regions)
+    return None if named else (stmts[0], stmts[1:count], products)
+
+
+def _only_starts(one: Stmt) -> bool:
+    """Whether a statement only starts copies or closes their group."""
+    if isinstance(one, If):
+        return all(map(_only_starts, (*one.then.stmts, *one.otherwise.stmts)))
+    return isinstance(one, AsyncCopy | AsyncLoop | Let) or calls(one, "cp_async_commit")
+
+
+def _steps(op: Gemm, ctx: ThreadContext) -> int:
+    """Into how many steps along K a product can be cut; 0 if its operands do not come by ldmatrix."""
+    carrier, _ = op.carrier(ctx)
+    types = mma.operand_types(op, ctx)
+    sizes = mma.problem(op)
+    if carrier is not mma or types[0] == "tf32" or op.clear_accum or sizes is None:
+        return 0
+    for region, across in ((op.A, op.transpose_A), (op.B, not op.transpose_B)):
+        bits = region.buffer.dtype.bits
+        if region.buffer.scope != "shared" or bits > 16 or (across and bits != 16):
+            return 0
+    return sizes[2] // mma.step_of(op, ctx)
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A tile in shared memory, its dimension along K, the size of a step, and two fragments for the steps in turn."""
+
+    region: Region
+    along: int
+    size: int
+    fragments: tuple[Buffer, Buffer]
+
+    def load(self, step: int, iteration: Instance) -> Stmt:
+        """The copy of a step into its fragment."""
+        region = iteration(self.region)
+        ranges = [replace(r, start=simplify(r.start)) for r in region.ranges]
+        old = ranges[self.along]
+        ranges[self.along] = replace(old, start=simplify(old.start + step * self.size), extent=const(self.size, int32))
+        return Copy(replace(region, ranges=tuple(ranges)), self.part(step), span=region.span)
+
+    def part(self, step: int) -> Region:
+        """The fragment of a step."""
+        fragment = self.fragments[step % 2]
+        return Region(fragment, tuple(Range(const(0, int32), size) for size in fragment.shape))
+
+
+class _Overlapped:
+    """A loop of `wait`, `starts` and `products`, whose products are cut into `count` steps."""
+
+    def __init__(self, loop: For, wait: Stmt, starts: tuple[Stmt, ...], products: tuple[Gemm, ...], count: int):
+        self.loop, self.wait, self.starts, self.products, self.count = loop, wait, starts, products, count
+        self.operands: dict[Hashable, _Operand] = {}
+        for op in products:
+            for key, region, along in _sources(op):
+                if key not in self.operands:
+                    self.operands[key] = self._operand(region, along)
+
+    def _operand(self, region: Region, along: int) -> _Operand:
+        shape = list(region.extents[-2:])
+        whole = shape[along]
+        assert isinstance(whole, Const)
+        size = int(whole.value) // self.count
+        shape[along] = const(size, int32)
+        tile = region.buffer
+        first, second = (Buffer(f"{tile.name}_{n}", tuple(shape), tile.dtype, "fragment") for n in range(2))
+        return _Operand(region, along, size, (first, second))
+
+    def registers(self, ctx: ThreadContext) -> int:
+        """4-byte registers of each thread for all sums and operands."""
+        total, seen = 0, set[Hashable]()
+        for op in self.products:
+            sums, *steps = mma.registers(op, ctx)
+            total += sums
+            for (key, _, _), step in zip(_sources(op), steps, strict=True):
+                total += 0 if key in seen else 2 * step
+                seen.add(key)
+        return total
+
+    def stmts(self) -> Iterator[Stmt]:
+        """The fragments, the first step, and the loop."""
+        for operand in self.operands.values():
+            yield from (Alloc(fragment, span=self.loop.span) for fragment in operand.fragments)
+        yield self.wait
+        yield self._first(self.loop.starts[0])
+        yield replace(self.loop, body=Block(tuple(self._body())))
+
+    def _body(self) -> Iterator[Stmt]:
+        yield from self.starts
+        same = Instance({}, {}, fresh=False)
+        for step in range(self.count):
+            if step + 1 < self.count:
+                yield from (operand.load(step + 1, same) for operand in self.operands.values())
+            else:
+                yield self.wait
+                yield self._first(simplify(self.loop.vars[0] + 1))
+            yield from (self._product(op, step) for op in self.products)
+
+    def _first(self, turn: Expr) -> Stmt:
+        """Load the first step of an iteration, if the loop has it."""
+        iteration = Instance({id(self.loop.vars[0]): turn}, {}, fresh=False)
+        loads = Block(tuple(operand.load(0, iteration) for operand in self.operands.values()))
+        has_it = simplify(turn < self.loop.stops[0])
+        return loads if is_literal(has_it, True) else If(has_it, loads, Block(()), span=self.loop.span)
+
+    def _product(self, op: Gemm, step: int) -> Stmt:
+        a, b = (self.operands[key].part(step) for key, _, _ in _sources(op))
+        return replace(op, A=a, B=b)
+
+
+def _sources(op: Gemm) -> Iterator[tuple[Hashable, Region, int]]:
+    """A and B with their dimensions along K. Products that read the same in the same layout have equal keys."""
+    split = op.policy, structure(op.C.extents)
+    for name, region, along in (("A", op.A, -2 if op.transpose_A else -1), ("B", op.B, -1 if op.transpose_B else -2)):
+        yield (name, along, id(region.buffer), structure((*region.starts, *region.extents)), split), region, along

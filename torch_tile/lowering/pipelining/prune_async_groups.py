@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of asynchronous copies that turned out to hold none are neither committed nor waited for.
+
+Copies that cp.async cannot make become ordinary ones in bind_threads, after their groups were counted. Walks all ways
+through a kernel with the groups committed last: a commit that no copy can precede goes, waits count the others only,
+and a wait goes at which no copy can be under way. If ways to a wait would have it count differently, only waits go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from torch_tile.ir import stmt as st
+from torch_tile.ir.expr import Call
+from torch_tile.ir.node import Node, Rewriter, contains, find
+from torch_tile.ir.simplify_stmt import simplify_stmt
+from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
+from torch_tile.lowering.sync.accesses import trips
+
+COUNTED = ("cp_async", "cp_async_commit", "cp_async_wait")
+DROPPED, LANDED, FLYING = range(3)  # what becomes of a group, as far as a way tells
+MOST_WAYS, MOST_TRIPS = 256, 32  # that are looked at one by one
+
+Way = tuple[bool, tuple[int, ...]]  # whether copies started since the last commit; the groups before, oldest first
+
+
+def drop_groups(program: Program) -> Program:
+    """Drop what orders no copy; what is copied when does not change."""
+    kernels = tuple(_dropped(kernel) for kernel in program.kernels)
+    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
+    return program if same else simplify_stmt(replace(program, kernels=kernels))
+
+
+def _dropped(kernel: st.Kernel) -> st.Kernel:
+    waits = [_pending(n) for n in find(kernel, Call) if n.name == "cp_async_wait"]
+    if not waits or contains(kernel, Break, Continue):
+        return kernel
+    found = _Groups(max(waits), None)
+    if found.kernel(kernel):
+        found = _Groups(max(waits), found.needed)
+    if not found.kernel(kernel):
+        return kernel
+    return _Drop(found)(kernel)  # type: ignore[no-any-return]
+
+
+def _pending(wait: Call) -> int:
+    (pending,) = wait.options
+    assert isinstance(pending, int)
+    return pending
+
+
+class _Groups:
+    """What is known of each commit and wait, by identity of its call. `commits` are those that stay, if known."""
+
+    def __init__(self, most: int, commits: Collection[int] | None):
+        self.most, self.commits = most, commits
+        self.needed: set[int] = set()  # commits of copies, and waits for some
+        self.lost = False  # whether there were too many ways
+        self.counts: dict[int, set[int]] = {}  # how many groups that stay a wait leaves under way
+
+    def kernel(self, kernel: st.Kernel) -> bool:
+        """Follow all ways through a kernel; whether they are few enough."""
+        self.block(kernel.body, {(False, (DROPPED,) * (self.most + 1))})
+        return not self.lost
+
+    def block(self, block: Block, ways: set[Way]) -> set[Way]:
+        """All ways after a block, given those before it. Threads of one role have not gone the way of another."""
+        before = ways
+        for one in block.stmts:
+            if isinstance(one, Role):
+                ways = ways | self.block(one.body, before)
+            else:
+                ways = before = self.stmt(one, ways)
+            if len(ways) > MOST_WAYS:
+                self.lost, ways = True, set()
+        return ways
+
+    def stmt(self, one: Stmt, ways: set[Way]) -> set[Way]:
+        """All ways after a statement."""
+        if isinstance(one, Block):
+            return self.block(one, ways)
+        if isinstance(one, If):
+            return self.block(one.then, ways) | self.block(one.otherwise, ways)
+        if isinstance(one, For | While):
+            return self.loop(one, ways) if _counts(one) else ways
+        call = one.call if isinstance(one, Do) else None
+        if not isinstance(call, Call) or call.name not in COUNTED:
+            return ways
+        if call.name == "cp_async":
+            return {(True, groups) for _, groups in ways}
+        step = self.commit if call.name == "cp_async_commit" else self.wait
+        return {step(call, *way) for way in ways}
+
+    def loop(self, loop: For | While, ways: set[Way]) -> set[Way]:
+        """As often as it runs; if that is not known, until nothing new comes."""
+        count = trips(loop) if isinstance(loop, For) else None
+        if count is not None and count <= MOST_TRIPS:
+            for _ in range(count):
+                ways = self.block(loop.body, ways)
+            return ways
+        seen: set[Way] = set()
+        while new := ways - seen:
+            seen |= new
+            ways = ways | self.block(loop.body, new)
+        return ways
+
+    def commit(self, call: Call, is_open: bool, groups: tuple[int, ...]) -> Way:
+        """A group is closed. The oldest entry stands for all groups that every wait is for."""
+        if is_open:
+            self.needed.add(id(call))
+        stays = is_open if self.commits is None else id(call) in self.commits
+        oldest = max(groups[:2]) if self.most else groups[0]
+        new = FLYING if stays else DROPPED
+        return False, (oldest, *groups[2:], new) if self.most else (max(oldest, new),)
+
+    def wait(self, call: Call, is_open: bool, groups: tuple[int, ...]) -> Way:
+        """All but the youngest groups land."""
+        first = len(groups) - _pending(call)
+        old, young = groups[:first], groups[first:]
+        if FLYING in old:
+            self.needed.add(id(call))
+        self.counts.setdefault(id(call), set()).add(sum(g != DROPPED for g in young))
+        return is_open, (*(min(g, LANDED) for g in old), *young)
+
+    def agree(self) -> bool:
+        """Whether commits can go: each wait that stays counts alike on all ways."""
+        return all(len(count) == 1 for wait, count in self.counts.items() if wait in self.needed)
+
+
+def _counts(node: Node) -> bool:
+    return any(n.name in COUNTED for n in find(node, Call))
+
+
+class _Drop(Rewriter):
+    def __init__(self, found: _Groups):
+        self.found, self.agree = found, found.agree()
+
+    def Do(self, node: Do) -> Stmt:
+        """A commit or wait, if it is needed."""
+        call = node.call
+        if not isinstance(call, Call) or call.name not in COUNTED or call.name == "cp_async":
+            return node
+        is_wait = call.name == "cp_async_wait"
+        if id(call) not in self.found.needed and (is_wait or self.agree):
+            return Block(())
+        count = min(self.found.counts[id(call)]) if is_wait and self.agree else None
+        return node if count is None or count == _pending(call) else replace(node, call=replace(call, options=(count,)))

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of a pipelined loop runs how far ahead, and in which order within a step.
+
+The usual schedule has all copies `num_stages - 1` iterations ahead. With one stage there is one version of each tile:
+its next content is asked for as soon as the last reader of this one is done. With `stage` given, a statement of stage s
+runs
+`max(stage) - s` iterations ahead of the last ones, and `order` is its place in the step; stage -1 is a copy, as far
+ahead as `num_stages` allows. A schedule by hand that would change results is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Var
+from torch_tile.ir.node import Rewriter, contains, find
+from torch_tile.ir.stmt import Alloc, Block, For, If, Let, Stmt
+from torch_tile.lowering.pipelining.copy_plan import Facts, Leaf, Move, Plan, filled, leaves, uses
+from torch_tile.tileop.arrive import ArriveLast
+
+
+@dataclass(frozen=True)
+class Item:
+    """A part of a step, `ahead` iterations ahead: a group of copies, or a statement with the names that it needs."""
+
+    ahead: int
+    moves: tuple[Move, ...]
+    is_group: bool = False
+
+    @property
+    def tiles(self) -> list[Buffer]:
+        """What a group fills."""
+        return [filled(m.stmt) for m in self.moves] if self.is_group else []
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The parts of a step in their order, versions of each tile (by identity), and what goes before the loop."""
+
+    items: tuple[Item, ...]
+    versions: dict[int, int]
+    before: tuple[Stmt, ...] = ()
+
+    @property
+    def staged(self) -> list[Buffer]:
+        """Tiles with versions, in the order of their copies."""
+        return list({id(tile): tile for item in self.items for tile in item.tiles}.values())
+
+
+def usual_schedule(body: Block, plan: Plan, stages: int) -> Schedule:
+    """All copies `stages - 1` ahead and first, then the rest in the author's order."""
+    rest = without(body, {id(m.stmt) for m in plan.moves})
+    copies = tuple(Item(stages - 1, group, True) for group in plan.groups)
+    items = (*copies, *(Item(0, (Move(s, ()),)) for s in rest.stmts))
+    return Schedule(items, {id(tile): stages for item in copies for tile in item.tiles})
+
+
+def single_schedule(body: Block, plan: Plan) -> Schedule | None:
+    """One version of each tile, whose copy starts right after its last reader; None if it would be waited for at once.
+
+    A copy after the last statement is moved over the end of the step: it starts its own iteration, while statements
+    before its first reader run.
+    """
+    rest = without(body, {id(m.stmt) for m in plan.moves}).stmts
+    touched = [{id(b) for b in (*(r.buffer for r in reads), *writes)} for reads, writes in map(uses, rest)]
+    starts: dict[int, list[Move]] = {}  # by the number of statements before the copies
+    gained = False
+    for move in plan.moves:
+        readers = [n for n, used in enumerate(touched) if id(filled(move.stmt)) in used]
+        place = (readers[-1] + 1) % len(rest)
+        starts.setdefault(place, []).append(move)
+        gained = gained or place > 0 or readers[0] > 0
+    items: list[Item] = []
+    for n, stmt in enumerate(rest):
+        if n in starts:
+            items.append(Item(1 if n else 0, tuple(starts[n]), True))
+        items.append(Item(0, (Move(stmt, ()),)))
+    return Schedule(tuple(items), {id(filled(m.stmt)): 1 for m in plan.moves}) if gained else None
+
+
+def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
+    """The schedule that `order` and `stage` of a loop say; why it cannot be if it cannot."""
+    stmts = [s for s in loop.body.stmts if not isinstance(s, Let | Alloc)]
+    if contains(loop.body, ArriveLast):
+        return "T.arrive_last orders all that other blocks read and write"
+    if len(loop.stage) != len(stmts) or len(loop.order or loop.stage) != len(stmts):
+        return f"`stage` and `order` need one entry for each of {len(stmts)} statements"
+    facts = Facts(list(leaves(loop.body)))
+    if why := facts.why_names_change():
+        return why
+    movable = {id(m.stmt) for m in plan.moves}
+    depth = max(loop.stage)
+    parts: list[tuple[int, Item, Stmt]] = []
+    for n, stmt in enumerate(stmts):
+        stage, place = loop.stage[n], (loop.order or range(len(stmts)))[n]
+        if stage < 0 and id(stmt) not in movable:
+            return "a statement of stage -1 is not a copy that can run ahead"
+        ahead = depth - stage if stage >= 0 else depth + max(loop.stages, 1) - 1
+        move = facts.move(Leaf(stmt, _names_before(loop.body, stmt)))
+        parts.append((place, Item(ahead, (move,), id(stmt) in movable), stmt))
+    items = [item for _, item, _ in sorted(parts, key=lambda part: part[0])]
+    versions = _versions(items)
+    place_of = {id(item): n for n, item in enumerate(items)}
+    timed = [(stmt, item.ahead, place_of[id(item)]) for _, item, stmt in parts]
+    groups = _grouped(items)
+    filled = [i for group in groups for i in {id(tile) for tile in group.tiles}]
+    if len(filled) != len(set(filled)):
+        return "copies into one tile are apart from each other"
+    before = tuple(s for s in loop.body.stmts if isinstance(s, Alloc))
+    return _conflict(timed, versions) or Schedule(tuple(groups), versions, before)
+
+
+def _names_before(body: Block, stmt: Stmt) -> tuple[Let, ...]:
+    found = []
+    for one in body.stmts:
+        if one is stmt:
+            break
+        if isinstance(one, Let):
+            found.append(one)
+    return tuple(found)
+
+
+def _grouped(items: Sequence[Item]) -> list[Item]:
+    """Neighbouring copies that run equally far ahead share a group."""
+    made: list[Item] = []
+    for (is_group, ahead), found in groupby(items, key=lambda item: (item.is_group, item.ahead)):
+        if is_group:
+            made.append(Item(ahead, tuple(m for item in found for m in item.moves), True))
+        else:
+            made += list(found)
+    return made
+
+
+def _versions(items: Sequence[Item]) -> dict[int, int]:
+    """One for each iteration between the copy into a tile and its last use; none for that of a use right before it."""
+    filled = {id(tile): (item.ahead, n) for n, item in enumerate(items) for tile in item.tiles}
+    count = dict.fromkeys(filled, 1)
+    for n, item in enumerate(items):
+        if not item.is_group:
+            for move in item.moves:
+                reads, writes = uses(move.stmt)
+                for i in {id(b) for b in (*(r.buffer for r in reads), *writes)} & filled.keys():
+                    ahead, place = filled[i]
+                    count[i] = max(count[i], ahead - item.ahead + (n > place))
+    return count
+
+
+def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: dict[int, int]) -> str:
+    """What the schedule would do in the wrong order; "" if nothing.
+
+    Iteration m of a statement that runs `ahead` at place p of a step runs at time (m - ahead, p). Of two accesses to
+    one buffer, one of them a write, the later one must stay later, in one iteration as across iterations; iterations
+    that use different versions of a tile do not meet.
+    """
+    touched = [(*uses(stmt), ahead, place) for stmt, ahead, place in timed]
+    for i, (reads, writes, ahead, place) in enumerate(touched):
+        for j, (reads2, writes2, ahead2, place2) in enumerate(touched):
+            mine, theirs = {id(b) for b in writes}, {id(b) for b in writes2}
+            names = {id(b): b.name for b in (*writes, *writes2)}
+            shared = (mine & (theirs | {id(r.buffer) for r in reads2})) | (theirs & {id(r.buffer) for r in reads})
+            for buffer in shared:
+                if i < j and not (-ahead, place) < (-ahead2, place2):
+                    return f"the given order lets a statement meet `{names[buffer]}` too early"
+                if i != j and not (-ahead, place) < (versions.get(buffer, 1) - ahead2, place2):
+                    return f"in the given order an iteration overwrites `{names[buffer]}` while an earlier one needs it"
+    return ""
+
+
+def without(body: Block, gone: set[int]) -> Block:
+    """A body without some statements, and without branches and names that then serve nothing."""
+    new: Block = _Without(gone)(body)
+    while True:
+        used = {id(n) for n in find(new, Var)}
+        dead = {id(n) for n in find(new, Let) if id(n.var) not in used}
+        if not dead:
+            return new
+        new = _Without(dead)(new)
+
+
+class _Without(Rewriter):
+    def __init__(self, gone: set[int]):
+        self.gone = gone
+
+    def If(self, node: If) -> Stmt:
+        new = self.children(node)
+        return new if new is node or new.then.stmts or new.otherwise.stmts else Block(())
+
+    def Stmt(self, stmt: Stmt) -> Stmt:
+        return Block(()) if id(stmt) in self.gone else self.children(stmt)

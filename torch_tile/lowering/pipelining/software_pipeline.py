@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.Pipelined made explicit: copies run `num_stages - 1` iterations ahead, into versions of their tiles.
+
+A loop over k with S stages keeps S versions of each tile that it loads; iteration k uses version k % S. The copies for
+the first S - 1 iterations start before the loop, those for iteration k + S - 1 in iteration k, right after the wait for
+its own data: what that version held was last read in iteration k - 1, so the barrier that makes the data visible also
+frees it. One stage keeps one version, filled again after its last reader. Every step commits every group, even an empty
+one, so that waits count groups known here. No PIPELINED loop is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import groupby
+
+from torch_tile.compiler.context import Build
+from torch_tile.intrinsics.memory import cp_async_commit, cp_async_wait
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
+from torch_tile.ir.node import Node, Rewriter, contains, field_names, find, symbols
+from torch_tile.ir.simplify import is_literal, simplify
+from torch_tile.ir.simplify_stmt import simplify_stmt
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Continue,
+    For,
+    If,
+    Kernel,
+    Let,
+    LoopKind,
+    Program,
+    Stmt,
+    Store,
+)
+from torch_tile.lowering.analysis.clone import Instance, versions_of
+from torch_tile.lowering.pipelining.copy_plan import (
+    Branch,
+    Path,
+    first_access,
+    leaves,
+    plan_copies,
+    reads_of,
+)
+from torch_tile.lowering.pipelining.schedule import (
+    Item,
+    Schedule,
+    schedule_by_hand,
+    single_schedule,
+    usual_schedule,
+)
+from torch_tile.tileop.copy.async_loop import AsyncLoop
+from torch_tile.tileop.copy.cp_async import AsyncCopy
+from torch_tile.tileop.copy.op import Copy
+
+
+def pipeline_loops(program: Program, build: Build) -> Program:
+    """Replace every T.Pipelined loop; values do not change."""
+    return _Pipeline(build)(program)  # type: ignore[no-any-return]
+
+
+class _Pipeline(Rewriter):
+    def __init__(self, build: Build):
+        self.build = build
+        self.later: list[tuple[Stmt, ...]] = []  # what runs after the current statement, innermost first
+        self.replaced: set[int] = set()
+
+    def Kernel(self, kernel: Kernel) -> Kernel:
+        new = self.children(kernel)
+        if new is kernel:
+            return kernel
+        used = {id(r.buffer) for r in find(new, Region)}
+        used |= {id(n.buffer) for n in find(new, Load, Store, Address)}
+        return _Drop(self.replaced - used)(new)  # type: ignore[no-any-return]
+
+    def Block(self, block: Block) -> Block:
+        new: list[Stmt] = []
+        for n, one in enumerate(block.stmts):
+            self.later.insert(0, block.stmts[n + 1 :])
+            new.append(self(one))
+            self.later.pop(0)
+        same = all(a is b for a, b in zip(new, block.stmts, strict=True))
+        return block if same else Block(tuple(new), span=block.span)
+
+    def _pipelined(self, loop: For) -> Stmt:
+        """A pipelined loop whose inner loops are plain."""
+        name = f"T.Pipelined(num_stages={loop.stages})"
+        plain = replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
+        if not loop.stages and max(loop.stage, default=0) < 1:
+            self.build.note(loop.span, name, "a plain loop")
+            return plain
+        if any(isinstance(leaf.node, Break | Continue) for leaf in leaves(loop.body)):
+            self.build.note(loop.span, name, "a plain loop", "`break` or `continue` decides which copies are needed")
+            return plain
+        schedule = self._schedule(loop, name)
+        if schedule is None:
+            return plain
+        self.replaced |= {id(b) for b in schedule.staged}
+        made = _Stages(plain, schedule)
+        escaping = [b for b in schedule.staged if self._is_read_later(b)]
+        return Block((*made.allocs(), made.prologue(), made.loop(), *made.last_versions(escaping)), span=loop.span)
+
+    def _schedule(self, loop: For, name: str) -> Schedule | None:
+        """What runs when, with its report; None for a plain loop."""
+        plan = plan_copies(loop)
+        for copy, why in plan.refused:
+            kind = "T.copy" if isinstance(copy, Copy) else "T.Parallel"
+            self.build.note(copy.span, kind, f"a copy within its iteration, no stage of {name}", why)
+        why = ""
+        if loop.stage:
+            by_hand = schedule_by_hand(loop, plan)
+            if isinstance(by_hand, Schedule):
+                self.build.note(loop.span, name, f"the schedule given, {_described(by_hand)}")
+                return by_hand
+            why = by_hand
+        usual = None
+        if plan.moves and loop.stages:
+            single = loop.stages == 1
+            usual = single_schedule(loop.body, plan) if single else usual_schedule(loop.body, plan, loop.stages)
+        if usual is None:
+            missing = "" if plan.moves or plan.refused else "no copy from global to shared memory"
+            self.build.note(loop.span, name, "a plain loop", why or missing)
+            return None
+        self.build.note(loop.span, name, _described(usual), why)
+        return usual
+
+    def _is_read_later(self, tile: Buffer) -> bool:
+        """Whether what the loop leaves in a tile may be read after it."""
+        for stmts in self.later:
+            found = first_access(stmts, tile)
+            if found != "none":
+                return found == "read"
+        return False
+
+    def For(self, loop: For) -> Stmt:
+        self.later.insert(0, loop.body.stmts)  # the next iteration
+        body = self(loop.body)
+        self.later.pop(0)
+        inner = loop if body is loop.body else replace(loop, body=body)
+        return self._pipelined(inner) if loop.kind is LoopKind.PIPELINED else inner
+
+
+class _Drop(Rewriter):
+    """Removes allocations of buffers that nothing uses any more."""
+
+    def __init__(self, dead: set[int]):
+        self.dead = dead
+
+    def Alloc(self, node: Alloc) -> Stmt:
+        return Block(()) if id(node.buffer) in self.dead else node
+
+
+def _described(schedule: Schedule) -> str:
+    groups = [item for item in schedule.items if item.is_group]
+    parts = [f"{len(g.moves)} {'copy' if len(g.moves) == 1 else 'copies'} {g.ahead} ahead" for g in groups]
+    versions = [f"{schedule.versions[id(b)]} versions of {b.name}" for b in schedule.staged]
+    later = [f"{item.ahead} ahead" for item in schedule.items if item.ahead and not item.is_group]
+    return "; ".join([*parts, *(["statements " + ", ".join(later)] if later else []), ", ".join(versions)])
+
+
+class _Stages:
+    """One loop with parts of its body ahead of others.
+
+    Groups of copies are numbered by their commits: in the step of iteration k, group g of iteration k + a that runs
+    `ahead` is number `(a - ahead) * groups + g`, relative to the step's first commit.
+    """
+
+    def __init__(self, loop: For, schedule: Schedule):
+        self.source, self.items, self.versions = loop, schedule.items, schedule.versions
+        self.tiles = {id(b): versions_of(b, self.versions[id(b)]) for b in schedule.staged}
+        self.before = schedule.before
+        self.depth = max(item.ahead for item in self.items)
+        groups = [item for item in self.items if item.is_group]
+        self.groups = [item.ahead for item in groups]
+        self.group_of = {id(tile): g for g, item in enumerate(groups) for tile in item.tiles}
+
+    def allocs(self) -> list[Stmt]:
+        """Memory for all versions, and for what the parts of a step hand to each other."""
+        return [*(Alloc(tile, span=self.source.span) for tile in self.tiles.values()), *self.before]
+
+    def prologue(self) -> Stmt:
+        """What must have run of the first iterations when the loop begins."""
+        start = self.source.starts[0]
+        if not self.depth:
+            return Block(())
+        if self.depth == 1:
+            return Block(tuple(self._early(start, const(0, int32))))
+        turn = Var(self.source.vars[0].name, int32, "loop")
+        body = Block(tuple(self._early(start, turn)))
+        bounds = ((const(0, int32),), (const(self.depth, int32),))
+        return For(LoopKind.UNROLLED, (turn,), *bounds, body, span=self.source.span)
+
+    def _early(self, start: Expr, turn: Expr) -> Iterator[Stmt]:
+        """Step number `turn` before the loop: every part that begins by then; what does not still commits."""
+        arrivals = _Arrivals()
+        for item in self.items:
+            if item.ahead:
+                late = self.depth - item.ahead
+                begun = [turn >= late] if late else []
+                yield from self._part(item, simplify(start + turn - late), begun, arrivals)
+            elif item.is_group:
+                yield cp_async_commit()  # so that waits count the same groups in each step
+
+    def loop(self) -> For:
+        """The steady state."""
+        return replace(self.source, body=Block(tuple(self._step())))
+
+    def _step(self) -> Iterator[Stmt]:
+        k, arrivals = self.source.vars[0], _Arrivals()
+        for n, item in enumerate(self.items):
+            if item.is_group and not (n and self.items[n - 1].is_group):
+                # The next wait comes before the copies: the barrier after it also frees their versions.
+                needs = (need for later in self.items[n:] for need in self._needs(later) if need < arrivals.committed)
+                yield from arrivals.need(next((need for need in needs if need >= arrivals.arrived), None))
+            if item.is_group:
+                yield from arrivals.need(self._overwritten(item))
+            yield from self._part(item, simplify(k + item.ahead), [], arrivals)
+        # Where a branch waits that is not taken, versions must not be filled again before they are.
+        yield from arrivals.need(max((need for item in self.items for need in self._needs(item)), default=None))
+
+    def _overwritten(self, group: Item) -> int | None:
+        """The number of the group whose versions it fills again, if that is one of this iteration; None if not."""
+        if min(self.versions[id(tile)] for tile in group.tiles) > group.ahead:
+            return None
+        return self.group_of[id(group.tiles[0])] - group.ahead * len(self.groups)
+
+    def _part(self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals) -> Iterator[Stmt]:
+        """One part of a step for `iteration`, if the loop has it."""
+        guards = [*begun, iteration < self.source.stops[0]] if item.ahead else []
+        named_again = any(m.path for m in item.moves)
+        instance = self._instance(iteration, fresh=item.ahead > 0 or named_again)
+        # Names of plain arithmetic are replaced by it, so that alignment can be proved from the text of an address.
+        kept: set[int] = set()
+        for let in {id(let): let for m in item.moves for let in m.path if isinstance(let, Let)}.values():
+            if contains(let.value, Load, Call) or not kept.isdisjoint(symbols(let.value)):
+                kept.add(id(let.var))
+            else:
+                instance.values[id(let.var)] = simplify(instance(let.value))
+        if item.is_group:
+            parts = [(m.path, _started(m.stmt)) for m in item.moves]
+        else:
+            parts = [(m.path, self._awaited(m.stmt, item.ahead, arrivals)) for m in item.moves]
+        named = [
+            (tuple(x for x in path if isinstance(x, Branch) or id(x.var) not in instance.values), s)
+            for path, s in parts
+        ]
+        body = _nested(named)
+        made: Block = instance(Block(tuple(body)))
+        # Indices of an iteration known here are worked out, so that a reader sees numbers.
+        yield from _under(guards, simplify_stmt(made) if isinstance(iteration, Const) else made, self.source)
+        if item.is_group:
+            yield cp_async_commit()
+            arrivals.committed += 1
+
+    def _needs(self, item: Item) -> Iterator[int]:
+        """Numbers of the groups that an item reads, in order."""
+        if not item.is_group:
+            for move in item.moves:
+                for leaf in leaves(Block((move.stmt,))):
+                    yield from self._numbers(leaf.node, item.ahead)
+
+    def _numbers(self, node: Node, ahead: int) -> list[int]:
+        """Numbers of the groups that bring what `node` reads when it runs `ahead`."""
+        groups = {self.group_of[t] for t in reads_of(node) if t in self.group_of}
+        return sorted((ahead - self.groups[g]) * len(self.groups) + g for g in groups)
+
+    def _awaited(self, stmt: Stmt, ahead: int, arrivals: _Arrivals) -> Stmt:
+        """`stmt` with waits before what reads groups that may not have arrived."""
+        if not isinstance(stmt, If):
+            return Block((*arrivals.need(max(self._numbers(stmt, ahead), default=None)), stmt))
+        before = arrivals.need(max(self._numbers(stmt.condition, ahead), default=None))
+        ways = arrivals.copy(), arrivals.copy()
+        then, otherwise = (
+            Block(tuple(self._awaited(s, ahead, way) for s in branch.stmts))
+            for branch, way in zip((stmt.then, stmt.otherwise), ways, strict=True)
+        )
+        arrivals.arrived = min(way.arrived for way in ways)
+        return Block((*before, If(stmt.condition, then, otherwise, span=stmt.span)))
+
+    def last_versions(self, tiles: Sequence[Buffer]) -> Iterator[Stmt]:
+        """Tiles that are read after the loop get what its last iteration left in its version."""
+        start, stop = self.source.starts[0], self.source.stops[0]
+        if tiles:
+            moves = []
+            for tile in tiles:
+                whole = Region(tile, tuple(Range(const(0, int32), size) for size in tile.shape))
+                last = self._instance(simplify(stop - 1), fresh=False)(whole)
+                moves.append(Copy(last, whole, span=self.source.span))
+            yield If(start < stop, Block(tuple(moves)), Block(()), span=self.source.span)
+
+    def _instance(self, iteration: Expr, fresh: bool) -> Instance:
+        versions = {i: (tile, simplify(iteration % self.versions[i])) for i, tile in self.tiles.items()}
+        k = self.source.vars[0]
+        return Instance({} if iteration is k else {id(k): iteration}, versions, fresh)
+
+
+class _Arrivals:
+    """Which groups are there at a point of a step: those numbered below `arrived`; `committed` in this step so far."""
+
+    def __init__(self, committed: int = 0, arrived: int = -(10**9)):
+        self.committed, self.arrived = committed, arrived
+
+    def copy(self) -> _Arrivals:
+        """The same, to go another way."""
+        return _Arrivals(self.committed, self.arrived)
+
+    def need(self, number: int | None) -> list[Stmt]:
+        """The wait for a group, if there must be one."""
+        if number is None or number < self.arrived:
+            return []
+        self.arrived = number + 1
+        return [cp_async_wait(self.committed - number - 1)]
+
+
+def _nested(parts: Sequence[tuple[Path, Stmt]]) -> list[Stmt]:
+    """Statements under their names and conditions; neighbours share what they have in common."""
+    made: list[Stmt] = []
+    for head, group in groupby(parts, key=lambda part: id(part[0][0]) if part[0] else 0):
+        found = list(group)
+        if not head:
+            made += [stmt for _, stmt in found]
+            continue
+        first, inner = found[0][0][0], _nested([(path[1:], stmt) for path, stmt in found])
+        if isinstance(first, Let):
+            made += [first, *inner]
+        else:
+            made += [If(first.condition, Block(tuple(inner)), Block(()), span=first.node.span)]
+    return made
+
+
+def _under(guards: Sequence[Expr], stmt: Stmt, loop: For) -> list[Stmt]:
+    """`stmt` under conditions; without, its statements."""
+    block = stmt if isinstance(stmt, Block) else Block((stmt,))
+    guards = [g for g in map(simplify, guards) if not is_literal(g, True)]
+    if not guards or not block.stmts:
+        return list(block.stmts)
+    if any(is_literal(g, False) for g in guards):
+        return []
+    return [If(reduce(lambda a, b: binary("and", a, b), guards), block, Block(()), span=loop.span)]
+
+
+def _started(stmt: Stmt) -> Stmt:
+    """The same copy or loop, not waited for."""
+    if isinstance(stmt, For):
+        return AsyncLoop(stmt, span=stmt.span)
+    assert isinstance(stmt, Copy)
+    return AsyncCopy(**{name: getattr(stmt, name) for name in field_names(stmt)}, span=stmt.span)

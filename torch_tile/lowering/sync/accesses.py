@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses of a block's threads to memory that they share, and whether two of them must be ordered.
+
+Where indices are functions of the thread and of loops with known bounds they are computed for all threads; the rest is
+compared symbolically. What is not shown to be harmless is a hazard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch_tile.intrinsics.base import lookup
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Select, Unary, const
+from torch_tile.ir.node import NONE, Node, children, symbols
+from torch_tile.ir.polynomial import structure
+from torch_tile.ir.simplify import Simplifier
+from torch_tile.ir.stmt import For, If, Store
+from torch_tile.ir.substitute import Substitute
+from torch_tile.ir.terms import terms_of
+from torch_tile.lowering.analysis.thread_values import Numbers, is_unsure
+from torch_tile.lowering.threads.allocate_shared import shared_size
+
+LARGEST = 1 << 20  # elements that are looked at one by one
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """`count` elements from `indices` on, for every thread and every turn of `loops` where all `conditions` hold.
+
+    A `count` of -1 stands for any of the buffer. A `collective` access is made by a warp together, so that no thread of
+    it can be singled out. `origin` is the node that makes it, `age` how many iterations ago, if in a loop around.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    kind: str
+    origin: Node
+    count: int = 1
+    asynchronous: bool = False
+    atomic: bool = False
+    collective: bool = False
+    loops: tuple[For, ...] = ()
+    conditions: tuple[Expr, ...] = ()
+    age: int = 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes memory."""
+        return "w" in self.kind
+
+    @cached_property
+    def landed(self) -> Access:
+        """An asynchronous copy or product, waited for."""
+        return replace(self, asynchronous=False)
+
+    @cached_property
+    def key(self) -> Hashable:
+        """The same for accesses of one node to the same places."""
+        return id(self.origin), id(self.buffer), self.kind, structure(self.indices), tuple(id(x) for x in self.loops)
+
+    @cached_property
+    def symbols(self) -> frozenset[int]:
+        """What indices and conditions use, by identity, without the variables of its own loops."""
+        used = NONE.union(*map(symbols, (*self.indices, *self.conditions)))
+        return used - {id(v) for loop in self.loops for v in loop.vars}
+
+
+class Collector:
+    """Finds accesses. `names` holds what names stand for; those of loaded values stay names."""
+
+    def __init__(self, names: Mapping[int, Expr], relevant: set[int]):
+        self.expand = Substitute(names)
+        self.relevant = relevant  # buffers that matter, by identity
+
+    def of(self, node: Node, loops: tuple[For, ...] = (), conditions: tuple[Expr, ...] = ()) -> Iterator[Access]:
+        """Accesses of a statement or expression and all below it."""
+        if self.relevant.isdisjoint(symbols(node)):
+            return
+        if isinstance(node, For):
+            for bound in (*node.starts, *node.stops):
+                yield from self.of(bound, loops, conditions)
+            yield from self.of(node.body, (*loops, node), conditions)
+        elif isinstance(node, If):
+            yield from self.of(node.condition, loops, conditions)
+            condition = self.expand(node.condition)
+            yield from self.of(node.then, loops, (*conditions, condition))
+            yield from self.of(node.otherwise, loops, (*conditions, Unary("not", condition)))
+        elif isinstance(node, Select):
+            yield from self.of(node.condition, loops, conditions)
+            condition = self.expand(node.condition)
+            for value, holds in ((node.a, condition), (node.b, Unary("not", condition))):
+                for access in self.of(value, loops, (*conditions, holds)):
+                    # Loads of global memory may be made before it is known which value is taken (vectorize).
+                    everywhere = access.buffer.scope == "global"
+                    yield replace(access, conditions=conditions) if everywhere else access
+        else:
+            for child in children(node):
+                yield from self.of(child, loops, conditions)
+            if isinstance(node, Load):
+                yield from self._made(node, node, "r", loops, conditions)
+            elif isinstance(node, Store):
+                yield from self._made(node, node, "w", loops, conditions)
+            elif isinstance(node, Call):
+                yield from self._called(node, loops, conditions)
+
+    def _called(self, call: Call, loops: tuple[For, ...], conditions: tuple[Expr, ...]) -> Iterator[Access]:
+        intrinsic = lookup(call.name)
+        warp = intrinsic.convergent == "warp"
+        for effect in intrinsic.effects(call):
+            place = call.args[effect.operand]
+            if isinstance(place, Address):
+                for found in self._made(place, call, effect.kind, loops, conditions):
+                    moving = effect.asynchronous and ("w" in effect.kind or call.name == "wgmma")
+                    atomic = call.name in ("atomic", "atomic_load", "arrive_last")
+                    extra = {"asynchronous": moving, "atomic": atomic, "collective": warp}
+                    yield replace(found, count=effect.elements, **extra)  # type: ignore[arg-type]
+
+    def _made(
+        self, place: Load | Store | Address, origin: Node, kind: str, loops: tuple[For, ...],
+        conditions: tuple[Expr, ...],
+    ) -> Iterator[Access]:  # fmt: skip
+        if id(place.buffer) in self.relevant:
+            indices = tuple(self.expand(i) for i in place.indices)
+            yield Access(place.buffer, indices, kind, origin, loops=loops, conditions=conditions)
+
+
+class Hazards:
+    """Which accesses of `threads` threads of a block, from thread `first` on, need a barrier between them; answers are
+    remembered.
+    """
+
+    def __init__(self, threads: int, first: int = 0):
+        self.threads, self.first = threads, first
+        self.pairs: dict[tuple[int, int], tuple[Access, Access, bool]] = {}  # by identity: keys take long to hash
+        self.known: dict[Hashable, bool] = {}
+        self.tables: dict[Hashable, _Table | None] = {}
+        self.simplify = Simplifier(Ranges())  # one for all, since indices share much
+
+    def between(self, a: Access, b: Access) -> bool:
+        """Whether `b` by one thread may touch what `a` by another touched, and one of the two writes."""
+        pair = id(a), id(b)
+        found = self.pairs.get(pair)
+        if found is None:
+            found = self.pairs[pair] = a, b, self._between(a, b)
+        return found[2]
+
+    def _between(self, a: Access, b: Access) -> bool:
+        if not (a.writes or b.writes) or (a.atomic and b.atomic):
+            return False
+        if a.buffer is not b.buffer:
+            return overlap(a.buffer, b.buffer)
+        key = a.key, b.key
+        if key not in self.known:
+            self.known[key] = self._meet(a, b)
+        return self.known[key]
+
+    def _meet(self, a: Access, b: Access) -> bool:
+        x, y = self._table(a), self._table(b)
+        if x is None or y is None:
+            if a.count < 0 or b.count < 0:
+                return True
+            fixed = [[e if _is_fixed(e, side.loops) else None for e in side.indices] for side in (a, b)]
+            pairs = zip(*fixed, strict=True)
+            return not any(p is not None and q is not None and self._differ(p, q) for p, q in pairs)
+        shifts: list[int | None] = []
+        for p, q in zip(x.sides, y.sides, strict=True):
+            if p is None or q is None:
+                shifts.append(None)
+                continue
+            apart = self.simplify(p.rest - q.rest)
+            if isinstance(apart, Const):
+                shifts.append(int(apart.value))
+            elif p.alone and q.alone and self._differ(p.rest, q.rest):
+                return False
+            else:
+                shifts.append(None)
+        return x.meets(y, shifts, a.collective or b.collective)
+
+    def _table(self, access: Access) -> _Table | None:
+        if access.key not in self.tables:
+            self.tables[access.key] = _table(access, self.threads, self.first, self.simplify)
+        return self.tables[access.key]
+
+    def _differ(self, p: Expr, q: Expr) -> bool:
+        """Whether two values, each the same for all threads, certainly differ."""
+        p, q = self.simplify(p), self.simplify(q)
+        apart = self.simplify(p - q)
+        if isinstance(apart, Const):
+            return bool(apart.value != 0)
+        if not (isinstance(p, Binary) and isinstance(q, Binary) and p.op == q.op == "%"):
+            return False
+        m, n, apart = p.b, q.b, self.simplify(p.a - q.a)
+        if not (isinstance(m, Const) and isinstance(n, Const) and isinstance(apart, Const)):
+            return False
+        return bool(m.value == n.value and apart.value % m.value)
+
+
+def overlap(a: Buffer, b: Buffer) -> bool:
+    """Whether two different buffers share bytes."""
+    if a.scope != "shared" or b.scope != "shared" or a.offset is None or b.offset is None:
+        return False
+    return a.offset < b.offset + shared_size(b) and b.offset < a.offset + shared_size(a)
+
+
+def _is_fixed(e: Expr, loops: Sequence[For]) -> bool:
+    """Whether `e` is the same for all threads and all turns of `loops`."""
+    turning = {id(v) for loop in loops for v in loop.vars}
+    return turning.isdisjoint(symbols(e)) and not is_unsure(e)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """An index as `rest` (the same for all threads) plus `values` (one per thread and turn); `alone`: without these."""
+
+    rest: Expr
+    values: Any
+    alone: bool
+
+    @cached_property
+    def step(self) -> int:
+        """The greatest common divisor of the values."""
+        import numpy as np
+
+        return int(np.gcd.reduce(self.values)) if self.values.size else 0
+
+
+@dataclass(frozen=True)
+class _Table:
+    """All places of an access: a side per dimension (None: unknown), and the thread at each."""
+
+    sides: tuple[_Side | None, ...]
+    thread: Any
+    count: int
+
+    def meets(self, other: _Table, shifts: Sequence[int | None], collective: bool) -> bool:
+        """Whether different threads (any, if `collective`) touch an element of both."""
+        import numpy as np
+
+        unit = self._unit(other, shifts)
+        mine = self._keys(shifts, unit)
+        theirs = other._keys([0 if s is not None else None for s in shifts], unit)
+        low = [min(int(a.min()), int(b.min())) for a, b in zip(mine, theirs, strict=True) if a.size and b.size]
+        size = [max(int(a.max()), int(b.max())) + 1 for a, b in zip(mine, theirs, strict=True) if a.size and b.size]
+        if not self.thread.size or not other.thread.size:
+            return False
+        spans = [s - at for s, at in zip(size, low, strict=True)]
+        if math.prod(spans) > 4 * LARGEST:
+            return True
+        # By place: one of the threads that touch it, and whether others do.
+        owner, several = np.full((2, math.prod(spans)), -1, np.int32), np.zeros((2, math.prod(spans)), bool)
+        for n, (table, sides) in enumerate(((self, mine), (other, theirs))):
+            key = np.zeros_like(sides[0]) if sides else np.zeros(table.thread.size, np.int64)
+            for side, span, at in zip(sides, spans, low, strict=True):
+                key = key * span + (side - at)
+            thread = np.repeat(table.thread, key.size // table.thread.size)
+            owner[n][key] = thread
+            several[n][key[owner[n][key] != thread]] = True
+        both = (owner[0] >= 0) & (owner[1] >= 0)
+        if collective:
+            return bool(both.any())
+        return bool((both & (several[0] | several[1] | (owner[0] != owner[1]))).any())
+
+    def _unit(self, other: _Table, shifts: Sequence[int | None]) -> int:
+        """How many elements of the last dimension count as one: runs of both begin and end at its multiples."""
+        if not shifts or shifts[-1] is None:
+            return 1
+        mine, theirs = self.sides[-1], other.sides[-1]
+        assert mine is not None and theirs is not None
+        return math.gcd(self.count, other.count, mine.step, theirs.step, shifts[-1])
+
+    def _keys(self, shifts: Sequence[int | None], unit: int) -> list[Any]:
+        """The indices of the known dimensions, every `unit` of a run on its own."""
+        import numpy as np
+
+        run = self.count // unit if shifts and shifts[-1] is not None else 1
+        found = []
+        for dim, (side, shift) in enumerate(zip(self.sides, shifts, strict=True)):
+            if side is None or shift is None:
+                continue
+            values = side.values + shift
+            if dim == len(shifts) - 1:
+                values = (values[:, None] // unit + np.arange(run)).reshape(-1)
+            else:
+                values = np.repeat(values, run)
+            found.append(values)
+        return found
+
+
+def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _Table | None:
+    """The places of an access; None if there are too many, or nothing but its buffer is known."""
+    import numpy as np
+
+    if access.count < 0:
+        return None
+    extents = [trips(loop) for loop in access.loops]
+    if None in extents or threads * math.prod(e for e in extents if e) * access.count > LARGEST:
+        return None
+    thread, *turns = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]  # what varies along one axis only
+    thread = thread + first
+    values: dict[int, Any] = {}
+    for loop, turn in zip(access.loops, turns, strict=True):
+        values[id(loop.vars[0])] = int(loop.starts[0].value) + turn * loop.step  # type: ignore[attr-defined]
+    numbers = Numbers(values, thread)
+    active = np.ones(tuple(e or 0 for e in (threads, *extents)), bool)
+    for condition in access.conditions:
+        for part in terms_of("and", condition):
+            if numbers.knows(part):
+                active &= numbers(part)
+    sides = tuple(_side(simplify(index), numbers, active) for index in access.indices)
+    return _Table(sides, np.broadcast_to(thread, active.shape)[active], access.count)
+
+
+def trips(loop: For) -> int | None:
+    """How often a loop of one variable runs; None if that is not known."""
+    start, stop = loop.starts[0], loop.stops[0]
+    if len(loop.vars) != 1 or not isinstance(start, Const) or not isinstance(stop, Const):
+        return None
+    return len(range(int(start.value), int(stop.value), loop.step))
+
+
+def _side(index: Expr, numbers: Numbers, active: Any) -> _Side | None:
+    parts = _split(index, numbers)
+    if parts is None:
+        return None
+    rest, own = parts
+    import numpy as np
+
+    values = np.broadcast_to(numbers(own), active.shape)[active]
+    return _Side(rest, values, isinstance(own, Const) and own.value == 0)
+
+
+def _split(e: Expr, numbers: Numbers) -> tuple[Expr, Expr] | None:
+    """`e` as a sum of what is the same for all threads and what can be computed for each; None if it is neither."""
+    zero = const(0, int32)
+    if numbers.knows(e):
+        return zero, e
+    if not numbers.touches(e):
+        return e, zero
+    if isinstance(e, Binary) and e.op in ("+", "-"):
+        a, b = _split(e.a, numbers), _split(e.b, numbers)
+        if a is None or b is None:
+            return None
+        return (a[0] + b[0], a[1] + b[1]) if e.op == "+" else (a[0] - b[0], a[1] - b[1])
+    if isinstance(e, Binary) and e.op == "*" and isinstance(e.b, Const):
+        a = _split(e.a, numbers)
+        return None if a is None else (a[0] * e.b, a[1] * e.b)
+    return None

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel says about its names and memory, as far as it matters for the order of its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics.base import lookup
+from torch_tile.intrinsics.memory import option
+from torch_tile.ir import stmt as st
+from torch_tile.ir.expr import Address, Call, Expr, Load, Var
+from torch_tile.ir.node import children, contains, find, symbols
+from torch_tile.ir.stmt import Break, Continue, Do, For, Let, Role, Stmt, Store, While
+from torch_tile.ir.substitute import Substitute
+from torch_tile.lowering.analysis.divergence import Divergence
+from torch_tile.lowering.sync.accesses import Access, Collector, overlap
+
+ENGINES = "wgmma", "tma_load", "tma_store", "bulk_wait"
+ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait", "wgmma_commit", "wgmma_wait")
+
+
+def handed_over(kernel: st.Kernel) -> frozenset[int]:
+    """The tiles (by identity) that only bulk copies write: mbarriers order who touches them."""
+    filled, written = set[int](), set[int]()
+    for node in find(kernel, Store, Call):
+        if isinstance(node, Store):
+            written.add(id(node.buffer))
+        else:
+            for effect in lookup(node.name).effects(node):
+                place = node.args[effect.operand]
+                if isinstance(place, Address) and "w" in effect.kind:
+                    (filled if node.name == "tma_load" else written).add(id(place.buffer))
+    return frozenset(filled - written)
+
+
+def refilled(kernel: st.Kernel) -> frozenset[int]:
+    """Shared buffers (by identity) that bulk copies of the kernel may fill when threads have used them already.
+
+    None where the compiler has made the roles, whose arrivals are fences, too.
+    """
+    loads = [n for n in find(kernel, Call) if n.name == "tma_load"]
+    if not loads or any(not n.by_hand for n in find(kernel, Role)):
+        return frozenset()
+    often, filled = set[int](), set[int]()
+    loops = list(find(kernel, For, While))
+    inside = {id(n) for loop in loops for n in find(loop, Call)}
+    for call in loads:
+        tile = call.args[0]
+        assert isinstance(tile, Address)
+        (often if id(call) in inside or id(tile.buffer) in filled else filled).add(id(tile.buffer))
+    buffers = {id(n.buffer): n.buffer for n in find(kernel, Load, Store, Address)}
+    for number, buffer in buffers.items():  # what lay there before is used earlier
+        if any(overlap(buffer, buffers[other]) for other in filled | often if other != number):
+            often.add(number)
+    return frozenset(often)
+
+
+class Crews:
+    """The numbers of the barriers at which a kernel's roles wait for themselves: a set of warps has one."""
+
+    def __init__(self, kernel: st.Kernel):
+        self.kernel = kernel
+        self.found: dict[tuple[int, int], int] = {}
+
+    @cached_property
+    def free(self) -> list[int]:
+        """Numbers that the author does not use."""
+        calls = list(find(self.kernel, Call))
+        taken = {option(call) for call in calls if call.name.startswith("named_barrier")}
+        turns = (call for call in calls if call.name == "turn_take")
+        taken |= {number for call in turns for number in range(option(call), option(call) + option(call, 2))}
+        return [n for n in range(1, 16) if n not in taken]
+
+    def number(self, role: Role) -> int:
+        """One of the free ones. Raises TileError if there is none left."""
+        at = self.found.setdefault((role.first, role.count), len(self.found))
+        if at >= len(self.free):
+            why, fix = "leaves no number for what this role's threads wait for among themselves", "use fewer numbers"
+            raise error("bad_argument", role.span, op="T.sync_threads", name="barrier_id", why=why, fix=fix)
+        return self.free[at]
+
+
+class Facts(Divergence):
+    """What a kernel says about its names: what they stand for, which differ between threads, which memory matters."""
+
+    def __init__(self, kernel: st.Kernel, handed_over: frozenset[int] = frozenset()):
+        super().__init__(kernel)
+        written = {id(n.buffer) for n in find(kernel, Store, Address)}
+        touched = (n.buffer for n in find(kernel, Store, Address, Load))
+        relevant = {id(b) for b in touched if b.scope == "shared" or (b.scope == "global" and id(b) in written)}
+        relevant -= handed_over
+        calls = [n for n in find(kernel, Call) if n.name in ("wgmma", "tma_store")]
+        addresses = [a for call in calls for a in call.args if isinstance(a, Address)]
+        # What wgmma and bulk copies read, past the proxy through which threads write.
+        self.read_by_engines = {id(a.buffer) for a in addresses if a.buffer.scope == "shared"}
+        self.refilled = frozenset[int]()  # memory that bulk copies fill again, if it is fences that hand it over
+        self.lets = list(find(kernel, Let))
+        names: dict[int, Expr] = {}
+        expand = Substitute(names)
+        for let in self.lets:
+            value = expand(let.value)
+            if not contains(value, Load, Call):
+                names[id(let.var)] = value
+        self.collector = Collector(names, relevant)
+        self.memory: dict[int, tuple[st.Stmt, bool]] = {}
+        self.ordered: tuple[str, ...] = ORDERED
+        self.unknown: dict[int, Var] = {}
+        self.stand_ins: dict[int, Mapping[int, Expr]] = {}
+
+    def orders(self, one: Stmt) -> bool:
+        """Whether a statement holds a barrier, a commit of or wait for copies, or leaves an iteration."""
+        if id(one) not in self.memory:
+            call = one.call if isinstance(one, Do) else None
+            ordered = isinstance(one, Break | Continue) or (isinstance(call, Call) and call.name in self.ordered)
+            below = (child for child in children(one) if isinstance(child, Stmt))
+            self.memory[id(one)] = one, ordered or any(map(self.orders, below))
+        return self.memory[id(one)][1]
+
+    def is_behind(self, access: Access) -> bool:
+        """Whether threads write, past the proxy of engines, memory that engines read."""
+        by_engine = isinstance(access.origin, Call) and access.origin.name in ENGINES
+        return access.writes and not by_engine and id(access.buffer) in self.read_by_engines
+
+    def uses_refilled(self, one: Stmt) -> bool:
+        """Whether threads read or write, past the proxy of engines, memory that bulk copies fill again."""
+        if self.refilled.isdisjoint(symbols(one)):
+            return False
+        engines = {id(a) for n in find(one, Call) if n.name in ENGINES for a in n.args}
+        touched = (n for n in find(one, Load, Store, Address) if id(n) not in engines)
+        return any(id(n.buffer) in self.refilled for n in touched)
+
+    def forgotten(self, loop: For | While) -> Mapping[int, Expr]:
+        """Stand-ins for the variables of a loop, of which nothing is known."""
+        if id(loop) in self.stand_ins:
+            return self.stand_ins[id(loop)]
+        inner = [v for n in find(loop, For) for v in n.vars]
+        inner += [n.var for n in find(loop, Let)]
+        for v in inner:
+            self.unknown.setdefault(id(v), Var(f"earlier_{v.name}", v.type, "let"))
+        self.stand_ins[id(loop)] = {id(v): self.unknown[id(v)] for v in inner}
+        return self.stand_ins[id(loop)]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may still be in conflict at a point of a kernel: accesses since the last barrier, and what is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch_tile.ir.expr import Binary, Call, Const, Expr, Var, binary
+from torch_tile.ir.node import equal, find
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Block
+from torch_tile.lowering.sync.accesses import Access
+
+COMMITS, WAITS = ("cp_async_commit", "wgmma_commit"), ("cp_async_wait", "wgmma_wait")  # of copies, of products
+
+# A write of a copy or read of a product, and how many groups of its kind may have been committed after its own.
+Flight = tuple[Access, frozenset[int]]
+
+
+@dataclass
+class State:
+    """Accesses `since` the last barrier, and copies and products `flying`; whether threads `used` memory that copy
+    engines fill again, or `wrote` memory that engines read, with no fence after it.
+
+    With each of these goes how many groups were committed after its own, -1 if its own is still open; several numbers
+    where one of them holds, or where several are alike. `most` and more are not told apart: any wait is for these.
+    """
+
+    most: int = 0  # groups that a wait of the kernel may leave under way
+    since: dict[Hashable, Access] = field(default_factory=dict)
+    flying: dict[Hashable, Flight] = field(default_factory=dict)
+    used: bool = False
+    wrote: bool = False
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether engines are yet to be shown what threads did."""
+        return self.used or self.wrote
+
+    def copy(self) -> State:
+        """The same, to go another way."""
+        return State(self.most, dict(self.since), dict(self.flying), self.used, self.wrote)
+
+    def become(self, other: State) -> None:
+        """Say what another one says."""
+        self.since, self.flying, self.used, self.wrote = other.since, other.flying, other.used, other.wrote
+
+    def join(self, other: State) -> State:
+        """Where either may hold."""
+        used, wrote = self.used or other.used, self.wrote or other.wrote
+        joined = State(self.most, self.since | other.since, dict(self.flying), used, wrote)
+        for key in self.since.keys() & other.since.keys():
+            joined.since[key] = _later(self.since[key], other.since[key])
+        for flight in other.flying.values():
+            joined.fly(*flight)
+        return joined
+
+    def same(self, other: State) -> bool:
+        """Whether both say the same."""
+        mine, theirs = ({k: n for k, (_, n) in s.flying.items()} for s in (self, other))
+        shown = self.used is other.used and self.wrote is other.wrote
+        return self.since.keys() == other.since.keys() and mine == theirs and shown
+
+    def earlier(self, shift: Callable[[Access], Access]) -> State:
+        """As a later iteration sees it."""
+        new = State(self.most, used=self.used, wrote=self.wrote)
+        for access in self.since.values():
+            old = shift(access)
+            new.since[old.key] = _later(old, new.since.get(old.key, old))
+        for access, younger in self.flying.values():
+            new.fly(shift(access), younger)
+        return new
+
+    def entering(
+        self, var: Var, start: Expr, inside: Sequence[Access], simplify: Callable[[Expr], Expr] = simplify
+    ) -> State:
+        """As the first iteration of a loop over `var` with the accesses `inside` sees it.
+
+        What the loop counts as versions, modulo their number, is told from `var - start`, which is 0.
+        """
+        versions = _versions(inside)
+        turns = var - start
+
+        def moved(access: Access) -> Access:
+            return _entering(access, turns, versions.get(id(access.buffer), set()), simplify)
+
+        return self.earlier(moved)
+
+    def fly(self, access: Access, younger: frozenset[int]) -> None:
+        """It is under way, besides others that are alike."""
+        alike, others = self.flying.get(access.key, (access, younger))
+        self.flying[access.key] = _later(access, alike), younger | others
+
+    def add(self, access: Access) -> None:
+        """An access happens; a product may read from now on until it is waited for."""
+        if access.asynchronous:
+            self.fly(access, frozenset((-1,)))
+        if not access.asynchronous or not access.writes:
+            self.since[access.key] = _later(access.landed, self.since.get(access.key, access.landed))
+
+    def commit(self, copies: bool = True) -> None:
+        """A group of copies, or of products, is closed."""
+        self.flying = {
+            key: (access, frozenset(min(n + 1, self.most) for n in younger) if access.writes is copies else younger)
+            for key, (access, younger) in self.flying.items()
+        }
+
+    def wait(self, pending: int, copies: bool = True) -> None:
+        """All but the `pending` youngest groups are done, for the thread that started them."""
+        for key, (access, younger) in list(self.flying.items()):
+            if access.writes is not copies:
+                continue
+            left = frozenset(n for n in younger if n < pending)
+            if left != younger:
+                self.since[key] = access.landed
+                del self.flying[key]
+            if left:
+                self.flying[key] = access, left
+
+
+def most_pending(body: Block) -> int:
+    """Of the groups of copies, or of products, that waits leave under way."""
+    waits = (n.options[0] for n in find(body, Call) if n.name in WAITS)
+    return max((int(str(n)) for n in waits), default=0)
+
+
+def _later(a: Access, b: Access) -> Access:
+    """Two accesses to the same places as one: the one less iterations ago, made if either was."""
+    if a.age > b.age:
+        a, b = b, a
+    if a is b or a.conditions is b.conditions:
+        return a
+    kept = tuple(c for c in a.conditions if any(c is d or equal(c, d) for d in b.conditions))
+    return a if len(kept) == len(a.conditions) else replace(a, conditions=kept)
+
+
+def _versions(accesses: Sequence[Access]) -> dict[int, set[int]]:
+    """The dimensions of each buffer (by identity) whose indices are all modulo their size."""
+    found: dict[int, set[int]] = {}
+    for access in accesses:
+        pairs = enumerate(zip(access.indices, access.buffer.shape, strict=True))
+        dims = {n for n, (index, size) in pairs if _base(index, size) is not None and not isinstance(index, Const)}
+        found[id(access.buffer)] = dims & found.get(id(access.buffer), dims)
+    return found
+
+
+def _entering(access: Access, turns: Expr, dims: set[int], simplify: Callable[[Expr], Expr]) -> Access:
+    indices = list(access.indices)
+    for dim in dims:
+        size = access.buffer.shape[dim]
+        base = _base(indices[dim], size)
+        if base is not None and not _is_forgotten(base):
+            indices[dim] = simplify(binary("%", base + turns, size))
+    return replace(access, indices=tuple(indices)) if dims else access
+
+
+def _is_forgotten(base: Expr) -> bool:
+    """Whether it counts from an unknown turn; told from the next loop too, every loop around would count it anew."""
+    return any(e.role == "let" for e in find(base, Var))
+
+
+def _base(index: Expr, size: Expr) -> Expr | None:
+    """What is taken modulo `size`, if `index` is such a number or a literal."""
+    if isinstance(index, Const):
+        return index
+    return index.a if isinstance(index, Binary) and index.op == "%" and equal(index.b, size) else None

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared buffers get their offsets in the block's shared memory; those that are never alive together share bytes.
+
+A buffer is alive from its first access to its last; where it outlives an iteration of a loop, through the whole loop.
+Each buffer takes the tightest gap that it fits, larger ones first. Memory used again may cost a barrier (insert_sync
+decides), so small buffers keep bytes of their own. So do mbarriers, tiles that bulk copies fill or read, and tiles that
+copies fill for nobody: no barrier of threads says when those are done. What different roles use they use at the same
+time. What other blocks of a cluster read is alive until the cluster has met.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.errors import Span, error
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Call, Load
+from torch_tile.ir.node import Node, Rewriter, children, find
+from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Program, Role, Stmt, Store, While
+
+SCOPES = ("shared", "barrier")  # whose buffers lie in shared memory
+ALIGNMENT = 128  # bytes: a row of all banks
+BARRIER_ALIGNMENT = 8  # bytes: one mbarrier
+SWIZZLED_ALIGNMENT = 1024  # eight such rows, after which every swizzle repeats
+SMALL = 1024  # bytes: up to this, memory used again saves less than the barrier that it costs
+SPARE = 4096  # bytes that may be spent on that
+
+
+def place_shared(program: Program, build: Build) -> Program:
+    """Give every shared buffer its offset and every kernel its `shared_bytes`.
+
+    Raises TileError (`shared_memory`) if a block needs more than the target has.
+    """
+    kernels = tuple(_placed(kernel, build) for kernel in program.kernels)
+    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
+    return program if same else replace(program, kernels=kernels)
+
+
+@dataclass
+class Life:
+    """A buffer from its `first` to its `last` access, as positions in the kernel's text."""
+
+    buffer: Buffer
+    span: Span | None
+    loops: tuple[int, ...]  # around its allocation
+    first: int = -1
+    last: int = -1
+    roles: frozenset[tuple[int, int]] = frozenset()  # that use it: which group of roles, and which of them
+    alone: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return shared_size(self.buffer)
+
+    def meets(self, other: Life) -> bool:
+        """Whether both are alive at some point."""
+        together = any(a[0] == b[0] and a != b for a in self.roles for b in other.roles)
+        return self.alone or other.alone or together or (self.first <= other.last and other.first <= self.last)
+
+
+def shared_size(buffer: Buffer) -> int:
+    """Bytes that a shared buffer takes, holes of its layout included."""
+    shape = buffer.static_shape
+    assert shape is not None, f"`{buffer.name}` has a dynamic size"
+    elements = math.prod(shape) if buffer.layout is None else buffer.layout.extent("m")
+    return elements * buffer.dtype.itemsize
+
+
+def _placed(kernel: Kernel, build: Build) -> Kernel:
+    lives = lives_of(kernel)
+    if all(n.buffer.offset is not None for n in find(kernel, Alloc) if n.buffer.scope in SCOPES):
+        return kernel
+    offsets, total = _offsets(lives)
+    apart, more = _offsets([replace(x, alone=True) if x.size <= SMALL else x for x in lives])
+    if more <= min(total + SPARE, build.target.shared_limit):
+        offsets, total = apart, more
+    if total > build.target.shared_limit:
+        worst = max(lives, key=lambda life: life.size)
+        table = "\n".join(_row(life, offsets[id(life.buffer)]) for life in sorted(lives, key=lambda x: -x.size))
+        notes = [(None, table)]
+        limit = build.target.shared_limit
+        raise error("shared_memory", worst.span, notes, need=total, target=str(build.target), limit=limit)
+    new: Kernel = _Place(offsets)(kernel)
+    return replace(new, shared_bytes=total)
+
+
+def _row(life: Life, offset: int) -> str:
+    shape = "x".join(str(n) for n in life.buffer.static_shape or ())
+    return f"{life.size:8} bytes at {offset:6}: {life.buffer.name} ({shape} {life.buffer.dtype})"
+
+
+def lives_of(kernel: Kernel) -> list[Life]:
+    """The shared buffers of a kernel that are used, in the order of their allocation."""
+    found: dict[int, Life] = {}
+    starts, ends = list[int](), list[int]()  # of the loops, by number
+    inside: list[tuple[Life, tuple[int, ...]]] = []
+    filled: set[int] = set()  # addresses that asynchronous copies fill
+    used: set[int] = set()  # buffers that something else touches
+    lent: dict[int, Life] = {}  # tiles that other blocks of the cluster may be reading, as this one reads theirs
+    clock = group = 0
+    role: tuple[int, int] | None = None
+
+    def visit(node: Node, loops: tuple[int, ...]) -> None:
+        nonlocal clock, role
+        clock += 1
+        if isinstance(node, Role):
+            role = group, node.first
+        if isinstance(node, For | While):
+            loops = (*loops, len(ends))
+            starts.append(clock)
+            ends.append(0)
+        if isinstance(node, Alloc) and node.buffer.scope in SCOPES:
+            found[id(node.buffer)] = Life(node.buffer, node.span, loops, alone=node.buffer.scope == "barrier")
+        if isinstance(node, Call) and node.name in ("tma_load", "tma_store"):
+            for address in node.args:
+                if isinstance(address, Address) and (life := found.get(id(address.buffer))):
+                    life.alone = True
+        if isinstance(node, Call) and node.name == "cp_async":
+            filled.add(id(node.args[0]))
+        if isinstance(node, Load | Store | Address) and id(node) not in filled:
+            used.add(id(node.buffer))
+        if isinstance(node, Load | Store | Address) and (life := found.get(id(node.buffer))):
+            life.first = clock if life.first < 0 else life.first
+            life.last = clock
+            life.roles |= {role} if role else frozenset()
+            inside.append((life, loops))
+        if isinstance(node, Call) and node.name == "at_rank":
+            lent.update((id(a.buffer), found[id(a.buffer)]) for a in node.args if isinstance(a, Address))
+        if isinstance(node, Call) and node.name == "cluster_wait":  # by now others have read it
+            for life in lent.values():
+                life.last = clock
+                inside.append((life, loops))
+            lent.clear()
+        for child in children(node):
+            visit(child, loops)
+        if isinstance(node, For | While):
+            ends[loops[-1]] = clock
+        if isinstance(node, Role):
+            role = None
+
+    for stmt in kernel.body.stmts:
+        group += not isinstance(stmt, Role)  # those that follow each other run at the same time
+        visit(stmt, ())
+    for life in lent.values():
+        life.alone = True
+    for life, loops in inside:
+        for loop in loops[len(life.loops) :]:
+            life.first, life.last = min(life.first, starts[loop]), max(life.last, ends[loop])
+    return [replace(x, alone=x.alone or i not in used) for i, x in found.items() if x.first >= 0]
+
+
+def _offsets(lives: Sequence[Life]) -> tuple[dict[int, int], int]:
+    """Offsets by buffer: of the gaps between what is alive at the same time, the smallest that fits. And the total."""
+    placed: list[tuple[Life, int]] = []
+    for life in sorted(lives, key=lambda x: -x.size):
+        unit = _alignment(life.buffer)
+        taken = sorted((offset, offset + other.size) for other, offset in placed if other.meets(life))
+        fitting = [(end - at, at) for at, end in _gaps(taken, unit) if end - at >= life.size]
+        placed.append((life, min(fitting)[1]))
+    total = max((offset + life.size for life, offset in placed), default=0)
+    return {id(life.buffer): offset for life, offset in placed}, total
+
+
+def _alignment(buffer: Buffer) -> int:
+    """Bytes of which the offset of a buffer is a multiple."""
+    if buffer.scope == "barrier":
+        return BARRIER_ALIGNMENT
+    swizzled = buffer.layout is not None and buffer.layout.swizzle is not None
+    return SWIZZLED_ALIGNMENT if swizzled else ALIGNMENT
+
+
+def _gaps(taken: Sequence[tuple[int, int]], unit: int) -> Iterator[tuple[int, float]]:
+    """Free stretches from a multiple of `unit` on; the last has no end."""
+    at = 0
+    for start, end in taken:
+        if start > at:
+            yield at, start
+        at = max(at, -(-end // unit) * unit)
+    yield at, math.inf
+
+
+class _Place(Rewriter):
+    """Replaces buffers by the same with an offset."""
+
+    def __init__(self, offsets: dict[int, int]):
+        self.offsets = offsets
+        self.made: dict[int, Buffer] = {}
+
+    def Alloc(self, node: Alloc) -> Stmt:
+        new = self.made_for(node.buffer)
+        if new.scope in SCOPES and new.offset is None:
+            return Block(())  # never used
+        node = self.children(node)  # a first value may be an element of another
+        return node if new is node.buffer else replace(node, buffer=new)
+
+    def made_for(self, buffer: Buffer) -> Buffer:
+        """`buffer` where it lies."""
+        if id(buffer) not in self.offsets:
+            return buffer
+        if id(buffer) not in self.made:
+            self.made[id(buffer)] = replace(buffer, offset=self.offsets[id(buffer)])
+        return self.made[id(buffer)]
+
+    def Buffer(self, buffer: Buffer) -> Buffer:
+        return self.made_for(buffer)

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A T.Parallel nest becomes what one thread does: loops over its own steps, fragments being its registers.
+
+Assumes a static nest with a layout, and fragments with layouts. A fragment of which the thread would need elements that
+others hold goes through shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Call, Expr, Load, Var, binary, const
+from torch_tile.ir.layout import Digit, Layout
+from torch_tile.ir.node import Rewriter, contains, find
+from torch_tile.ir.polynomial import structure
+from torch_tile.ir.stmt import (
+    Alloc,
+    Block,
+    Break,
+    Continue,
+    Do,
+    For,
+    If,
+    Let,
+    LoopKind,
+    Print,
+    Stmt,
+    Store,
+    While,
+)
+from torch_tile.ir.substitute import Expand, Substitute
+from torch_tile.tileop.parallel.carried import carriers
+from torch_tile.tileop.parallel.nest import Nest, nest_of
+from torch_tile.tileop.parallel.op import layout_of, misplaced
+from torch_tile.tileop.threads import Layouts, ThreadContext
+
+ZERO = const(0, dt.int32)
+Element = Load | Store
+UNROLLED = 32  # steps up to which a loop that touches no register array is unrolled
+
+
+def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
+    """The statements of one thread for a static nest; fragments that do not fit are staged around it."""
+    nest = nest_of(loop, ctx.values)
+    layout = layout_of(nest, ctx)
+    staged = misplaced(nest, layout, Layouts())
+    if not staged:
+        _note_order(nest, ctx)
+        return _Binder(nest, layout, ctx).statements()
+    before, after = [], []
+    tiles: dict[int, Buffer] = {}
+    for fragment in staged:
+        shape = fragment.static_shape
+        assert shape is not None
+        tile = tiles[id(fragment)] = ctx.shared(fragment.name, shape, fragment.dtype)
+        before += [Alloc(tile), bind_loop(_move(fragment, tile, fragment), ctx)]
+        if any(use.stored for use in nest.fragments if use.buffer is fragment):
+            after.append(bind_loop(_move(tile, fragment, fragment), ctx))
+    ctx.build.note(
+        loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory",
+        "the threads that need its elements do not hold them",
+    )  # fmt: skip
+    moved: For = _Swap(tiles)(replace(loop, layout=layout))
+    return Block((*before, bind_loop(moved, ctx), *after), span=loop.span)
+
+
+def _note_order(nest: Nest, ctx: ThreadContext) -> None:
+    """Tell of the variables that are not spread over threads."""
+    extents = {id(v): n for v, n in zip(nest.loop.vars, nest.extents, strict=True)}
+    met = [(var, store.buffer.name) for var, store in carriers(nest.loop) if extents[id(var)] > 1]
+    if met and nest.carried:
+        names, buffers = ("`, `".join(dict.fromkeys(part)) for part in ([v.name for v, _ in met], [b for _, b in met]))
+        why = f"iterations may touch the same elements of `{buffers}`; if they never do, say independent=True"
+        ctx.build.note(nest.loop.span, "T.Parallel", f"`{names}` runs in order, in one thread", why)
+
+
+def _move(source: Buffer, target: Buffer, fragment: Buffer) -> For:
+    """A whole tile between a fragment and shared memory, each thread its own part."""
+    names = tuple(Var("ijklmn"[d], dt.int32, "loop") for d in range(fragment.rank))
+    body = Block((Store(target, names, Load(source, names)),))
+    zeros = (ZERO,) * fragment.rank
+    return For(LoopKind.PARALLEL, names, zeros, fragment.shape, body, layout=fragment.layout)
+
+
+class _Swap(Rewriter):
+    """Puts other buffers in the place of some."""
+
+    def __init__(self, tiles: Mapping[int, Buffer]):
+        self.tiles = tiles
+
+    def Buffer(self, buffer: Buffer) -> Buffer:
+        return self.tiles.get(id(buffer), buffer)
+
+
+class _Step:
+    """A register digit of the nest: a loop of `size` turns, each of which moves variable `dim` by `place`."""
+
+    def __init__(self, digit: Digit, dim: int, place: int, name: str):
+        self.digit, self.dim, self.place = digit, dim, place
+        self.var = Var(name, dt.int32, "loop")
+        self.kind = LoopKind.UNROLLED
+
+
+class _Binder:
+    """One nest that touches only what its threads hold, and memory."""
+
+    def __init__(self, nest: Nest, layout: Layout, ctx: ThreadContext):
+        self.nest, self.layout, self.ctx = nest, layout.canonical, ctx
+        self.steps = self._steps()
+        self.values = self._values()
+        self.owner = self.layout.owner(ctx.thread) if nest.effects or any(u.stored for u in nest.memory) else None
+        self.private = any(u.stored for u in nest.fragments) or nest.uniform
+        if self.owner is not None and self.private and _updates(nest.loop.body):
+            what, fix = (
+                "the old value of an update, kept by several threads",
+                "store it to shared or global memory there",
+            )
+            raise error("unsupported_on_target", nest.loop.span, what=what, target=str(ctx.target), fix=fix)
+
+    def statements(self) -> Stmt:
+        """Loops over the steps around the body, with guards where the layout is larger than the nest."""
+        ranges = self.ctx.ranges
+        if isinstance(self.ctx.thread, Var):
+            ranges = ranges.loop(self.ctx.thread, 0, self.ctx.count)
+        for step in self.steps:
+            ranges = ranges.loop(step.var, 0, step.digit.size)
+        unrolled = {id(f) for f in self.nest.inner if _indexes(f, self.nest)}
+        body: Stmt = _Body(self, ranges, self.owner if self.private else None, unrolled)(self.nest.loop.body)
+        guards = self._guards()
+        for depth in range(len(self.steps), -1, -1):
+            if depth < len(self.steps):
+                body = self._loop(self.steps[depth], body)
+            due = [g for level, g in guards if level == depth]
+            for guard in due:
+                body = If(guard, _block(body), Block(()), span=self.nest.loop.span)
+        if self.owner is not None and not self.private:
+            body = If(self.owner, _block(body), Block(()), span=self.nest.loop.span)
+        return body
+
+    def _loop(self, step: _Step, body: Stmt) -> Stmt:
+        size = const(step.digit.size, dt.int32)
+        return For(step.kind, (step.var,), (ZERO,), (size,), _block(body), span=self.nest.loop.span)
+
+    def _steps(self) -> list[_Step]:
+        """The register digits, the innermost last: a vector loop if memory may be accessed in vectors along it."""
+        found = []
+        for dim, digits in enumerate(self.layout.dims):
+            place = 1
+            for d in reversed(digits):
+                if d.axis == "r":
+                    found.append((d, dim, place))
+                place *= d.size
+        found.sort(key=lambda part: -part[0].stride)
+        if found:
+            last, dim, place = found[-1]
+            width = self._width(dim, place)
+            if 1 < width < last.size and last.size % width == 0:
+                found[-1:] = [
+                    (Digit(last.size // width, last.stride * width, "r"), dim, place * width),
+                    (Digit(width, last.stride, "r"), dim, place),
+                ]
+        names = [v.name for v in self.nest.loop.vars]
+        steps = [_Step(d, dim, place, names[dim]) for d, dim, place in found]
+        if steps and self._width(steps[-1].dim, steps[-1].place) > 1:
+            steps[-1].kind = LoopKind.VECTOR
+        if not self.nest.fragments and math.prod(s.digit.size for s in steps) > UNROLLED:
+            for step in steps[:-1]:
+                step.kind = LoopKind.SERIAL
+        return steps
+
+    def _width(self, dim: int, place: int) -> int:
+        """Elements of 16 bytes, if the nest is one that can be a vector loop along a variable."""
+        if place != 1 or dim in self.nest.carried or not self.nest.memory or not _is_straight(self.nest.loop.body):
+            return 1
+        return 16 // min(16, max(use.buffer.dtype.itemsize for use in self.nest.memory))
+
+    def _values(self) -> dict[int, Expr]:
+        """Each variable of the nest in terms of the thread and the steps."""
+        found = {}
+        top = self.layout.extent("t")
+        for dim, (var, digits) in enumerate(zip(self.nest.loop.vars, self.layout.dims, strict=True)):
+            total: Expr | None = None
+            place = math.prod(d.size for d in digits)
+            for d in digits:
+                place //= d.size
+                if d.axis == "t":
+                    part: Expr = self.ctx.thread if d.stride == 1 else self.ctx.thread // d.stride
+                    part = part if d.stride * d.size >= top else part % d.size
+                    part = part if place == 1 else part * place
+                    total = part if total is None else total + part
+            for step in self.steps:
+                if step.dim == dim:
+                    part = step.var if step.place == 1 else step.var * step.place
+                    total = part if total is None else total + part
+            found[id(var)] = ZERO if total is None else total
+        return found
+
+    def _guards(self) -> list[tuple[int, Expr]]:
+        """Conditions that hold inside the nest, each with the number of loops around it."""
+        found = []
+        for dim, (var, extent) in enumerate(zip(self.nest.loop.vars, self.nest.extents, strict=True)):
+            if self.layout.shape[dim] <= extent or not self._needs_guard():
+                continue
+            value = self.values[id(var)]
+            depth = max((n + 1 for n, s in enumerate(self.steps) if s.dim == dim), default=0)
+            last = self.steps[-1] if self.steps else None
+            whole = last is not None and last.kind is LoopKind.VECTOR and last.dim == dim
+            if last is not None and whole and extent % last.digit.size == 0 and depth == len(self.steps):
+                depth -= 1
+                value = Substitute({id(last.var): ZERO})(value)
+            found.append((depth, binary("<", value, extent)))
+        return found
+
+    def _needs_guard(self) -> bool:
+        """Whether running beyond the nest could be noticed: registers of the padding are nobody's."""
+        return bool(self.nest.memory) or self.nest.effects or self.nest.uniform or bool(self.nest.carried)
+
+
+class _Body(Rewriter):
+    """The body for one thread: variables replaced, fragments become registers, stores to memory made by the owner."""
+
+    def __init__(self, binder: _Binder, ranges: Ranges, owner: Expr | None, unrolled: set[int]):
+        self.binder, self.ranges, self.owner, self.unrolled = binder, ranges, owner, unrolled
+        self.inline = Expand({**binder.ctx.values, **binder.values})
+        self.names = dict(binder.values)
+        self.places: dict[Hashable, Expr] = {}  # registers, by layouts and indices
+
+    def Var(self, var: Var) -> Expr:
+        return self.names.get(id(var), var)
+
+    def Let(self, let: Let) -> Stmt:
+        """Names of indices are put in place, so that later passes see how addresses move."""
+        new: Let = self.children(let)
+        if not let.var.dtype.is_integer:
+            return new
+        self.inline = Expand({**self.inline.known, id(let.var): let.value})
+        if contains(new.value, Load, Call):
+            return new
+        self.names[id(let.var)] = new.value
+        return Block(())
+
+    def Load(self, load: Load) -> Load:
+        return load_of(load, self.binder.ctx, self._register(load)) if _is_fragment(load) else self.children(load)
+
+    def Store(self, store: Store) -> Stmt:
+        if _is_fragment(store):
+            registers = self.binder.ctx.registers(store.buffer)
+            return Store(registers, (self._register(store),), self(store.value), span=store.span)
+        return self._owned(self.children(store), store.buffer.scope in ("local", "var") and not _updates(store.value))
+
+    def Do(self, node: Do) -> Stmt:
+        return self._owned(self.children(node), False)
+
+    def Print(self, node: Print) -> Stmt:
+        return self._owned(self.children(node), False)
+
+    def For(self, loop: For) -> For:
+        for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
+            self.ranges = self.ranges.loop(var, self(start), self(stop), loop.step)
+        self.places = {}  # more is known now
+        new: For = self.children(loop)
+        return replace(new, kind=LoopKind.UNROLLED) if id(loop) in self.unrolled else new
+
+    def _owned(self, node: Stmt, everyone: bool) -> Stmt:
+        if self.owner is None or everyone:
+            return node
+        return If(self.owner, Block((node,)), Block(()), span=node.span)
+
+    def _register(self, node: Element) -> Expr:
+        layout = node.buffer.layout
+        assert layout is not None
+        indices = tuple(self.inline(i) for i in node.indices)
+        key = layout, structure(indices)
+        if key not in self.places:
+            self.places[key] = layout.offset("r", indices, self.ranges)
+        return self.places[key]
+
+
+def load_of(load: Load, ctx: ThreadContext, register: Expr) -> Load:
+    """A fragment's element in this thread's registers."""
+    return Load(ctx.registers(load.buffer), (register,), span=load.span)
+
+
+def _is_fragment(node: Load | Store | Address) -> bool:
+    return node.buffer.scope == "fragment"
+
+
+def _indexes(loop: For, nest: Nest) -> bool:
+    """Whether the variable of an inner loop chooses registers."""
+    number = nest.rank + next(k for k, f in enumerate(nest.inner) if f is loop)
+    return any(i is not None and any(p.var == number for p in i.pieces) for use in nest.fragments for i in use.map)
+
+
+def _is_straight(body: Block) -> bool:
+    return not contains(body, For, While, Break, Continue, Do, Print) and not _updates(body)
+
+
+def _updates(node: Stmt | Expr) -> bool:
+    """Whether memory is updated in a value: that is done once, even where several threads run an iteration."""
+    return any(call.name == "atomic" for call in find(node, Call))
+
+
+def _block(body: Stmt) -> Block:
+    return body if isinstance(body, Block) else Block((body,))

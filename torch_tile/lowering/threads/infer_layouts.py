@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every shared buffer and fragment gets a layout, every T.Parallel loop its division among the threads.
+
+What ops require is fixed first; what follows from known layouts is propagated in program order until nothing changes;
+then the first loop that is still open is spread for coalesced access, and what follows from that is propagated again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+from torch_tile.compiler.context import Build, Placement
+from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Load, Var
+from torch_tile.ir.layout import replicated, row_major, spread
+from torch_tile.ir.node import Rewriter, find
+from torch_tile.ir.stmt import Alloc, For, Kernel, LoopKind, Program, Role, Store
+from torch_tile.lowering.analysis.scope_facts import Known
+from torch_tile.lowering.threads.privatize import private_vars
+from torch_tile.tileop import RegisteredOp
+from torch_tile.tileop.gemm.op import Gemm
+from torch_tile.tileop.parallel.nest import Nest, is_static, nest_of
+from torch_tile.tileop.parallel.op import default_layout, demands, following
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext, role_context
+
+Element = Load | Store
+
+
+def infer_layouts(program: Program, build: Build) -> Program:
+    """Set `Buffer.layout` of all on-chip tiles and `For.layout` of T.Parallel loops. Raises on layout_conflict."""
+    kernels = tuple(_laid_out(kernel, build) for kernel in program.kernels)
+    return replace(program, kernels=kernels)
+
+
+@dataclass
+class _Member:
+    """A tile op or T.Parallel loop, with the threads and the facts of the place where it stands."""
+
+    node: RegisteredOp | For
+    ctx: ThreadContext
+    nest: Nest | None = None
+
+    def asks(self, known: Layouts) -> list[Demand]:
+        """What follows from what is known."""
+        if isinstance(self.node, RegisteredOp):
+            return self.node.infer_layout(known, self.ctx)
+        assert self.nest is not None
+        if all(known.get(use.buffer) is not None for use in self.nest.fragments):
+            return []
+        layout = following(self.nest, known, self.ctx, partial=False)
+        return [] if layout is None else demands(self.nest, layout, known, self.ctx)
+
+    def points(self) -> int:
+        """Number of iterations, if it is a nest: the largest are opened first, and vectors of rows follow them."""
+        return math.prod(self.nest.extents) if self.nest is not None else 0
+
+    def opens(self, known: Layouts) -> list[Demand]:
+        """What a default for this member would decide."""
+        nest = self.nest
+        if nest is None or all(known.get(use.buffer) is not None for use in nest.fragments):
+            return []
+        layout = following(nest, known, self.ctx, partial=True) or default_layout(nest, self.ctx)
+        return demands(nest, layout, known, self.ctx)
+
+
+def _laid_out(kernel: Kernel, build: Build) -> Kernel:
+    kernel = private_vars(kernel)
+    survey = _Survey(build, kernel)
+    survey(kernel)
+    known = Layouts()
+    _require(survey, known)
+    _propagate(survey.members, known)
+    for member in sorted(survey.members, key=lambda m: -m.points()):
+        opened = [_decide(d, known) for d in member.opens(known)]
+        if opened:
+            _propagate(survey.members, known)
+    _fill_up(survey, known)
+    build.placements += [Placement(d.buffer.name, d.buffer.scope, str(d.layout), d.why, d.span) for d in known]
+    new: Kernel = _Apply(known, survey.members)(kernel)
+    return new if new.thread is not None else replace(new, thread=survey.running)
+
+
+def _decide(demand: Demand, known: Layouts) -> bool:
+    if known.get(demand.buffer) is not None:
+        return False
+    known.decide(demand)
+    return True
+
+
+def _require(survey: _Survey, known: Layouts) -> None:
+    """Authors' layouts, what ops cannot do without, and then what products prefer."""
+    for buffer in survey.buffers:
+        if buffer.layout is not None:
+            known.decide(Demand(buffer, buffer.layout, True, "annotated", buffer.span))
+    ops = [m for m in survey.members if isinstance(m.node, RegisteredOp)]
+    for member in ops:
+        for demand in member.asks(known):
+            decided = known.reason(demand.buffer)
+            if demand.required and decided is not None and decided.layout != demand.layout:
+                raise _conflict(decided, demand)
+            if demand.required:
+                known.decide(demand)
+    for member in ops:
+        if isinstance(member.node, Gemm):
+            for demand in member.asks(known):
+                _decide(demand, known)
+    for buffer in survey.scalars:
+        shape = buffer.static_shape
+        if shape is not None:
+            _decide(Demand(buffer, replicated(shape, survey.count(buffer)), False, "read outside T.Parallel"), known)
+
+
+def _propagate(members: list[_Member], known: Layouts) -> None:
+    waiting = len(members)  # members to be asked until nobody has anything new to say
+    for member in itertools.cycle(members):
+        if not waiting:
+            break
+        waiting -= 1
+        news = [_decide(demand, known) for demand in member.asks(known)]
+        if any(news):
+            waiting = len(members)
+
+
+def _fill_up(survey: _Survey, known: Layouts) -> None:
+    """What nothing asked for."""
+    for buffer in survey.buffers:
+        shape = buffer.static_shape
+        if shape is None:
+            continue
+        if buffer.scope == "shared":
+            layout, why = row_major(shape), "row-major"
+        else:
+            layout, why = spread(shape, survey.count(buffer), 1), "spread over the threads"
+        _decide(Demand(buffer, layout, False, why), known)
+
+
+def _conflict(first: Demand, second: Demand) -> TileError:
+    notes = [
+        (first.span, f"{first.layout}   ({first.why})"),
+        (second.span, f"{second.layout}   ({second.why})"),
+    ]
+    return error("layout_conflict", second.span, notes, buffer=first.buffer.name)
+
+
+class _Survey(Known):
+    """Collects tile ops and T.Parallel loops in program order, and the buffers they may use."""
+
+    def __init__(self, build: Build, kernel: Kernel):
+        super().__init__()
+        self.build = build
+        self.of_block = math.prod(kernel.threads)
+        self.running = Var("thread", dt.int32, "thread") if kernel.thread is None else kernel.thread
+        self.role: Role | None = None
+        self.counts: dict[int, int] = {}  # how many threads share a buffer
+        self.members: list[_Member] = []
+        self.buffers: list[Buffer] = []
+        self.scalars: list[Buffer] = []
+
+    def context(self) -> ThreadContext:
+        """The threads at this point."""
+        known = dict(self.names)
+        if self.role is None:
+            return ThreadContext(self.build, self.running, self.of_block, self.ranges, known)
+        return role_context(self.role, self.build, self.running, self.ranges, known)
+
+    def Role(self, role: Role) -> Role:
+        """What its threads do together."""
+        self.role = role
+        super().Role(role)
+        self.role = None
+        return role
+
+    def count(self, buffer: Buffer) -> int:
+        """How many threads share a fragment."""
+        return self.counts.get(id(buffer), self.of_block)
+
+    def RegisteredOp(self, op: RegisteredOp) -> RegisteredOp:
+        """An op on whole tiles."""
+        ctx, loop = self.context(), op.as_loop()
+        nest = nest_of(loop, ctx.values) if loop is not None and is_static(loop) else None
+        self.members.append(_Member(op, ctx, nest))
+        return op
+
+    def For(self, loop: For) -> For:
+        """A nest, which is not looked into, or a loop."""
+        if loop.kind is not LoopKind.PARALLEL:
+            return super().For(loop)  # type: ignore[return-value]
+        for node in find(loop.body, Alloc):
+            if _is_tile(node.buffer):
+                self._add(node.buffer)
+        if is_static(loop):
+            ctx = self.context()
+            self.members.append(_Member(loop, ctx, nest_of(loop, ctx.values)))
+        return loop
+
+    def Alloc(self, node: Alloc) -> Alloc:
+        """A tile."""
+        if _is_tile(node.buffer):
+            self._add(node.buffer)
+        return self.children(node)
+
+    def _add(self, tile: Buffer) -> None:
+        self.buffers.append(tile)
+        if self.role is not None:
+            self.counts[id(tile)] = self.role.count
+
+    def Load(self, node: Load) -> Load:
+        """A fragment's element used by all threads."""
+        return self._scalar(node)  # type: ignore[return-value]
+
+    def Store(self, node: Store) -> Store:
+        """A fragment's element set by all threads."""
+        return self._scalar(node)  # type: ignore[return-value]
+
+    def _scalar(self, node: Element) -> Element:
+        if node.buffer.scope == "fragment":
+            self.scalars.append(node.buffer)
+        return self.children(node)
+
+
+class _Apply(Rewriter):
+    """Gives buffers and loops their layouts."""
+
+    def __init__(self, known: Layouts, members: list[_Member]):
+        self.known = known
+        self.members = {id(m.node): m for m in members}
+        self.made: dict[int, Buffer] = {}
+
+    def Buffer(self, buffer: Buffer) -> Buffer:
+        if not _is_tile(buffer):
+            return buffer
+        found = self.made.get(id(buffer))
+        if found is None:
+            layout = self.known.get(buffer)
+            found = self.made[id(buffer)] = buffer if layout is buffer.layout else replace(buffer, layout=layout)
+        return found
+
+    def Alloc(self, node: Alloc) -> Alloc:
+        new, buffer = self.children(node), self.Buffer(node.buffer)
+        return new if buffer is node.buffer else replace(new, buffer=buffer)
+
+    def For(self, loop: For) -> For:
+        member = self.members.get(id(loop))
+        new: For = self.children(loop)
+        if member is None or member.nest is None or loop.layout is not None:
+            return new
+        layout = following(member.nest, self.known, member.ctx, partial=True)
+        return replace(new, layout=layout or default_layout(member.nest, member.ctx))
+
+
+def _is_tile(buffer: Buffer) -> bool:
+    return buffer.scope in ("shared", "fragment")

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops that are short of registers compute their addresses anew in each iteration.
+
+The C++ compiler moves all index arithmetic that does not change out of a loop, and each result keeps a register; beside
+large accumulators it then has to spill. There, the thread's index becomes a value known only inside the iteration, and
+so do addresses of operands that many products by wgmma walk in the same way turn after turn: as numbers of the
+iteration they stay in uniform registers. Runs last, on stage FLAT; values do not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch_tile.intrinsics.memory import here
+from torch_tile.intrinsics.wgmma import walks_of
+from torch_tile.ir.dtype import int32
+from torch_tile.ir.expr import Address, Call, Const, Expr, Var, const
+from torch_tile.ir.node import Node, Rewriter, children, find, symbols
+from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Program, Stmt
+from torch_tile.ir.substitute import Substitute
+
+MANY = 16  # descriptors that one loop keeps
+PLENTY = 192  # 4-byte registers of local arrays, of 255: what is left holds the addresses of a loop and its scalars
+
+
+def recompute_indices(program: Program) -> Program:
+    """Hide the thread's index in the loops of kernels whose arrays take more than PLENTY registers, and in loops of
+    products by wgmma the addresses that give more than MANY descriptors.
+    """
+    kernels = tuple(_hidden(kernel) for kernel in program.kernels)
+    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
+    return program if same else replace(program, kernels=kernels)
+
+
+def registers_of(kernel: Kernel) -> int:
+    """Registers that the local arrays of a kernel fill, were all of them alive at once."""
+    total = 0
+    for node in find(kernel.body, Alloc):
+        if node.buffer.scope == "local":
+            size = node.buffer.shape[0]
+            total += -(-int(size.value) * node.buffer.dtype.itemsize // 4) if isinstance(size, Const) else 0
+    return total
+
+
+def _hidden(kernel: Kernel) -> Kernel:
+    body = _HideOperands()(kernel.body)
+    if kernel.thread is not None and registers_of(kernel) > PLENTY:
+        body = _Hide(kernel.thread)(body)
+    return kernel if body is kernel.body else replace(kernel, body=body)
+
+
+class _Hide(Rewriter):
+    """Gives the innermost loops around products, and loops around loops of products by wgmma, a thread index of their
+    own: what the latter do between two loops of products needs many addresses, which nothing should keep meanwhile.
+    """
+
+    def __init__(self, thread: Var):
+        self.thread = thread
+
+    def For(self, loop: For) -> Stmt:
+        """A loop that is not unrolled."""
+        new = self.children(loop)
+        if loop.kind is not LoopKind.SERIAL or not (_multiplies(loop.body) or _repeats_products(loop.body)):
+            return new
+        own = Var(self.thread.name, self.thread.type, "let")
+        body = Substitute({id(self.thread): own})(new.body)
+        return new if body is new.body else replace(new, body=Block((Let(own, here(self.thread)), *body.stmts)))
+
+
+def _multiplies(node: Node) -> bool:
+    """Whether products stand here, not in a loop inside that runs by itself."""
+    if isinstance(node, Call) and node.name == "mma":
+        return True
+    if isinstance(node, For) and node.kind is LoopKind.SERIAL:
+        return False
+    return any(_multiplies(child) for child in children(node))
+
+
+def _repeats_products(body: Block) -> bool:
+    """Whether a loop of products by wgmma stands inside."""
+    inner = (n for n in find(body, For) if n.kind is LoopKind.SERIAL)
+    return any(call.name == "wgmma" for loop in inner for call in find(loop.body, Call))
+
+
+class _HideOperands(Rewriter):
+    """Moves operands of products by wgmma by a zero that is known only inside the iteration."""
+
+    def For(self, loop: For) -> Stmt:
+        """A loop that is not unrolled; of nested ones the inner ones."""
+        new = self.children(loop)
+        if loop.kind is not LoopKind.SERIAL:
+            return new
+        moved = _Move(new)
+        body = moved(new.body)
+        if moved.descriptors <= MANY:
+            return new
+        return replace(new, body=Block((Let(moved.zero, here(const(0, int32))), *body.stmts)))
+
+
+class _Move(Rewriter):
+    """Adds `zero` to the addresses of operands in shared memory that are the same in all iterations of a loop."""
+
+    def __init__(self, loop: For):
+        self.zero = Var("zero", int32, "let")
+        self.descriptors, self.copies = 0, 1
+        inside = list(find(loop.body, For, Let))
+        changing = [*loop.vars, *(v for n in inside for v in (n.vars if isinstance(n, For) else (n.var,)))]
+        self.changing = {id(v) for v in changing}
+
+    def For(self, loop: For) -> For:
+        """Inside an unrolled loop each product is several. Loops inside have done their own."""
+        if loop.kind is not LoopKind.UNROLLED:
+            return loop
+        count = loop.stops[0]
+        outside, self.copies = self.copies, self.copies * (int(count.value) if isinstance(count, Const) else 1)
+        new: For = self.children(loop)
+        self.copies = outside
+        return new
+
+    def Call(self, call: Call) -> Expr:
+        """A product."""
+        if call.name != "wgmma":
+            return call
+        d, a, b, *rest = call.args
+        left, right = walks_of(call)
+        return replace(call, args=(d, self.moved(a) if left else a, self.moved(b) if right else b, *rest))
+
+    def moved(self, operand: Expr) -> Expr:
+        """An operand's address, moved if it does not change."""
+        assert isinstance(operand, Address)
+        if not self.changing.isdisjoint(symbols(operand)):
+            return operand
+        self.descriptors += self.copies
+        return replace(operand, indices=(operand.indices[0] + self.zero,))

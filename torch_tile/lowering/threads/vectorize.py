@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectorised loops become wide copies between memory and local arrays, and unrolled loops on those.
+
+An access is wide if neighbours in the loop are neighbours in memory and the first one is certainly aligned; others stay
+as they are. Widths are powers of two up to 16 bytes. May assume one-dimensional local arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch_tile.compiler.context import Build
+from torch_tile.diagnostics.errors import Span
+from torch_tile.intrinsics.memory import vector_copy
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import (
+    LOGICAL,
+    Address,
+    Binary,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    const,
+)
+from torch_tile.ir.node import Node, Rewriter, children, contains, equal, find, symbols
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Alloc, Block, For, If, Let, LoopKind, Program, Stmt, Store
+from torch_tile.ir.substitute import Substitute
+from torch_tile.lowering.analysis.clone import Instance
+from torch_tile.lowering.analysis.scope_facts import Known
+from torch_tile.lowering.common.flatten import linear
+from torch_tile.lowering.threads.vector_conditions import in_all_steps
+from torch_tile.tileop.alignment import aligned_run, strides_of
+
+WIDEST = 16  # bytes of one access
+ON_CHIP = ("local", "var")
+
+
+def vectorize(program: Program, build: Build) -> Program:
+    """Replace every vectorised loop. Afterwards only `vector_copy` touches several elements at once."""
+    return _Vectorize()(program)  # type: ignore[no-any-return]
+
+
+class _Vectorize(Known):
+    def For(self, loop: For) -> Stmt:
+        if loop.kind is not LoopKind.VECTOR:
+            return super().For(loop)
+        loop = replace(loop, kind=LoopKind.UNROLLED)
+        count = loop.stops[0]
+        if not isinstance(count, Const) or not isinstance(loop.starts[0], Const):
+            return super().For(replace(loop, kind=LoopKind.SERIAL))
+        if loop.starts[0].value != 0 or loop.step != 1:
+            return super().For(loop)
+        outer, self.ranges = self.ranges, self.entered(loop)
+        new = _Loop(self, loop, int(count.value)).run()
+        self.ranges = outer
+        return super().For(loop) if new is None else new
+
+
+class _Loop:
+    """One loop of `count` steps: its wide accesses are taken out of it."""
+
+    def __init__(self, known: Known, loop: For, count: int):
+        self.known, self.loop, self.count = known, loop, count
+        self.var, self.span = loop.vars[0], loop.span
+        self.before: list[Stmt] = []
+        self.after: list[Stmt] = []
+        self.loaded: list[tuple[Load, Buffer]] = []
+        self.inside: set[int] = set()  # names that differ from step to step
+
+    def run(self) -> Stmt | None:
+        """What replaces the loop; None if nothing in it is wide."""
+        body = _without_index_names(self.loop.body, self.var)
+        if len(body.stmts) == 1 and isinstance(body.stmts[0], If):
+            return self.hoisted(body.stmts[0])
+        if not all(isinstance(s, Let | Store) for s in body.stmts) or not _is_ordered(body):
+            return None
+        if (moved := self.moved(body)) is not None:
+            return moved
+        written = {id(s.buffer) for s in body.stmts if isinstance(s, Store)}
+        new = []
+        for s in body.stmts:
+            if (
+                isinstance(s, Let)
+                and not self.differs(s.value)
+                and not any(id(n.buffer) in written for n in _loads_of(s))
+            ):
+                self.before.append(s)  # wide accesses before the loop may use the name
+                continue
+            if isinstance(s, Let):
+                self.inside.add(id(s.var))
+            new.append(self.statement(s))
+        if not self.loaded and not self.after:
+            return None
+        compute = replace(self.loop, body=Block(tuple(new)))
+        return Block((*self.before, compute, *self.after), span=self.span)
+
+    def hoisted(self, node: If) -> Stmt | None:
+        """A branch that all steps take is taken once; where some may not, that is asked first."""
+        written = {id(s.buffer) for s in find(node, Store)}
+        read = (n for n in find(node.condition, Load))
+        if any(id(n.buffer) in written for n in read):
+            return None
+        found = in_all_steps(node.condition, self.var, self.count, self.known)
+        if found is None or (not found[1] and node.otherwise.stmts):
+            return None
+        condition, same = found
+        then = self.again(node.then, LoopKind.VECTOR)
+        if same:
+            otherwise = self.again(node.otherwise, LoopKind.VECTOR) if node.otherwise.stmts else node.otherwise
+            return If(condition, Block((then,)), Block((otherwise,)), span=node.span)
+        single = self.again(Block((node,)), LoopKind.UNROLLED)
+        return If(condition, Block((then,)), Block((single,)), span=node.span)
+
+    def again(self, body: Block, kind: LoopKind) -> Stmt:
+        """Another loop of the same length."""
+        loop = Instance({}, {}, fresh=True)(replace(self.loop, kind=kind, body=body))
+        return self.known(loop)  # type: ignore[no-any-return]
+
+    def moved(self, body: Block) -> Stmt | None:
+        """A loop that only copies: straight if one end is a local array, else through one local array."""
+        if len(body.stmts) != 1 or not isinstance(body.stmts[0], Store) or not isinstance(body.stmts[0].value, Load):
+            return None
+        store, load = body.stmts[0], body.stmts[0].value
+        on_chip = [x.buffer.scope in ON_CHIP for x in (store, load)]
+        widths = self.width(store), self.width(load)
+        if all(on_chip) or min(widths) == 1:
+            return None
+        dst, src = self.at_start(store), self.at_start(load)
+        if any(on_chip):
+            return self.copies(dst, src, min(widths), store.span)
+        local = self.local(load.buffer)
+        fetch, put = (
+            self.copies(*x, store.span) for x in ((_first(local), src, widths[1]), (dst, _first(local), widths[0]))
+        )
+        return Block((*self.before, fetch, put), span=self.span)
+
+    def statement(self, s: Stmt) -> Stmt:
+        """A statement of the loop with wide accesses on local arrays."""
+        if isinstance(s, Let):
+            return replace(s, value=self.value(s.value))
+        assert isinstance(s, Store)
+        value = self.value(s.value)
+        indices = tuple(self.value(i) for i in s.indices)
+        width = self.width(s) if s.buffer.scope not in ON_CHIP else 1
+        if width == 1:
+            return replace(s, value=value, indices=indices)
+        local = self.local(s.buffer)
+        self.after.append(self.copies(self.at_start(s), _first(local), width, s.span))
+        return Store(local, (self.var,), value, span=s.span)
+
+    def value(self, expr: Expr) -> Expr:
+        """A value with wide loads replaced by elements of local arrays."""
+        return _Loads(self)(expr)  # type: ignore[no-any-return]
+
+    def load(self, load: Load) -> Expr | None:
+        """The element of a local array that stands for a load, if that is wide."""
+        for known, local in self.loaded:
+            if equal(known, load):
+                return Load(local, (self.var,), span=load.span)
+        width = self.width(load)
+        if width == 1:
+            return None
+        local = self.local(load.buffer)
+        self.loaded.append((load, local))
+        self.before.append(self.copies(_first(local), self.at_start(load), width, load.span))
+        return Load(local, (self.var,), span=load.span)
+
+    def local(self, buffer: Buffer) -> Buffer:
+        """A local array for the steps of the loop, its allocation before it."""
+        local = Buffer(f"{buffer.name}_vector", (const(self.count, dt.int32),), buffer.dtype, "local", span=self.span)
+        self.before.append(Alloc(local, span=self.span))
+        return local
+
+    def differs(self, expr: Expr) -> bool:
+        """Whether a value may not be the same in all steps."""
+        return not symbols(expr).isdisjoint((id(self.var), *self.inside))
+
+    def at_start(self, access: Load | Store) -> Address:
+        """Where the first step's element lies."""
+        zero = Substitute({id(self.var): const(0, self.var.type)})
+        indices = tuple(simplify(zero(i), self.known.ranges) for i in access.indices)
+        return Address(access.buffer, indices, span=access.span)
+
+    def copies(self, dst: Address, src: Address, width: int, span: Span | None) -> Stmt:
+        """All steps' elements, `width` at a time."""
+        size = width * dst.buffer.dtype.itemsize
+        if width == self.count:
+            return replace(vector_copy(dst, src, size), span=span)
+        step = Var("chunk", dt.int32, "loop")
+        at = binary("*", step, const(width, dt.int32))
+        body = replace(vector_copy(_moved(dst, at), _moved(src, at), size), span=span)
+        stop = const(self.count // width, dt.int32)
+        return For(LoopKind.UNROLLED, (step,), (const(0, dt.int32),), (stop,), Block((body,)), span=span)
+
+    def width(self, access: Load | Store) -> int:
+        """Elements of one access: a power of two that divides the steps and the place of the first element."""
+        buffer = access.buffer
+        if buffer.scope == "var" or not access.indices:
+            return 1
+        *others, last = (simplify(i, self.known.ranges) for i in access.indices)
+        if any(self.differs(i) for i in others):
+            return 1
+        start = self.at_start(access)
+        if not self.inside.isdisjoint(symbols(last)):
+            return 1
+        ahead = _WithoutRemainders()(binary("-", last, start.indices[-1]))
+        if not equal(simplify(ahead, self.known.ranges), self.var):
+            return 1
+        width = math.gcd(self.count, WIDEST // buffer.dtype.itemsize, 1 << 10)
+        while width > 1 and not self.is_aligned(start, width):
+            width //= 2
+        return width
+
+    def is_aligned(self, start: Address, width: int) -> bool:
+        """Whether `width` elements from `start` on lie side by side at a multiple of their size."""
+        buffer = start.buffer
+        if not buffer.may_start_at(width * buffer.dtype.itemsize):
+            return False
+        if buffer.layout is not None:
+            return aligned_run(buffer) % width == 0 and self.known.divides(width, start.indices[-1])
+        strides = strides_of(buffer)
+        unit = isinstance(strides[-1], Const) and strides[-1].value == 1
+        return unit and self.known.divides(width, linear(start.indices, strides))
+
+
+class _Loads(Rewriter):
+    """Takes wide loads out of a value, but not those on chip that a condition protects."""
+
+    def __init__(self, loop: _Loop):
+        self.loop, self.protected = loop, False
+
+    def Load(self, load: Load) -> Expr:
+        new = self.children(load)
+        scope = load.buffer.scope
+        if new is not load or scope in ON_CHIP or (self.protected and scope != "global"):
+            return new
+        wide = self.loop.load(load)
+        return load if wide is None else wide
+
+    def Select(self, node: Select) -> Expr:
+        condition = self(node.condition)
+        outer, self.protected = self.protected, True
+        a, b = self(node.a), self(node.b)
+        self.protected = outer
+        if condition is node.condition and a is node.a and b is node.b:
+            return node
+        return Select(condition, a, b, span=node.span)
+
+    def Binary(self, node: Binary) -> Expr:
+        if node.op not in LOGICAL:
+            return self.children(node)
+        a = self(node.a)
+        outer, self.protected = self.protected, True
+        b = self(node.b)
+        self.protected = outer
+        return node if a is node.a and b is node.b else replace(node, a=a, b=b)
+
+
+class _WithoutRemainders(Rewriter):
+    """`x % c` as `x - x // c * c`: floor divisions show that they stay the same from step to step."""
+
+    def Binary(self, node: Binary) -> Expr:
+        new = self.children(node)
+        if new.op != "%" or not isinstance(new.b, Const) or not new.dtype.is_integer:
+            return new
+        return binary("-", new.a, binary("*", binary("//", new.a, new.b), new.b))
+
+
+def _first(local: Buffer) -> Address:
+    return Address(local, (const(0, dt.int32),))
+
+
+def _moved(address: Address, by: Expr) -> Address:
+    last = simplify(binary("+", address.indices[-1], by))
+    return replace(address, indices=(*address.indices[:-1], last))
+
+
+def _mentions(node: Node, var: Var) -> bool:
+    return id(var) in symbols(node)
+
+
+def _without_index_names(body: Block, var: Var) -> Block:
+    """Integer names that depend on the step are replaced by their values, so that indices show it."""
+    known: dict[int, Expr] = {}
+    inline = Substitute(known)
+    stmts: list[Stmt] = []
+    for s in body.stmts:
+        new = inline(s)
+        if isinstance(new, Let) and new.var.dtype.is_integer and _mentions(new.value, var) and not _loads(new.value):
+            known[id(new.var)] = new.value
+        else:
+            stmts.append(new)
+    return Block(tuple(stmts), span=body.span)
+
+
+def _loads(expr: Expr) -> bool:
+    return contains(expr, Load)
+
+
+def _is_ordered(body: Block) -> bool:
+    """Whether all loads may come before all stores: a stored buffer is read before, at the very same place, or not."""
+    stores = [s for s in body.stmts if isinstance(s, Store)]
+    stored = {id(s.buffer): s for s in stores}
+    done: set[int] = set()
+    for s in body.stmts:
+        for node in _loads_of(s):
+            store = stored.get(id(node.buffer))
+            if store is not None and (id(node.buffer) in done or not _same_place(node.indices, store.indices)):
+                return False
+        if isinstance(s, Store):
+            done.add(id(s.buffer))
+    return len(stored) == len(stores)
+
+
+def _loads_of(s: Stmt) -> Sequence[Load]:
+    return [n for child in children(s) for n in find(child, Load)]
+
+
+def _same_place(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
+    return all(equal(x, y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A compiled GPU kernel run by the thread interpreter on a caller's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_tile.compiler.binding import Binding, size_of
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Scalar, Var
+from torch_tile.ir.stmt import Program
+from torch_tile.simulator.findings import Findings
+from torch_tile.simulator.memory import poisoned
+from torch_tile.simulator.simt.interpreter import run_threads
+
+
+def interpret(
+    flat: Program, program: Program, args: Sequence[Any] | Mapping[str, Any], allocated: Sequence[int] = (),
+    blocks: Iterable[tuple[int, ...]] | None = None,
+) -> Findings:  # fmt: skip
+    """Run `flat`, the stage FLAT of `program`, as the kernel would be called; tensors are written in place.
+
+    `allocated` are the positions of parameters that the caller leaves out and gets back, with the tensors that the
+    program returns, as `outputs`. `blocks` chooses blocks, x first. Tensors of a GPU are copied there and back. Raises
+    LaunchError for unfit arguments.
+    """
+    binding = Binding(program, allocated)
+    given = binding.in_order(args)
+    host = [a.detach().cpu() if isinstance(a, torch.Tensor) else a for a in given]
+    values: dict[Var, Scalar] = {**binding.sizes_of(host), **binding.scalars_of(host)}
+    rest = iter(host)
+    tensors: dict[int, torch.Tensor] = {}
+    outputs = []
+    originals = (*program.params, *program.workspaces, *program.outputs)
+    for position, (old, new) in enumerate(zip(originals, (*flat.params, *flat.workspaces, *flat.outputs), strict=True)):
+        is_given = position < len(program.params) and position not in allocated
+        if is_given:
+            value = next(rest)
+        elif isinstance(old, Buffer):
+            value = poisoned([size_of(s, values, old.name) for s in old.shape], old.dtype)
+            if old.origin != "workspace":
+                outputs.append(value)
+        if isinstance(new, Buffer):
+            tensors[id(new)] = value
+    findings = run_threads(flat, tensors, values, blocks)
+    findings.outputs = tuple(outputs)
+    for old_value, new_value in zip(given, host, strict=True):
+        if isinstance(old_value, torch.Tensor) and old_value.device.type != "cpu":
+            old_value.copy_(new_value)
+    return findings

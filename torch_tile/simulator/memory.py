@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of one buffer: boxes for tile ops, elements at index tensors for T.Parallel.
+
+Types that torch cannot index everywhere (fp8, wide unsigned) are moved as bits. A buffer allocated inside a nest that
+runs side by side has one copy per lane: its memory starts with the lane dimensions. Fresh memory is poison, NaN or
+bytes of 0x55, so that a kernel which reads what it never wrote gives itself away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import DType
+from torch_tile.simulator.values import Value, shared
+
+_BITS = {"float8_e4m3fn": torch.uint8, "float8_e5m2": torch.uint8, "uint16": torch.int16, "uint32": torch.int32,
+         "uint64": torch.int64}  # fmt: skip
+Index = tuple[Any, ...]  # ints and tensors, one per dimension of `raw`
+
+
+def poisoned(shape: Sequence[int], dtype: DType) -> torch.Tensor:
+    """A tensor whose content is recognisably undefined."""
+    if dtype.is_float:
+        wide = torch.full(tuple(shape), math.nan, dtype=torch.float32 if dtype.bits < 16 else dtype.as_torch())
+        return wide.to(dtype.as_torch())
+    if dtype.kind == "bool":
+        return torch.ones(tuple(shape), dtype=torch.bool)
+    pattern = int.from_bytes(b"\x55" * dtype.itemsize, "little")
+    return torch.full(tuple(shape), pattern, dtype=torch.int64).to(dtype.as_torch())
+
+
+class Storage:
+    """A buffer's tensor. `raw` is what is indexed: bits where torch needs them, with at least one dimension."""
+
+    def __init__(self, buffer: Buffer, tensor: torch.Tensor, lanes: tuple[int, ...] = ()):
+        self.dtype = buffer.dtype
+        self.tensor = tensor
+        bits = _BITS.get(buffer.dtype.name)
+        raw = tensor if bits is None else tensor.view(bits)
+        self.raw = raw if raw.ndim else raw.view(1)
+        self.shape = tuple(tensor.shape[len(lanes) :])
+        self.prefix: Index = lane_ids(lanes) if lanes else () if tensor.ndim else (0,)
+
+    def get(self, index: Index) -> Value:
+        """Copies of elements, as a value; the index holds the prefix."""
+        found = self.raw[index]
+        if self.dtype.is_float:
+            found = found.view(self.tensor.dtype) if found.dtype != self.tensor.dtype else found
+            return found.clone() if found.ndim == 0 else found
+        if found.ndim == 0:
+            return self._unsigned(found.item())
+        return found if self.dtype.kind == "bool" else self._unsigned(found.to(torch.int64))
+
+    def _unsigned(self, number: Value) -> Value:
+        """Bits of an unsigned type as the number that they mean."""
+        small = self.dtype.kind == "uint" and self.dtype.bits < 64
+        return number & ((1 << self.dtype.bits) - 1) if small else number
+
+    def bits_of(self, value: Value) -> torch.Tensor:
+        """A value rounded to the element type, as it lies in `raw`."""
+        if not isinstance(value, torch.Tensor):
+            return torch.tensor(value).to(self.raw.dtype)
+        if self.dtype.is_float:
+            rounded = value.to(self.tensor.dtype)
+            return rounded if rounded.dtype == self.raw.dtype else rounded.view(self.raw.dtype)
+        return value.to(self.raw.dtype)
+
+    def read_box(self, starts: Sequence[int], extents: Sequence[int]) -> torch.Tensor:
+        """A copy of a box; what lies outside reads 0."""
+        outer, inner, whole = _overlap(starts, extents, self.shape)
+        if whole:
+            return self.tensor[outer].clone()
+        tile = torch.zeros(tuple(extents), dtype=self.raw.dtype)
+        tile[inner] = self.raw[outer]
+        return tile.view(self.tensor.dtype) if tile.dtype != self.tensor.dtype else tile
+
+    def write_box(self, starts: Sequence[int], tile: torch.Tensor) -> None:
+        """Overwrite a box; what lies outside is dropped."""
+        outer, inner, _ = _overlap(starts, tile.shape, self.shape)
+        rounded = tile.to(self.tensor.dtype)
+        target = self.raw if self.tensor.ndim else self.raw[0]
+        target[outer] = (rounded if rounded.dtype == self.raw.dtype else rounded.view(self.raw.dtype))[inner]
+
+
+def _overlap(starts: Sequence[int], extents: Sequence[int], shape: Sequence[int]) -> tuple[Index, Index, bool]:
+    """The part of a box that lies in the shape: slices of the buffer, slices of the box, and whether that is all."""
+    outer, inner, whole = [], [], True
+    for start, extent, size in zip(starts, extents, shape, strict=True):
+        low, high = min(max(start, 0), size), max(min(start + extent, size), 0)
+        high = max(low, high)
+        outer.append(slice(low, high))
+        inner.append(slice(low - start, high - start) if high > low else slice(0, 0))
+        whole = whole and high - low == extent
+    return tuple(outer), tuple(inner), whole
+
+
+def lane_ids(lanes: Sequence[int], after: int = 0) -> Index:
+    """For each lane dimension its own index, shaped to broadcast over all of them and `after` more."""
+    last = len(lanes) - 1 + after
+    return tuple(torch.arange(n).reshape(n, *[1] * (last - k)) for k, n in enumerate(lanes))
+
+
+def inside(index: Value, size: int) -> Value:
+    """Where an index lies in [0, size): True, False or a tensor."""
+    if not isinstance(index, torch.Tensor):
+        return 0 <= index < size
+    low, high = torch.aminmax(index)
+    if low >= 0 and high < size:
+        return True
+    return shared((index >= 0) & (index < size))

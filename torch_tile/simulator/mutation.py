@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels with one ordering statement less, each of which the thread interpreter must report.
+
+If it does not, the statement is superfluous or the interpreter misses what it orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch_tile.diagnostics.errors import Span
+from torch_tile.ir.expr import Call, const
+from torch_tile.ir.node import Node, Rewriter, walk
+from torch_tile.ir.stmt import Block, Do, Program, Stmt, Store
+
+ORDERING = (
+    "barrier", "warp_barrier", "cp_async_wait", "mbarrier_wait", "mbarrier_arrive", "warp_arrive", "fence_barrier_init",
+    "fence_proxy_async", "named_barrier", "named_barrier_arrive", "wgmma_fence", "wgmma_wait", "bulk_wait",
+    "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait",
+)  # fmt: skip
+COUNTING = (
+    "cp_async_wait",
+    "wgmma_wait",
+    "bulk_wait",
+)  # waits for all groups but the newest, as many as the first option
+
+
+@dataclass(frozen=True)
+class Removal:
+    """`program` is the kernel without the statement number `number`, in the order of the text, of those that order."""
+
+    number: int
+    name: str
+    span: Span | None
+    program: Program
+
+
+def removals(program: Program, names: tuple[str, ...] = ORDERING) -> Iterator[Removal]:
+    """The program without its first wait or barrier, without its second, and so on; then with each wait one laxer.
+
+    A laxer wait lets one more group be under way, or is over before results are there, which must be as wrong as no
+    wait. Without an arrival at a counter every block takes itself for the last one.
+    """
+    for number, call in enumerate(ordering(program, names)):
+        yield Removal(number, call.name, call.span, _Change(number, names, None)(program))
+        if call.name in COUNTING:
+            laxer = replace(call, options=(int(str(call.options[0])) + 1, *call.options[1:]))
+            yield Removal(number, f"{call.name}, one laxer", call.span, _Change(number, names, laxer)(program))
+        if call.name == "bulk_wait" and not call.options[1]:
+            laxer = replace(call, options=(call.options[0], True))
+            yield Removal(number, f"{call.name}, for reads", call.span, _Change(number, names, laxer)(program))
+    for number, arrival in enumerate(n for n in walk(program) if _arrives(n)):
+        yield Removal(number, "arrive_last", arrival.span, _Arrived(number)(program))
+
+
+def ordering(program: Program, names: tuple[str, ...] = ORDERING) -> list[Call]:
+    """The calls that only order, in the order of the text."""
+    return [n.call for n in walk(program) if isinstance(n, Do) and isinstance(n.call, Call) and n.call.name in names]
+
+
+def _arrives(node: Node) -> bool:
+    """Whether a statement keeps what an arrival at a counter gives."""
+    value = node.value if isinstance(node, Store) else None
+    return value is not None and any(isinstance(n, Call) and n.name == "arrive_last" for n in walk(value))
+
+
+class _Arrived(Rewriter):
+    """Puts 1 in the place of the n-th arrival at a counter."""
+
+    def __init__(self, left: int):
+        self.left = left
+
+    def Store(self, node: Store) -> Stmt:
+        self.left -= _arrives(node)
+        return replace(node, value=const(1, node.buffer.dtype)) if self.left == -1 and _arrives(node) else node
+
+
+class _Change(Rewriter):
+    """Replaces the n-th ordering call, or drops it."""
+
+    def __init__(self, number: int, names: tuple[str, ...], by: Call | None):
+        self.left, self.names, self.by = number, names, by
+
+    def Do(self, node: Do) -> Stmt:
+        if not isinstance(node.call, Call) or node.call.name not in self.names:
+            return node
+        self.left -= 1
+        if self.left != -1:
+            return node
+        return Block(()) if self.by is None else replace(node, call=self.by)

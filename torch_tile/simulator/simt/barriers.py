@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mbarriers: their phases, and what arrivals and waits order.
+
+An arrival releases what its thread knows, a wait acquires what the arrivals of its phase released (thread_clocks). The
+bytes of a copy come when it is started; that they are there only those know who waited for the phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+from torch_tile.diagnostics.errors import Span
+from torch_tile.ir.buffer import Buffer
+from torch_tile.simulator.simt.calls import Calls, Handler, Place, Run
+from torch_tile.simulator.simt.cluster import Cluster, bits
+from torch_tile.simulator.simt.memory import Memory
+from torch_tile.simulator.simt.race_clocks import NOTHING, joined
+from torch_tile.simulator.simt.race_epochs import Array
+from torch_tile.simulator.simt.values import Value
+
+MOST_BYTES = (1 << 20) - 1  # that a phase can wait for
+
+
+@dataclass
+class Phases:
+    """One mbarrier: how many arrivals and bytes its phase number `phase` lacks, and what the phases before released."""
+
+    name: str
+    arrivals: int
+    agent: int  # the column of its copies
+    born: tuple[int, int] | None = None  # the thread that made it, and when
+    fenced: bool = False
+    phase: int = 0
+    pending: int = 0
+    bytes: int = 0
+    heard: Array = field(default_factory=lambda: NOTHING)
+    released: list[Array] = field(default_factory=list)
+    copies: dict[int, Span | None] = field(default_factory=dict)  # the last copy of each phase
+    waited: int = -1  # the last phase that a thread waited for
+
+
+class Barriers(Memory):
+    """A buffer of mbarriers."""
+
+    def __init__(self, buffer: Buffer, size: int, calls: Calls):
+        super().__init__(buffer, size, calls.threads)
+        self.calls, self.items = calls, dict[tuple[int, int], Phases]()  # by block of the cluster, and place
+        self.arrivals: list[Span | None] = []  # where the kernel arrives at them
+        self.add = calls.threads.findings.add
+
+    def reset(self) -> None:
+        """No barrier of the running block is made yet."""
+        self.items = {place: found for place, found in self.items.items() if place[0] != self.threads.block}
+
+    def at(
+        self, index: int, ids: Array, span: Span | None, fresh: bool = False, block: int | None = None
+    ) -> Phases:  # fmt: skip
+        """A barrier, of the running block or another one, that the threads `ids` use: they must know it was made."""
+        if not 0 <= index < self.size:
+            self.inside(np.array([index]), 1, span)
+            index = 0
+        order = self.calls.order
+        place = self.threads.block if block is None else block, index
+        found = self.items.get(place)
+        if found is None:
+            agent = order.agent(f"copies for `{self.name}[{index}]`", id(self), *place)
+            found = self.items[place] = Phases(f"`{self.name}[{index}]`", self.buffer.arrivals, agent)
+            found.pending = found.arrivals
+            self.calls.state(Made).barriers.append(found)
+            if not fresh:
+                self.add("barrier", span, f"{found.name} is used before it is made")
+        if found.born is not None and not fresh:
+            maker, when = found.born
+            if (order.known[ids, maker] < when).any():
+                self.add("race", span, f"{found.name} is used; made before by {order.name(maker)}")
+            if not found.fenced:
+                self.add("missing_fence", span, f"{found.name} is used with no fence_barrier_init after it was made")
+        return found
+
+    def make(self, barrier: Phases, thread: int, arrivals: int, span: Span | None) -> None:
+        """mbarrier_init."""
+        if barrier.born is not None:
+            self.add("barrier", span, f"{barrier.name} is made again")
+        barrier.born = thread, int(self.calls.order.epoch[thread // 32])
+        barrier.arrivals = barrier.pending = arrivals
+        self.calls.order.tick(np.array([thread]))
+
+    def arrive(self, barrier: Phases, ids: Array, times: int, span: Span | None) -> None:
+        """The threads `ids` arrive, `times` times together."""
+        barrier.heard = joined(barrier.heard, self.calls.order.release(ids))
+        for _ in range(times):
+            if barrier.pending == 0:
+                text = f"{barrier.name} counts {barrier.arrivals} arrivals; one more before the bytes of phase "
+                self.add("barrier", span, f"{text}{barrier.phase}")
+                return
+            barrier.pending -= 1
+            self._complete(barrier)
+
+    def expect(self, barrier: Phases, size: int, span: Span | None) -> None:
+        """The phase waits for `size` bytes more; fewer if they came."""
+        barrier.bytes += size
+        if abs(barrier.bytes) > MOST_BYTES:
+            self.add("barrier", span, f"{barrier.name} waits for at most {MOST_BYTES} bytes; {barrier.bytes}")
+        self._complete(barrier)
+
+    def _complete(self, barrier: Phases) -> None:
+        if barrier.pending or barrier.bytes:
+            return
+        order = self.calls.order
+        heard = joined(barrier.heard, np.zeros(barrier.agent + 1, np.int64))
+        heard[barrier.agent] = order.time(barrier.phase + 1)
+        barrier.released.append(heard)
+        barrier.phase, barrier.pending, barrier.heard = barrier.phase + 1, barrier.arrivals, NOTHING
+
+    def wait(self, barrier: Phases, ids: Array, parity: int, span: Span | None) -> None:
+        """Until the phase of this parity has completed.
+
+        However far the barrier has come, a thread that knows of `n` phases learns of the next one, or, if the last one
+        had this parity, nothing: so much is sure in any order of events.
+        """
+        order = self.calls.order
+        self.calls.tasks.until(
+            lambda: barrier.phase % 2 != parity % 2, lambda: self.add("deadlock", span, self._lacks(barrier))
+        )
+        phases = np.maximum(0, order.known[ids, barrier.agent] - order.first)
+        for phase in np.unique(phases[phases % 2 == parity % 2]).tolist():
+            barrier.waited = max(barrier.waited, phase)
+            order.acquire(ids[phases == phase], barrier.released[phase])
+
+    def _lacks(self, barrier: Phases) -> str:
+        lines = ", ".join(dict.fromkeys(str(s) for s in self.arrivals if s is not None))
+        where = f"arrivals at {lines}" if lines else "some arrival of the compiler" if self.arrivals else "no arrival"
+        found = f"phase {barrier.phase} of {barrier.name} lacks {barrier.pending} arrivals"
+        found += f" and {barrier.bytes} bytes" if barrier.bytes else ""
+        return f"{found}; there is {where}"
+
+
+class Made:
+    """The barriers of a block."""
+
+    def __init__(self, calls: Calls):
+        self.barriers: list[Phases] = []
+        self.calls = calls
+
+    def fence(self, ids: Array) -> None:
+        """What these threads made is seen by all who know of it."""
+        for barrier in self.barriers:
+            barrier.fenced |= barrier.born is not None and barrier.born[0] in ids
+
+    def known_by(self, ids: Array) -> Array:
+        """What all may know who hear that these threads made barriers, and fenced them."""
+        found = np.zeros(self.calls.order.lanes, np.int64)
+        for barrier in self.barriers:
+            if barrier.fenced and barrier.born is not None and barrier.born[0] in ids:
+                maker, when = barrier.born
+                found[maker] = max(found[maker], when)
+        return found
+
+    def finish(self) -> None:
+        """Copies come to memory of the block, and must be waited for."""
+        for barrier in self.barriers:
+            for phase, span in barrier.copies.items():
+                if phase > barrier.waited:
+                    text = f"the block ends while a copy for {barrier.name} is under way"
+                    self.calls.threads.findings.add("missing_wait", span, text)
+
+
+def by_value(value: Value, ids: Array) -> Iterator[tuple[int, Array]]:
+    """Each value that the threads `ids` have, and which of them have it."""
+    if not isinstance(value, np.ndarray):
+        if len(ids):
+            yield int(value), ids
+        return
+    mine = value[ids]
+    for one in np.unique(mine).tolist():
+        yield int(one), ids[mine == one]
+
+
+def barriers_of(p: Place, operand: int) -> Barriers:
+    """The mbarriers that an operand addresses."""
+    return cast(Barriers, p.behind(operand))
+
+
+def _init(p: Place) -> Run:
+    memory, arrivals = barriers_of(p, 0), cast(int, p.call.options[0])
+
+    def run() -> None:
+        for index, who in by_value(p.operands[0](), p.threads.active()):
+            for thread in who.tolist():
+                memory.make(memory.at(index, who, p.span, fresh=True), thread, arrivals, p.span)
+
+    return run
+
+
+def _fence_init(p: Place) -> Run:
+    return lambda: p.calls.state(Made).fence(p.threads.active())
+
+
+def _wait(p: Place) -> Run:
+    memory = barriers_of(p, 0)
+
+    def run() -> None:
+        for index, some in by_value(p.operands[0](), p.threads.active()):
+            for parity, who in by_value(p.operands[1](), some):
+                memory.wait(memory.at(index, who, p.span), who, parity, p.span)
+
+    return run
+
+
+def _arrive(p: Place) -> Run:
+    memory = barriers_of(p, 0)
+    memory.arrivals.append(p.span)
+
+    def run() -> None:
+        for index, who in by_value(p.operands[0](), p.threads.active()):
+            if len(p.operands) == 1:
+                memory.arrive(memory.at(index, who, p.span), who, len(who), p.span)
+                continue
+            for block, some in by_value(p.operands[1](), who):
+                for there in bits(1 << block, p):
+                    _arrive_at(memory, index, there, some, p)
+
+    return run
+
+
+def _arrive_at(memory: Barriers, index: int, block: int, ids: Array, p: Place) -> None:
+    """The threads arrive at a barrier of some block of the cluster."""
+    memory.arrive(memory.at(index, ids, p.span, block=block), ids, len(ids), p.span)
+    if block != p.threads.block:
+        p.calls.state(Cluster).send(block, ids, p.span)
+
+
+def _warp_arrive(p: Place) -> Run:
+    memory = barriers_of(p, 0)
+    memory.arrivals.append(p.span)
+
+    def run() -> None:
+        ids = p.threads.active()
+        p.calls.order.fence(ids)
+        p.calls.order.warp_barrier(np.flatnonzero(p.calls.together(p.call, p.span)))
+        if len(p.operands) == 1:
+            for index, who in by_value(p.operands[0](), ids[ids % 32 == 0]):
+                memory.arrive(memory.at(index, who, p.span), who, len(who), p.span)
+            return
+        for index, some in by_value(p.operands[0](), ids):
+            for blocks, who in by_value(p.operands[1](), some):
+                for block in bits(blocks, p):
+                    _arrive_at(memory, index, block, who[who % 32 == block], p)
+
+    return run
+
+
+def _expect(p: Place) -> Run:
+    memory = barriers_of(p, 0)
+
+    def run() -> None:
+        for index, some in by_value(p.operands[0](), p.threads.active()):
+            for size, who in by_value(p.operands[1](), some):
+                memory.expect(memory.at(index, who, p.span), size * len(who), p.span)
+
+    return run
+
+
+def _arrive_relaxed(p: Place) -> Run:
+    def run() -> None:
+        p.calls.together(p.call, p.span)
+        ids = p.threads.active()
+        p.calls.state(Cluster).arrive(ids, p.calls.state(Made).known_by(ids), p.span)
+
+    return run
+
+
+BARRIERS: dict[str, Handler] = {
+    "mbarrier_init": _init, "fence_barrier_init": _fence_init, "mbarrier_wait": _wait, "mbarrier_arrive": _arrive,
+    "warp_arrive": _warp_arrive, "mbarrier_expect": _expect,
+    "cluster_arrive_relaxed": _arrive_relaxed,
+}  # fmt: skip

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the blocks of a cluster do to each other: they meet, and reach each other's shared memory and mbarriers.
+
+The blocks run at the same time (interpreter.py). None may end while another may still reach it: what others have sent
+is over for a block only if its threads know of it when it ends, whatever the order in which the interpreter ran them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import numpy as np
+
+from torch_tile.diagnostics.errors import LaunchError, Span
+from torch_tile.intrinsics.bulk import reaches_others
+from torch_tile.ir import stmt as st
+from torch_tile.ir.expr import Call
+from torch_tile.ir.node import walk
+from torch_tile.simulator.simt import values as va
+from torch_tile.simulator.simt.calls import Calls, Handler, Place, Run
+from torch_tile.simulator.simt.memory import Tile
+from torch_tile.simulator.simt.race_clocks import NOTHING, joined
+from torch_tile.simulator.simt.race_epochs import Array
+from torch_tile.simulator.simt.values import Value
+
+
+def is_linked(kernel: st.Kernel) -> bool:
+    """Whether the blocks of a cluster have to do with each other, so that they run at the same time."""
+    if kernel.cluster == (1, 1, 1):
+        return False
+    return any(isinstance(n, Call) and (n.name in CLUSTER or reaches_others(n)) for n in walk(kernel.body))
+
+
+def crowds(
+    kernel: st.Kernel, sizes: list[int], blocks: Iterable[tuple[int, ...]] | None
+) -> Iterable[list[tuple[int, ...]]]:
+    """The blocks that run at the same time: one, or those of a cluster, by rank.
+
+    With `blocks`, only these, and those that they have to do with. Raises LaunchError for a grid that is no clusters.
+    """
+    if not is_linked(kernel):
+        points = blocks if blocks is not None else _points(sizes)
+        return ([point] for point in points)
+    cluster = kernel.cluster[: len(sizes)]
+    for axis, extent, group in zip("xyz", sizes, cluster, strict=False):
+        if extent % group:
+            raise LaunchError(f"{extent} blocks in {axis} are no clusters of {group}")
+    every = _points([n // c for n, c in zip(sizes, cluster, strict=True)])
+    if blocks is not None:
+        every = dict.fromkeys(tuple(b // c for b, c in zip(point, cluster, strict=True)) for point in blocks)
+    inside = list(_points(list(cluster)))
+    return (
+        [tuple(f * c + r for f, c, r in zip(first, cluster, rank, strict=True)) for rank in inside] for first in every
+    )
+
+
+def _points(sizes: list[int]) -> Iterable[tuple[int, ...]]:
+    """All points of a grid, x fastest."""
+    return (p[::-1] for p in itertools.product(*map(range, sizes[::-1])))
+
+
+class Cluster:
+    """The barrier of a cluster's threads, and what its blocks have sent to each other."""
+
+    def __init__(self, calls: Calls):
+        self.calls, threads = calls, calls.threads
+        self.add = threads.findings.add
+        self.alive = np.zeros(threads.lanes, bool)
+        for block in range(threads.blocks):
+            self.alive |= threads.in_block(block)
+        self.arrived, self.waited = (np.zeros(threads.lanes, np.int64) for _ in range(2))  # how often
+        self.heard: Array = NOTHING
+        self.released: list[Array] = []  # of each time that all had arrived
+        self.ended: set[int] = set()
+        self.sent: dict[tuple[int, int, Span | None], int] = {}  # to a block by a thread, and when last
+
+    def arrive(self, ids: Array, known: Array, span: Span | None) -> None:
+        """These threads count for those that wait, who hear what is `known`."""
+        if (self.arrived[ids] > self.waited[ids]).any():
+            self.add("barrier", span, "threads arrive at the cluster's barrier again before they have waited")
+        self.arrived[ids] += 1
+        self.heard = joined(self.heard, known)
+        self._complete()
+
+    def wait(self, ids: Array, span: Span | None) -> None:
+        """Until all threads of the cluster that have not ended have arrived as often as these."""
+        if (self.arrived[ids] == self.waited[ids]).any():
+            self.add("barrier", span, "threads wait at the cluster's barrier without having arrived")
+            return
+        turn = int(self.arrived[ids].max())
+        missing = "not all threads of the cluster arrive"
+        self.calls.tasks.until(lambda: len(self.released) >= turn, lambda: self.add("deadlock", span, missing))
+        self.waited[ids] = turn
+        self.calls.order.acquire(ids, self.released[turn - 1])
+
+    def _complete(self) -> None:
+        turn = len(self.released)
+        if (self.arrived > turn).any() and not (self.arrived[self.alive] <= turn).any():
+            self.released.append(self.heard)
+            self.heard = NOTHING
+
+    def send(self, block: int, ids: Array, span: Span | None) -> None:
+        """These threads do something to another block, after which their time has gone on."""
+        self.reach(block, ids, span, 1)
+
+    def reach(self, block: int, ids: Array, span: Span | None, ago: int = 0) -> None:
+        """These threads do something to another block, or did it so many steps `ago`."""
+        if block in self.ended:
+            self.add("missing_wait", span, f"block {block} of the cluster has ended when another one reaches it")
+        for thread in ids.tolist():
+            self.sent[block, thread, span] = int(self.calls.order.epoch[thread // 32]) - ago
+
+    def leave(self, block: int) -> None:
+        """A block ends."""
+        mine, order = self.calls.threads.in_block(block), self.calls.order
+        known = order.known[mine].max(axis=0)
+        for (to, thread, span), when in self.sent.items():
+            if to == block and known[thread] < when:
+                text = f"block {block} of the cluster may end before {order.name(thread)} reaches it"
+                self.add("missing_wait", span, text)
+        self.alive &= ~mine
+        self.ended.add(block)
+        self._complete()
+
+    def finish(self) -> None:
+        """Each block has left."""
+
+
+def bits(blocks: int, p: Place) -> Iterator[int]:
+    """The blocks of a mask; reports those that the cluster has not."""
+    for block in range(blocks.bit_length()):
+        if blocks >> block & 1 and block < p.threads.blocks:
+            yield block
+        elif blocks >> block & 1:
+            text = f"block {block} of a cluster of {p.threads.blocks}"
+            p.threads.findings.add("out_of_bounds", p.span, text)
+
+
+def _arrive(p: Place) -> Run:
+    def run() -> None:
+        p.calls.together(p.call, p.span)
+        ids = p.threads.active()
+        p.calls.state(Cluster).arrive(ids, p.calls.order.release(ids), p.span)
+
+    return run
+
+
+def _wait(p: Place) -> Run:
+    def run() -> None:
+        p.calls.together(p.call, p.span)
+        p.calls.state(Cluster).wait(p.threads.active(), p.span)
+
+    return run
+
+
+def _at_rank(p: Place) -> Run:
+    width = va.carrier(p.call.type)
+
+    def run() -> Value:
+        ids, tile = p.threads.active(), cast(Tile, p.behind(0))
+        index, ranks = p.addresses(0, ids), p.threads.each(p.operands[1](), ids)
+        known = (ranks >= 0) & (ranks < p.threads.blocks)
+        if not known.all():
+            text = f"block {int(ranks[~known][0])} of a cluster of {p.threads.blocks}"
+            p.threads.findings.add("out_of_bounds", p.span, text, int((~known).sum()))
+        inside = tile.inside(index, 1, p.span)
+        ok = known if inside is None else known & inside
+        index, ranks, ids = index[ok], ranks[ok], ids[ok]
+        first = tile.address(index) + (ranks - p.threads.block) * p.calls.shared.of_block
+        raw = p.calls.shared.read(first, tile.dtype.itemsize, ids, tile.owner, p.span).view(tile.raw_type)[:, 0]
+        for rank in np.unique(ranks[ranks != p.threads.block]).tolist():
+            p.calls.state(Cluster).reach(rank, ids[ranks == rank], p.span)
+        return p.threads.spread(va.decode(raw, tile.dtype).astype(width, copy=False), ids)
+
+    return run
+
+
+CLUSTER: dict[str, Handler] = {"cluster_arrive": _arrive, "cluster_wait": _wait, "at_rank": _at_rank}

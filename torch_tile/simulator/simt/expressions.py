@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expressions of a thread-level kernel, each compiled once into a function that gives its value for all threads.
+
+What depends on nothing but the thread's number is computed once. What the mask hides is never looked at: a guard
+protects a load and a division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from torch_tile.diagnostics.errors import InternalError, Span
+from torch_tile.ir import expr as ex
+from torch_tile.ir.expr import Expr
+from torch_tile.ir.node import Node
+from torch_tile.simulator.simt import values as va
+from torch_tile.simulator.simt.calls import Calls
+from torch_tile.simulator.simt.memory import Memory, Threads
+from torch_tile.simulator.simt.values import Value
+
+Run = Callable[[], Value]
+
+
+class Fixed:
+    """A function whose value never changes."""
+
+    def __init__(self, value: Value):
+        self.value = value
+
+    def __call__(self) -> Value:
+        """The value."""
+        return self.value
+
+
+class Expressions:
+    """Compiles expressions. `values` holds variables by `id`, `memory` buffers by `id`."""
+
+    def __init__(self, threads: Threads, calls: Calls, values: dict[int, Value], memory: Mapping[int, Memory]):
+        self.threads, self.calls = threads, calls
+        self.values, self.memory = values, memory
+        self.thread: ex.Var | None = None
+        self.span: Span | None = None  # of the statement being compiled
+        self.lets: dict[int, Fixed] = {}  # names of values that never change
+        self.known: dict[int, tuple[Node, Run]] = {}  # the node is kept, so that its id stays its own
+
+    def compile(self, node: Expr) -> Run:
+        """The function that computes `node`."""
+        found = self.known.get(id(node))
+        if found is None:
+            handler = getattr(self, "_" + type(node).__name__.lower(), None)
+            if handler is None:
+                raise InternalError(f"the thread interpreter met {type(node).__name__}", node.span or self.span)
+            found = self.known[id(node)] = node, handler(node)
+        return found[1]
+
+    def fixed(self, node: Expr) -> Value | None:
+        """The value of what depends on nothing but the thread's number, else None."""
+        run = self.compile(node)
+        return run() if isinstance(run, Fixed) else None
+
+    def _pure(self, function: Callable[..., Value], *parts: Expr) -> Run:
+        """A function of values, computed now if they are known."""
+        runs = [self.compile(p) for p in parts]
+        if all(isinstance(r, Fixed) for r in runs):
+            return Fixed(function(*(r() for r in runs)))
+        if len(runs) == 1:
+            only = runs[0]
+            return lambda: function(only())
+        if len(runs) == 2:
+            first, second = runs
+            return lambda: function(first(), second())
+        return lambda: function(*[r() for r in runs])
+
+    def _const(self, node: ex.Const) -> Run:
+        return Fixed(va.constant(node.value, node.dtype))
+
+    def _var(self, node: ex.Var) -> Run:
+        if node is self.thread:
+            return Fixed((self.threads.ids % self.threads.of_block).astype(va.carrier(node.dtype)))
+        if id(node) in self.lets:
+            return self.lets[id(node)]
+        values, key = self.values, id(node)
+        return lambda: values[key]
+
+    def _unary(self, node: ex.Unary) -> Run:
+        return self._pure(va.unary(node.op, node.a.dtype), node.a)
+
+    def _binary(self, node: ex.Binary) -> Run:
+        if node.op in ex.LOGICAL:
+            return self._logical(node)
+        return self._pure(va.binary(node.op, node.a.dtype), node.a, node.b)
+
+    def _cast(self, node: ex.Cast) -> Run:
+        return self._pure(va.cast(node.a.dtype, node.type), node.a)
+
+    def _load(self, node: ex.Load) -> Run:
+        memory, span = self.memory[id(node.buffer)], node.span or self.span
+        index = self.index(node)
+        return lambda: memory.load(index(), span)
+
+    def index(self, node: Any) -> Run:
+        """The one index of an access; variables have none."""
+        return self.compile(node.indices[0]) if node.indices else Fixed(0)
+
+    def _call(self, node: ex.Call) -> Run:
+        if node.name in self.calls.table:
+            return self.calls.compile(node, self)
+        return self._pure(va.mathematics(node.name, node.args[0].dtype, node.type), *node.args)
+
+    def _logical(self, node: ex.Binary) -> Run:
+        first, second, threads = self.compile(node.a), self.compile(node.b), self.threads
+        ends = node.op == "or"  # the value of the first that decides
+        if isinstance(first, Fixed) and isinstance(second, Fixed):
+            a, b = first(), second()
+            return Fixed(a | b if ends else a & b)
+
+        def run() -> Value:
+            a = first()
+            if not isinstance(a, np.ndarray):
+                return a if a is ends else second()
+            b = _under(threads, ~a if ends else a, second)
+            return a if b is None else a | b if ends else a & b
+
+        return run
+
+    def _select(self, node: ex.Select) -> Run:
+        condition, yes, no = self.compile(node.condition), self.compile(node.a), self.compile(node.b)
+        threads, width, dtype = self.threads, va.carrier(node.dtype), node.dtype
+        if all(isinstance(r, Fixed) for r in (condition, yes, no)):
+            return Fixed(va.number(np.asarray(np.where(condition(), yes(), no()), width), dtype))
+
+        def run() -> Value:
+            c = condition()
+            if not isinstance(c, np.ndarray):
+                return yes() if c else no()
+            a, b = _under(threads, c, yes), _under(threads, ~c, no)
+            if a is None or b is None:
+                return no() if b is None and a is None else b if a is None else a
+            return np.asarray(np.where(c, a, b), width)
+
+        return run
+
+
+def _under(threads: Threads, condition: Value, run: Run) -> Value:
+    """The value where `condition` holds; None if no running thread wants it."""
+    some, mask = threads.narrowed(condition)
+    if not some:
+        return None
+    outer, threads.mask = threads.mask, mask
+    try:
+        return run()
+    finally:
+        threads.mask = outer

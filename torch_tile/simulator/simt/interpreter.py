@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU kernel does, thread by thread, and whether its order is right; needs no GPU.
+
+Runs the flat thread-level IR: all threads of a block at once on NumPy arrays under a mask, blocks one after another,
+x fastest; the threads of a role (thread_roles) at once, roles by turns. Blocks of a cluster that have to do with each
+other are tasks like roles, with numbers of threads and places of shared memory one behind the other. Each node is
+compiled once into a function.
+What goes wrong becomes a finding, and the run goes on, with the next block if threads wait for ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from torch_tile.diagnostics.errors import InternalError
+from torch_tile.ir import stmt as st
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.expr import Expr, Var
+from torch_tile.ir.node import walk
+from torch_tile.simulator.findings import Findings
+from torch_tile.simulator.simt.accesses import OrderedTrace
+from torch_tile.simulator.simt.barrier_groups import MEETINGS
+from torch_tile.simulator.simt.barriers import BARRIERS, Barriers
+from torch_tile.simulator.simt.bulk import BULK
+from torch_tile.simulator.simt.calls import CALLS, Calls
+from torch_tile.simulator.simt.cluster import CLUSTER, Cluster, crowds, is_linked
+from torch_tile.simulator.simt.expressions import Expressions, Fixed
+from torch_tile.simulator.simt.matmuls import Accumulators
+from torch_tile.simulator.simt.memory import Global, Memory, Threads, Tile
+from torch_tile.simulator.simt.prescan import (
+    crews,
+    is_concurrent,
+    leaves,
+    product_registers,
+    shared_size,
+    writes,
+)
+from torch_tile.simulator.simt.race_clocks import VectorClock
+from torch_tile.simulator.simt.race_epochs import Clock, Trace
+from torch_tile.simulator.simt.registers import Local, Variable
+from torch_tile.simulator.simt.roles import Stuck, Task, Tasks
+from torch_tile.simulator.simt.shared import Shared
+from torch_tile.simulator.simt.values import Value
+from torch_tile.simulator.simt.wgmma import WGMMA
+
+Step = Callable[[], None]
+CONCURRENT = MEETINGS | BARRIERS | BULK | WGMMA
+MOST_TURNS = 1_000_000  # of a `while`
+
+
+def run_threads(
+    program: st.Program, tensors: Mapping[int, torch.Tensor], values: Mapping[Var, Any],
+    blocks: Iterable[tuple[int, ...]] | None = None,
+) -> Findings:  # fmt: skip
+    """Run a program of stage FLAT: `tensors` by `id(buffer)`, CPU; `values` of dimensions and scalar parameters.
+
+    `blocks` chooses blocks, x first; None runs all. Tensors are written in place. Raises InternalError for IR that is
+    not of the stage.
+    """
+    findings = Findings()
+    with np.errstate(all="ignore"):
+        for kernel in program.kernels:
+            machine = _Machine(program, kernel, tensors, values, findings)
+            for together in crowds(kernel, [int(evaluate(n, values)) for n in kernel.grid], blocks):
+                machine.run(together)
+    return findings
+
+
+class _Machine:
+    """One kernel, compiled for running its blocks."""
+
+    def __init__(
+        self, program: st.Program, kernel: st.Kernel, tensors: Mapping[int, torch.Tensor], values: Mapping[Var, Any],
+        findings: Findings,
+    ):  # fmt: skip
+        self.kernel, self.findings = kernel, findings
+        self.linked = is_linked(kernel)
+        blocks = math.prod(kernel.cluster) if self.linked else 1
+        self.threads = Threads(math.prod(kernel.threads), findings, blocks)
+        concurrent = self.linked or is_concurrent(kernel)
+        self.clock = VectorClock(self.threads.lanes, self.threads.of_block) if concurrent else Clock()
+        self.shared = Shared(*shared_size(kernel), findings, self.trace, blocks)
+        self.tasks = Tasks(self.saved, self.restore)
+        table = CALLS | (CONCURRENT if concurrent else {}) | (CLUSTER if self.linked else {})
+        self.calls = Calls(self.threads, self.shared, self.clock, self.tasks, table)
+        self.products = set(product_registers(kernel))
+        self.values: dict[int, Value] = {id(v): x for v, x in values.items()}
+        self.memory: dict[int, Memory] = {}
+        for buffer in (*program.params, *program.workspaces, *program.outputs):
+            if isinstance(buffer, Buffer):
+                self.memory[id(buffer)] = self.tensor(buffer, tensors[id(buffer)])
+        self.expressions = Expressions(self.threads, self.calls, self.values, self.memory)
+        self.expressions.thread = kernel.thread
+        # Threads that have left the current iteration, and of these the ones that have left the loop.
+        self.gone, self.broken = cast(Any, None), cast(Any, None)
+        self.everyone = self.threads.everyone
+        self.variables: list[Variable] = []  # that roles have their own values of
+        self.turn = 0  # blocks that have run
+        self.points: list[tuple[int, ...]] = []  # of the blocks that run
+        self.body = self.block(kernel.body)
+        if self.linked:
+            self.variables = [m for m in self.memory.values() if isinstance(m, Variable)]
+
+    def tensor(self, buffer: Buffer, data: torch.Tensor) -> Global:
+        """A parameter; what the kernel writes leaves a trace."""
+        found = Global(buffer, data, self.threads)
+        if any(writes(node, buffer) for node in walk(self.kernel.body)):
+            found.trace = self.trace(found.size)
+        return found
+
+    def trace(self, count: int) -> Trace:
+        """A trace of so many places."""
+        if isinstance(self.clock, VectorClock):
+            return OrderedTrace(count, self.clock, self.findings)
+        return Trace(count, self.clock, self.findings)
+
+    def run(self, points: list[tuple[int, ...]]) -> None:
+        """One block, or those of a cluster together."""
+        self.points = points
+        self.clock.start_block()
+        self.shared.reset()
+        self.calls.reset()
+        blocks = [functools.partial(self.one, n) for n in range(len(points))]
+        try:
+            self.tasks.run(list(map(Task, blocks))) if self.linked else blocks[0]()
+            self.calls.finish()
+        except Stuck:
+            self.threads.everyone = self.everyone
+        self.turn += 1
+
+    def one(self, block: int) -> None:
+        """One of the blocks that run at the same time."""
+        threads, point = self.threads, self.points[block]
+        everyone = threads.in_block(block) if self.linked else threads.everyone
+        place = {id(v): n for v, n in zip(self.kernel.blocks, point, strict=True)}
+        self.restore((everyone, everyone, None, None, block, place, [v.value for v in self.variables]))
+        self.body()
+        if self.linked:
+            self.calls.state(Cluster).leave(block)
+
+    def saved(self) -> Any:
+        """What is the running task's own."""
+        variables, threads = [v.value for v in self.variables], self.threads
+        return threads.mask, threads.everyone, self.gone, self.broken, threads.block, dict(self.values), variables
+
+    def restore(self, state: Any) -> None:
+        """The task of this state runs on."""
+        threads = self.threads
+        threads.mask, threads.everyone, self.gone, self.broken, threads.block, values, variables = state
+        self.findings.block = self.points[threads.block]
+        self.values.update(values)
+        for variable, value in zip(self.variables, variables, strict=True):
+            variable.value = value
+
+    # Statements become functions.
+
+    def block(self, block: st.Block) -> Step:
+        """Statements in order."""
+        steps = []
+        for kind, stmts in itertools.groupby(block.stmts, type):
+            if kind is st.Role:
+                steps.append((self.roles(cast(list[st.Role], list(stmts))), False))
+            else:
+                steps += [(self.stmt(s), leaves(s)) for s in stmts]
+        if any(early for _, early in steps):
+            return self._leaving_block(steps)
+        plain = [step for step, _ in steps]
+        if len(plain) == 1:
+            return plain[0]
+
+        def run() -> None:
+            for step in plain:
+                step()
+
+        return run
+
+    def _leaving_block(self, steps: list[tuple[Step, bool]]) -> Step:
+        threads = self.threads
+
+        def run() -> None:
+            for step, early in steps:
+                step()
+                if early and threads.mask is not None and not threads.mask.any():
+                    return
+
+        return run
+
+    def stmt(self, node: st.Stmt) -> Step:
+        """The function that runs one statement."""
+        handler = getattr(self, "_" + type(node).__name__.lower(), None)
+        if handler is None:
+            raise InternalError(f"the thread interpreter met {type(node).__name__}", node.span)
+        self.expressions.span = node.span
+        return handler(node)  # type: ignore[no-any-return]
+
+    def value(self, node: Expr) -> Callable[[], Value]:
+        """The function that computes an expression."""
+        return self.expressions.compile(node)
+
+    _block = block
+
+    def _let(self, node: st.Let) -> Step:
+        run, values, key = self.value(node.value), self.values, id(node.var)
+        if isinstance(run, Fixed):
+            self.expressions.lets[key] = run
+            return lambda: None
+
+        def let() -> None:
+            values[key] = run()
+
+        return let
+
+    def _alloc(self, node: st.Alloc) -> Step:
+        buffer, threads = node.buffer, self.threads
+        if buffer.scope == "var":
+            variable = self.memory[id(buffer)] = Variable(buffer, threads)
+            init = None if node.init is None else self.value(node.init)
+            return variable.reset if init is None else lambda: variable.store(0, init(), node.span)
+        shape = buffer.static_shape
+        if shape is None or buffer.scope not in ("shared", "local", "barrier"):
+            raise InternalError(f"`{buffer.name}` of scope {buffer.scope} at stage FLAT", node.span)
+        if buffer.scope == "shared":
+            self.memory[id(buffer)] = Tile(buffer, math.prod(shape), threads, self.shared)
+            return lambda: None
+        if buffer.scope == "barrier":
+            barriers = self.memory[id(buffer)] = Barriers(buffer, math.prod(shape), self.calls)
+            return barriers.reset
+        local = self.memory[id(buffer)] = (
+            Accumulators(buffer, math.prod(shape), self.calls)
+            if id(buffer) in self.products
+            else Local(buffer, math.prod(shape), threads)
+        )
+        return local.reset
+
+    def _store(self, node: st.Store) -> Step:
+        memory, span = self.memory[id(node.buffer)], node.span
+        index, value = self.expressions.index(node), self.value(node.value)
+        return lambda: memory.store(index(), value(), span)
+
+    def _do(self, node: st.Do) -> Step:
+        return self.value(node.call)
+
+    def _assert(self, node: st.Assert) -> Step:
+        condition, threads = self.value(node.condition), self.threads
+
+        def check() -> None:
+            ids = threads.active()
+            failed = int((~threads.each(condition(), ids)).sum())
+            if failed:
+                self.findings.add("assertion", node.span, node.message, failed)
+
+        return check
+
+    def _print(self, node: st.Print) -> Step:
+        if not isinstance(node.value, Expr):
+            raise InternalError("a region is printed at stage FLAT", node.span)
+        value = self.value(node.value)
+        return lambda: print(f"{node.message}: {value()}" if node.message else value())
+
+    def _if(self, node: st.If) -> Step:
+        condition, threads = self.value(node.condition), self.threads
+        then, otherwise = self.block(node.then), self.block(node.otherwise) if node.otherwise.stmts else None
+
+        def branch(where: Any, body: Step) -> None:
+            outer = threads.mask
+            some, mask = threads.narrowed(where if self.gone is None else where & ~self.gone)
+            if some:
+                threads.mask = mask
+                body()
+                threads.mask = self.still(outer)
+
+        def run() -> None:
+            c = condition()
+            if not isinstance(c, np.ndarray):
+                if c:
+                    then()
+                elif otherwise is not None:
+                    otherwise()
+                return
+            branch(c, then)
+            if otherwise is not None:
+                branch(~c, otherwise)
+
+        return run
+
+    def still(self, mask: Any) -> Any:
+        """The mask without the threads that have left the iteration."""
+        if self.gone is None:
+            return mask
+        return ~self.gone if mask is None else mask & ~self.gone
+
+    def _break(self, node: st.Break) -> Step:
+        def run() -> None:
+            self.broken = self._added(self.broken)
+            self._leave()
+
+        return run
+
+    def _continue(self, node: st.Continue) -> Step:
+        return self._leave
+
+    def _leave(self) -> None:
+        self.gone = self._added(self.gone)
+        self.threads.mask = np.zeros(self.threads.lanes, bool)
+
+    def _added(self, to: Any) -> Any:
+        here = np.ones(self.threads.lanes, bool) if self.threads.mask is None else self.threads.mask
+        return here if to is None else to | here
+
+    # Roles.
+
+    def roles(self, roles: list[st.Role]) -> Step:
+        """Roles that run at the same time, and crews of a role; in every other block the last one begins."""
+        outer = [m for m in self.memory.values() if isinstance(m, Variable)]  # of which each role has its own
+        bodies = [self.block(r.body) for r in roles]
+        variables = [m for m in self.memory.values() if isinstance(m, Variable)]
+        parts = [
+            (mask, body)
+            for role, body in zip(roles, bodies, strict=True)
+            for mask in crews(role, self.threads.of_block, self.expressions.fixed)
+        ]
+
+        def run() -> None:
+            self.variables = self.variables if self.linked else variables
+            before, threads = self.saved(), self.threads
+            after: list[tuple[Any, list[Value]]] = []
+
+            def one(mask: Any, body: Step) -> None:
+                mask = mask if before[1] is None else np.tile(mask, threads.blocks) & before[1]
+                self.restore((mask, mask, None, None, *before[4:]))
+                body()
+                after.append((mask, self.saved()[-1]))
+
+            tasks = [Task(functools.partial(one, *part)) for part in parts]
+            self.tasks.run(tasks if (self.turn + threads.block) % 2 else tasks[::-1])
+            self.restore(before)
+            for mask, values in after:
+                for variable, first, last in zip(outer, before[-1], values, strict=False):
+                    if last is not first:
+                        variable.assign(mask, last)
+
+        return run
+
+    # Loops.
+
+    def _for(self, node: st.For) -> Step:
+        if len(node.vars) != 1:
+            raise InternalError("a loop nest at stage FLAT", node.span)
+        start, stop = self.value(node.starts[0]), self.value(node.stops[0])
+        body, key, values = self.block(node.body), id(node.vars[0]), self.values
+        early, step = any(map(leaves, node.body.stmts)), node.step
+
+        def run() -> None:
+            a, b = start(), stop()
+            if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+                self._iterate((a + trip * step for trip in itertools.count()), lambda n: n < b, key, body)
+            elif early:
+                self._iterate(iter(range(a, b, step)), lambda n: True, key, body)
+            else:
+                for n in range(a, b, step):
+                    values[key] = n
+                    body()
+
+        return run
+
+    def _while(self, node: st.While) -> Step:
+        condition, body = self.value(node.condition), self.block(node.body)
+
+        def run() -> None:
+            turns = self._iterate(iter(range(MOST_TURNS)), lambda n: condition(), None, body)
+            if turns == MOST_TURNS:
+                self.findings.add("endless", node.span, f"{MOST_TURNS} turns")
+
+        return run
+
+    def _iterate(self, numbers: Any, goes_on: Callable[[Any], Value], key: int | None, body: Step) -> int:
+        """Iterations that threads may leave at different times; how many there were."""
+        threads, outer = self.threads, (self.threads.mask, self.gone, self.broken)
+        turns = 0
+        for n in numbers:
+            if key is not None:
+                self.values[key] = n
+            wanted = goes_on(n)
+            if isinstance(wanted, np.ndarray):
+                some, threads.mask = threads.narrowed(wanted)
+            else:
+                some = wanted
+            if not some:
+                break
+            alive, self.gone, self.broken = threads.mask, None, None
+            body()
+            threads.mask = alive
+            turns += 1
+            if self.broken is not None:
+                some, threads.mask = threads.narrowed(~self.broken)
+                if not some:
+                    break
+        threads.mask, self.gone, self.broken = outer
+        return turns

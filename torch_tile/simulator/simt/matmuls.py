@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What warpgroups have under way in the tensor cores, and the registers that belong to it.
+
+From a product's start until its warps wait for its group, its registers are nobody's. Ordinary code that used them
+before is in order only after a wgmma_fence, and what it makes of results only if wgmma_results comes first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torch_tile.diagnostics.errors import Span
+from torch_tile.intrinsics.wgmma import THREADS
+from torch_tile.ir.buffer import Buffer
+from torch_tile.simulator.simt.calls import Calls
+from torch_tile.simulator.simt.memory import Memory
+from torch_tile.simulator.simt.race_epochs import Array
+from torch_tile.simulator.simt.registers import Local
+from torch_tile.simulator.simt.values import Value
+
+
+class Uses:
+    """Of each register of an array and each warpgroup, `[size, groups]`: the group of products that last had it as
+    result or factor, whether it is a result that no wgmma_results has told of, and the number of wgmma_fences before
+    ordinary code last used it.
+    """
+
+    def __init__(self, size: int, groups: int):
+        self.results, self.factors, self.touched = (np.zeros((size, groups), np.int64) for _ in range(3))
+        self.hidden = np.zeros((size, groups), bool)
+
+
+class Products:
+    """What each warpgroup of a block has under way."""
+
+    def __init__(self, calls: Calls):
+        self.calls = calls
+        groups = -(-calls.threads.lanes // THREADS)
+        self.closed = np.zeros(groups, np.int64)  # groups of products
+        self.done = np.zeros(groups, np.int64)  # of these, known to be done
+        self.fences = np.zeros(groups, np.int64)  # how many there were
+        self.last: dict[int, tuple[int, Span | None]] = {}  # of each warpgroup: the group of its last product
+        self.uses: dict[int, Uses] = {}
+        self.under_way = False  # whether any product is
+
+    def uses_of(self, memory: Memory) -> Uses:
+        """Of one array of registers."""
+        found = self.uses.get(id(memory))
+        if found is None:
+            found = self.uses[id(memory)] = Uses(memory.size, len(self.done))
+        return found
+
+    def agents(self, group: int) -> tuple[int, ...]:
+        """The columns of the four warps' parts of a warpgroup's products."""
+        name = f"a product of warpgroup {group}"
+        return tuple(self.calls.order.agent(name, 4 * group + w) for w in range(4))
+
+    def take(self, memory: Local, start: int, count: int, group: int, role: str, span: Span | None) -> None:
+        """Registers become "results" or "factors" of a warpgroup's next product."""
+        uses, here = self.uses_of(memory), (slice(start, start + count), group)
+        other, add = uses.factors if role == "results" else uses.results, self.calls.threads.findings.add
+        if (other[here] > self.done[group]).any():
+            text = f"`{memory.name}` becomes {role} of a product while another one uses it otherwise"
+            add("missing_wait", span, text)
+        if (uses.touched[here] >= self.fences[group]).any():
+            add("missing_fence", span, f"a product uses `{memory.name}` with no wgmma_fence before")
+        (uses.results if role == "results" else uses.factors)[here] = self.closed[group] + 1
+        uses.hidden[here] |= role == "results"
+        self.under_way = True
+
+    def touch(self, memory: Memory, places: Array, groups: Array, span: Span | None) -> None:
+        """Ordinary code of some warpgroups uses registers."""
+        uses = self.uses_of(memory)
+        uses.touched[places, groups] = self.fences[groups]
+        add = self.calls.threads.findings.add
+        if self.under_way and (flying := self._flying(uses, places, groups)).any():
+            text = f"`{memory.name}` is used while a product with it is under way"
+            add("missing_wait", span, text, int(flying.sum()))
+        elif uses.hidden[places, groups].any():
+            add("missing_fence", span, f"`{memory.name}` is used with no wgmma_results before")
+
+    def show(self, memory: Memory, places: Array, groups: Array, span: Span | None) -> None:
+        """Results are there, after their wait."""
+        uses = self.uses_of(memory)
+        if self._flying(uses, places, groups).any():
+            text = f"`{memory.name}` has no results while a product with it is under way"
+            self.calls.threads.findings.add("missing_wait", span, text)
+        uses.hidden[places, groups] = False
+
+    def _flying(self, uses: Uses, places: Array, groups: Array) -> Array:
+        return np.maximum(uses.results[places, groups], uses.factors[places, groups]) > self.done[groups]
+
+    def wait(self, group: int, pending: int) -> None:
+        """A warpgroup waits for all groups but the newest `pending`; each warp for its own part."""
+        order, done = self.calls.order, max(0, int(self.closed[group]) - pending)
+        self.done[group] = max(done, self.done[group])
+        self.under_way = any(turn > self.done[g] for g, (turn, _) in self.last.items())
+        for warp, agent in enumerate(self.agents(group)):
+            order.learn(group * THREADS + 32 * warp + np.arange(32), agent, order.time(done))
+
+    def finish(self) -> None:
+        """A block does not end before its products."""
+        for group, (turn, span) in self.last.items():
+            if turn > self.done[group]:
+                text = f"the block ends while products of warpgroup {group} are under way"
+                self.calls.threads.findings.add("missing_wait", span, text)
+
+
+class Accumulators(Local):
+    """Registers that products write or read."""
+
+    def __init__(self, buffer: Buffer, size: int, calls: Calls):
+        self.calls = calls
+        self.last: tuple[Array | None, Array] | None = None  # a mask and its warpgroups
+        super().__init__(buffer, size, calls.threads)
+
+    def load(self, index: Value, span: Span | None) -> Value:
+        """One element for each running thread."""
+        self._touch(index, span)
+        return super().load(index, span)
+
+    def store(self, index: Value, value: Value, span: Span | None) -> None:
+        """One element by each running thread."""
+        self._touch(index, span)
+        super().store(index, value, span)
+
+    def rows(self, index: Array, count: int, ids: Array, span: Span | None) -> Array:
+        """`count` registers from each index on, raw."""
+        self._touch_rows(index, count, ids, span)
+        return super().rows(index, count, ids, span)
+
+    def put_rows(self, index: Array, raw: Array, ids: Array, span: Span | None) -> None:
+        """Overwrite registers from each index on."""
+        self._touch_rows(index, raw.shape[1], ids, span)
+        super().put_rows(index, raw, ids, span)
+
+    def _touch(self, index: Value, span: Span | None) -> None:
+        if isinstance(index, np.ndarray):
+            ids = self.threads.active()
+            self._touch_rows(index[ids], 1, ids, span)
+            return
+        mask = self.threads.mask
+        if self.last is None or self.last[0] is not mask:
+            self.last = mask, np.unique(self.threads.active() // THREADS)
+        place = np.array(min(max(index, 0), self.size - 1))
+        self.calls.state(Products).touch(self, place, self.last[1], span)
+
+    def _touch_rows(self, index: Array, count: int, ids: Array, span: Span | None) -> None:
+        places = np.clip(index[:, None] + np.arange(count), 0, self.size - 1)
+        self.calls.state(Products).touch(self, places, (ids // THREADS)[:, None], span)

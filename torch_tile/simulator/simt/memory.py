@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The threads of a block, and what its buffers are: tensors and parts of shared memory (registers: thread_registers).
+
+`load` and `store` take one index for all threads (an int) or one for each (an array); `rows` and `put_rows` move
+several neighbouring elements of chosen threads as they lie in memory. Accesses outside are reported; they read 0
+and write nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from torch_tile.diagnostics.errors import Span
+from torch_tile.ir.buffer import Buffer
+from torch_tile.simulator.findings import Banks, Findings
+from torch_tile.simulator.simt.race_epochs import Array, Trace
+from torch_tile.simulator.simt.shared import Owner, Shared, count_banks
+from torch_tile.simulator.simt.values import Value, decode, encode, number, stored
+
+ACCESSES = 100  # of one line that are looked at for bank conflicts
+
+
+class Threads:
+    """The threads of a block. `mask` tells which of them run at the moment; None: all that there are.
+
+    Where `blocks` of a cluster run at the same time, each has `of_block` of the numbers, whole warpgroups, of which
+    `count` are threads; `block` is the one that runs at the moment.
+    """
+
+    def __init__(self, count: int, findings: Findings, blocks: int = 1):
+        unit = 32 if blocks == 1 else 128
+        self.count, self.of_block, self.blocks, self.block = count, -(-count // unit) * unit, blocks, 0
+        self.lanes = blocks * self.of_block
+        self.findings = findings
+        self.ids = np.arange(self.lanes)
+        self.everyone: Array | None = None if count == self.lanes else self.ids % self.of_block < count
+        self.mask: Array | None = self.everyone
+
+    def in_block(self, block: int) -> Array:
+        """Which numbers are threads of a block of the cluster."""
+        return (self.ids // self.of_block == block) & (self.ids % self.of_block < self.count)
+
+    def active(self) -> Array:
+        """Numbers of the running threads."""
+        return self.ids if self.mask is None else np.flatnonzero(self.mask)
+
+    def narrowed(self, condition: Array) -> tuple[bool, Array | None]:
+        """Whether the condition holds for any running thread, and the mask of those for which it does."""
+        outer = self.mask
+        mask = condition if outer is None else condition & outer
+        some = bool(mask.any())
+        same = bool(mask.all()) if outer is None else bool((mask == outer).all())
+        return some, outer if same else mask
+
+    def each(self, value: Value, ids: Array) -> Array:
+        """A value for each of the threads `ids`."""
+        if isinstance(value, np.ndarray):
+            return value if ids is self.ids else value[ids]
+        return np.full(len(ids), value)
+
+    def spread(self, values: Array, ids: Array) -> Array:
+        """Values of the threads `ids` as a value of all threads; others have 0."""
+        if ids is self.ids:
+            return values
+        whole = np.zeros(self.lanes, values.dtype)
+        whole[ids] = values
+        return whole
+
+
+class Memory:
+    """Common to all kinds. `size` is the number of elements."""
+
+    def __init__(self, buffer: Buffer, size: int, threads: Threads):
+        self.buffer, self.name, self.dtype = buffer, buffer.name, buffer.dtype
+        self.size, self.threads = size, threads
+        self.raw_type = stored(buffer.dtype)
+
+    def load(self, index: Value, span: Span | None) -> Value:
+        """One element for each running thread."""
+        ids = self.threads.active()
+        if isinstance(index, np.ndarray):
+            raw = self.rows(self.threads.each(index, ids), 1, ids, span)[:, 0]
+            return self.threads.spread(decode(raw, self.dtype), ids)
+        raw = self.rows(np.full(len(ids), index), 1, ids, span)[:1, 0]
+        return number(decode(raw, self.dtype)[0], self.dtype) if len(ids) else number(0, self.dtype)
+
+    def store(self, index: Value, value: Value, span: Span | None) -> None:
+        """One element by each running thread."""
+        ids = self.threads.active()
+        raw = encode(self.threads.each(value, ids), self.dtype)
+        self.put_rows(self.threads.each(index, ids), raw[:, None], ids, span)
+
+    def rows(self, index: Array, count: int, ids: Array, span: Span | None) -> Array:
+        """`count` elements from each index on, raw."""
+        raise NotImplementedError
+
+    def put_rows(self, index: Array, raw: Array, ids: Array, span: Span | None) -> None:
+        """Overwrite elements from each index on."""
+        raise NotImplementedError
+
+    def peek(self, index: Array) -> Array:
+        """Elements as they lie in memory, with no check and no trace."""
+        raise NotImplementedError
+
+    def poke(self, index: Array, raw: Array) -> None:
+        """Overwrite elements, with no check and no trace."""
+        raise NotImplementedError
+
+    def touch(self, index: Array, ids: Array, span: Span | None) -> None:
+        """Leave the trace of atomic updates."""
+
+    def inside(self, index: Array, count: int, span: Span | None) -> Array | None:
+        """Report rows that leave the buffer; which stay inside, None if all do."""
+        if len(index) == 0 or (index.min() >= 0 and index.max() <= self.size - count):
+            return None
+        ok = (index >= 0) & (index <= self.size - count)
+        where = f"`{self.name}` of {self.size} elements; element {int(index[~ok][0])}"
+        self.threads.findings.add("out_of_bounds", span, where, int((~ok).sum()))
+        return np.asarray(ok)
+
+    def aligned(self, index: Array, count: int, span: Span | None) -> None:
+        """Report vector accesses that do not start at a multiple of their width."""
+        if count > 1 and (index % count).any():
+            text = f"{count * self.dtype.itemsize} bytes of `{self.name}`; element {int(index[index % count > 0][0])}"
+            self.threads.findings.add("misaligned", span, text, int((index % count > 0).sum()))
+
+
+class Global(Memory):
+    """A tensor's elements, as far as they lie between its first and its last; `holes` in between are not its own."""
+
+    def __init__(self, buffer: Buffer, tensor: torch.Tensor, threads: Threads):
+        span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+        super().__init__(buffer, span, threads)
+        bits = torch.as_strided(tensor, (span,), (1,)).view(torch.uint8 if span else tensor.dtype)
+        self.raw = bits.numpy().view(self.raw_type) if span else np.zeros(0, self.raw_type)
+        self.trace: Trace | None = None  # of tensors that the kernel writes
+        self.own: Array | None = None
+        if span != tensor.numel():
+            self.own = np.zeros(span, bool)
+            steps = [s * self.own.itemsize for s in tensor.stride()]
+            np.lib.stride_tricks.as_strided(self.own, tuple(tensor.shape), steps)[...] = True
+
+    def rows(self, index: Array, count: int, ids: Array, span: Span | None) -> Array:
+        """`count` elements from each index on, raw."""
+        ok = self.inside(index, count, span)
+        if ok is not None:
+            found = np.zeros((len(index), count), self.raw_type)
+            found[ok] = self.rows(index[ok], count, ids[ok], span)
+            return found
+        places = index[:, None] + np.arange(count)
+        if self.trace is not None:
+            self.trace.read(places, ids, self.name, span)
+        return self.raw[places]
+
+    def put_rows(self, index: Array, raw: Array, ids: Array, span: Span | None) -> None:
+        """Overwrite elements from each index on."""
+        ok = self.inside(index, raw.shape[1], span)
+        if ok is not None:
+            index, raw, ids = index[ok], raw[ok], ids[ok]
+        places = index[:, None] + np.arange(raw.shape[1])
+        bits = f"u{raw.itemsize}"
+        new = np.ascontiguousarray(raw).view(bits)
+        if self.trace is not None:  # threads that write the same value do no harm
+            self.trace.before_write(places, ids, self.name, span, self.raw[places].view(bits) == new)
+            self.trace.wrote(places, ids)
+        self.raw[places] = raw
+        if (self.raw[places].view(bits) != new).any():
+            self.threads.findings.add("race", span, f"`{self.name}` is written by several threads at once")
+
+    def peek(self, index: Array) -> Array:
+        """Elements as they lie in memory."""
+        return self.raw[index]
+
+    def poke(self, index: Array, raw: Array) -> None:
+        """Overwrite elements."""
+        self.raw[index] = raw
+
+    def touch(self, index: Array, ids: Array, span: Span | None) -> None:
+        """Leave the trace of atomic updates."""
+        if self.trace is not None and len(index):
+            self.trace.before_write(index[:, None], ids, self.name, span, atomic=True)
+            self.trace.wrote(index[:, None], ids, atomic=True)
+
+    def inside(self, index: Array, count: int, span: Span | None) -> Array | None:
+        """Gaps between the rows of a strided tensor count as outside."""
+        ok = super().inside(index, count, span)
+        if self.own is None or len(index) == 0:
+            return ok
+        places = np.clip(index[:, None] + np.arange(count), 0, self.size - 1)
+        mine = self.own[places].all(axis=1)
+        mine = mine if ok is None else mine & ok
+        if mine.all():
+            return None
+        gaps = int((~mine).sum())
+        self.threads.findings.add("out_of_bounds", span, f"`{self.name}`; between its rows", gaps)
+        return np.asarray(mine)
+
+
+class Tile(Memory):
+    """A buffer in shared memory."""
+
+    def __init__(self, buffer: Buffer, size: int, threads: Threads, shared: Shared):
+        super().__init__(buffer, size, threads)
+        self.shared, self.offset = shared, buffer.offset or 0
+        self.owner = Owner(buffer.name, shared.next_number())
+
+    def rows(self, index: Array, count: int, ids: Array, span: Span | None, who: Array | None = None) -> Array:
+        """`count` elements from each index on, raw, fetched by the threads `ids` for `who`."""
+        who = ids if who is None else who
+        ok = self.inside(index, count, span)
+        if ok is not None:
+            found = np.zeros((len(index), count), self.raw_type)
+            if ok.any():
+                found[ok] = self.rows(index[ok], count, ids[ok], span, who[ok])
+            return found
+        first, size = self.address(index), count * self.dtype.itemsize
+        self.note(first, size, ids, "read", span)
+        return self.shared.read(first, size, who, self.owner, span).view(self.raw_type)
+
+    def put_rows(
+        self, index: Array, raw: Array, ids: Array, span: Span | None, who: Array | None = None, atomic: bool = False
+    ) -> None:
+        """Overwrite elements from each index on."""
+        who = ids if who is None else who
+        ok = self.inside(index, raw.shape[1], span)
+        if ok is not None:
+            index, raw, ids, who = index[ok], raw[ok], ids[ok], who[ok]
+        if len(index):
+            first, data = self.address(index), np.ascontiguousarray(raw).view(np.uint8)
+            self.note(first, data.shape[1], ids, "write", span)
+            self.shared.write(first, data, who, self.owner, span, atomic)
+
+    def peek(self, index: Array) -> Array:
+        """Elements as they lie in memory."""
+        return self.shared.bytes_at(self.address(index), self.dtype.itemsize).view(self.raw_type)[:, 0]
+
+    def poke(self, index: Array, raw: Array) -> None:
+        """Overwrite elements."""
+        self.shared.data[self.address(index)[:, None] + np.arange(self.dtype.itemsize)] = raw[:, None].view(np.uint8)
+
+    def touch(self, index: Array, ids: Array, span: Span | None) -> None:
+        """Leave the trace of atomic updates."""
+        if len(index):
+            self.put_rows(index, self.peek(index)[:, None], ids, span, atomic=True)
+
+    def address(self, index: Array) -> Array:
+        """Bytes from the start of shared memory."""
+        return index.astype(np.int64) * self.dtype.itemsize + self.start
+
+    @property
+    def start(self) -> int:
+        """The address of the first element, of the running block."""
+        return self.offset + self.threads.block * self.shared.of_block
+
+    def note(self, first: Array, size: int, ids: Array, how: str, span: Span | None) -> None:
+        """Add an access to the statistic of banks."""
+        banks = self.threads.findings.banks.setdefault((span, f"{how} of `{self.name}`"), Banks())
+        if banks.accesses < ACCESSES:
+            count_banks(banks, first, size, ids)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the thread interpreter learns from a kernel's text before it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from torch_tile.diagnostics.errors import InternalError
+from torch_tile.intrinsics import lookup
+from torch_tile.ir import stmt as st
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Call, Expr
+from torch_tile.ir.node import Node, walk
+from torch_tile.ir.tensor_map import TensorMap
+from torch_tile.simulator.simt.race_epochs import Array
+
+# Calls whose order block barriers alone do not tell.
+CONCURRENT = {
+    "mbarrier_init", "fence_barrier_init", "mbarrier_wait", "mbarrier_arrive", "warp_arrive", "mbarrier_expect",
+    "tma_load", "tma_store", "bulk_commit", "bulk_wait", "fence_proxy_async", "named_barrier", "named_barrier_arrive",
+    "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "wgmma_results", "turn_open", "turn_take", "turn_pass",
+    "turn_close",
+}  # fmt: skip
+BLOCKING = {"mbarrier_wait", "named_barrier", "barrier"}
+
+
+def is_concurrent(kernel: st.Kernel) -> bool:
+    """Whether more than the threads of one role, in step, is at work at a time."""
+    return any(isinstance(n, st.Role) or (isinstance(n, Call) and n.name in CONCURRENT) for n in walk(kernel.body))
+
+
+def crews(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array]:
+    """The threads of a role, as masks: in parts, where whole warps wait in branches of their own, or take turns.
+
+    A warp that waits does not keep another from going on. `known` gives the value of a condition if it depends on the
+    thread alone. A role with products has whole warpgroups as parts.
+    """
+    inside = list(walk(role.body))
+    unit = 128 if role.count % 128 == 0 and any(isinstance(n, Call) and n.name == "wgmma" for n in inside) else 32
+    parts = np.zeros(role.count // unit, np.int64)
+    for node in inside:
+        if isinstance(node, Call) and node.name.startswith("turn_"):
+            parts = np.arange(len(parts))
+        if isinstance(node, st.If) and any(isinstance(n, Call) and n.name in BLOCKING for n in walk(node)):
+            condition = known(node.condition)
+            if isinstance(condition, np.ndarray):
+                rows = condition[role.first : role.first + role.count].reshape(-1, unit)
+                if (rows == rows[:, :1]).all():
+                    parts = np.unique(parts * 2 + rows[:, 0], return_inverse=True)[1]
+    found = []
+    for part in range(int(parts.max()) + 1):
+        mask = np.zeros(lanes, bool)
+        mask[role.first : role.first + role.count] = np.repeat(parts == part, unit)
+        found.append(mask)
+    return found
+
+
+def leaves(node: Node) -> bool:
+    """Whether a statement may end the iteration that it is in."""
+    if isinstance(node, st.For | st.While):
+        return False
+    if isinstance(node, st.Break | st.Continue):
+        return True
+    if isinstance(node, st.If):
+        return any(leaves(s) for s in (*node.then.stmts, *node.otherwise.stmts))
+    return False
+
+
+def writes(node: Node, buffer: Buffer) -> bool:
+    """Whether a statement writes to a buffer."""
+    if isinstance(node, st.Store):
+        return node.buffer is buffer
+    if not isinstance(node, Call):
+        return False
+    if node.name == "tma_store":
+        return any(isinstance(a, TensorMap) and a.buffer is buffer for a in node.args)
+    written = [a.operand for a in lookup(node.name).effects(node) if "w" in a.kind]
+    return any(isinstance(a := node.args[n], Address) and a.buffer is buffer for n in written)
+
+
+def product_registers(kernel: st.Kernel) -> Iterator[int]:
+    """`id`s of the buffers that products of warpgroups use as registers."""
+    for node in walk(kernel.body):
+        if isinstance(node, Call) and node.name in ("wgmma", "wgmma_results"):
+            yield from (id(a.buffer) for a in node.args if isinstance(a, Address) and a.buffer.scope == "local")
+
+
+def shared_size(kernel: st.Kernel) -> tuple[int, int]:
+    """Bytes of shared memory that a kernel needs, and of its smallest element.
+
+    mbarriers, which live as long as the block, share their place with nothing; InternalError if they do.
+    """
+    end, place = kernel.shared_bytes, 16
+    taken: dict[str, list[tuple[int, int]]] = {"shared": [], "barrier": []}
+    for node in walk(kernel.body):
+        if isinstance(node, st.Alloc) and node.buffer.scope in taken:
+            shape, offset, size = node.buffer.static_shape, node.buffer.offset, node.buffer.dtype.itemsize
+            if shape is None or offset is None:
+                raise InternalError(f"`{node.buffer.name}` has no place in shared memory", node.span)
+            last = offset + math.prod(shape) * size
+            taken[node.buffer.scope].append((offset, last))
+            if node.buffer.scope == "shared":
+                place = math.gcd(place, size, offset)
+                end = max(end, last)
+            elif offset % size:
+                raise InternalError(f"`{node.buffer.name}` lies at no multiple of {size} bytes", node.span)
+    for first, last in taken["barrier"]:
+        if sum(a < last and first < b for spans in taken.values() for a, b in spans) > 1:
+            raise InternalError(f"mbarriers at bytes {first} to {last} share their place")
+    return -(-end // 16) * 16, place

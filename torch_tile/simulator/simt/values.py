@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of the thread interpreter: one per thread as a NumPy array, or one number that all threads share.
+
+Integers have the width of their type and wrap; shared ones are Python ints. Floats are float64 or float32: fp16, bf16
+and fp8 are float32 numbers that their type can hold, rounded after every operation.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_tile.intrinsics import lookup
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import COMPARISONS, Scalar
+
+Value = Any  # int, bool, np.floating, or an array with one element per thread
+Function = Callable[..., Value]
+
+_FP8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+
+
+@cache
+def carrier(dtype: DType) -> np.dtype[Any]:
+    """What values of `dtype` are computed in."""
+    if dtype.is_float:
+        return np.dtype(np.float64 if dtype.bits == 64 else np.float32)
+    return np.dtype(np.bool_ if dtype.kind == "bool" else dtype.name)
+
+
+@cache
+def stored(dtype: DType) -> np.dtype[Any]:
+    """How elements of `dtype` lie in memory."""
+    if dtype.name == "bfloat16":
+        return np.dtype(np.uint16)
+    return np.dtype(np.uint8) if dtype.name in _FP8 or dtype.kind == "bool" else np.dtype(dtype.name)
+
+
+@cache
+def _table(name: str) -> Any:
+    """All values of an 8-bit float."""
+    return torch.arange(256, dtype=torch.uint8).view(_FP8[name]).float().numpy()
+
+
+def decode(raw: Any, dtype: DType) -> Any:
+    """Elements as they lie in memory -> values."""
+    if dtype.name == "float16":
+        return raw.astype(np.float32)
+    if dtype.name == "bfloat16":
+        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype.name in _FP8:
+        return _table(dtype.name)[raw]
+    return raw != 0 if dtype.kind == "bool" else raw
+
+
+def encode(value: Value, dtype: DType) -> Any:
+    """Values -> elements as they lie in memory, floats rounded to nearest even."""
+    x = np.asarray(value)
+    if dtype.name == "bfloat16":
+        return _bfloat16(np.asarray(x, np.float32))
+    if dtype.name in _FP8:
+        wide = torch.from_numpy(np.ascontiguousarray(x, np.float32))
+        return wide.to(_FP8[dtype.name]).view(torch.uint8).numpy().reshape(x.shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite
+        return x.astype(stored(dtype))
+
+
+def _bfloat16(x: Any) -> Any:
+    bits = x.view(np.uint32)
+    nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(x), np.uint32(0x7FC0), nearest).astype(np.uint16)
+
+
+def number(value: Value, dtype: DType) -> Value:
+    """A value without threads in the form of shared values; arrays stay."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value
+    if dtype.is_float:
+        return carrier(dtype).type(value)
+    return bool(value) if dtype.kind == "bool" else int(value)
+
+
+def rounded(value: Value, dtype: DType) -> Value:
+    """Floats brought to the nearest value of `dtype`."""
+    if dtype.bits >= 32:
+        return number(np.asarray(value, carrier(dtype)), dtype)
+    return number(decode(encode(value, dtype), dtype), dtype)
+
+
+def constant(value: Scalar, dtype: DType) -> Value:
+    """A literal."""
+    return rounded(float(value), dtype) if dtype.is_float else number(value, dtype)
+
+
+def wrapped(value: int, dtype: DType) -> int:
+    """A shared integer brought into the range of `dtype`."""
+    if dtype.kind == "uint":
+        return value & ((1 << dtype.bits) - 1)
+    half = 1 << (dtype.bits - 1)
+    return value if -half <= value < half else (value + half) % (2 * half) - half
+
+
+def _floor(f: Callable[[Any, Any], Any]) -> Function:
+    """Division by zero is undefined; it must not stop threads that never reach it."""
+
+    def divide(a: Value, b: Value) -> Value:
+        if isinstance(b, np.ndarray):
+            return f(a, np.where(b == 0, np.ones_like(b), b))
+        return f(a, b or 1)
+
+    return divide
+
+
+def _lesser(a: Value, b: Value) -> Value:
+    return np.where(a < b, a, b)
+
+
+def _greater(a: Value, b: Value) -> Value:
+    return np.where(a > b, a, b)
+
+
+_BOTH: dict[str, Function] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "min": _lesser, "max": _greater,
+}  # fmt: skip
+_INTEGER = _BOTH | {
+    "//": _floor(operator.floordiv), "%": _floor(operator.mod), "<<": operator.lshift, ">>": operator.rshift,
+    "&": operator.and_, "|": operator.or_, "^": operator.xor,
+}  # fmt: skip
+_FLOAT = _BOTH | {"/": operator.truediv, "//": np.floor_divide, "%": np.remainder}
+
+
+def binary(op: str, dtype: DType) -> Function:
+    """The function `a op b` for operands of `dtype`."""
+    f = (_FLOAT if dtype.is_float else _INTEGER)[op]
+    if op in COMPARISONS:
+        return lambda a, b: c if isinstance(c := f(a, b), np.ndarray) else bool(c)
+    if dtype.is_float:
+        return lambda a, b: rounded(f(a, b), dtype)
+    pick = {"min": min, "max": max}.get(op, f)
+
+    def integers(a: Value, b: Value) -> Value:
+        if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+            return f(a, b)
+        found = pick(a, b)
+        return found if isinstance(found, bool) else wrapped(found, dtype)
+
+    return integers
+
+
+def unary(op: str, dtype: DType) -> Function:
+    """The function `op a`."""
+    if op == "not":
+        return lambda a: ~a if isinstance(a, np.ndarray) else not a
+    f = operator.neg if op == "-" else operator.invert
+    if dtype.is_float:
+        return f
+    return lambda a: f(a) if isinstance(a, np.ndarray) else wrapped(f(a), dtype)
+
+
+def cast(source: DType, to: DType) -> Function:
+    """The conversion: to nearest even between floats, truncated from float to integer, wrapped between integers."""
+    if to.kind == "bool":
+        return lambda a: a != 0 if isinstance(a, np.ndarray) else bool(a != 0)
+    if to.is_float:
+        return lambda a: rounded(a, to)
+    width = carrier(to)
+    if source.is_float:
+        return lambda a: number(np.asarray(a).astype(np.int64).astype(width), to)
+    return lambda a: a.astype(width) if isinstance(a, np.ndarray) else wrapped(int(a), to)
+
+
+def mathematics(name: str, operand: DType, result: DType) -> Function:
+    """A scalar intrinsic, computed by its declared meaning."""
+    if name == "reinterpret":
+        return lambda a: number(decode(np.asarray(encode(a, operand)).view(stored(result)), result), result)
+    meaning, on_arrays = lookup(name).evaluate, lookup(name).meaning
+    if on_arrays is not None:
+        return lambda *args: rounded(on_arrays(*args, ()), result) if result.is_float else on_arrays(*args, ())
+    if meaning is None:
+        raise KeyError(name)
+
+    def call(*args: Value) -> Value:
+        found = meaning(*(torch.from_numpy(np.array(a, carrier(operand))) for a in args)).numpy()
+        return rounded(found, result) if result.is_float else number(found.astype(carrier(result)), result)
+
+    return call

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of warpgroups, computed from the bytes that their descriptors walk over.
+
+A product is computed when it is started, and reads its operands in shared memory until its warps wait for its group.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+
+from torch_tile.intrinsics import wgmma as tw
+from torch_tile.intrinsics.matrix import Digits
+from torch_tile.intrinsics.wgmma import THREADS, Descriptor, M
+from torch_tile.simulator.simt import values as va
+from torch_tile.simulator.simt.bulk import CHUNK, of_thread, swizzled
+from torch_tile.simulator.simt.calls import Handler, Place, Run
+from torch_tile.simulator.simt.matmuls import Products
+from torch_tile.simulator.simt.memory import Tile
+from torch_tile.simulator.simt.race_epochs import Array
+
+A_DIGITS = {16: tw.A_16, 8: tw.A_8, 32: tw.A_32}  # by bits of an element
+
+
+def spread(digits: tuple[Digits, Digits], registers: int) -> tuple[Array, Array]:
+    """For each register and thread of a warpgroup, `[registers, 128]`: row and column of one instruction's element."""
+    register, thread = np.meshgrid(np.arange(registers), np.arange(THREADS), indexing="ij")
+    found = []
+    for dim in digits:
+        index = np.zeros_like(thread)
+        for digit in dim:
+            index = index * digit.size + (thread if digit.axis == "t" else register) // digit.stride % digit.size
+        found.append(index)
+    return found[0], found[1]
+
+
+def accumulator(n: int) -> tuple[Array, Array]:
+    """The same for an accumulator of `n` columns: blocks of 8, of 4 registers each."""
+    rows, columns = spread((tw.ROWS_D, tw.COLUMNS_D), 4)
+    blocks = n // 8
+    return np.tile(rows, (blocks, 1)), np.concatenate([columns + 8 * b for b in range(blocks)])
+
+
+def walked(walk: Descriptor, start: int, rows: int, bytes_of_k: int) -> Array:
+    """Addresses of an operand's bytes, 16 at a time: `[row, part of K]`, or `[step of K, part of the rows]` if across.
+
+    An element of an operand that is walked across has 2 bytes.
+    """
+    span = walk.swizzle or CHUNK
+    if walk.across:
+        k, part = np.meshgrid(np.arange(bytes_of_k // 2), np.arange(rows // 8) * CHUNK, indexing="ij")
+        panel, group = (walk.leading, walk.stride) if walk.swizzle else (walk.stride, walk.leading)
+        place = part // span * panel + k // 8 * group + k % 8 * span + part % span
+    else:
+        row, part = np.meshgrid(np.arange(rows), np.arange(bytes_of_k // CHUNK), indexing="ij")
+        place = row // 8 * walk.stride + row % 8 * span + part * (CHUNK if walk.swizzle else walk.leading)
+    return swizzled(start + place, walk.swizzle)
+
+
+class _Product:
+    """One `wgmma` in the program."""
+
+    def __init__(self, p: Place):
+        self.p = p
+        self.n, *self.types = int(str(p.call.options[0])), *(str(t) for t in p.call.options[1:4])
+        self.k = tw.PRODUCTS[self.types[0], self.types[1], self.types[2]]
+        self.walks = tw.walks_of(p.call)
+        self.result = accumulator(self.n)
+
+    @property
+    def products(self) -> Products:
+        """What is under way."""
+        return self.p.calls.state(Products)
+
+    def run(self) -> None:
+        """For each whole warpgroup that runs."""
+        for group in whole_groups(self.p):
+            self.multiply(int(group))
+
+    def multiply(self, group: int) -> None:
+        """One warpgroup's product."""
+        p, lead = self.p, group * THREADS
+        ids = lead + np.arange(THREADS)
+        a = self.factor_in_registers(group, ids) if self.walks[0] is None else self.shared(1, self.walks[0], M, group)
+        b = self.shared(2, self.walks[1], self.n, group)
+        memory, start, count = p.registers(0)
+        self.products.take(memory, start, count, group, "results", p.span)
+        found = a @ b.T
+        rows, columns = self.result
+        own = memory.values[start : start + count, ids]
+        if bool(np.asarray(of_thread(p.operands[5](), lead))):
+            found[rows, columns] += own
+        whole = found[rows, columns]
+        memory.values[start : start + count, ids] = (
+            va.rounded(whole, memory.dtype) if memory.dtype.is_float else whole.astype(np.int32)
+        )
+        self.products.last[group] = int(self.products.closed[group]) + 1, p.span
+
+    def factor_in_registers(self, group: int, ids: Array) -> Array:
+        """A from registers."""
+        memory, start, count = self.p.registers(1)
+        self.products.take(memory, start, count, group, "factors", self.p.span)
+        rows, columns = spread(A_DIGITS[memory.dtype.bits], count)
+        found = np.zeros((M, self.k))
+        found[rows, columns] = memory.values[start : start + count, ids]
+        return self.wide(found, 0)
+
+    def shared(self, operand: int, walk: Descriptor, rows: int, group: int) -> Array:
+        """An operand in shared memory, `[row, k]`."""
+        p, tile, lead = self.p, cast(Tile, self.p.behind(operand)), group * THREADS
+        dtype, products = tile.dtype, self.products
+        index = np.array([of_thread(p.operands[operand](), lead)])
+        start = int(tile.address(index)[0]) + of_thread(p.operands[operand + 2](), lead)
+        span = walk.swizzle
+        if start % CHUNK or (span and start % (8 * span) >= span):
+            text = f"a product reads `{tile.name}` from byte {start}; not the first row of a pattern"
+            p.threads.findings.add("misaligned", p.span, text)
+        chunks = walked(walk, start, rows, self.k * dtype.itemsize)
+        places = (chunks.ravel() - tile.start) // dtype.itemsize
+        ok = tile.inside(places, CHUNK // dtype.itemsize, p.span)
+        if ok is not None:
+            return np.zeros((rows, self.k))
+        turn = p.calls.order.time(int(products.closed[group]) + 1)
+        ids = lead + np.arange(THREADS)
+        raw = p.calls.shared.fetch(chunks.ravel(), CHUNK, ids, products.agents(group), turn, tile.owner, p.span)
+        found = va.decode(raw.view(tile.raw_type).reshape(len(chunks), -1), dtype)
+        return self.wide(found.T if walk.across else found, operand - 1)
+
+    def wide(self, values: Array, number: int) -> Array:
+        """Numbers in which sums do not lose anything; of tf32 only 19 bits count."""
+        if self.types[number] == "tf32":
+            bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
+            values = bits.view(np.float32)
+        return values.astype(np.float64 if self.types[2].startswith("float") else np.int64)
+
+
+def whole_groups(p: Place) -> Array:
+    """The warpgroups that run; reports those of which only a part does."""
+    running = np.zeros((-(-p.threads.lanes // THREADS), THREADS), bool)
+    running.ravel()[p.threads.active()] = True
+    torn = running.any(axis=1) & ~running.all(axis=1)
+    if torn.any():
+        text = f"`{p.call.name}` is for whole warpgroups; {int(running[torn][0].sum())} threads"
+        p.threads.findings.add("deadlock", p.span, text, int(torn.sum()))
+    return np.flatnonzero(running.all(axis=1))
+
+
+def _wgmma(p: Place) -> Run:
+    return _Product(p).run
+
+
+def _fence(p: Place) -> Run:
+    def run() -> None:
+        p.calls.state(Products).fences[whole_groups(p)] += 1
+
+    return run
+
+
+def _commit(p: Place) -> Run:
+    def run() -> None:
+        p.calls.state(Products).closed[whole_groups(p)] += 1
+
+    return run
+
+
+def _wait(p: Place) -> Run:
+    pending = int(str(p.call.options[0]))
+
+    def run() -> None:
+        for group in whole_groups(p).tolist():
+            p.calls.state(Products).wait(group, pending)
+
+    return run
+
+
+def _results(p: Place) -> Run:
+    def run() -> None:
+        memory, start, count = p.registers(0)
+        groups = np.unique(p.threads.active() // THREADS)
+        p.calls.state(Products).show(memory, start + np.arange(count)[:, None], groups, p.span)
+
+    return run
+
+
+WGMMA: dict[str, Handler] = {
+    "wgmma": _wgmma, "wgmma_fence": _fence, "wgmma_commit": _commit, "wgmma_wait": _wait,
+    "wgmma_results": _results,
+}  # fmt: skip

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks of a cluster in the interpreter of tiles: they run side by side, meet, and read each other's tiles."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import stmt as st
+from torch_tile.ir.expr import Address, Call, Load
+from torch_tile.simulator.values import Value
+
+if TYPE_CHECKING:
+    from torch_tile.simulator.tile.interpreter import Tiles
+
+
+class Crowd:
+    """The blocks of one cluster, by rank. Those that have ended are not waited for."""
+
+    def __init__(self, blocks: Sequence[Tiles]):
+        self.blocks = blocks
+        self.met = threading.Condition()
+        self.running, self.waiting, self.turn = len(blocks), 0, 0
+        self.failed = False
+
+    def run(self, body: st.Block) -> None:
+        """All of them, until the last one ends. Raises what the first of them raises that fails."""
+        with ThreadPoolExecutor(len(self.blocks)) as pool:
+            ends = [pool.submit(self._one, block, body) for block in self.blocks]
+        problems = [e for end in ends if (e := end.exception()) is not None]
+        if problems:
+            raise min(problems, key=lambda e: isinstance(e, _Left))
+
+    def _one(self, block: Tiles, body: st.Block) -> None:
+        try:
+            block.block(body)
+        except BaseException:
+            self.failed = True
+            raise
+        finally:
+            with self.met:
+                self.running -= 1
+                self._go_on()
+
+    def wait(self) -> None:
+        """Until all others wait, too, or have ended."""
+        with self.met:
+            turn = self.turn
+            self.waiting += 1
+            self._go_on()
+            self.met.wait_for(lambda: self.turn != turn)
+        if self.failed:
+            raise _Left
+
+    def _go_on(self) -> None:
+        if self.waiting == self.running:
+            self.waiting, self.turn = 0, self.turn + 1
+            self.met.notify_all()
+
+
+class _Left(Exception):
+    """Another block of the cluster has failed."""
+
+
+def at_rank(call: Call, crowd: Crowd, reader: Tiles) -> Value:
+    """The element of another block's tile."""
+    address, rank = call.args[0], reader.expr(call.args[1])
+    assert isinstance(address, Address)
+    load = Load(address.buffer, address.indices, span=call.span)
+    tiles = [block.memory[id(address.buffer)] for block in crowd.blocks]
+    if not isinstance(rank, torch.Tensor):
+        if not 0 <= rank < len(tiles):
+            shape = f"a cluster of {len(tiles)} blocks"
+            raise error("out_of_bounds", call.span, dim=0, buffer="rank", index=str(rank), size=len(tiles), shape=shape)
+        return reader.loaded(tiles[rank], load)
+    found: Value = 0
+    for number, tile in enumerate(tiles):
+        found = torch.where(rank == number, torch.as_tensor(reader.loaded(tile, load)), found)
+    return found

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expressions of a kernel, in all lanes of the loop nests that are being run side by side.
+
+A lane is one iteration of those nests. What a mask hides is never looked at: a guard protects a load and a division.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from torch_tile.diagnostics.errors import InternalError, LaunchError, Span, error
+from torch_tile.ir import expr as ex, stmt as st
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Expr
+from torch_tile.simulator import values as va
+from torch_tile.simulator.memory import Index, Storage, inside
+from torch_tile.simulator.tile.nests import Watch
+from torch_tile.simulator.values import Value, both, some
+from torch_tile.tileop.base import describe
+
+
+class Expressions:
+    """The state that expressions depend on. `lanes` are the extents of the nests run side by side, innermost first."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Value] = {}
+        self.memory: dict[int, Storage] = {}
+        self.constants: dict[int, tuple[Expr, Value]] = {}
+        self.lanes: tuple[int, ...] = ()
+        self.mask: torch.Tensor | None = None
+        self.watches: list[Watch] = []
+        self.span: Span | None = None
+
+    def expr(self, node: Expr) -> Value:
+        """The value of an expression in the active lanes."""
+        handler = getattr(self, "_value_" + type(node).__name__, None)
+        if handler is None:
+            raise InternalError(f"the tile interpreter met {type(node).__name__}", node.span or self.span)
+        return handler(node)
+
+    def _value_Const(self, node: ex.Const) -> Value:
+        if not node.dtype.is_float:
+            return node.value
+        found = self.constants.get(id(node))
+        if found is None:
+            found = self.constants[id(node)] = node, va.constant(node.value, node.dtype)
+        return found[1]
+
+    def _value_Var(self, node: ex.Var) -> Value:
+        if id(node) not in self.values:
+            raise LaunchError(f"dimension `{node.name}` does not follow from the shapes of the arguments")
+        return self.values[id(node)]
+
+    def _value_Unary(self, node: ex.Unary) -> Value:
+        return va.unary(node.op, self.expr(node.a), node.a.dtype)
+
+    def _value_Binary(self, node: ex.Binary) -> Value:
+        if node.op in ex.LOGICAL:
+            return self._logical(node)
+        return va.binary(node.op, self.expr(node.a), self.expr(node.b), node.a.dtype)
+
+    def _value_Cast(self, node: ex.Cast) -> Value:
+        return va.cast(self.expr(node.a), node.a.dtype, node.type)
+
+    def _value_Call(self, node: ex.Call) -> Value:
+        return va.call(node.name, [self.expr(a) for a in node.args], node.args[0].dtype, node.type)
+
+    def _value_Select(self, node: ex.Select) -> Value:
+        condition = self.expr(node.condition)
+        if not isinstance(condition, torch.Tensor):
+            return self.expr(node.a if condition else node.b)
+        yes, no = both(self.mask, condition), both(self.mask, ~condition)
+        if not some(no):
+            return self.expr(node.a)
+        if not some(yes):
+            return self.expr(node.b)
+        return va.pick(condition, self._under(yes, node.a), self._under(no, node.b))
+
+    def _logical(self, node: ex.Binary) -> Value:
+        a = self.expr(node.a)
+        ends = node.op == "or"  # the value of `a` that decides
+        if not isinstance(a, torch.Tensor):
+            return a if a is ends else self.expr(node.b)
+        open_lanes = both(self.mask, ~a if ends else a)
+        if not some(open_lanes):
+            return a
+        b = self._under(open_lanes, node.b)
+        return a | b if ends else a & b
+
+    def _under(self, mask: torch.Tensor, node: Expr) -> Value:
+        outer, self.mask = self.mask, mask
+        try:
+            return self.expr(node)
+        finally:
+            self.mask = outer
+
+    def _value_Load(self, node: ex.Load) -> Value:
+        return self.loaded(self.memory[id(node.buffer)], node)
+
+    def loaded(self, storage: Storage, node: ex.Load) -> Value:
+        """The element that a load reads, if this is its buffer."""
+        index, found = self._place(storage, node)
+        active = both(self.mask, found)
+        for watch in self.watches:
+            if id(node.buffer) in watch.targets and some(active):
+                watch.note(storage, index, self.lanes, active, write=False)
+        if found is True:
+            return storage.get(index)
+        if found is False:
+            return va.constant(0, node.dtype)
+        zero = va.constant(0, node.dtype)
+        clamped = tuple(_clamp(i, n) for i, n in zip(index, storage.raw.shape, strict=True))
+        return torch.where(found, storage.get(clamped), zero) if min(storage.shape) else zero
+
+    def _place(self, storage: Storage, node: ex.Load | st.Store) -> tuple[Index, Value]:
+        """The index with the storage's prefix, and where it lies inside a global buffer (active lanes on chip must)."""
+        found: Value = True
+        index = tuple(self.expr(i) for i in node.indices)
+        for dim, (i, size) in enumerate(zip(index, storage.shape, strict=True)):
+            ok = inside(i, size)
+            if ok is not True and node.buffer.scope != "global":
+                bad = both(self.mask, ~ok if isinstance(ok, torch.Tensor) else not ok)
+                if some(bad):
+                    self.out_of_bounds(node.buffer, dim, str(_first(i, bad)), node.span or self.span)
+            found = ok if found is True else found if ok is True else both(found, ok)
+        return storage.prefix + index, found
+
+    def out_of_bounds(self, buffer: Buffer, dim: int, index: str, span: Span | None) -> NoReturn:
+        """An access outside an on-chip buffer."""
+        shape = self.memory[id(buffer)].shape
+        size, text = shape[dim], describe(buffer.shape)
+        raise error("out_of_bounds", span, dim=dim, buffer=buffer.name, index=index, size=size, shape=text)
+
+
+def _clamp(index: Value, size: int) -> Value:
+    return index.clamp(0, size - 1) if isinstance(index, torch.Tensor) else min(max(index, 0), size - 1)
+
+
+def _first(index: Value, bad: Value) -> int:
+    """The offending index, of the first lane that has one."""
+    pair = torch.broadcast_tensors(torch.as_tensor(index), torch.as_tensor(bad))
+    return int(pair[0][pair[1]][0])

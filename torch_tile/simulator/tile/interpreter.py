@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel computes, run in Python on torch tensors: the oracle for every target.
+
+Blocks run one after another, x fastest (those of a cluster together, if they have to do with each other), statements in
+order, tile ops through their `evaluate`. A T.Parallel nest is computed side by side, each loop variable an index
+tensor, if its iterations are independent, else in order (nests.py); inside it, conditions become masks. Reads of global
+memory outside its bounds give 0 and writes are dropped; on chip that is the error `out_of_bounds`. Each operation on
+scalars gives a value of its own dtype (simulator/values.py), a store rounds to the buffer's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_tile.diagnostics.errors import Diagnostic, TileError, diagnose, error
+from torch_tile.intrinsics import lookup
+from torch_tile.intrinsics.memory import ORDERING
+from torch_tile.ir import stmt as st
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Call, Expr, Load
+from torch_tile.ir.node import Node, walk
+from torch_tile.simulator.binding import bind
+from torch_tile.simulator.memory import Index, Storage, lane_ids, poisoned
+from torch_tile.simulator.simt.cluster import crowds
+from torch_tile.simulator.tile.atomics import atomic, atomic_load
+from torch_tile.simulator.tile.cluster import Crowd, at_rank
+from torch_tile.simulator.tile.expressions import Expressions
+from torch_tile.simulator.tile.nests import Plan, Watch, is_nest, plan, written
+from torch_tile.simulator.values import Value, both, some
+
+
+def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    """Run a Program (or a T.prim_func) and return the tensors that it allocates and returns.
+
+    Arguments are CPU tensors and numbers in the order of the parameters, or by name, or all of them in one sequence or
+    dict; tensors that the kernel writes are changed in place. Raises LaunchError for unfit arguments, TileError
+    (`out_of_bounds`, `device_assert`, what a tile op's check finds) for what the kernel does wrong. A tensor that is
+    written must not overlap another argument.
+    """
+    program = getattr(program, "program", program)
+    given: Sequence[Any] | Mapping[str, Any] = args
+    if len(args) == 1 and not named and isinstance(args[0], Mapping | list | tuple):
+        given = args[0]
+    elif named:
+        given = {p.name: a for p, a in zip(program.params, args, strict=False)} | named
+    return Tiles().run(program, given)
+
+
+def needs_threads(kernel: st.Kernel) -> list[Diagnostic]:
+    """A kernel that names the running thread has a meaning only for threads."""
+    if kernel.thread is None or not any(n is kernel.thread or _is_exchange(n) for n in walk(kernel.body)):
+        return []
+    fix = "write T.Parallel, or compile for a CUDA target and run its `interpret`"
+    what, target = "T.get_thread_binding", "the interpreter of tiles"
+    return [diagnose("unsupported_on_target", kernel.span, what=what, target=target, fix=fix)]
+
+
+def _is_exchange(node: Node) -> bool:
+    """Whether lanes of a warp tell each other values."""
+    intrinsic = lookup(node.name) if isinstance(node, Call) else None
+    return intrinsic is not None and intrinsic.convergent == "warp" and intrinsic.meaning is not None
+
+
+class _Break(Exception):
+    """`break` on its way to the loop."""
+
+
+class _Continue(Exception):
+    """`continue` on its way to the loop."""
+
+
+class _InOrder(Exception):
+    """Met while running lanes side by side: something that only one iteration after another can do."""
+
+
+class Tiles(Expressions):
+    """A run of a program; also the `Env` that tile ops see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop_mask: torch.Tensor | None = None
+        self.plans: dict[int, Plan] = {}
+        self.undo: list[tuple[Storage, Index, torch.Tensor]] = []
+        self.crowd: Crowd | None = None  # the cluster's blocks, where they run together
+
+    def run(self, program: st.Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Check the tile ops, bind the arguments, run every kernel, return the outputs."""
+        found = [d for n in walk(program) if isinstance(n, st.TileOp) for d in n.check()]
+        found += [d for kernel in program.kernels for d in needs_threads(kernel)]
+        if found:
+            raise TileError(*found)
+        tensors, self.values = bind(program, args)
+        for buffer in (*program.workspaces, *program.outputs):
+            tensors[id(buffer)] = poisoned([self.size(s) for s in buffer.shape], buffer.dtype)
+        for param in (*program.params, *program.workspaces, *program.outputs):
+            if isinstance(param, Buffer):
+                self.memory[id(param)] = Storage(param, tensors[id(param)])
+        for view in program.views:
+            shape = [self.size(n) for n in view.shape]
+            self.memory[id(view)] = Storage(view, tensors[id(view.base)].view(shape))
+        for kernel in program.kernels:
+            for points in crowds(kernel, [self.size(n) for n in kernel.grid], None):
+                blocks = [self._at(kernel, point) for point in points]
+                if len(blocks) == 1:
+                    blocks[0].block(kernel.body)
+                else:
+                    crowd = Crowd(blocks)
+                    for block in blocks:
+                        block.crowd = crowd
+                    crowd.run(kernel.body)
+        return tuple(tensors[id(buffer)] for buffer in program.outputs)
+
+    def _at(self, kernel: st.Kernel, point: Sequence[int]) -> Tiles:
+        """A block of the kernel, before it runs."""
+        block = Tiles()
+        block.memory, block.plans, block.constants = dict(self.memory), self.plans, self.constants
+        block.values = self.values | {id(v): n for v, n in zip(kernel.blocks, point, strict=True)}
+        return block
+
+    # Env: what tile ops ask.
+
+    def read(self, region: Region) -> torch.Tensor:
+        """A copy of the region, one dimension per buffer dimension; global elements outside the buffer read 0."""
+        storage, starts, extents = self._box(region)
+        return storage.read_box(starts, extents)
+
+    def write(self, region: Region, tile: torch.Tensor) -> None:
+        """Overwrite the region with a tile of its shape; global elements outside the buffer are dropped."""
+        storage, starts, _ = self._box(region)
+        storage.write_box(starts, tile)
+
+    def extents(self, region: Region) -> list[int]:
+        """The region's extents, one per buffer dimension."""
+        return [self.size(e) for e in region.extents]
+
+    def value(self, expr: Expr) -> Any:
+        """A scalar expression as a Python number."""
+        found = self.expr(expr)
+        return found.item() if isinstance(found, torch.Tensor) else found
+
+    def size(self, expr: Expr) -> int:
+        """An integer expression as a Python int."""
+        found = self.expr(expr)
+        if isinstance(found, torch.Tensor):
+            raise _InOrder
+        return int(found)
+
+    def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
+        """A constant tile."""
+        one = torch.tensor(value, dtype=self.wide(dtype)).to(dtype.as_torch())
+        return one.expand(tuple(shape)).clone()
+
+    def wide(self, dtype: DType) -> torch.dtype:
+        """float64, or int64 for integers."""
+        return torch.float64 if dtype.is_float else torch.int64
+
+    def _box(self, region: Region) -> tuple[Storage, list[int], list[int]]:
+        storage = self.memory[id(region.buffer)]
+        starts, extents = [self.size(s) for s in region.starts], self.extents(region)
+        if region.buffer.scope != "global":
+            for dim, (start, extent, size) in enumerate(zip(starts, extents, storage.shape, strict=True)):
+                if start < 0 or start + extent > size:
+                    self.out_of_bounds(region.buffer, dim, f"{start}:{start + extent}", self.span or region.span)
+        return storage, starts, extents
+
+    # Statements.
+
+    def block(self, block: st.Block) -> None:
+        """Statements in order."""
+        for stmt in block.stmts:
+            self.span = stmt.span
+            if isinstance(stmt, st.TileOp):
+                if self.lanes:
+                    raise _InOrder
+                stmt.evaluate(self)
+            else:
+                getattr(self, "_run_" + type(stmt).__name__)(stmt)
+
+    _run_Block = block
+
+    def _run_Let(self, node: st.Let) -> None:
+        self.values[id(node.var)] = self.expr(node.value)
+
+    def _run_Alloc(self, node: st.Alloc) -> None:
+        shape = [*self.lanes, *(self.size(s) for s in node.buffer.shape)]
+        storage = Storage(node.buffer, poisoned(shape, node.buffer.dtype), self.lanes)
+        self.memory[id(node.buffer)] = storage
+        if node.init is not None:
+            storage.raw[...] = storage.bits_of(self.expr(node.init))
+
+    def _run_Store(self, node: st.Store) -> None:
+        self.put(node, self.memory[id(node.buffer)], self.expr(node.value))
+
+    def put(self, node: Load | st.Store, storage: Storage, value: Value) -> None:
+        """Write a value where `node` says, in the active lanes."""
+        index, found = self._place(storage, node)
+        active = both(self.mask, found)
+        if some(True if active is None else active):
+            self._put(node.buffer, storage, index, storage.bits_of(value), None if active is True else active)
+
+    def _put(
+        self, buffer: Buffer, storage: Storage, index: Index, bits: torch.Tensor, active: torch.Tensor | None
+    ) -> None:
+        """Write elements, remembering what they were while a nest is on trial."""
+        if self.lanes:
+            head = torch.as_tensor(index[0]).expand(self.lanes)
+            index, bits = (head, *index[1:]), bits.expand(self.lanes)
+            for watch in self.watches:
+                if id(buffer) in watch.targets:
+                    watch.note(storage, index, self.lanes, active, write=True)
+            if active is not None:
+                active = active.expand(self.lanes)
+                bits = bits[active]
+                index = tuple(i.expand(self.lanes)[active] if isinstance(i, torch.Tensor) else i for i in index)
+        if self.watches:
+            self.undo.append((storage, index, storage.raw[index].clone()))
+        storage.raw[index] = bits
+
+    def _run_Do(self, node: st.Do) -> None:
+        if not (isinstance(node.call, Call) and node.call.name in (*ORDERING, "memory_fence")):
+            self.expr(node.call)
+        elif node.call.name == "cluster_wait" and self.crowd is not None:
+            self.crowd.wait()
+
+    def _value_Call(self, node: Call) -> Value:
+        if node.name == "at_rank" and self.crowd is not None:
+            return at_rank(node, self.crowd, self)
+        if node.name == "atomic":
+            if self.lanes:
+                raise _InOrder
+            return atomic(node, self)
+        if node.name == "atomic_load":
+            return atomic_load(node, self)
+        return super()._value_Call(node)
+
+    def _run_Assert(self, node: st.Assert) -> None:
+        holds = self.expr(node.condition)
+        failed = both(self.mask, ~holds if isinstance(holds, torch.Tensor) else not holds)
+        if some(failed):
+            raise error("device_assert", node.span, message=node.message)
+
+    def _run_Print(self, node: st.Print) -> None:
+        if self.lanes:
+            raise _InOrder
+        shown = self.read(node.value) if isinstance(node.value, Region) else self.value(node.value)
+        print(f"{node.message}: {shown}" if node.message else shown)
+
+    def _run_If(self, node: st.If) -> None:
+        condition = self.expr(node.condition)
+        if not isinstance(condition, torch.Tensor):
+            self.block(node.then if condition else node.otherwise)
+            return
+        outer = self.mask
+        for mask, body in ((both(outer, condition), node.then), (both(outer, ~condition), node.otherwise)):
+            if body.stmts and some(mask):
+                self._masked(mask, body)
+
+    def _masked(self, mask: Value, body: st.Block) -> None:
+        outer = self.mask
+        self.mask = mask if isinstance(mask, torch.Tensor) else outer
+        try:
+            self.block(body)
+        finally:
+            self.mask = outer
+
+    def _run_Break(self, node: st.Break) -> None:
+        self._leave(_Break)
+
+    def _run_Continue(self, node: st.Continue) -> None:
+        self._leave(_Continue)
+
+    def _leave(self, word: type[Exception]) -> None:
+        """All lanes of a loop leave it together, or they run in order."""
+        raise word if self.mask is self.loop_mask else _InOrder
+
+    # Loops.
+
+    def _run_For(self, loop: st.For) -> None:
+        if is_nest(loop):
+            self._nest(loop)
+            return
+        start, stop = self.expr(loop.starts[0]), self.expr(loop.stops[0])
+        if not isinstance(start, torch.Tensor) and not isinstance(stop, torch.Tensor):
+            for number in range(start, stop, loop.step):
+                self.values[id(loop.vars[0])] = number
+                if not self._iteration(loop.body, self.mask):
+                    return
+            return
+        outer = self.mask
+        for trip in itertools.count():  # each lane has its own bounds
+            number = start + trip * loop.step
+            active = both(outer, number < stop)
+            self.values[id(loop.vars[0])] = number
+            if not some(active) or not self._iteration(loop.body, active):
+                return
+
+    def _run_While(self, node: st.While) -> None:
+        outer = self.mask
+        while True:
+            active = both(outer, self._under(outer, node.condition))  # type: ignore[arg-type]
+            if not some(active) or not self._iteration(node.body, active):
+                return
+            outer = active if isinstance(active, torch.Tensor) else outer
+
+    def _iteration(self, body: st.Block, mask: Value) -> bool:
+        """One run of a loop body; False if it breaks."""
+        outer, outer_loop = self.mask, self.loop_mask
+        self.mask = self.loop_mask = mask if isinstance(mask, torch.Tensor) else outer
+        try:
+            self.block(body)
+        except _Continue:
+            pass
+        except _Break:
+            return False
+        finally:
+            self.mask, self.loop_mask = outer, outer_loop
+        return True
+
+    def _nest(self, loop: st.For) -> None:
+        """A T.Parallel nest: side by side if that gives the same, else in order."""
+        ranges = [range(self.size(a), self.size(b)) for a, b in zip(loop.starts, loop.stops, strict=True)]
+        if not all(ranges):
+            return
+        how = self.plans.get(id(loop)) or plan(loop)
+        if how is not Plan.ORDERED and self._side_by_side(loop, ranges, how):
+            self.plans[id(loop)] = how
+            return
+        self.plans[id(loop)] = Plan.ORDERED
+        for point in itertools.product(*ranges):
+            self.values |= {id(v): n for v, n in zip(loop.vars, point, strict=True)}
+            if not self._iteration(loop.body, self.mask):
+                return
+
+    def _side_by_side(self, loop: st.For, ranges: Sequence[range], how: Plan) -> bool:
+        """Run all iterations at once; False, with nothing changed, if they turn out to depend on each other."""
+        state = self.lanes, self.mask, self.loop_mask
+        extents = [len(r) for r in ranges]
+        ids = lane_ids(extents, after=len(self.lanes))
+        self.values |= {id(v): i + r.start for v, i, r in zip(loop.vars, ids, ranges, strict=True)}
+        watch = Watch(written(loop), extents, self.lanes) if how is Plan.UNSURE else None
+        self.watches += [watch] if watch else []
+        mark = len(self.undo)
+        self.lanes = (*extents, *self.lanes)
+        try:
+            self.block(loop.body)
+        except (_InOrder, _Break, _Continue, TileError):
+            # Lanes side by side may meet an error that iterations in order would not; the run in order decides.
+            if watch is None:
+                raise
+            fits = False
+        else:
+            fits = watch is None or not watch.found_conflict()
+        finally:
+            self.lanes, self.mask, self.loop_mask = state
+            if watch:
+                self.watches.remove(watch)
+        if not fits:
+            for storage, index, old in reversed(self.undo[mark:]):
+                storage.raw[index] = old
+        if not fits or not self.watches:
+            del self.undo[mark:]
+        return fits

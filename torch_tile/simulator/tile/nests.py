@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""May the iterations of a T.Parallel nest be computed side by side?
+
+`plan` answers from the text: INDEPENDENT if each iteration touches places of its own in every buffer that the nest
+writes, ORDERED if the nest holds something that only a whole block can do, else UNSURE. An UNSURE nest is tried side
+by side under a `Watch`, which knows afterwards whether an iteration touched what another one wrote; if so the nest's
+writes are undone and it runs in order. Either way the result is that of running the iterations one after another.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Binary, Call, Const, Expr, Load, Var
+from torch_tile.ir.node import Node, equal, walk
+from torch_tile.ir.stmt import (
+    Alloc,
+    Break,
+    Continue,
+    For,
+    Let,
+    LoopKind,
+    Print,
+    Store,
+    TileOp,
+    While,
+)
+from torch_tile.simulator.memory import Storage
+from torch_tile.simulator.values import Value
+
+
+class Plan(enum.Enum):
+    """How a nest is run."""
+
+    INDEPENDENT = "side by side"
+    UNSURE = "side by side, watched"
+    ORDERED = "one after another"
+
+
+def plan(nest: For) -> Plan:
+    """What the text of a nest says about its iterations."""
+    nodes = list(walk(nest.body))
+    if any(isinstance(n, TileOp | Print) or (isinstance(n, Call) and n.name == "atomic") for n in nodes):
+        return Plan.ORDERED
+    facts = _Facts(nest, nodes)
+    if any(isinstance(n, Break | Continue | While) or (isinstance(n, For) and not facts.is_uniform(n)) for n in nodes):
+        return Plan.UNSURE
+    if all(_apart(accesses, nest, facts) for accesses in facts.accesses()):
+        return Plan.INDEPENDENT
+    return Plan.UNSURE
+
+
+def written(nest: For) -> list[Buffer]:
+    """Buffers that the nest writes and does not itself allocate."""
+    nodes = list(walk(nest.body))
+    own = {id(n.buffer) for n in nodes if isinstance(n, Alloc)}
+    return list({id(n.buffer): n.buffer for n in nodes if isinstance(n, Store) and id(n.buffer) not in own}.values())
+
+
+class _Facts:
+    """Names that a nest binds, and its accesses to what it writes."""
+
+    def __init__(self, nest: For, nodes: Sequence[Node]):
+        self.nodes = nodes
+        self.targets = {id(b) for b in written(nest)}
+        self.lets = {id(n.var): n.value for n in nodes if isinstance(n, Let)}
+        self.bound = {id(v) for v in nest.vars} | {id(v) for n in nodes if isinstance(n, For) for v in n.vars}
+        self.own = {id(n.buffer) for n in nodes if isinstance(n, Alloc)}
+
+    def accesses(self) -> Iterator[list[tuple[Expr, ...]]]:
+        """The index tuples of each written buffer."""
+        found: dict[int, list[tuple[Expr, ...]]] = {}
+        for n in self.nodes:
+            if isinstance(n, Load | Store) and id(n.buffer) in self.targets:
+                found.setdefault(id(n.buffer), []).append(n.indices)
+        yield from found.values()
+
+    def is_free(self, expr: Expr) -> bool:
+        """Whether every iteration of the nest sees the same value."""
+        for n in walk(expr):
+            if isinstance(n, Var) and (id(n) in self.bound or id(n) in self.lets):
+                return False
+            if isinstance(n, Load) and (id(n.buffer) in self.targets or id(n.buffer) in self.own):
+                return False
+        return True
+
+    def is_uniform(self, loop: For) -> bool:
+        """Whether an inner loop has the same bounds in every iteration."""
+        return all(self.is_free(e) for e in (*loop.starts, *loop.stops))
+
+    def moves_with(self, index: Expr) -> Expr | None:
+        """The variable `v` if the index is `v` plus something free."""
+        while isinstance(index, Var) and id(index) in self.lets:
+            index = self.lets[id(index)]
+        if isinstance(index, Var):
+            return index
+        if isinstance(index, Binary) and index.op in ("+", "-"):
+            if self.is_free(index.b):
+                return self.moves_with(index.a)
+            if index.op == "+" and self.is_free(index.a):
+                return self.moves_with(index.b)
+        return None
+
+
+def _apart(accesses: list[tuple[Expr, ...]], nest: For, facts: _Facts) -> bool:
+    """Whether different iterations certainly touch different elements of one buffer."""
+    covered = set()
+    for dim, first in enumerate(accesses[0]):
+        var = facts.moves_with(first)
+        if var is not None and all(equal(first, other[dim]) for other in accesses[1:]):
+            covered.add(id(var))
+    return all(id(v) in covered or _is_single(nest, d) for d, v in enumerate(nest.vars))
+
+
+def _is_single(nest: For, dim: int) -> bool:
+    start, stop = nest.starts[dim], nest.stops[dim]
+    return isinstance(start, Const) and isinstance(stop, Const) and stop.value - start.value <= 1
+
+
+def is_nest(loop: For) -> bool:
+    """Whether a loop's iterations are meant to be independent."""
+    return loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR)
+
+
+class Watch:
+    """Which addresses each iteration of a nest touched; lanes of nests around it are not compared with each other."""
+
+    def __init__(self, targets: Sequence[Buffer], extents: Sequence[int], outer: Sequence[int]):
+        self.targets = {id(b) for b in targets}
+        self.count, groups = math.prod(extents), math.prod(outer)
+        iteration = torch.arange(self.count).reshape(*extents, *[1] * len(outer))
+        self.owner = iteration + self.count * torch.arange(groups).reshape(tuple(outer))
+        self.owners = self.count * groups
+        self.places: list[torch.Tensor] = []
+        self.owned: list[torch.Tensor] = []
+        self.writes: list[torch.Tensor] = []
+
+    def note(self, storage: Storage, index: Sequence[Value], lanes: Sequence[int], active: Value, write: bool) -> None:
+        """An access of the current lanes (where `active`) at `index`, which holds the storage's prefix."""
+        place: Value = 0
+        for i, stride in zip(index, storage.raw.stride(), strict=True):
+            place = place + i * stride
+        place = torch.as_tensor(place * storage.raw.itemsize + storage.raw.data_ptr())
+        where = active.expand(tuple(lanes)) if isinstance(active, torch.Tensor) else slice(None)
+        self.places.append(place.expand(tuple(lanes))[where].flatten())
+        self.owned.append(self.owner.expand(tuple(lanes))[where].flatten())
+        self.writes.append(torch.full_like(self.places[-1], write, dtype=torch.bool))
+
+    def found_conflict(self) -> bool:
+        """Whether some iteration touched an element that another one wrote."""
+        if not self.places:
+            return False
+        place = torch.unique(torch.cat(self.places), return_inverse=True)[1]
+        pair = torch.unique(place * self.owners + torch.cat(self.owned))  # sorted by place, then group, then iteration
+        key = pair // self.count  # place and group
+        crowded = key[1:][key[1:] == key[:-1]]
+        written = (place * self.owners + torch.cat(self.owned))[torch.cat(self.writes)] // self.count
+        return bool(torch.isin(written, crowded).any())

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic on values of one scalar type, as every expression node of the interpreter does it.
+
+A value that all lanes of a loop nest share is a Python int or bool, or a 0-d tensor for floats; else it is a tensor
+with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 and int64 wrap when cast or
+stored, narrow and unsigned ones after every operation (uint64 is held as its two's complement: order and quotients are
+right below 2**63). Floats have the type of their node; fp16, bf16 and fp8 are computed in float32 and rounded after
+every operation. x // 0 and x % 0 are undefined.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_tile.intrinsics import lookup
+from torch_tile.ir.dtype import DType, to_dtype
+from torch_tile.ir.expr import COMPARISONS
+
+Value = Any  # int, bool or torch.Tensor
+
+_BOTH: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+_INTEGER: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
+    "//": lambda a, b: a // _nonzero(b), "%": lambda a, b: a % _nonzero(b),
+    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
+    "min": lambda a, b: pick(a < b, a, b), "max": lambda a, b: pick(a > b, a, b),
+}  # fmt: skip
+_FLOAT: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
+    "/": operator.truediv, "//": torch.floor_divide, "%": torch.remainder,
+    # As the CPU target: a NaN on either side gives the second operand.
+    "min": lambda a, b: torch.where(a < b, a, b), "max": lambda a, b: torch.where(a > b, a, b),
+}  # fmt: skip
+
+
+def constant(value: bool | int | float, dtype: DType) -> Value:
+    """A literal."""
+    if dtype.is_float:
+        return torch.tensor(value, dtype=torch.float64).to(dtype.as_torch())
+    return bool(value) if dtype.kind == "bool" else wrap(int(value), dtype)
+
+
+def binary(op: str, a: Value, b: Value, dtype: DType) -> Value:
+    """`a op b` for two operands of `dtype`."""
+    if not dtype.is_float:
+        return wrap_result(shared(_INTEGER[op](a, b)), dtype, op)
+    if dtype.bits >= 32:
+        return shared(_FLOAT[op](a, b))
+    result = _FLOAT[op](a.float(), b.float())
+    return shared(result) if op in COMPARISONS else result.to(dtype.as_torch())
+
+
+def unary(op: str, a: Value, dtype: DType) -> Value:
+    """`-a`, `~a` or `not a`."""
+    if op == "not":
+        return ~a if isinstance(a, torch.Tensor) else not a
+    if dtype.is_float:
+        return -a if dtype.bits >= 32 else (-a.float()).to(dtype.as_torch())
+    return wrap_result(-a if op == "-" else ~a, dtype, op)
+
+
+def call(name: str, args: Sequence[Value], operand: DType, result: DType) -> Value:
+    """An intrinsic on operands of one type."""
+    if name == "reinterpret":
+        return reinterpret(args[0], operand, result)
+    meaning = lookup(name).evaluate
+    assert meaning is not None
+    if not operand.is_float:
+        args = [a if isinstance(a, torch.Tensor) else torch.tensor(a) for a in args]
+        return wrap_result(shared(meaning(*args)), result, name)
+    wide = args if operand.bits >= 32 else [a.float() for a in args]
+    found = meaning(*wide)
+    return found.to(result.as_torch()) if result.is_float else shared(found)
+
+
+def reinterpret(value: Value, source: DType, to: DType) -> Value:
+    """The bits of `value` as a value of `to`, which is as wide."""
+    signed = getattr(torch, f"int{source.bits}")
+    bits = value.view(signed) if source.is_float else torch.as_tensor(wrap(value, to_dtype(f"int{source.bits}")))
+    if to.is_float:
+        return bits.to(signed).view(to.as_torch())
+    return wrap(shared(bits.to(torch.int64)), to)
+
+
+def cast(value: Value, source: DType, to: DType) -> Value:
+    """`value` converted: to nearest even between floats, truncated from float to integer, wrapped between integers."""
+    if to.kind == "bool":
+        return shared(value != 0)
+    if source.is_float and to.is_float:
+        return value.to(to.as_torch())
+    if source.is_float:
+        return wrap(shared(value.double().to(torch.int64)), to)
+    if to.is_integer:
+        return wrap(value.to(torch.int64) if isinstance(value, torch.Tensor) else int(value), to)
+    number = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    return number.to(torch.float32 if to.bits < 16 else to.as_torch()).to(to.as_torch())
+
+
+def pick(condition: Value, a: Value, b: Value) -> Value:
+    """`a` where `condition`, else `b`, of operands of one type."""
+    if not isinstance(condition, torch.Tensor):
+        return a if condition else b
+    return torch.where(condition, a, b)
+
+
+def both(a: Value | None, b: Value) -> Value:
+    """`a and b`; None is true everywhere."""
+    if a is None or a is True:
+        return b
+    return a if b is True else a & b
+
+
+def some(condition: Value) -> bool:
+    """Whether a condition holds in any lane."""
+    return bool(condition.any()) if isinstance(condition, torch.Tensor) else bool(condition)
+
+
+def shared(value: Value) -> Value:
+    """Integers and bools that have no lane dimension as Python's."""
+    if isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_floating_point():
+        return value.item()
+    return value
+
+
+def wrap(value: Value, dtype: DType) -> Value:
+    """An integer brought into the range of `dtype`."""
+    if dtype.bits == 64:
+        return value if isinstance(value, torch.Tensor) else (value + 2**63) % 2**64 - 2**63
+    mask = (1 << dtype.bits) - 1
+    if dtype.kind == "uint":
+        return value & mask
+    half = 1 << (dtype.bits - 1)
+    return ((value + half) & mask) - half
+
+
+def wrap_result(value: Value, dtype: DType, op: str) -> Value:
+    """The result of an integer operation: narrow and unsigned types wrap at once."""
+    wraps = dtype.kind == "uint" or (dtype.kind == "int" and dtype.bits < 32)
+    return wrap(value, dtype) if wraps and op not in COMPARISONS else value
+
+
+def _nonzero(divisor: Value) -> Value:
+    """Division by zero is undefined, but must not stop lanes that never reach it."""
+    if isinstance(divisor, torch.Tensor):
+        return torch.where(divisor == 0, 1, divisor)
+    return divisor or 1

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.copy: move a tile between any two memories, converting its type; ragged edges read 0 and drop writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Load, cast
+from torch_tile.ir.layout import shared_tile
+from torch_tile.ir.node import find
+from torch_tile.ir.stmt import For, Stmt, Store
+from torch_tile.tileop.base import (
+    RegisteredOp,
+    describe,
+    is_one,
+    parallel,
+    region_of,
+    same_extents,
+    spread,
+    squeezed,
+    tile_op,
+)
+from torch_tile.tileop.copy import ldmatrix
+from torch_tile.tileop.parallel import op as parallel_loops
+from torch_tile.tileop.parallel.nest import is_static
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
+
+if TYPE_CHECKING:
+    from torch_tile.simulator.tile.env import Env
+
+
+@tile_op("copy")
+@dataclass(frozen=True, eq=False, repr=False)
+class Copy(RegisteredOp):
+    """`dst = src`, element by element in row-major order of both regions, dimensions of size 1 ignored.
+
+    The scheduling hints say how a GPU moves the data; they never change the result.
+    """
+
+    src: Region
+    dst: Region
+    coalesced_width: int | None = None
+    disable_tma: bool = False
+    eviction_policy: str | None = None
+    prefer_instruction: str | None = None
+
+    @classmethod
+    def build(cls, src: Any, dst: Any, **hints: Any) -> Copy:
+        """Regions from buffers, slices or head addresses; a head address takes the other side's extents."""
+        a, b = region_of(src), region_of(dst)
+        for value, region, what in ((src, a, "the source"), (dst, b, "the destination")):
+            if region is None:
+                raise error("copy_values", None, what=f"{what} ({type(value).__name__})")
+        assert a is not None and b is not None
+        a_head, b_head = isinstance(src, Load), isinstance(dst, Load)
+        if a_head and not b_head:
+            a = _extend(a, b)
+        elif b_head and not a_head:
+            b = _extend(b, a)
+        return cls(a, b, **{k: v for k, v in hints.items() if k not in ("annotations", "loop_layout")})
+
+    def check(self) -> list[Diagnostic]:
+        """Extents must agree once dimensions of size 1 are dropped."""
+        if same_extents(squeezed(self.src), squeezed(self.dst)):
+            return []
+        src, dst = describe(self.src.extents), describe(self.dst.extents)
+        return [diagnose("copy_shape", self.span, src=src, dst=dst)]
+
+    def accesses(self) -> tuple[list[Region], list[Region]]:
+        """Reads the source, writes the destination."""
+        return [self.src], [self.dst]
+
+    def lower_cpu(self) -> Stmt:
+        """A parallel nest of element moves."""
+        return self._moves()
+
+    def as_loop(self) -> For | None:
+        """The nest, unless a single element is moved."""
+        moves = self._moves()
+        return moves if isinstance(moves, For) else None
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """Fragments lie alike on both sides; shared memory on the way to or from a fragment is free of conflicts."""
+        found = []
+        for shared, other in ((self.src.buffer, self.dst.buffer), (self.dst.buffer, self.src.buffer)):
+            sizes = shared.static_shape
+            if shared.scope == "shared" and other.scope == "fragment" and sizes and known.get(other) is not None:
+                why = "swizzled against bank conflicts of the copy"
+                found.append(Demand(shared, shared_tile(sizes, shared.dtype.bits), False, why, self.span))
+        used = [n.buffer for side in (self.src, self.dst) for n in find(side, Load, Region)]
+        if all(b.scope != "fragment" or known.get(b) is not None for b in used):
+            return found  # no fragment is open
+        loop = self.as_loop()
+        if loop is None or not is_static(loop):
+            return found
+        return [*found, *parallel_loops.infer(loop, known, ctx)]
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """Matrices by ldmatrix and stmatrix where the fragment lies so; else a parallel nest in wide moves."""
+        if ldmatrix.refuses(self, ctx) is None:
+            return ldmatrix.lower(self, ctx)
+        return self._moves()
+
+    def _moves(self) -> Stmt:
+        def move(point: tuple[Any, ...]) -> Stmt:
+            value = Load(self.src.buffer, spread(self.src, point))
+            return Store(self.dst.buffer, spread(self.dst, point), cast(value, self.dst.buffer.dtype))
+
+        extents = squeezed(self.dst)
+        return parallel(extents, move) if extents else move(())
+
+    def evaluate(self, env: Env) -> None:
+        """Read the box, convert, write the box."""
+        tile = env.read(self.src)
+        env.write(self.dst, tile.to(self.dst.buffer.dtype.as_torch()).reshape(env.extents(self.dst)))
+
+
+def _extend(head: Region, other: Region) -> Region:
+    """A head address given the extents of `other`, right-aligned."""
+    extents = [e for r in other.ranges if r.keep for e in (r.extent,)]
+    while len(extents) > len(head.ranges) and is_one(extents[0]):
+        extents = extents[1:]
+    if len(extents) > len(head.ranges):
+        return head
+    skip = len(head.ranges) - len(extents)
+    kept = [replace(r, extent=e, keep=True) for r, e in zip(head.ranges[skip:], extents, strict=True)]
+    return replace(head, ranges=(*head.ranges[:skip], *kept))

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.tma_copy: the tensor memory accelerator moves a tile between global and shared memory, box by box.
+
+One thread starts the copies. A load counts its bytes for an mbarrier; a store is waited for until it has read its
+source. Boxes are as wide as the panels that the tile lies in, so that the swizzle is the hardware's; what lies outside
+the tensor is read as 0 and not written, as T.copy has it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
+from torch_tile.intrinsics import bulk
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.bounds import interval
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.divisor import divides
+from torch_tile.ir.expr import Address, Const, Expr, Load, binary, const, to_expr
+from torch_tile.ir.layout import row_major, shared_tile
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Block, If, Stmt
+from torch_tile.ir.substitute import Expand
+from torch_tile.ir.tensor_map import TensorMap
+from torch_tile.tileop.alignment import strides_of
+from torch_tile.tileop.base import is_one, region_of, same_extents, spread, squeezed, tile_op
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.copy.tma_boxes import (
+    LARGEST_BOX,
+    Sides,
+    box_of,
+    corners,
+    number_of,
+    part_of,
+    refuses_shares,
+)
+from torch_tile.tileop.gemm.wgmma import panel_span
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
+
+ZERO = const(0, dt.int32)
+MOST_DIMENSIONS = 5
+TYPES = {
+    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
+    "uint64", "float8_e4m3fn", "float8_e5m2",
+}  # fmt: skip
+
+
+@tile_op("tma_copy")
+@dataclass(frozen=True, eq=False, repr=False)
+class TmaCopy(Copy):
+    """As T.copy, by one thread of those that run it. A load has a `barrier`, for which its bytes are expected; whoever
+    waits for the barrier sees the tile, once somebody arrives. A store has none. `by` is that thread's number.
+
+    With `blocks`, all blocks of the cluster whose bits are set run this copy of the same source: of `shares` equal
+    parts of the tile each starts its own, number `share`, which comes to all of them.
+    """
+
+    barrier: Load | None = None
+    blocks: Expr | None = None
+    share: Expr | None = None
+    shares: int = 1
+    by: int = 0
+
+    @classmethod
+    def build(
+        cls, src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, shares: int = 1,
+        by: int = 0, **hints: Any,
+    ) -> TmaCopy:  # fmt: skip
+        """Regions as for T.copy; `barrier` is one element of a T.alloc_barrier."""
+        where = None if barrier is None else region_of(barrier)
+        if barrier is not None and not (where and where.buffer.scope == "barrier" and all(map(is_one, where.extents))):
+            fix = "give one mbarrier, as in barrier=ready[stage]"
+            raise error("bad_argument", None, op="T.tma_copy", name="barrier", why=f"is {barrier!r}"[:80], fix=fix)
+        signal = None if where is None else Load(where.buffer, where.starts)
+        made = Copy.build(src, dst, **{k: v for k, v in hints.items() if k == "eviction_policy"})
+        to, number = (None if e is None else to_expr(e) for e in (blocks, share))
+        return cls(
+            made.src, made.dst, eviction_policy=made.eviction_policy, barrier=signal, blocks=to, share=number,
+            shares=shares, by=by,
+        )  # fmt: skip
+
+    def check(self) -> list[Diagnostic]:
+        """Extents agree, and the copy goes between global and shared memory."""
+        found = super().check()
+        scopes = self.src.buffer.scope, self.dst.buffer.scope
+        if scopes not in (("global", "shared"), ("shared", "global")):
+            why = f"goes from {scopes[0]} to {scopes[1]} memory"
+            fix = "copy between global and shared memory"
+            found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="src", why=why, fix=fix))
+        elif (self.barrier is None) == (scopes[0] == "global"):
+            why, fix = "belongs to copies from global memory, and to each of them", "give barrier=... to loads only"
+            found.append(diagnose("bad_argument", self.span, op="T.tma_copy", name="barrier", why=why, fix=fix))
+        return found
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """Panels, or rows where one row is copied, unless something else asks for the tile."""
+        region = self.dst if self.barrier is not None else self.src
+        tile, sizes = region.buffer, region.buffer.static_shape
+        if sizes is None:
+            return []
+        if all(map(is_one, region.extents[:-1])):
+            return [Demand(tile, row_major(sizes), False, "rows of bulk copies", self.span)]
+        return [Demand(tile, shared_tile(sizes, tile.dtype.bits), False, "panels of bulk copies", self.span)]
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """The boxes, by one thread. A store that cannot be made so is an ordinary one."""
+        why = refuses(self, ctx)
+        if why is None:
+            return lower(self, ctx)
+        if self.barrier is not None:
+            raise error("bulk_copy", self.span, why=why)
+        ctx.build.note(self.span, "T.copy", "an ordinary copy", why)
+        return super().lower_cuda(ctx)
+
+
+def refuses(op: Copy, ctx: ThreadContext) -> str | None:
+    """Why bulk copies cannot do it; None if they can."""
+    if ctx.target.capability < 90:
+        return f"{ctx.target} has no bulk copies of tiles"
+    if {op.src.buffer.scope, op.dst.buffer.scope} != {"global", "shared"}:
+        return "bulk copies go between global and shared memory"
+    if op.src.buffer.dtype != op.dst.buffer.dtype:
+        return f"{op.src.buffer.dtype} is converted to {op.dst.buffer.dtype} on the way"
+    sides = Sides.of(op)
+    if why := _refuses_tensor(sides.tensor, ctx) or _refuses_tile(sides, ctx):
+        return why
+    if op.dst is sides.tensor and (why := _refuses_store(sides.tensor, ctx)):
+        return why
+    return None if box_of(sides) else f"`{sides.tile.buffer.name}` does not consist of equal boxes of at most 256 rows"
+
+
+def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
+    """What of the tensor a map cannot describe."""
+    tensor, size = region.buffer, region.buffer.dtype.itemsize
+    if tensor.dtype.name not in TYPES:
+        return f"no bulk copy moves {tensor.dtype}"
+    if tensor.rank > MOST_DIMENSIONS:
+        return f"`{tensor.name}` has {tensor.rank} dimensions, and tensor maps have at most {MOST_DIMENSIONS}"
+    if not tensor.may_start_at(16):
+        return f"`{tensor.name}` may not start at a multiple of 16 bytes"
+    strides = strides_of(tensor)
+    if not is_one(strides[-1]):
+        return f"`{tensor.name}` is not dense along its last dimension"
+    for dim, stride in enumerate(strides[:-1]):
+        if not is_one(tensor.shape[dim]) and not divides(16 // math.gcd(16, size), stride, ctx.ranges):
+            return f"the stride of dimension {dim} of `{tensor.name}` may not be a multiple of 16 bytes"
+    column = Expand(ctx.values)(region.starts[-1])
+    if not divides(16 // math.gcd(16, size), column, ctx.ranges):  # seen to stop an H200
+        return f"the columns of `{tensor.name}` may not start at a multiple of 16 bytes"
+    if not all(isinstance(e, Const) for e in region.extents):
+        return "the extents are known only at run time"
+    return None
+
+
+def _refuses_store(region: Region, ctx: ThreadContext) -> str | None:
+    """What stores cannot do and loads can, as seen on an H200.
+
+    Across the end of a row they write the rest of the 16 bytes that the end lies in; in front of a tensor they stop the
+    GPU.
+    """
+    tensor, inline = region.buffer, Expand(ctx.values)
+    if not divides(16 // math.gcd(16, tensor.dtype.itemsize), inline(tensor.shape[-1]), ctx.ranges):
+        return f"the rows of `{tensor.name}` may not end at a multiple of 16 bytes"
+    # No interval at all have quotients by sizes that may be zero; then there is nothing to be copied.
+    if any(-math.inf < interval(inline(start), ctx.ranges).low < 0 for start in region.starts):
+        return f"the slice of `{tensor.name}` may start in front of it"
+    return None
+
+
+def _refuses_tile(sides: Sides, ctx: ThreadContext) -> str | None:
+    """What of the tile is not made of boxes."""
+    tile, region = sides.tile.buffer, sides.tile
+    shape, size = tile.static_shape, tile.dtype.itemsize
+    if shape is None or is_one(sides.tensor.extents[-1]) or is_one(region.extents[-1]):
+        return "the last dimension is not copied along"
+    if not same_extents(squeezed(region), squeezed(sides.tensor)):
+        return "the dimensions of both sides do not correspond"
+    span = panel_span(tile)
+    width = number_of(region.extents[-1])
+    if span is None:
+        return _refuses_rows(region, ctx)
+    panel = span // size
+    if width % panel or not divides(panel, region.starts[-1], ctx.ranges):
+        return f"the slice of `{tile.name}` does not consist of whole panels of {panel}"
+    if not divides(8, region.starts[-2], ctx.ranges):
+        return f"the slice of `{tile.name}` may not start at a multiple of 8 rows"
+    if any(not is_one(e) for e in region.extents[:-2]):
+        return f"`{tile.name}` is copied in more than two dimensions"
+    return None
+
+
+def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
+    """The same for a tile that does not lie in panels."""
+    tile, shape, size = region.buffer, region.buffer.static_shape or (), region.buffer.dtype.itemsize
+    if tile.layout is not None and tile.layout != row_major(shape):
+        return f"`{tile.name}` lies neither in panels nor row by row"
+    copied = [(n, number_of(e)) for n, e in zip(shape, region.extents, strict=True) if not is_one(e)]
+    if any(n != e for n, e in copied[1:]):
+        return f"the slice of `{tile.name}` is not dense"
+    if copied[-1][1] * size % 16 or copied[-1][1] > LARGEST_BOX:
+        return f"rows of {copied[-1][1]} elements are no boxes of whole 16 bytes"
+    start: Expr = ZERO
+    for index, count in zip(region.starts, shape, strict=True):
+        start = binary("+", binary("*", start, const(count, dt.int32)), index)
+    if not divides(128 // math.gcd(128, size), simplify(start), ctx.ranges):
+        return f"the slice of `{tile.name}` may not start at a multiple of 128 bytes"
+    return None
+
+
+def lower(op: Copy, ctx: ThreadContext) -> Stmt:
+    """One thread starts one copy for each box, or for each of its share."""
+    sides = Sides.of(op)
+    tile, tensor = sides.tile.buffer, sides.tensor.buffer
+    span, size = panel_span(tile) or 0, tile.dtype.itemsize
+    load = op if isinstance(op, TmaCopy) and op.barrier is not None else None
+    bytes_ = math.prod(number_of(e) for e in sides.tensor.extents) * size
+    if load is not None and load.share is not None:
+        part = part_of(sides, load.shares, load.share)
+        if part is None:
+            raise error("bulk_copy", op.span, why=refuses_shares(op, load.shares))
+        sides = part
+    extents = [number_of(e) for e in sides.tensor.extents]
+    box = box_of(sides)
+    assert box is not None
+    map_ = TensorMap(tensor, tensor.shape, strides_of(tensor), box, span)
+    moves: list[Stmt] = []
+    for point in corners(extents, box):
+        place = [simplify(s + const(p, dt.int32)) for s, p in zip(sides.tensor.starts, point, strict=True)]
+        inside = [const(p, dt.int32) for p, e in zip(point, extents, strict=True) if e != 1]
+        there = Address(tile, spread(sides.tile, tuple(inside)))
+        if load is None:
+            moves.append(bulk.tma_store(map_, there, place))
+        else:
+            assert load.barrier is not None
+            signal = Address(load.barrier.buffer, load.barrier.indices)
+            moves.append(bulk.tma_load(there, map_, place, signal, op.eviction_policy or "", load.blocks))
+    if load is not None:
+        assert load.barrier is not None
+        moves = [bulk.mbarrier_expect(Address(load.barrier.buffer, load.barrier.indices), bytes_), *moves]
+    else:
+        moves += [bulk.bulk_commit(), bulk.bulk_wait(0)]
+    _note(op, box, span, len(list(corners(extents, box))), ctx)
+    by = op.by if isinstance(op, TmaCopy) else 0
+    return If(binary("==", ctx.thread, const(by, dt.int32)), Block(tuple(moves)), Block(()))
+
+
+def _note(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadContext) -> None:
+    shape = " x ".join(str(n) for n in box if n != 1)
+    swizzled = f", swizzled over {span} bytes" if span else ""
+    ctx.build.note(op.span, "T.copy", f"{count} bulk {'copies' if count > 1 else 'copy'} of {shape}{swizzled}")

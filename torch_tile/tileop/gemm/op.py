@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.gemm: C += op(A) op(B) on tiles, accumulated in C's type."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch_tile.diagnostics.errors import Diagnostic, InternalError, diagnose, error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Address, Call, Expr, const
+from torch_tile.ir.stmt import Block, Do, Stmt
+from torch_tile.tileop.base import (
+    RegisteredOp,
+    describe,
+    is_one,
+    need_region,
+    same_extents,
+    tile_op,
+)
+from torch_tile.tileop.fill import Fill
+from torch_tile.tileop.gemm import fma, mma, wgmma as gemm_wgmma
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
+
+if TYPE_CHECKING:
+    from torch_tile.simulator.tile.env import Env
+
+
+class Carrier(Protocol):
+    """A module that puts products on threads: why it does not take one, what it wants, what it makes of it."""
+
+    def refuses(self, op: Gemm, ctx: ThreadContext) -> str | None:
+        """Why it does not take this product; None if it does."""
+
+    def infer_layout(self, op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """The layouts that it wants, as far as they follow from what is known."""
+
+    def lower(self, op: Gemm, ctx: ThreadContext) -> Stmt:
+        """What one thread does."""
+
+
+CARRIERS: tuple[Carrier, ...] = gemm_wgmma, mma, fma  # the first that does not refuse takes the product
+
+
+class GemmWarpPolicy(enum.Enum):
+    """How the warps of a block split the rows and columns of C; no effect on results."""
+
+    Square = "Square"
+    FullRow = "FullRow"
+    FullCol = "FullCol"
+
+    def to_language(self) -> str:
+        """As an author writes it."""
+        return f"T.GemmWarpPolicy.{self.value}"
+
+
+@tile_op("gemm")
+@dataclass(frozen=True, eq=False, repr=False)
+class Gemm(RegisteredOp):
+    """A is (M, K), or (K, M) with transpose_A; B is (K, N), or (N, K) with transpose_B; C is (M, N).
+
+    A product by wgmma ends with a wait for all but the `wg_wait` youngest groups of products; -1 is none. With `wgmma`
+    it goes so or not at all.
+    """
+
+    A: Region
+    B: Region
+    C: Region
+    transpose_A: bool = False
+    transpose_B: bool = False
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square
+    clear_accum: bool = False
+    wg_wait: int = 0
+    wgmma: bool = False
+
+    @classmethod
+    def build(
+        cls, A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
+        policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, wg_wait: int = 0,
+        wgmma: bool = False, **hints: Any,
+    ) -> Gemm:  # fmt: skip
+        """Operands are buffers or slices; `hints` (k_pack, mbar) only concern GPUs."""
+        a, b, c = (need_region(x, "gemm", name) for x, name in ((A, "A"), (B, "B"), (C, "C")))
+        return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait), bool(wgmma))
+
+    def check(self) -> list[Diagnostic]:
+        """Shapes must fit, operands must be on chip, and the types must have a product."""
+        found = []
+        for region, operand in ((self.A, "A"), (self.B, "B"), (self.C, "C")):
+            if region.buffer.scope == "global":
+                found.append(
+                    diagnose("gemm_scope", self.span, operand=operand, buffer=region.buffer.name, scope="global")
+                )
+        sizes = [_matrix(r) for r in (self.A, self.B, self.C)]
+        if any(s is None for s in sizes) or not self._fits(*[s for s in sizes if s is not None]):
+            a, b, c = (describe(r.tile_shape) for r in (self.A, self.B, self.C))
+            a, b = a + ("^T" if self.transpose_A else ""), b + ("^T" if self.transpose_B else "")
+            return [*found, diagnose("gemm_shape", self.span, a=a, b=b, c=c)]
+        types = [r.buffer.dtype for r in (self.A, self.B, self.C)]
+        if fix := _refuses(*types):
+            a, b, c = (str(t) for t in types)
+            found.append(diagnose("gemm_dtype", self.span, a=a, b=b, c=c, fix=fix))
+        return found
+
+    def _fits(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr], c: tuple[Expr, Expr]) -> bool:
+        m, k = a[::-1] if self.transpose_A else a
+        k2, n = b[::-1] if self.transpose_B else b
+        return same_extents((m, n, k), (*c, k2))
+
+    def accesses(self) -> tuple[list[Region], list[Region]]:
+        """Reads A, B and (unless cleared) C; writes C."""
+        return [self.A, self.B] + ([] if self.clear_accum else [self.C]), [self.C]
+
+    def lower_cpu(self) -> Stmt:
+        """One call of the register-blocked micro-kernel, after a clear if asked."""
+        a, b, c = (_matrix(r) for r in (self.A, self.B, self.C))
+        assert a and b and c
+        m, n = c
+        k = a[0] if self.transpose_A else a[1]
+        operands = [x for r in (self.A, self.B, self.C) for x in (Address(r.buffer, r.starts), _leading(r))]
+        product = Do(Call("cpu_gemm", (*operands, m, n, k), dt.int32, (self.transpose_A, self.transpose_B)))
+        if not self.clear_accum:
+            return product
+        return Block((Fill(self.C, const(0, self.C.buffer.dtype)).lower_cpu(), product))
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """What the carrier of this product wants."""
+        return self.carrier(ctx)[0].infer_layout(self, known, ctx)
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """By the first carrier that does not refuse; the report says why the ones before it did."""
+        carrier, reasons = self.carrier(ctx)
+        if self.wgmma and carrier is not gemm_wgmma:
+            raise error("no_wgmma", self.span, why=reasons[0])
+        reasons = [r for r in reasons if r != gemm_wgmma.NO_BULK_COPIES]
+        if carrier is mma and ctx.asynchronous and reasons:
+            ctx.build.note(self.span, "T.gemm", "mma.sync", reasons[0])
+        if carrier is fma:
+            exact = mma.has_product(self, ctx)
+            became = "multiply-adds of single elements" + ("" if exact else f" ({'; '.join(reasons)})")
+            ctx.build.note(self.span, "T.gemm", became, "; ".join(reasons) if exact else "")
+        return carrier.lower(self, ctx)
+
+    def carrier(self, ctx: ThreadContext) -> tuple[Carrier, list[str]]:
+        """The carrier, and why each one before it refused."""
+        reasons: list[str] = []
+        for carrier in CARRIERS:
+            why_not = carrier.refuses(self, ctx)
+            if why_not is None:
+                return carrier, reasons
+            reasons.append(why_not)
+        raise InternalError("no carrier takes this product", self.span)
+
+    def evaluate(self, env: Env) -> None:
+        """Multiply in float64 (int64 for integers) and add in the accumulator's type."""
+        wide = env.wide(self.C.buffer.dtype)
+        a, b, c = (env.read(r).reshape([env.size(x) for x in _matrix(r) or ()]) for r in (self.A, self.B, self.C))
+        a = a.to(wide).T if self.transpose_A else a.to(wide)
+        b = b.to(wide).T if self.transpose_B else b.to(wide)
+        total = a @ b if self.clear_accum else a @ b + c.to(wide)
+        env.write(self.C, total.to(c.dtype).reshape(env.extents(self.C)))
+
+
+def _matrix(region: Region) -> tuple[Expr, Expr] | None:
+    """The two extents of a region used as a matrix: leading dimensions must have size 1."""
+    extents = region.extents
+    if len(extents) < 2 or not all(is_one(e) for e in extents[:-2]):
+        return None
+    return extents[-2], extents[-1]
+
+
+def _leading(region: Region) -> Expr:
+    """Elements from one row of the matrix to the next."""
+    return region.buffer.strides[-2] if region.buffer.strides else region.buffer.shape[-1]
+
+
+def _refuses(a: dt.DType, b: dt.DType, c: dt.DType) -> str:
+    """Why there is no product of these types, as the fix; empty if there is one."""
+    if a.is_float != b.is_float or "bool" in (a.kind, b.kind):
+        return "give A and B of one kind: both floating or both integer"
+    if a.is_float and not c.is_float:
+        return "accumulate floating products in float32"
+    if not a.is_float and c != dt.int32:
+        return "accumulate integer products in int32"
+    if a.is_float and c.bits < 16:
+        return "accumulate in float32"
+    return ""

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one thread does for a product by mma.sync: load the operands of a step along k into registers, multiply.
+
+The steps are unrolled. A comes a step at a time, B two tiles at a time, right before their products: the assembler
+moves the loads of what follows up among these as far as registers allow, and knows better how far that is. Assumes the
+layouts that `gemm/mma.py` demands; where an operand in shared memory does not suit ldmatrix, its elements are loaded
+one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_tile.intrinsics.matrix import Digits, ldmatrix, mma, round_tf32
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.divisor import divides
+from torch_tile.ir.expr import Address, Const, Expr, Load, Var, const
+from torch_tile.ir.stmt import Alloc, Block, For, LoopKind, Stmt, Store
+from torch_tile.tileop.alignment import aligned_run
+from torch_tile.tileop.gemm.partition import Partition
+
+if TYPE_CHECKING:
+    from torch_tile.tileop.gemm.op import Gemm
+    from torch_tile.tileop.threads import ThreadContext
+
+ZERO = const(0, dt.int32)
+
+
+def unrolled(name: str, count: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """`body` for 0 to `count - 1`; a single turn needs no loop."""
+    if count == 1:
+        return body(ZERO)
+    var = Var(name, dt.int32, "loop")
+    return For(LoopKind.UNROLLED, (var,), (ZERO,), (const(count, dt.int32),), Block((body(var),)))
+
+
+Index = Callable[[Expr, Expr], Expr]  # from a tile and a step along k
+LoadBatch = Callable[[Expr, Expr], Stmt]  # of the tiles from a first one on, of a step along k
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A or B in registers: `index` gives the first register of a tile; `load` brings a batch of `batch` tiles there.
+
+    `load` is None where all is in place. `how` tells the schedule report where the operand comes from, `why_not` what
+    kept it from a better way.
+    """
+
+    registers: Buffer
+    index: Index
+    load: LoadBatch | None
+    batch: int
+    how: str
+    why_not: str = ""
+
+    def bring(self, first: Expr, step: Expr) -> list[Stmt]:
+        """Load the batch that starts with tile `first`."""
+        return [self.load(first, step)] if self.load is not None else []
+
+
+@dataclass(frozen=True)
+class Source:
+    """An operand as tiles of `unit` rows (of A) or columns (of B): `tiles` per warp, from `offset` on.
+
+    `place(i, k)` is where the element in row or column `i` at `k` lies in the buffer behind `region`. `digits` are the
+    places in a tile of i and k; `across` says that memory runs along i, not along k. `batch` tiles are loaded at once.
+    """
+
+    name: str
+    region: Region
+    tiles: int
+    batch: int
+    unit: int
+    offset: Expr
+    digits: tuple[Digits, Digits]
+    across: bool
+    step: int
+    each: int
+    tf32: bool
+
+    def place(self, i: Expr, k: Expr) -> tuple[Expr, ...]:
+        """Indices into the buffer."""
+        *lead, rows, columns = self.region.starts
+        return (*lead, rows + k, columns + i) if self.across else (*lead, rows + i, columns + k)
+
+
+def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
+    """The whole product: `C += A B`, after a clear if asked."""
+    m, n, k = (_number(e) for e in (*op.C.extents[-2:], op.A.extents[-2 if op.transpose_A else -1]))
+    shape, (m_tiles, n_tiles) = p.shape, p.tiles(m, n)
+    tf32 = ctx.build.options.tf32 and op.A.buffer.dtype == dt.float32
+    warp = ctx.thread // 32
+    row, column = warp // p.columns % p.rows * (m // p.rows), warp % p.columns * (n // p.columns)
+    a = Source("a", op.A, m_tiles, m_tiles, shape.m, row, shape.a, op.transpose_A, shape.k, shape.registers("a"), tf32)
+    b = Source(
+        "b", op.B, n_tiles, 1 if n_tiles % 2 else 2, shape.n, column, shape.b[::-1], not op.transpose_B,
+        shape.k, shape.registers("b"), tf32,
+    )  # fmt: skip
+    left, right = _operand(a, ctx), _operand(b, ctx)
+    types = ("tf32", "tf32") if tf32 else (op.A.buffer.dtype.name, op.B.buffer.dtype.name)
+    name = f"m{shape.m}n{shape.n}k{shape.k}"
+    became = f"mma.sync {name} {types[0]}, {p.rows} x {p.columns} warps of {m // p.rows} x {n // p.columns}"
+    why_not = "; ".join(filter(None, (left.why_not, right.why_not)))
+    ctx.build.note(op.span, "T.gemm", f"{became}; A: {left.how}; B: {right.how}", why_not)
+    total = ctx.registers(op.C.buffer)
+    each, all_columns = shape.registers("d"), _number(op.C.buffer.shape[-1]) // (p.columns * shape.n)
+    first = _number(op.C.starts[-1]) // shape.n
+
+    def one(i: Expr, j: Expr, step: Expr) -> Stmt:
+        d = Address(total, ((i * all_columns + (j + first)) * each,))
+        x, y = (Address(o.registers, (o.index(tile, step),)) for o, tile in ((left, i), (right, j)))
+        return mma(d, x, y, name, (*types, op.C.buffer.dtype.name))
+
+    def batch(j: Expr, step: Expr) -> Stmt:
+        """The products of all of A's tiles with a batch of B's."""
+        products = unrolled("mi", m_tiles, lambda i: unrolled("nj", right.batch, lambda n: one(i, j + n, step)))
+        return Block((*right.bring(j, step), products))
+
+    def along_n(step: Expr) -> Stmt:
+        batches = unrolled("j", n_tiles // right.batch, lambda j: batch(j * right.batch, step))
+        return Block((*left.bring(ZERO, step), batches))
+
+    allocs = [Alloc(o.registers) for o in (left, right) if o.load is not None]
+    clear = _clear(op, ctx, p, first, n_tiles, all_columns)
+    return Block((*allocs, *clear, unrolled("ks", k // shape.k, along_n)))
+
+
+def _clear(op: Gemm, ctx: ThreadContext, p: Partition, first: int, n_tiles: int, all_columns: int) -> list[Stmt]:
+    """Zero in the accumulators that this product uses, if it starts afresh."""
+    if not op.clear_accum:
+        return []
+    total, each = ctx.registers(op.C.buffer), p.shape.registers("d")
+    m_tiles = p.tiles(_number(op.C.extents[-2]), 0)[0]
+    zero = const(0, op.C.buffer.dtype)
+
+    def row(i: Expr) -> Stmt:
+        return unrolled("v", n_tiles * each, lambda v: Store(total, ((i * all_columns + first) * each + v,), zero))
+
+    return [unrolled("mi", m_tiles, row)]
+
+
+def _operand(s: Source, ctx: ThreadContext) -> Operand:
+    """How an operand gets into registers."""
+    buffer = s.region.buffer
+    kept = _in_place(s, ctx) if buffer.scope == "fragment" else None
+    if kept is not None and not s.tf32:
+        return kept
+    registers = ctx.local(s.name, s.batch * s.each, buffer.dtype)
+
+    def index(tile: Expr, step: Expr) -> Expr:
+        return tile % s.batch * s.each
+
+    def element(tile: Expr, step: Expr, v: Expr) -> Expr:
+        if kept is not None:
+            return Load(kept.registers, (kept.index(tile, step) + v,))
+        i, k = (_coordinate(digits, ctx.thread, v) for digits in s.digits)
+        return Load(buffer, s.place(s.offset + tile * s.unit + i, step * s.step + k))
+
+    why_not = "" if kept is not None or buffer.dtype.bits > 32 else _no_ldmatrix(s, ctx)
+    if kept is None and buffer.dtype.bits <= 32 and not why_not:
+        load, how = _by_matrix(s, registers, index, ctx.thread), "ldmatrix.trans" if s.across else "ldmatrix"
+    else:
+        load, how = _by_element(s, registers, index, element), "registers" if kept is not None else "single elements"
+    if s.tf32:
+        load = _rounded(s, registers, index, load)
+    return Operand(registers, index, load, s.batch, how, why_not)
+
+
+def _in_place(s: Source, ctx: ThreadContext) -> Operand:
+    """A fragment, used where it is."""
+    rows, columns = (_number(size) for size in s.region.buffer.shape[-2:])
+    along, start = (rows, s.region.starts[-2]) if s.across else (columns, s.region.starts[-1])
+    steps, first = along // s.step, _number(start) // s.step
+
+    def index(tile: Expr, step: Expr) -> Expr:
+        return (tile * steps + (step + first)) * s.each
+
+    return Operand(ctx.registers(s.region.buffer), index, None, s.batch, "registers in place")
+
+
+def _no_ldmatrix(s: Source, ctx: ThreadContext) -> str:
+    """Why ldmatrix cannot load an operand of at most 32 bits from shared memory; empty if it can."""
+    buffer = s.region.buffer
+    if s.across and buffer.dtype.bits != 16:
+        return f"`{buffer.name}` runs across k, and ldmatrix turns only 16-bit elements"
+    chunk = 16 // buffer.dtype.itemsize
+    if aligned_run(buffer) % chunk:
+        return f"the rows of `{buffer.name}` are not runs of 16 bytes"
+    if not divides(chunk, s.region.starts[-1], ctx.ranges):
+        return f"the slice of `{buffer.name}` may not start at a multiple of 16 bytes"
+    return ""
+
+
+def _by_matrix(s: Source, registers: Buffer, index: Index, thread: Expr) -> LoadBatch:
+    """Loads by ldmatrix: a tile of A, or two tiles of B, are 2 x 2 matrices of 8 rows of 16 bytes.
+
+    Lane l names row l % 8 of matrix l // 8; the matrices of A are counted along i first, those of B along k first.
+    """
+    chunk = 16 // s.region.buffer.dtype.itemsize
+    lane, low, high = thread % 8, thread // 8 % 2, thread // 16 % 2
+    count = 4 if s.unit == 16 or s.batch == 2 else 2
+    at_once = 1 if s.unit == 16 else s.batch
+
+    def matrices(tile: Expr, step: Expr) -> Stmt:
+        along_i, along_k = (low, high) if s.unit == 16 else (high if count == 4 else ZERO, low)
+        i, k = s.offset + tile * s.unit + along_i * 8, step * s.step + along_k * chunk
+        i, k = (i, k + lane) if s.across else (i + lane, k)
+        dst, src = Address(registers, (index(tile, step),)), Address(s.region.buffer, s.place(i, k))
+        return ldmatrix(dst, src, count, s.across)
+
+    return lambda first, step: unrolled("i", s.batch // at_once, lambda n: matrices(first + n * at_once, step))
+
+
+def _by_element(s: Source, registers: Buffer, index: Index, element: Callable[[Expr, Expr, Expr], Expr]) -> LoadBatch:
+    """One load or move per element."""
+
+    def load(first: Expr, step: Expr) -> Stmt:
+        def move(tile: Expr, v: Expr) -> Stmt:
+            return Store(registers, (index(tile, step) + v,), element(tile, step, v))
+
+        return unrolled("i", s.batch, lambda n: unrolled("v", s.each, lambda v: move(first + n, v)))
+
+    return load
+
+
+def _rounded(s: Source, registers: Buffer, index: Index, load: LoadBatch) -> LoadBatch:
+    """The same loads, each value then rounded to tf32."""
+
+    def rounding(first: Expr, step: Expr) -> Stmt:
+        def one(v: Expr) -> Stmt:
+            place = index(first, step) + v
+            return Store(registers, (place,), round_tf32(Load(registers, (place,))))
+
+        return Block((load(first, step), unrolled("v", s.batch * s.each, one)))
+
+    return rounding
+
+
+def _coordinate(digits: Digits, thread: Expr, register: Expr) -> Expr:
+    """The index within a tile of what a thread holds in a register."""
+    total: Expr = ZERO
+    place = math.prod(d.size for d in digits)
+    for d in digits:
+        place //= d.size
+        total = total + (thread if d.axis == "t" else register) // d.stride % d.size * place
+    return total
+
+
+def _number(extent: Expr) -> int:
+    """The value of a literal."""
+    assert isinstance(extent, Const)
+    return int(extent.value)

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.gemm by wgmma: whole warpgroups multiply what lies in panels of shared memory, A also from registers.
+
+Decides the split of C over the warpgroups (`warpgroup_partition.py`) and how each operand is walked. Assumes at
+lowering that fragments have the layouts demanded here and shared operands are panels (`ir.layout.shared_tile`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_tile.diagnostics.errors import InternalError
+from torch_tile.intrinsics import wgmma
+from torch_tile.intrinsics.wgmma import Descriptor
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.divisor import divides
+from torch_tile.ir.expr import Address, Binary, Expr, const
+from torch_tile.ir.layout import Layout, shared_tile
+from torch_tile.ir.stmt import Block, Stmt, Store
+from torch_tile.tileop.gemm.mma import matrix_sizes, operand_types, problem
+from torch_tile.tileop.gemm.steps import ZERO, unrolled
+from torch_tile.tileop.gemm.warpgroup_partition import (
+    WarpgroupPartition,
+    instruction_columns,
+    warpgroup_partitions,
+)
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
+
+if TYPE_CHECKING:
+    from torch_tile.tileop.gemm.op import Gemm
+
+NO_BULK_COPIES = "its operands do not come by bulk copies"
+
+
+def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
+    """Why this product cannot go by wgmma; None if it can."""
+    types = operand_types(op, ctx)
+    step, sizes = wgmma.step_of(*types, ctx.target), problem(op)
+    if not ctx.asynchronous and not op.wgmma:
+        return NO_BULK_COPIES
+    if not step:
+        return f"no wgmma on {ctx.target} multiplies {types[0]} by {types[1]} into {types[2]}"
+    if ctx.count % wgmma.THREADS:
+        return f"{ctx.count} threads are not whole warpgroups"
+    if sizes is None:
+        return "its extents are known only at run time"
+    if sizes[2] % step:
+        return f"K = {sizes[2]} is not a multiple of {step}"
+    if op.C.buffer.scope != "fragment" or not _is_whole(op.C):
+        return f"`{op.C.buffer.name}` is no whole fragment"
+    if op.B.buffer.scope != "shared":
+        return f"`{op.B.buffer.name}` is in {op.B.buffer.scope} memory, and wgmma reads B from shared memory"
+    if op.A.buffer.scope == "fragment":
+        if op.transpose_A or not _is_whole(op.A):
+            return f"`{op.A.buffer.name}` in registers is transposed, or a slice"
+        if op.A.buffer.dtype.bits == 32:
+            return f"`{op.A.buffer.name}` in registers would have to be rounded to tf32"
+    elif op.A.buffer.scope != "shared":
+        return f"`{op.A.buffer.name}` is in {op.A.buffer.scope} memory"
+    for region, across in _shared_operands(op):
+        if why := _no_panels(region, across, step, ctx):
+            return why
+    return None if _choices(op, ctx) else f"{sizes[0]} x {sizes[1]} is not shared by {ctx.count // 128} warpgroups"
+
+
+def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+    """C in accumulators, A in registers as the instruction reads it, shared operands in swizzled panels."""
+    choices = _choices(op, ctx)
+    chosen = next((p for p in choices if known.get(op.C.buffer) in (None, _accumulator(op, p))), choices[0])
+    demands = [Demand(op.C.buffer, _accumulator(op, chosen), True, "wgmma accumulator", op.span)]
+    if op.A.buffer.scope == "fragment":
+        demands.append(Demand(op.A.buffer, _operand_a(op, chosen), True, "wgmma A operand", op.span))
+    for region, _ in _shared_operands(op):
+        if (sizes := region.buffer.static_shape) is not None:
+            layout = shared_tile(sizes, region.buffer.dtype.bits)
+            demands.append(Demand(region.buffer, layout, False, "panels that wgmma reads", op.span))
+    return demands
+
+
+def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
+    """What one thread does: all products of the tile as one group, and the wait for it that the author asks for."""
+    sizes, p = problem(op), _partition_of(op, ctx)
+    assert sizes is not None
+    m, n, k = sizes
+    types = operand_types(op, ctx)
+    step, m_tiles, columns = wgmma.step_of(*types, ctx.target), p.tiles(m), n // p.columns
+    width = instruction_columns(columns, types[0])
+    group = ctx.thread // wgmma.THREADS
+    row, column = group // p.columns % p.rows * (m // p.rows), group % p.columns * columns
+    total = ctx.registers(op.C.buffer)
+    right = Walk.of(op.B, not op.transpose_B)
+    left = Walk.of(op.A, op.transpose_A) if op.A.buffer.scope == "shared" else None
+    _note(op, p, (width, step, columns), types, (left, right), ctx)
+    each_a = wgmma.M * step // wgmma.THREADS
+
+    def one(ks: Expr, mi: Expr, nj: Expr) -> Stmt:
+        d = Address(total, (mi * (columns // 2) + nj * (width // 2),))
+        a_step: Expr = ZERO
+        if left is None:
+            a = Address(ctx.registers(op.A.buffer), ((mi * (k // step) + ks) * each_a,))
+        else:
+            a, a_step = left.start, left.offset(row + mi * wgmma.M, ks * step)
+        b_step = right.offset(column + nj * width, ks * step)
+        keep: Expr | bool = Binary(">", ks, ZERO) if op.clear_accum and k > step else True
+        walks = None if left is None else left.walk, right.walk
+        return wgmma.wgmma(d, a, right.start, width, types, *walks, a_step, b_step, keep)
+
+    def products(ks: Expr) -> Stmt:
+        return unrolled(
+            "mi", m_tiles, lambda mi: unrolled("nj", columns // width, lambda nj: one(ks, mi, nj))
+        )  # fmt: skip
+
+    before: list[Stmt] = []
+    if op.clear_accum and k == step:
+        zero, size = const(0, op.C.buffer.dtype), m_tiles * columns // 2
+        before = [unrolled("v", size, lambda v: Store(total, (v,), zero))]
+    after = [wgmma.wgmma_wait(op.wg_wait)] if op.wg_wait >= 0 else []
+    if op.wg_wait == 0:
+        after.append(wgmma.wgmma_results(Address(total, (ZERO,)), m_tiles * columns // 2))
+    return Block((*before, wgmma.wgmma_fence(), unrolled("ks", k // step, products), wgmma.wgmma_commit(), *after))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """An operand in shared memory: the address of its tile, how wgmma walks it, and where its parts begin.
+
+    `rows` are those of the buffer, padded; `across` that memory runs along M or N.
+    """
+
+    start: Address
+    walk: Descriptor
+    region: Region
+    rows: int
+
+    @staticmethod
+    def of(region: Region, across: bool) -> Walk:
+        """From the layout of the buffer."""
+        buffer = region.buffer
+        span = panel_span(buffer)
+        assert span is not None and buffer.static_shape is not None
+        rows = -(-buffer.static_shape[-2] // 8) * 8
+        first = Address(buffer, (*region.starts[:-2], ZERO, ZERO))
+        return Walk(first, Descriptor(span, rows * span if across else 16, 8 * span, across), region, rows)
+
+    def offset(self, i: Expr, k: Expr) -> Expr:
+        """Bytes from the tile's start to where the product from row (of B: column) `i` and step `k` on begins."""
+        span, size = self.walk.swizzle, self.region.buffer.dtype.itemsize
+        first, second = self.region.starts[-2:]
+        row, column = (first + k, second + i) if self.walk.across else (first + i, second + k)
+        panel = span // size
+        return column // panel * (self.rows * span) + column % panel * size + row * span
+
+
+def panel_span(buffer: Buffer) -> int | None:
+    """Bytes of the rows of the panels that a shared tile consists of; None if it does not."""
+    shape = buffer.static_shape
+    if shape is None or len(shape) < 2:
+        return None
+    bits = buffer.dtype.bits
+    layout = buffer.layout or shared_tile(shape, bits)
+    if layout.swizzle is None:
+        return None
+    span = 16 << layout.swizzle.bits
+    return span if layout == shared_tile(shape, bits, span) else None
+
+
+def _no_panels(region: Region, across: bool, step: int, ctx: ThreadContext) -> str:
+    """Why wgmma cannot read a shared operand; empty if it can."""
+    buffer, span = region.buffer, panel_span(region.buffer)
+    if across and buffer.dtype.bits != 16:
+        return f"`{buffer.name}` runs across K, and wgmma turns only 16-bit elements"
+    if span is None:
+        return f"`{buffer.name}` does not lie in panels of 32, 64 or 128 bytes that swizzles repeat in"
+    row, column = region.starts[-2:]
+    panel = span // buffer.dtype.itemsize
+    units = (step, panel) if across else (8, step)
+    if not divides(units[0], row, ctx.ranges) or not divides(units[1], column, ctx.ranges):
+        return f"the slice of `{buffer.name}` may not start at a multiple of {units[0]} x {units[1]}"
+    if across and (wgmma.M % panel or not divides(panel, region.extents[-1])):
+        return f"the columns of `{buffer.name}` are not whole panels of {panel}"
+    return ""
+
+
+def _shared_operands(op: Gemm) -> list[tuple[Region, bool]]:
+    """A and B as far as they are in shared memory, with whether memory runs across K."""
+    operands = [(op.A, op.transpose_A), (op.B, not op.transpose_B)]
+    return [(region, across) for region, across in operands if region.buffer.scope == "shared"]
+
+
+def _is_whole(region: Region) -> bool:
+    """Whether a region is all of its buffer, a matrix."""
+    shape = region.buffer.static_shape
+    sizes = [getattr(e, "value", None) for e in region.extents]
+    return shape is not None and list(shape) == sizes and all(n == 1 for n in shape[:-2])
+
+
+def _choices(op: Gemm, ctx: ThreadContext) -> list[WarpgroupPartition]:
+    """Partitions that fit, best first. Where memory runs along N, a warpgroup's columns are whole panels."""
+    sizes, types = problem(op), operand_types(op, ctx)
+    assert sizes is not None
+    m, n, _ = sizes
+    found = warpgroup_partitions(m, n, ctx.count // wgmma.THREADS, op.policy.value, types[0])
+    span = panel_span(op.B.buffer) or 0
+    panel = 1 if op.transpose_B else span // op.B.buffer.dtype.itemsize
+
+    def fits(p: WarpgroupPartition) -> bool:
+        columns = n // p.columns
+        width = instruction_columns(columns, types[0])
+        return width % panel == 0 if columns > width or p.columns > 1 else True
+
+    return [p for p in found if fits(p)]
+
+
+def _partition_of(op: Gemm, ctx: ThreadContext) -> WarpgroupPartition:
+    """The partition that C's layout belongs to."""
+    for p in _choices(op, ctx):
+        if op.C.buffer.layout == _accumulator(op, p):
+            return p
+    raise InternalError(f"`{op.C.buffer.name}` has the layout {op.C.buffer.layout}, not an accumulator's", op.span)
+
+
+def _accumulator(op: Gemm, p: WarpgroupPartition) -> Layout:
+    return _leading(op.C.buffer, p.accumulator(*matrix_sizes(op.C)))
+
+
+def _operand_a(op: Gemm, p: WarpgroupPartition) -> Layout:
+    return _leading(op.A.buffer, p.operand_a(*matrix_sizes(op.A), op.A.buffer.dtype.bits))
+
+
+def _leading(buffer: Buffer, layout: Layout) -> Layout:
+    """With dimensions of size 1 in front."""
+    return Layout((((),) * (buffer.rank - 2)) + layout.dims, layout.replicas)
+
+
+def _note(
+    op: Gemm, p: WarpgroupPartition, shape: tuple[int, int, int], types: tuple[str, str, str],
+    walks: tuple[Walk | None, Walk], ctx: ThreadContext,
+) -> None:  # fmt: skip
+    """A line of the schedule report."""
+    width, step, columns = shape
+    rows = matrix_sizes(op.C)[0] // p.rows
+    how = [
+        "registers"
+        if w is None
+        else f"shared panels of {w.walk.swizzle} bytes" + (" across K" if w.walk.across else "")
+        for w in walks
+    ]
+    split = f"{p.rows} x {p.columns} warpgroups of {rows} x {columns}"
+    ctx.build.note(op.span, "T.gemm", f"wgmma m64n{width}k{step} {types[0]}, {split}; A: {how[0]}; B: {how[1]}")

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which elements the iterations of a nest touch: whether two accesses ever meet, and in which iterations.
+
+Indices are polynomials (ir/polynomial) over the loop variables, quotients of them, and what all iterations see alike.
+What is not shown is taken to meet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch_tile.ir.expr import Const, Expr, Load, Var
+from torch_tile.ir.node import find, symbols
+from torch_tile.ir.polynomial import Atoms, Polynomial
+from torch_tile.ir.stmt import Alloc, For, Let, Store
+from torch_tile.ir.substitute import Expand
+
+Range = tuple[int, int]  # from and to, both included
+
+
+class Places:
+    """The indices of a nest's accesses. Loop variables are known by the numbers of their atoms."""
+
+    def __init__(self, loop: For):
+        self.atoms = Atoms()
+        self.ranges: dict[int, Range | None] = {}
+        for one in (loop, *find(loop.body, For)):
+            for var, start, stop in zip(one.vars, one.starts, one.stops, strict=True):
+                known = isinstance(start, Const) and isinstance(stop, Const)
+                last = (int(start.value), int(stop.value) - 1) if known else None  # type: ignore[attr-defined]
+                self.ranges[self.atoms.variable(var)] = last
+        self.expand = Expand({id(n.var): n.value for n in find(loop.body, Let)})
+        changed = {id(n.buffer) for n in find(loop.body, Store, Alloc)}  # by the nest, or an iteration's own
+        self.changed = frozenset(changed)
+        self.bound = {id(v) for one in (loop, *find(loop.body, For)) for v in one.vars}
+        self.varying: dict[int, bool] = {}
+        self.known: dict[int, tuple[Load | Store, list[Polynomial]]] = {}
+
+    def of(self, access: Load | Store) -> list[Polynomial]:
+        """Its indices; answers are remembered."""
+        if id(access) not in self.known:
+            self.known[id(access)] = access, [self.atoms.of(self.expand(i)) for i in access.indices]
+        return self.known[id(access)][1]
+
+    def apart(self, a: Load | Store, b: Load | Store) -> bool:
+        """Whether two accesses of a buffer meet in no two iterations, nor in one."""
+        return any(self._differ(p, q) for p, q in zip(self.of(a), self.of(b), strict=True))
+
+    def together(self, var: Var, a: Load | Store, b: Load | Store) -> bool:
+        """Whether two accesses of a buffer meet only in iterations that have the same value of a variable."""
+        alike = [p for p, q in zip(self.of(a), self.of(b), strict=True) if p.key == q.key]
+        return self.atoms.variable(var) in self._told(alike)
+
+    def _differ(self, p: Polynomial, q: Polynomial) -> bool:
+        """Whether `p` in one iteration is never `q` in another one."""
+        fixed, moving = self._split(p - q)[0], [self._split(p)[1], self._split(q)[1]]
+        # What the terms add up to is a multiple of their common factor.
+        common = math.gcd(*(c for part in (fixed, *moving) for m, c in part.terms.items() if m))
+        if common == 0 or fixed.constant % common:
+            return fixed.constant != 0
+        if not fixed.is_constant:
+            return False
+        first, second = map(self._range, moving)
+        if first is None or second is None:
+            return False
+        return first[0] + fixed.constant > second[1] or first[1] + fixed.constant < second[0]
+
+    def _split(self, p: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """What all iterations see alike, and the rest."""
+        moving = {m: c for m, c in p.terms.items() if any(map(self._varies, m))}
+        return Polynomial({m: c for m, c in p.terms.items() if m not in moving}), Polynomial(moving)
+
+    def _range(self, p: Polynomial) -> Range | None:
+        """The values of a sum of loop variables; None if they are not known."""
+        low = high = 0
+        for m, c in p.terms.items():
+            found = self.ranges.get(m[0]) if len(m) == 1 else None
+            if found is None:
+                return None
+            ends = sorted((c * found[0], c * found[1]))
+            low, high = low + ends[0], high + ends[1]
+        return low, high
+
+    def _varies(self, atom: int) -> bool:
+        """Whether iterations may see different values."""
+        if atom not in self.varying:
+            found = self.atoms.table[atom]
+            inside = found.op in ("//", "min", "max") and not any(map(self._varies, found.inner))
+            self.varying[atom] = not (inside if found.expr is None else self._is_fixed(found.expr))
+        return self.varying[atom]
+
+    def _is_fixed(self, expr: Expr) -> bool:
+        return self.bound.isdisjoint(symbols(expr)) and self.changed.isdisjoint(symbols(expr))
+
+    def _told(self, indices: Sequence[Polynomial]) -> set[int]:
+        """Atoms that have one value where these indices have one; those of quotients help to tell what was divided."""
+        told: set[int] = set()
+        size = -1
+        while size != len(told):
+            size = len(told)
+            for p in indices:
+                told |= self._solved(p, told)
+        return told
+
+    def _solved(self, p: Polynomial, told: set[int]) -> set[int]:
+        """What a value of `p` tells besides."""
+        factors: dict[int, int] = {}
+        for m, c in p.terms.items():
+            new = [a for a in m if a not in told and self._varies(a)]
+            if not new:
+                continue
+            if len(new) > 1 or len(m) > 1 or self._reads_changed(new[0]):
+                return set()
+            factors[new[0]] = c
+        if len(factors) == 1:
+            return set(factors)
+        # A number in mixed radix: each factor is larger than all that the smaller ones can add up to.
+        reach: int | None = 0
+        for atom, c in sorted(factors.items(), key=lambda item: abs(item[1])):
+            if reach is None or abs(c) <= reach:
+                return set()
+            found = self.ranges.get(atom)
+            reach = None if found is None else reach + abs(c) * max(found[1] - found[0], 0)
+        return set(factors)
+
+    def _reads_changed(self, atom: int) -> bool:
+        """Whether two accesses may see different values of it in one iteration."""
+        found = self.atoms.table[atom]
+        if found.expr is None:
+            return found.op == "select" or any(map(self._reads_changed, found.inner))
+        return not self.changed.isdisjoint(symbols(found.expr))

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the indices of an access follow the variables of a loop nest, and layouts carried over from one to the other.
+
+An index is a sum of digits of variables, as `i`, `j // 4`, `j % 4` or `i * 8 + j`; other indices are opaque (None).
+Assumes layouts whose thread digits are digits of one mixed-radix number, as those of instructions and spreads are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch_tile.ir.expr import Const, Expr
+from torch_tile.ir.layout import Digit, Layout
+from torch_tile.ir.mixed_radix import Digits, MixedRadix
+from torch_tile.ir.node import symbols
+
+Dim = tuple[Digit, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`factor * ((var // divisor) % size)` of variable number `var`; its size is None where nothing is cut off."""
+
+    factor: int
+    var: int
+    divisor: int = 1
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Index:
+    """One index: its pieces by ascending factor, and what does not depend on the variables (None is 0)."""
+
+    pieces: tuple[Piece, ...]
+    rest: Expr | None = None
+
+
+def index_of(expr: Expr, numbers: Mapping[int, int]) -> Index | None:
+    """An index in terms of the variables that `numbers` counts (by identity); None if it is opaque."""
+    pieces, others = [], []
+    found = MixedRadix().of(expr)
+    for term in found.terms:
+        number = numbers.get(id(term.atom))
+        if number is not None and term.factor > 0:
+            pieces.append(Piece(term.factor, number, term.divisor, term.modulus))
+        elif not numbers.keys().isdisjoint(symbols(term.atom)) or number is not None:
+            return None
+        else:
+            others.append(term)
+    rest = Digits(tuple(others), found.constant)
+    empty = not others and found.constant == 0
+    return Index(tuple(sorted(pieces, key=lambda p: p.factor)), None if empty else rest.expr())
+
+
+def sliced(digits: Dim, low: int, high: int | None) -> Dim | None:
+    """The digits at the places from `low` to below `high`; None if they do not fall on boundaries."""
+    found: list[Digit] = []
+    place = 1
+    for d in reversed(digits):
+        first, end = max(low, place), place * d.size if high is None else min(high, place * d.size)
+        if first < end:
+            if first % place or end % first or (place * d.size) % end:
+                return None
+            found.append(Digit(end // first, d.stride * (first // place), d.axis))
+        place *= d.size
+    return tuple(reversed(found))
+
+
+def stacked(parts: Iterable[tuple[int, Dim]]) -> Dim | None:
+    """One dimension from digits and the places where they begin; None if the places do not follow each other."""
+    place = 1
+    total: Dim = ()
+    for factor, digits in sorted(parts, key=lambda part: part[0]):
+        if factor != place:
+            return None
+        total = (*digits, *total)
+        place *= math.prod(d.size for d in digits)
+    return total
+
+
+def threads_of(dims: Iterable[Dim], count: int) -> Dim | None:
+    """The thread digits that `dims` do not use, of `count` threads; None if they use one twice."""
+    free, next_ = [], 1
+    for d in sorted((d for dim in dims for d in dim if d.axis == "t" and d.size > 1), key=lambda d: d.stride):
+        if d.stride < next_:
+            return None
+        if d.stride > next_:
+            free.append(Digit(d.stride // next_, next_, "t"))
+        next_ = d.stride * d.size
+    if next_ < count:
+        free.append(Digit(count // next_, next_, "t"))
+    return tuple(reversed(free))
+
+
+def renumbered(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The same order of registers without holes."""
+    strides: dict[int, int] = {}
+    total = 1
+    for d in sorted((d for dim in dims for d in dim if d.axis == "r" and d.size > 1), key=lambda d: d.stride):
+        strides[d.stride] = total
+        total *= d.size
+    kept = (tuple(d for d in dim if d.size > 1) for dim in dims)
+    return tuple(tuple(replace(d, stride=strides[d.stride]) if d.axis == "r" else d for d in dim) for dim in kept)
+
+
+def through(index: Index, dims: Sequence[Dim]) -> Dim | None:
+    """The digits of an index, given those of the variables; None if they do not fit together."""
+    parts = []
+    for p in index.pieces:
+        cut = sliced(dims[p.var], p.divisor, None if p.size is None else p.divisor * p.size)
+        if cut is None:
+            return None
+        parts.append((p.factor, cut))
+    return stacked(parts)
+
+
+def layout_of_buffer(
+    indices: Sequence[Index | None], dims: Sequence[Dim], shape: Sequence[int], count: int
+) -> Layout | None:
+    """Where a fragment must lie for the threads that run a nest to hold what they access; None if that is no layout.
+
+    `dims` are the digits of the variables. Threads that differ only in variables that the indices lack hold replicas.
+    """
+    found = []
+    for index, size in zip(indices, shape, strict=True):
+        digits = None if index is None or index.rest is not None else through(index, dims)
+        if digits is None or math.prod(d.size for d in digits) < size:
+            return None
+        found.append(digits)
+    replicas = threads_of(found, count)
+    return None if replicas is None else Layout(renumbered(found), replicas).canonical
+
+
+def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Sequence[int]) -> list[Dim | None] | None:
+    """The digits that variables of these extents must have for each thread to access what it holds of a fragment.
+
+    None for variables that the indices lack; None at all if no layout of the nest does it.
+    """
+    parts: list[list[tuple[int, Dim]]] = [[] for _ in extents]
+    for index, digits in zip(indices, layout.dims, strict=True):
+        if index is None:
+            return None
+        top = _top(index, digits, extents)
+        if not _is_slice(index, top):
+            return None
+        covered = 1
+        for number, p in enumerate(index.pieces, 1):
+            following = index.pieces[number] if number < len(index.pieces) else None
+            high = top if following is None else following.factor
+            cut = sliced(digits, p.factor, high)
+            size = None if cut is None else math.prod(d.size for d in cut)
+            if cut is None or p.factor != covered or (p.size is not None and size is not None and p.size < size):
+                return None
+            covered = high or covered
+            parts[p.var].append((p.divisor, cut))
+        if not index.pieces and any(d.axis == "t" and d.size > 1 for d in digits):
+            return None
+    found: list[Dim | None] = []
+    for part in parts:
+        dim = stacked(part) if part else None
+        if part and dim is None:
+            return None
+        found.append(dim)
+    return found
+
+
+def _top(index: Index, digits: Dim, extents: Sequence[int]) -> int | None:
+    """How much of a dimension an index covers, if what lies above is only a matter of registers; None: all of it."""
+    if not index.pieces:
+        return 1
+    last = index.pieces[-1]
+    turns = -(-extents[last.var] // last.divisor)
+    top = last.factor * (turns if last.size is None else min(turns, last.size))
+    above = sliced(digits, top, None)
+    return top if above and all(d.axis == "r" for d in above) else None
+
+
+def _is_slice(index: Index, top: int | None) -> bool:
+    """Whether what an index covers begins at a constant multiple of its size, so that it chooses registers."""
+    if index.rest is None:
+        return True
+    return top is not None and isinstance(index.rest, Const) and index.rest.value % top == 0
+
+
+def fits(indices: Sequence[Index | None], dims: Sequence[Dim], layout: Layout) -> bool:
+    """Whether each thread that runs a nest holds all that it accesses of a fragment in `layout`, in known registers."""
+    extents = [math.prod(d.size for d in dim) for dim in dims]
+    for index, digits in zip(indices, layout.dims, strict=True):
+        if index is None or not _is_slice(index, _top(index, digits, extents)):
+            return False
+        if not index.pieces:
+            if any(d.axis == "t" and d.size > 1 for d in digits):
+                return False
+            continue
+        wanted = through(index, dims)
+        if wanted is None or not _alike(wanted, digits):
+            return False
+    return True
+
+
+def _alike(a: Dim, b: Dim) -> bool:
+    """Whether the thread digits of two dimensions are the same, as far as both reach."""
+    size = min(math.prod(d.size for d in dim) for dim in (a, b))
+    bounds = sorted(_bounds(a) | _bounds(b))
+    for low, high in itertools.pairwise(bounds):
+        x, y = sliced(a, low, high), sliced(b, low, high)
+        if x is None or y is None:
+            return False
+        if low >= size:
+            if any(d.axis == "t" for d in y):
+                return False
+            continue
+        if [(d.axis, d.stride) for d in x if d.axis == "t"] != [(d.axis, d.stride) for d in y if d.axis == "t"]:
+            return False
+    return True
+
+
+def _bounds(dim: Dim) -> set[int]:
+    found, place = {1}, 1
+    for d in reversed(dim):
+        place *= d.size
+        found.add(place)
+    return found

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which thread runs which points of a T.Parallel nest, and what that asks of the fragments it touches.
+
+A nest follows a fragment whose layout is known, so that every thread finds its elements in its own registers; a nest
+that follows none is spread for coalesced access. Fragments without a layout then follow the nest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.divisor import divides
+from torch_tile.ir.expr import Const, Expr, const
+from torch_tile.ir.layout import Digit, Layout, spread
+from torch_tile.ir.node import symbols
+from torch_tile.ir.stmt import For
+from torch_tile.tileop.parallel.index_map import (
+    Dim,
+    dims_of_nest,
+    fits,
+    layout_of_buffer,
+    renumbered,
+    threads_of,
+)
+from torch_tile.tileop.parallel.nest import Nest, Use, nest_of
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
+
+WIDEST = 16  # bytes of one access of memory
+
+
+def layout_of(nest: Nest, ctx: ThreadContext) -> Layout:
+    """The layout of a nest: its own if the author or a pass set one, else by those of its fragments."""
+    return following(nest, Layouts(), ctx, partial=True) or default_layout(nest, ctx)
+
+
+def following(nest: Nest, known: Layouts, ctx: ThreadContext, partial: bool) -> Layout | None:
+    """The layout of a nest that follows a fragment with a known layout; None if there is none to follow.
+
+    With `partial`, a fragment may lack variables of the nest; these are dealt out to the threads that hold replicas.
+    """
+    if nest.loop.layout is not None:
+        return nest.loop.layout
+    if nest.uniform:
+        return _in_order(nest, ctx.count)
+    best: tuple[tuple[int, bool, bool], Layout] | None = None
+    sizes = nest.all_extents
+    for use in nest.fragments:
+        layout = known.get(use.buffer)
+        dims = None if layout is None else dims_of_nest(use.map, layout, sizes)
+        if layout is None or dims is None or not _allowed(nest, dims):
+            continue
+        missing = sum(d is None and size > 1 for d, size in zip(dims, nest.extents, strict=False))
+        if missing and not partial:
+            continue
+        score = -missing, use.stored and not layout.canonical.replicas, use.stored
+        if best is None or score > best[0]:
+            best = score, _completed(nest, dims[: nest.rank], layout, use.stored, ctx)
+    return None if best is None else best[1]
+
+
+def demands(nest: Nest, layout: Layout, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+    """What fragments without a layout must have for a nest in `layout`."""
+    found: dict[int, Demand] = {}
+    dims = all_dims(nest, layout)
+    for use in nest.fragments:
+        shape = use.buffer.static_shape
+        if known.get(use.buffer) is not None or id(use.buffer) in found or shape is None:
+            continue
+        wanted = layout_of_buffer(use.map, dims, shape, ctx.count)
+        if wanted is not None and all(
+            fits(other.map, dims, wanted) for other in nest.fragments if other.buffer is use.buffer
+        ):
+            why = f"held by the threads that run this loop: {layout}"
+            found[id(use.buffer)] = Demand(use.buffer, wanted, False, why, nest.loop.span)
+    return list(found.values())
+
+
+def infer(loop: For, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+    """What follows for the fragments of a nest from those that are known; nothing yet if none says it all."""
+    nest = nest_of(loop, ctx.values)
+    if not any(known.get(use.buffer) is None for use in nest.fragments):
+        return []
+    layout = following(nest, known, ctx, partial=False)
+    return [] if layout is None else demands(nest, layout, known, ctx)
+
+
+def all_dims(nest: Nest, layout: Layout) -> list[Dim]:
+    """Digits of all variables: inner loops are run by each thread by itself."""
+    dims, stride = list(layout.dims), layout.extent("r")
+    for size in nest.all_extents[nest.rank :]:
+        dims.append((Digit(size, stride, "r"),))
+        stride *= max(size, 1)
+    return dims
+
+
+def misplaced(nest: Nest, layout: Layout, known: Layouts) -> list[Buffer]:
+    """Fragments of which a thread would need elements that others hold."""
+    dims = all_dims(nest, layout)
+    found: dict[int, Buffer] = {}
+    for use in nest.fragments:
+        own = known.get(use.buffer)
+        if own is None or not fits(use.map, dims, own):
+            found.setdefault(id(use.buffer), use.buffer)
+    return list(found.values())
+
+
+def _allowed(nest: Nest, dims: Sequence[Dim | None]) -> bool:
+    """Whether variables that need order, and loops inside, stay in one thread."""
+    alone = [*nest.carried, *range(nest.rank, len(dims))]
+    return not any(d.axis == "t" and d.size > 1 for k in alone for d in dims[k] or ())
+
+
+def _completed(nest: Nest, dims: Sequence[Dim | None], layout: Layout, stored: bool, ctx: ThreadContext) -> Layout:
+    """Digits for the variables that a fragment lacks: in threads that hold replicas, unless they must write them."""
+    replicas = [] if stored else list(threads_of([dim for dim in dims if dim is not None], ctx.count) or ())
+    widths = {k: w for k, w in vectors(nest, ctx).items() if dims[k] is None}
+    fastest = max(widths, key=lambda k: (widths[k], k), default=None)
+    step = layout.extent("r")
+    found: list[Dim] = []
+    for k in reversed(range(nest.rank)):
+        dim = dims[k]
+        if dim is None:
+            size = nest.extents[k]
+            vector = math.gcd(widths[k], size) if k == fastest else 1
+            lanes = () if k in nest.carried else _taken(replicas, size // vector)
+            rest = size // (vector * math.prod(d.size for d in lanes))
+            # Strides only say the order here: vectors are innermost, what the fragment holds is next.
+            dim = (Digit(rest, step, "r"), *lanes, Digit(vector, 0, "r"))
+            step *= max(rest, 2)
+        found.append(dim)
+    found.reverse()
+    return Layout(renumbered(found), threads_of(found, ctx.count) or ()).canonical
+
+
+def _taken(replicas: list[Digit], size: int) -> Dim:
+    """Thread digits, taken out of `replicas`, that split `size` values; neighbouring threads first."""
+    found: list[Digit] = []
+    for d in sorted(replicas, key=lambda d: d.stride):
+        part = math.gcd(d.size, size)
+        if part > 1:
+            found.append(Digit(part, d.stride, "t"))
+            size //= part
+            replicas.remove(d)
+            if d.size > part:
+                replicas.append(Digit(d.size // part, d.stride * part, "t"))
+        if part != d.size:
+            break
+    return tuple(reversed(found))
+
+
+def _in_order(nest: Nest, count: int) -> Layout:
+    """Every thread runs all iterations."""
+    strides = [math.prod(nest.extents[k + 1 :]) for k in range(nest.rank)]
+    dims = tuple((Digit(n, s, "r"),) for n, s in zip(nest.extents, strides, strict=True))
+    return Layout(dims, (Digit(count, 1, "t"),)).canonical
+
+
+# Nests that follow no fragment.
+
+
+def default_layout(nest: Nest, ctx: ThreadContext) -> Layout:
+    """Neighbouring threads take neighbouring elements of memory, in vectors as wide as is proved to be aligned."""
+    widths = vectors(nest, ctx)
+    free = [k for k in range(nest.rank) if k not in nest.carried]
+    fastest = max(widths, key=lambda k: (widths[k], k), default=free[-1] if free else 0)
+    order = [k for k in free if k != fastest] + [k for k in free if k == fastest]
+    shape = [nest.extents[k] for k in order]
+    vector = widths.get(fastest, 1)
+    while vector > 1 and (shape[-1] % vector or math.prod(shape) < vector * ctx.count):
+        vector //= 2
+    outer = spread(shape, ctx.count, vector)
+    dims: list[Dim] = [()] * nest.rank
+    for k, dim in zip(order, outer.dims, strict=True):
+        dims[k] = dim
+    step = max(1, outer.extent("r"))
+    for k in sorted(nest.carried, reverse=True):
+        dims[k] = (Digit(nest.extents[k], step, "r"),)
+        step *= max(1, nest.extents[k])
+    return Layout(tuple(dims), outer.replicas).canonical
+
+
+def vectors(nest: Nest, ctx: ThreadContext) -> dict[int, int]:
+    """For each variable along which memory is contiguous, how many neighbours one access may take."""
+    found: dict[int, int] = {}
+    for scope in ("global", "shared"):
+        uses = [use for use in nest.memory if use.buffer.scope == scope]
+        sized: dict[int, list[Use]] = {}
+        for use in uses:
+            if (k := _contiguous(use, nest)) is not None:
+                sized.setdefault(k, []).append(use)
+        for k, group in sized.items():
+            if k in found or k in nest.carried:
+                continue
+            width = WIDEST // max(use.buffer.dtype.itemsize for use in group)
+            while width > 1 and not all(_aligned(use, k, width, nest, ctx) for use in group):
+                width //= 2
+            found[k] = max(1, width)
+        if found:
+            break
+    return found
+
+
+def _contiguous(use: Use, nest: Nest) -> int | None:
+    """The variable that alone moves an access to the next element of memory."""
+    if not use.map or use.map[-1] is None:
+        return None
+    first = [p for p in use.map[-1].pieces if p.factor == 1 and p.divisor == 1 and p.var < nest.rank]
+    strides = use.buffer.strides
+    dense = strides is None or (isinstance(strides[-1], Const) and strides[-1].value == 1)
+    return first[0].var if first and dense else None
+
+
+def _aligned(use: Use, k: int, width: int, nest: Nest, ctx: ThreadContext) -> bool:
+    """Whether runs of `width` along variable `k` start at multiples of `width` elements and stay together."""
+    var = nest.loop.vars[k]
+    last = use.map[-1]
+    assert last is not None
+    if any(id(var) in symbols(i) for i in use.indices[:-1]):
+        return False
+    for p in last.pieces:
+        here = p.var == k
+        if (here and (p.factor, p.divisor) != (1, 1)) or (here and p.size is not None and p.size % width):
+            return False
+        if not here and p.factor % width:
+            return False
+    if last.rest is not None and not divides(width, last.rest, ctx.ranges):
+        return False
+    return all(divides(width, s, ctx.ranges) for s in _outer_strides(use.buffer))
+
+
+def _outer_strides(buffer: Buffer) -> Iterable[Expr]:
+    """Strides of all dimensions but the last (and those of size 1, which never move)."""
+    strides: list[Expr] = list(buffer.strides or ())
+    if not strides:
+        step: Expr = const(1, dt.int32)
+        for size in reversed(buffer.shape):
+            strides.insert(0, step)
+            step = step * size
+    for size, stride in zip(buffer.shape[:-1], strides[:-1], strict=True):
+        if not (isinstance(size, Const) and size.value == 1):
+            yield stride

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.reduce_sum, reduce_max, ...: fold one dimension of a tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch_tile import intrinsics
+from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Region
+from torch_tile.ir.expr import Address, Call, Const, Expr, Load, cast, const
+from torch_tile.ir.stmt import Block, Stmt, Store
+from torch_tile.tileop.base import (
+    RegisteredOp,
+    describe,
+    identity_of,
+    is_one,
+    need_region,
+    parallel,
+    same_extents,
+    serial,
+    tile_op,
+)  # fmt: skip
+from torch_tile.tileop.fill import Fill
+from torch_tile.tileop.reduce.threads import (
+    ThreadReduce,
+    folded_dims,
+    result_layout,
+    source_layout,
+    whole,
+)
+from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
+
+if TYPE_CHECKING:
+    from torch_tile.simulator.tile.env import Env
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reduce(RegisteredOp):
+    """`dst = fold(src, dim)`; with clear=False the old content of dst is folded in too."""
+
+    kind: ClassVar[str] = ""
+    src: Region
+    dst: Region
+    dim: int = -1
+    clear: bool = True
+
+    @classmethod
+    def build(cls, src: Any, dst: Any, dim: int = -1, clear: bool = True, **hints: Any) -> Reduce:
+        """`dim` counts the dimensions of the source region; `hints` (batch, nan_propagate) only concern GPUs."""
+        a, b = need_region(src, cls.op_name, "buffer"), need_region(dst, cls.op_name, "out")
+        rank = len(a.tile_shape)
+        if not (isinstance(dim, int) and -rank <= dim < rank):
+            raise error("reduce_dim", None, op=cls.op_name, dim=dim, rank=rank)
+        return cls(a, b, dim % rank, bool(clear))
+
+    def check(self) -> list[Diagnostic]:
+        """The result is the source without the dimension, or with size 1 there."""
+        shape, out = list(self.src.tile_shape), list(self.dst.tile_shape)
+        dropped = shape[: self.dim] + shape[self.dim + 1 :]
+        kept = [*shape[: self.dim], const(1, dt.int32), *shape[self.dim + 1 :]]
+        found = []
+        if not (same_extents(dropped, out) or same_extents(kept, out) or (not dropped and same_extents(out, kept))):
+            src, dst = describe(shape), describe(out)
+            found.append(diagnose("reduce_shape", self.span, op=self.op_name, src=src, dim=self.dim, dst=dst))
+        if self.kind.startswith("bit") and self.src.buffer.dtype.is_float:
+            why = f"has dtype {self.src.buffer.dtype}"
+            fix = "bitwise reductions take integers"
+            found.append(diagnose("bad_argument", self.span, op=f"T.{self.op_name}", name="buffer", why=why, fix=fix))
+        return found
+
+    def accesses(self) -> tuple[list[Region], list[Region]]:
+        """Reads the source (and the result unless cleared), writes the result."""
+        return [self.src] + ([] if self.clear else [self.dst]), [self.dst]
+
+    @property
+    def merging(self) -> str:
+        """How what was there before, or a part, meets a part: as it is, since an integer's sum may have wrapped."""
+        return self.kind.removeprefix("abs")
+
+    def _points(self, outer: tuple[Expr, ...], inner: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+        """Indices of a source element and of its result, for a point without and an index along the dimension."""
+        position = [*outer[: self.dim], inner, *outer[self.dim :]]
+        steps = iter(position)
+        source = tuple(r.start + next(steps) if r.keep else r.start for r in self.src.ranges)
+        kept = [r for r in self.dst.ranges if r.keep]
+        slots = list(outer) if len(kept) == len(outer) else [*outer[: self.dim], const(0, dt.int32), *outer[self.dim :]]
+        steps = iter(slots)
+        return source, tuple(r.start + next(steps) if r.keep else r.start for r in self.dst.ranges)
+
+    def lower_cpu(self) -> Stmt:
+        """Rows by a vector helper when the last dimension is folded, else a serial loop around a parallel nest."""
+        shape = self.src.tile_shape
+        outer = (*shape[: self.dim], *shape[self.dim + 1 :])
+        target = self.dst.buffer
+        last = self.src.ranges[-1].keep and self.dim == len(shape) - 1 and self.src.buffer.scope != "global"
+
+        def row(point: tuple[Any, ...]) -> Stmt:
+            source, result = self._points(point, const(0, dt.int32))
+            folded = Call("cpu_reduce", (Address(self.src.buffer, source), shape[self.dim]), target.dtype, (self.kind,))
+            value = folded if self.clear else combine(self.merging, Load(target, result), folded)
+            return Store(target, result, value)
+
+        def element(point: tuple[Any, ...], k: Expr) -> Stmt:
+            source, result = self._points(point, k)
+            value = cast(Load(self.src.buffer, source), target.dtype)
+            return Store(target, result, combine(self.kind, Load(target, result), value))
+
+        if last:
+            return _rows(outer, row)
+        folding = serial(
+            shape[self.dim], lambda k: parallel(outer, lambda p: element(p, k)) if outer else element((), k)
+        )
+        if not self.clear:
+            return folding
+        return Block((Fill(self.dst, identity_of(self.kind, target.dtype)).lower_cpu(), folding))
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """A result fragment would lie where the source's rows lie, so that nothing moves."""
+        target, source = self.dst.buffer, self.src.buffer
+        if target.scope != "fragment" or not whole(self.dst):
+            return []
+        layout = source_layout(self, known.get(source), ctx.count)
+        if layout is None:
+            return []
+        folded = folded_dims(self) if source.scope == "fragment" else {self.dim}
+        why = f"holds the rows of `{source.name}` reduced over dim {self.dim}"
+        return [Demand(target, result_layout(self, layout, folded), False, why, self.span)]
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """In each thread, then over the lanes of a warp, then across warps: threads.py."""
+        return ThreadReduce(self, ctx, combine).statements()
+
+    def evaluate(self, env: Env) -> None:
+        """Fold in float64 (int64 for integers)."""
+        wide = env.wide(self.dst.buffer.dtype)
+        tile = env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(wide)
+        folded = fold_tensor(self.kind, tile, self.dim)
+        old = env.read(self.dst)
+        if not self.clear:
+            import torch
+
+            both = torch.stack([old.to(wide).reshape(folded.shape), folded])
+            folded = fold_tensor(self.merging, both, 0)
+        env.write(self.dst, folded.to(old.dtype).reshape(old.shape))
+
+
+def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:
+    """Serial loops over the rows: each row is vectorised by itself."""
+
+    def nest(rest: tuple[Expr, ...], point: tuple[Expr, ...]) -> Stmt:
+        if not rest:
+            return row(point)  # type: ignore[no-any-return]
+        if is_one(rest[0]):
+            return nest(rest[1:], (*point, const(0, dt.int32)))
+        return serial(rest[0], lambda v: nest(rest[1:], (*point, v)), name="ijklmn"[len(point)])
+
+    return nest(outer, ())
+
+
+def combine(kind: str, a: Expr, b: Expr) -> Expr:
+    """One folding step. NaN stays: max and min are torch.amax and amin."""
+    if kind in ("sum", "abssum"):
+        return a + (magnitude(b) if kind == "abssum" else b)
+    if kind in ("max", "absmax"):
+        return intrinsics.call("maximum", a, magnitude(b) if kind == "absmax" else b)
+    if kind == "min":
+        return intrinsics.call("minimum", a, b)
+    return {"bitand": a & b, "bitor": a | b, "bitxor": a ^ b}[kind]
+
+
+def magnitude(x: Expr) -> Expr:
+    """|x|, folded for literals."""
+    return Const(abs(x.value), x.dtype) if isinstance(x, Const) else abs(x)
+
+
+def fold_tensor(kind: str, tile: Any, dim: int) -> Any:
+    """The fold of a torch tensor along `dim`."""
+    if kind in ("sum", "abssum"):
+        return (tile.abs() if kind == "abssum" else tile).sum(dim)
+    if kind in ("max", "absmax"):
+        return (tile.abs() if kind == "absmax" else tile).amax(dim)
+    if kind == "min":
+        return tile.amin(dim)
+    steps = tile.unbind(dim)
+    total = steps[0]
+    for step in steps[1:]:
+        total = {"bitand": total & step, "bitor": total | step, "bitxor": total ^ step}[kind]
+    return total
+
+
+def _declare(kind: str) -> type[Reduce]:
+    cls = type(f"Reduce{kind.capitalize()}", (Reduce,), {"kind": kind, "__doc__": Reduce.__doc__})
+    return tile_op(f"reduce_{kind}")(dataclass(frozen=True, eq=False, repr=False)(cls))
+
+
+REDUCTIONS = {k: _declare(k) for k in ("sum", "max", "min", "absmax", "abssum", "bitand", "bitor", "bitxor")}
+globals().update({cls.__name__: cls for cls in REDUCTIONS.values()})  # where pickle looks for them
