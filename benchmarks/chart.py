@@ -19,6 +19,7 @@ RESULTS, CHART = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.svg"
 KERNEL = re.compile(r"^(\w+ .+?)\s{2,}([\d.]+)\s{2,}(.*)$")
 RIVAL = re.compile(r"([\w-]+)(?: [\d.]+,)? x([\d.]+)")
 MODEL = re.compile(r"^(\w.*?)\s{2,}(?=Inductor)")
+TORCH = re.compile(r"\btorch ([\d.]+)")
 BACKEND = re.compile(r"(Inductor|max-autotune|tile)\s+([\d.]+)")
 
 WIDTH, ROW, LEFT, SCALE = 760, 34, 250, 200  # pixels; SCALE is the length of the ratio 1
@@ -34,6 +35,11 @@ class Group(NamedTuple):
 
 
 ATTENTION, RIVALS = "h200_attention_rivals_2026-11-25.txt", "h200_rivals_2026-11-22.txt"
+CPU = "cpu_two_threads_2026-11-24.txt"
+CPU_FAMILIES = {
+    "gemm": "Linears and products", "grouped": "Mixtures of experts", "attention": "Attention", "rms_norm": "RMS norm",
+    "layer_norm": "Layer norm", "softmax": "Softmax",
+}  # fmt: skip
 MODELS = "h200_clusters_2026-11-22.txt", "h200_quant_2026-11-22.txt"
 GROUPS = (
     Group("Models under torch.compile", "Inductor, max-autotune", MODELS, ""),
@@ -84,6 +90,24 @@ def table(groups: Sequence[Group] = GROUPS, folder: Path = RESULTS) -> Iterator[
         yield f"| {group.title} | {len(values)} | {group.rivals} | {numbers} |"
 
 
+def cpu_table(folder: Path = RESULTS) -> Iterator[str]:
+    """A Markdown table of the CPU against torch, for problems of which torch's kernel takes at least 100 us.
+
+    Shorter ones measure the call. A problem's ratio is the median of its runs.
+    """
+    runs: dict[str, dict[str, list[float]]] = {}
+    for line in (folder / CPU).read_text().splitlines():
+        name, rival = KERNEL.match(line), TORCH.search(line)
+        if name and rival and float(rival[1]) >= 100:
+            runs.setdefault(name[1].split()[0], {}).setdefault(name[1], []).append(float(rival[1]) / float(name[2]))
+    yield "| workload | cases | rival | median | worst |"
+    yield "|---|---|---|---|---|"
+    for family, title in CPU_FAMILIES.items():
+        values = [median(ratios) for ratios in runs.get(family, {}).values()]
+        if values:
+            yield f"| {title} | {len(values)} | torch | {median(values):.2f} | {min(values):.2f} |"
+
+
 def svg(groups: Sequence[Group] = GROUPS, folder: Path = RESULTS) -> str:
     """The bar chart; the line at 1 is the best rival."""
     height = ROW * len(groups) + 70
@@ -120,4 +144,4 @@ def svg(groups: Sequence[Group] = GROUPS, folder: Path = RESULTS) -> str:
 
 if __name__ == "__main__":
     CHART.write_text(svg())
-    print("\n".join(table()))
+    print("\n".join([*table(), "", *cpu_table()]))
