@@ -45,9 +45,16 @@ TILE_ALWAYS_INLINE void add_sums(const typename Vector<Acc>::type (&sum)[rows][k
   }
 }
 
+// Has products meet their sums in one instruction: kernels are compiled without that (see host_compiler.py).
+#if defined(__GNUC__) && !defined(__clang__)
+#define TILE_CONTRACT __attribute__((optimize("fp-contract=fast")))
+#else
+#define TILE_CONTRACT
+#endif
+
 // A as `rows` by `k`, element (i, p) at a[i * row + p * col]; B as one panel, row p at b + p * ldb.
 template <class Acc, class TC, int rows>
-inline void micro_kernel(const Acc* a, int64_t row, int64_t col, const Acc* b, int64_t ldb, TC* c, int64_t ldc, int64_t k,
+TILE_CONTRACT inline void micro_kernel(const Acc* a, int64_t row, int64_t col, const Acc* b, int64_t ldb, TC* c, int64_t ldc, int64_t k,
                          int64_t width) {
   using V = typename Vector<Acc>::type;
   constexpr int lanes = Vector<Acc>::lanes;

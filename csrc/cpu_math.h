@@ -33,6 +33,15 @@ inline bool isinf(double x) { return __builtin_fabs(x) == double(kInfinity); }
 inline bool isfinite(float x) { return __builtin_fabsf(x) < kInfinity; }
 inline bool isfinite(double x) { return __builtin_fabs(x) < double(kInfinity); }
 
+// a * b + c, rounded once where the machine has an instruction for it.
+inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 // ---- exponentials ----------------------------------------------------------------------------------------------------------
 
 // p * 2^n for integral -252 <= n <= 254: in two factors, so that a denormal result is rounded once.
@@ -52,28 +61,28 @@ inline float exp2(float x) {
   float f = x - (shifted - kRounder);
   // (2^f - 1) / f on |f| <= 1/2, error 2.0e-9
   float p = 1.5353341587e-4f;
-  p = p * f + 1.3398900628e-3f;
-  p = p * f + 9.6184378490e-3f;
-  p = p * f + 5.5503323674e-2f;
-  p = p * f + 2.4022647738e-1f;
-  p = p * f + 6.9314718246e-1f;
-  return scale_by_power(p * f + 1.0f, rounded_int(shifted));
+  p = fused(p, f, 1.3398900628e-3f);
+  p = fused(p, f, 9.6184378490e-3f);
+  p = fused(p, f, 5.5503323674e-2f);
+  p = fused(p, f, 2.4022647738e-1f);
+  p = fused(p, f, 6.9314718246e-1f);
+  return scale_by_power(fused(p, f, 1.0f), rounded_int(shifted));
 }
 
 inline float exp(float x) {
   x = x > 89.0f ? 89.0f : x;
   x = x < -105.0f ? -105.0f : x;
-  float shifted = x * 1.44269504089f + kRounder;
+  float shifted = fused(x, 1.44269504089f, kRounder);
   float n = shifted - kRounder;
-  float r = x - n * 0.693359375f;  // ln 2 in two parts, the first short enough for an exact product
-  r = r + n * 2.12194440055e-4f;
+  float r = fused(n, -0.693359375f, x);  // ln 2 in two parts, the first short enough for an exact product
+  r = fused(n, 2.12194440055e-4f, r);
   // (e^r - 1 - r) / r^2 on |r| <= ln(2)/2, error 3.1e-9
   float p = 1.3814560370e-3f;
-  p = p * r + 8.3687352017e-3f;
-  p = p * r + 4.1668388993e-2f;
-  p = p * r + 1.6666521132e-1f;
-  p = p * r + 4.9999994040e-1f;
-  return scale_by_power(p * (r * r) + r + 1.0f, rounded_int(shifted));
+  p = fused(p, r, 8.3687352017e-3f);
+  p = fused(p, r, 4.1668388993e-2f);
+  p = fused(p, r, 1.6666521132e-1f);
+  p = fused(p, r, 4.9999994040e-1f);
+  return scale_by_power(fused(p, r * r, r) + 1.0f, rounded_int(shifted));
 }
 
 inline float sigmoid(float x) {
@@ -86,11 +95,11 @@ inline float tanh(float x) {
   // (tanh x - x) / x^3 in x^2 on |x| <= 5/8, error 4.4e-9
   float t = x * x;
   float p = -5.7045309804e-3f;
-  p = p * t + 2.0638694987e-2f;
-  p = p * t - 5.3739599884e-2f;
-  p = p * t + 1.3331441581e-1f;
-  p = p * t - 3.3333280683e-1f;
-  float near = p * (t * a) + a;
+  p = fused(p, t, 2.0638694987e-2f);
+  p = fused(p, t, -5.3739599884e-2f);
+  p = fused(p, t, 1.3331441581e-1f);
+  p = fused(p, t, -3.3333280683e-1f);
+  float near = fused(p, t * a, a);
   float clipped = a > 10.0f ? 10.0f : a;  // the result is 1 from 9.02 on; NaN passes
   float far = 1.0f - 2.0f / (exp(2.0f * clipped) + 1.0f);
   return __builtin_copysignf(a < 0.625f ? near : far, x);
@@ -101,22 +110,22 @@ inline float erf(float x) {
   // erf(x) / x - 1 in x^2 on |x| <= 0.96, error 7e-10
   float t = x * x;
   float p = 8.1190519268e-5f;
-  p = p * t - 8.0809748033e-4f;
-  p = p * t + 5.1953727379e-3f;
-  p = p * t - 2.6857022196e-2f;
-  p = p * t + 1.1283650994e-1f;
-  p = p * t - 3.7612631917e-1f;
-  p = p * t + 1.2837922573e-1f;
-  float near = p * a + a;
+  p = fused(p, t, -8.0809748033e-4f);
+  p = fused(p, t, 5.1953727379e-3f);
+  p = fused(p, t, -2.6857022196e-2f);
+  p = fused(p, t, 1.1283650994e-1f);
+  p = fused(p, t, -3.7612631917e-1f);
+  p = fused(p, t, 1.2837922573e-1f);
+  float near = fused(p, a, a);
   // log2(erfc(a)) on 0.95 <= a <= 4, error of erf 1.3e-9
   float b = a > 4.0f ? 4.0f : a;
   float q = 2.7761046658e-4f;
-  q = q * b - 4.3403864838e-3f;
-  q = q * b + 3.1865671277e-2f;
-  q = q * b - 1.4952126145e-1f;
-  q = q * b - 9.1974276304e-1f;
-  q = q * b - 1.6266025305f;
-  q = q * b - 3.5306368949e-4f;
+  q = fused(q, b, -4.3403864838e-3f);
+  q = fused(q, b, 3.1865671277e-2f);
+  q = fused(q, b, -1.4952126145e-1f);
+  q = fused(q, b, -9.1974276304e-1f);
+  q = fused(q, b, -1.6266025305f);
+  q = fused(q, b, -3.5306368949e-4f);
   float far = 1.0f - exp2(q);
   return __builtin_copysignf(a < 0.96f ? near : far, x);
 }
@@ -136,14 +145,14 @@ inline Split split_float(float x) {
 // (log(1 + f) - f + f^2/2) / f^3 on the interval above, error 7.5e-10 of log(1 + f).
 inline float log_tail(float f) {
   float p = 6.7477419972e-2f;
-  p = p * f - 1.1677518487e-1f;
-  p = p * f + 1.1888693273e-1f;
-  p = p * f - 1.2405339628e-1f;
-  p = p * f + 1.4219453931e-1f;
-  p = p * f - 1.6668005288e-1f;
-  p = p * f + 2.0002123714e-1f;
-  p = p * f - 2.5000008941e-1f;
-  return p * f + 3.3333313465e-1f;
+  p = fused(p, f, -1.1677518487e-1f);
+  p = fused(p, f, 1.1888693273e-1f);
+  p = fused(p, f, -1.2405339628e-1f);
+  p = fused(p, f, 1.4219453931e-1f);
+  p = fused(p, f, -1.6668005288e-1f);
+  p = fused(p, f, 2.0002123714e-1f);
+  p = fused(p, f, -2.5000008941e-1f);
+  return fused(p, f, 3.3333313465e-1f);
 }
 
 // A logarithm's value at the edges: -inf at 0, NaN below, and infinity and NaN as they are.
@@ -155,19 +164,19 @@ inline float log_edges(float x, float y) {
 inline float log(float x) {
   Split s = split_float(x);
   float f = s.fraction, square = f * f;
-  float y = log_tail(f) * (square * f) + s.exponent * -2.12194440055e-4f;
-  y = y - 0.5f * square;
-  return log_edges(x, (y + f) + s.exponent * 0.693359375f);
+  float y = fused(log_tail(f), square * f, s.exponent * -2.12194440055e-4f);
+  y = fused(-0.5f, square, y);
+  return log_edges(x, fused(s.exponent, 0.693359375f, y + f));
 }
 
 inline float log2(float x) {
   Split s = split_float(x);
   float f = s.fraction, square = f * f;
-  float rest = log_tail(f) * (square * f) - 0.5f * square;
+  float rest = fused(-0.5f, square, log_tail(f) * (square * f));
   // log2(e) = 1.4375 + 0.0051950408889634
-  float y = rest * 0.0051950408889634f + f * 0.0051950408889634f;
-  y = y + rest * 1.4375f;
-  return log_edges(x, (y + f * 1.4375f) + s.exponent);
+  float y = fused(rest, 0.0051950408889634f, f * 0.0051950408889634f);
+  y = fused(rest, 1.4375f, y);
+  return log_edges(x, fused(f, 1.4375f, y) + s.exponent);
 }
 
 // ---- the rest of the language, by libm -------------------------------------------------------------------------------------
@@ -255,23 +264,35 @@ template <class A, class B> inline auto maximum(A a, B b) -> decltype(a + b) {
   return maximum(static_cast<T>(a), static_cast<T>(b));
 }
 
-// Quotient rounded down, b != 0.
+// A divisor that no machine stops at: 1 in the place of 0, and of -1, whose quotient is the wrapped negative.
+// Ragged tiles are padded with 0, and the lanes that nobody keeps are divided as well.
+template <class T> inline T divisor(T b) {
+  if constexpr (T(-1) < T(0)) return (b == T(0)) | (b == T(-1)) ? T(1) : b;
+  else return b == T(0) ? T(1) : b;
+}
+template <class T> inline T negative(T a) { return T(uint64_t(0) - uint64_t(a)); }
+
+// Quotient rounded down; a // 0 is a, as the simulators have it, and the least number over -1 is itself.
 template <class T> inline T floordiv(T a, T b) {
   if constexpr (is_native_float<T>) return floor(a / b);
-  else if constexpr (T(-1) < T(0)) return T(a / b - ((a % b != 0) & ((a < 0) != (b < 0))));
-  else return T(a / b);
+  else if constexpr (T(-1) < T(0)) {
+    T d = divisor(b), q = T(a / d), r = T(a % d);
+    return b == T(-1) ? negative(a) : T(q - ((r != 0) & ((a < 0) != (b < 0))));
+  } else {
+    return T(a / divisor(b));
+  }
 }
 
-// a - floordiv(a, b) * b: has the sign of b.
+// a - floordiv(a, b) * b: has the sign of b; a % 0 is 0.
 template <class T> inline T floormod(T a, T b) {
   if constexpr (is_native_float<T>) {
     T r = fmod(a, b);
     return r != T(0) && (r < T(0)) != (b < T(0)) ? r + b : r;
   } else if constexpr (T(-1) < T(0)) {
-    T r = T(a % b);
+    T r = T(a % divisor(b));
     return T(r + (((r != 0) & ((r < 0) != (b < 0))) ? b : T(0)));
   } else {
-    return T(a % b);
+    return T(a % divisor(b));
   }
 }
 

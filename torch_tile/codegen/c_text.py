@@ -32,7 +32,7 @@ from torch_tile.ir.expr import (
     Var,
     const,
 )
-from torch_tile.ir.node import children, find
+from torch_tile.ir.node import children, contains, find
 
 STORAGE = {
     "bool": "bool", "float32": "float", "float64": "double", "float16": "tile::f16", "bfloat16": "tile::bf16",
@@ -232,8 +232,23 @@ class Text:
         if node.op == "+" and isinstance(node.b, Const) and integer and node.b.value < 0:
             node = Binary("-", node.a, const(-node.b.value, node.b.type))
         own = PRECEDENCE[node.op]
-        a, b = self.value(node.a, wide, own), self.value(node.b, wide, own + 1)
+        a = self.shifted(node) if node.op == "<<" else None
+        b = self.divisor(node.b, wide) if node.op in ("//", "%") else self.value(node.b, wide, own + 1)
+        a = a or self.value(node.a, wide, own)
         return self._fit(node, f"{a} {SPELLING.get(node.op, node.op)} {b}", own)
+
+    def divisor(self, expr: Expr, wide: bool) -> str:
+        """C++ text of what naturals are divided by: 1 for a 0, as a machine would stop."""
+        if isinstance(expr, Const) and expr.value != 0:
+            return self.value(expr, wide, PRECEDENCE["/"] + 1)
+        kind = "int64_t" if wide or self.is_index(expr) else storage(expr.dtype)
+        return f"tile::divisor<{kind}>({self.value(expr, wide)})"
+
+    def shifted(self, node: Binary) -> str | None:
+        """C++ text of a literal that is shifted to the left, which alone decides how wide the shift is."""
+        if not isinstance(node.a, Const) or node.dtype.bits != 64 or not fits_int(node.a):
+            return None
+        return f"({storage(node.dtype)}){literal(node.a)}"
 
     def _computes(self, expr: Expr) -> bool:
         """Whether a signed integer may leave its type on the way to a comparison."""
@@ -297,12 +312,24 @@ class Text:
             raise InternalError("cpu_reduce wants an address", node.span)
         source, to = row.buffer.dtype, node.type
         wide = "double" if "float64" in (source.name, to.name) else "float" if to.is_float else "int64_t"
+        if source.name == to.name == "uint64":
+            wide = "uint64_t"
         names = {"absmax": "AbsMax", "abssum": "AbsSum", "bitand": "BitAnd", "bitor": "BitOr", "bitxor": "BitXor"}
         op = names.get(kind, kind.capitalize())
         text = f"tile::reduce<tile::{op}, {wide}>({self.value(row)}, {self.index(count)})"
         if is_small(to):
             return self._fit(node, text, 99)
         return (text, 99) if wide == storage(to) else (f"({storage(to)}){text}", PREFIX)
+
+
+def reads_memory(expr: Expr) -> bool:
+    """Whether a value depends on memory or variables, so that it may be another one later."""
+    return contains(expr, Load) or contains(expr, Address)
+
+
+def fits_int(node: Const) -> bool:
+    """Whether a literal of a 64-bit type is printed without a suffix, and so is an int of C++."""
+    return abs(int(node.value)) < 2**31
 
 
 def is_exact(of: DType, to: DType) -> bool:

@@ -7,10 +7,21 @@ Small on-chip buffers are arrays on the stack, large ones lie in an arena that e
 
 from __future__ import annotations
 
-from torch_tile.codegen.c_text import PREFIX, SIGNED, Names, Text, held, is_small, storage, string
+from torch_tile.codegen.c_text import (
+    PREFIX,
+    SIGNED,
+    Names,
+    Text,
+    held,
+    is_small,
+    reads_memory,
+    storage,
+    string,
+)
 from torch_tile.codegen.cpu_source import ENTRY, CpuSource
 from torch_tile.codegen.lines import Lines
 from torch_tile.diagnostics.errors import InternalError, Span
+from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Var
 from torch_tile.ir.node import contains, find, walk
@@ -167,12 +178,16 @@ class _Cpu(Lines):
         self.close()
 
     def _for(self, loop: For) -> None:
+        stop = self.text.index(loop.stops[0], above=8)
+        if reads_memory(loop.stops[0]):
+            stop, bound = self.names.of(Var("stop", dt.int64)), self.text.index(loop.stops[0])
+            self.line(f"const int64_t {stop} = {bound};", loop.span)
         var = self.names.of(loop.vars[0])
         if loop.kind is LoopKind.VECTOR and _is_simd(loop):
             self.line("#pragma omp simd")
         elif loop.kind is LoopKind.UNROLLED:
             self.line("#pragma GCC unroll 16")
-        start, stop = self.text.index(loop.starts[0]), self.text.index(loop.stops[0], above=8)
+        start = self.text.index(loop.starts[0])
         advance = f"++{var}" if loop.step == 1 else f"{var} += {loop.step}"
         self.open(f"for (int64_t {var} = {start}; {var} < {stop}; {advance})", loop.span)
         if self.text.is_natural(loop.starts[0]):

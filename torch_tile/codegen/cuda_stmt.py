@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from torch_tile.codegen.c_text import PREFIX, Names, held, is_small, storage, string
+from torch_tile.codegen.c_text import PREFIX, Names, held, is_small, reads_memory, storage, string
 from torch_tile.codegen.cuda_fields import field_pair
 from torch_tile.codegen.cuda_roles import condition, registers_call
 from torch_tile.codegen.cuda_text import INT, CudaText, int_type
@@ -109,12 +109,18 @@ class CudaStatements(Lines):
         low, high = self.text.interval(start).low, self.text.interval(stop).high
         self.text.bind(var, Interval(low, max(low, high - 1)))
         paired = paired_store(loop, self.text)
+        last, bound = self.text.index(stop, above=8), self.text.index(stop)
+        if reads_memory(stop):
+            wide = stop.dtype != dt.int32 or self.text.is_long(stop, True)
+            last = self.names.of(Var("stop", dt.int64))
+            self.line(f"const {'int64_t' if wide else 'int'} {last} = {bound};", loop.span)
+            bound = last
         if (unrolled := pragma(loop)) is not None:
             self.line(unrolled)
         kind = "int" if Interval(low, high).within(INT) and var.dtype == dt.int32 else "int64_t"
-        first, last = self.text.index(start), self.text.index(stop, above=8)
+        first = self.text.index(start)
         if kind == "int" and self.text.is_long(start, True):  # beyond `stop` it does not matter where
-            first = f"(int)tile::min<int64_t>({first}, {self.text.index(stop)})"
+            first = f"(int)tile::min<int64_t>({first}, {bound})"
         step, name = 2 if paired else loop.step, self.names.of(var)
         advance = f"++{name}" if step == 1 else f"{name} += {step}"
         self.open(f"for ({kind} {name} = {first}; {name} < {last}; {advance})", loop.span)

@@ -255,13 +255,19 @@ class CudaText(Text):
             return (f"(int){text}", PREFIX) if (a or b) and not whole and node.dtype == dt.int32 else (text, 99)
         own = PRECEDENCE[node.op]
         left = self.value(node.a, wide, PREFIX if whole and not (a or b) else own)
-        if whole and not (a or b):
+        if node.op == "<<" and (shifted := self.shifted(node)):
+            left = shifted
+        elif whole and not (a or b):
             left = f"(int64_t){left}"
         # From left to right, so that neighbours of an address differ by a constant added last.
         flat = whole and a and node.op == "+" and isinstance(node.b, Binary) and node.b.op in ("+", "-")
         flat = flat and (b or self.interval(node.b).within(INT))
         right = self.value(node.b, wide, own if flat else own + 1)
         return f"{left} {SPELLING.get(node.op, node.op)} {right}", own
+
+    def divisor(self, expr: Expr, wide: bool) -> str:
+        """C++ text of what naturals are divided by: no GPU stops at a 0."""
+        return self.value(expr, wide, PRECEDENCE["/"] + 1)
 
     def _negated(self, node: Binary) -> Binary:
         assert isinstance(node.b, Const)

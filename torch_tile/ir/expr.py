@@ -298,6 +298,8 @@ def binary(op: str, a: Any, b: Any) -> Expr:
     x, y = pair(a, b, op)
     if op in INTEGER_ONLY and x.dtype.is_float:
         raise error("bad_operand", x.span or y.span, op=op, got=f"a value of dtype {x.dtype}")
+    if op in ("//", "%") and not y.dtype.is_float and isinstance(y, Const) and y.value == 0:
+        raise error("bad_operand", x.span or y.span, op=op, got="a divisor that is 0")
     if op == "/" and not x.dtype.is_float:
         x, y = cast(x, dt.float32), cast(y, dt.float32)
     if op not in COMPARISONS and x.dtype.kind == "bool" and op not in INTEGER_ONLY:

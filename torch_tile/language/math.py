@@ -132,6 +132,8 @@ def truncdiv(a: Any, b: Any) -> Any:
     if is_number(a) and is_number(b):
         return a // b + (a % b != 0 and (a < 0) != (b < 0))
     x, y = to_expr(a), to_expr(b)
+    if (x // y).dtype.kind == "uint":
+        return x // y
     is_below = logical_and(x % y != 0, (x < 0) != (y < 0))  # a negative quotient that is no integer
     return select(is_below, x // y + 1, x // y)
 

@@ -3,9 +3,9 @@
 
 A value that all lanes of a loop nest share is a Python int or bool, or a 0-d tensor for floats; else it is a tensor
 with one dimension per nest variable, right-aligned. Integers are computed in 64 bits: int32 and int64 wrap when cast or
-stored, narrow and unsigned ones after every operation (uint64 is held as its two's complement: order and quotients are
-right below 2**63). Floats have the type of their node; fp16, bf16 and fp8 are computed in float32 and rounded after
-every operation. x // 0 and x % 0 are undefined.
+stored, narrow and unsigned ones after every operation; uint64 is held as its two's complement. Floats have the type of
+their node; fp16, bf16 and fp8 are computed in float32 and rounded after every operation.
+x // 0 and x % 0 are undefined.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from torch_tile.intrinsics import lookup
@@ -31,6 +32,10 @@ _INTEGER: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
     "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
     "min": lambda a, b: pick(a < b, a, b), "max": lambda a, b: pick(a > b, a, b),
 }  # fmt: skip
+_ORDERED: dict[str, Callable[[Any, Any], Any]] = {
+    "//": np.floor_divide, "%": np.remainder, "<": np.less, "<=": np.less_equal, ">": np.greater,
+    ">=": np.greater_equal, "min": np.minimum, "max": np.maximum, ">>": np.right_shift,
+}  # fmt: skip
 _FLOAT: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
     "/": operator.truediv, "//": torch.floor_divide, "%": torch.remainder,
     # As the CPU target: a NaN on either side gives the second operand.
@@ -47,12 +52,24 @@ def constant(value: bool | int | float, dtype: DType) -> Value:
 
 def binary(op: str, a: Value, b: Value, dtype: DType) -> Value:
     """`a op b` for two operands of `dtype`."""
+    if dtype.name == "uint64" and op in _ORDERED:
+        return _by_numbers(op, a, b)
     if not dtype.is_float:
         return wrap_result(shared(_INTEGER[op](a, b)), dtype, op)
     if dtype.bits >= 32:
         return shared(_FLOAT[op](a, b))
     result = _FLOAT[op](a.float(), b.float())
     return shared(result) if op in COMPARISONS else result.to(dtype.as_torch())
+
+
+def _by_numbers(op: str, a: Value, b: Value) -> Value:
+    """An operator of uint64 whose result depends on more than the lower bits: torch lacks it, so NumPy has it."""
+    x, y = (np.asarray(v if isinstance(v, torch.Tensor) else v % 2**64 - 2**64 * (v % 2**64 >= 2**63)) for v in (a, b))
+    x, y = x.astype(np.int64).view(np.uint64), y.astype(np.int64).view(np.uint64)
+    if op in ("//", "%"):
+        y = np.where(y == 0, np.uint64(1), y)
+    found = np.asarray(_ORDERED[op](x, y))
+    return shared(torch.from_numpy(found if found.dtype == np.bool_ else found.view(np.int64)))
 
 
 def unary(op: str, a: Value, dtype: DType) -> Value:

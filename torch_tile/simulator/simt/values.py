@@ -135,6 +135,9 @@ _INTEGER = _BOTH | {
 _FLOAT = _BOTH | {"/": operator.truediv, "//": np.floor_divide, "%": np.remainder}
 
 
+_UNSIGNED: dict[str, Function] = {"maximum": np.maximum, "minimum": np.minimum, "abs": np.positive}
+
+
 def binary(op: str, dtype: DType) -> Function:
     """The function `a op b` for operands of `dtype`."""
     f = (_FLOAT if dtype.is_float else _INTEGER)[op]
@@ -184,6 +187,10 @@ def mathematics(name: str, operand: DType, result: DType) -> Function:
         return lambda *args: rounded(on_arrays(*args, ()), result) if result.is_float else on_arrays(*args, ())
     if meaning is None:
         raise KeyError(name)
+
+    if name in _UNSIGNED and operand.kind == "uint":  # torch has no such functions of unsigned types
+        ordered = _UNSIGNED[name]
+        return lambda *args: number(np.asarray(ordered(*(np.asarray(a, carrier(operand)) for a in args))), result)
 
     def call(*args: Value) -> Value:
         found = meaning(*(torch.from_numpy(np.array(a, carrier(operand))) for a in args)).numpy()
