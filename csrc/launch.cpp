@@ -44,6 +44,8 @@ struct Kernel {
   bool scalars_matter;  // launch grids depend on scalar arguments, so they are part of the form
   char kinds[kMostArguments];  // 't' for tensors, else the struct module's letter of a number
   uint64_t masks[kMostArguments];  // bits of an address that must be 0
+  unsigned char* apart;  // pairs of tensors: one is constant to a kernel, the other is written
+  int pairs;
   uint64_t low_bits;  // bits of an address that are part of the form, below 256
   Form* last;
   Form* forms[kSlots];
@@ -51,7 +53,7 @@ struct Kernel {
 };
 
 struct Arguments {
-  uint64_t pointers[kMostArguments + 1], scalars[kMostArguments];
+  uint64_t pointers[kMostArguments + 1], ends[kMostArguments], scalars[kMostArguments];
   int tensors, numbers, words;
   int32_t device_type, device_index;
   int64_t form[kMostWords];
@@ -87,7 +89,9 @@ bool read_tensor(Kernel* kernel, PyObject* object, uint64_t mask, Arguments* int
             (int64_t)(tensor.device_index & 255) << 40 | (int64_t)(address & kernel->low_bits) << 48 |
             (int64_t)tensor.rank << 56;
   bool empty = false;
+  int64_t last = 0;  // element
   for (int d = 0; d < tensor.rank; ++d) {
+    last += (tensor.shape[d] - 1) * tensor.strides[d];
     *form++ = tensor.shape[d];
     *form++ = tensor.strides[d];
     empty |= tensor.shape[d] == 0;
@@ -99,6 +103,7 @@ bool read_tensor(Kernel* kernel, PyObject* object, uint64_t mask, Arguments* int
     into->device_type = tensor.device_type;
     into->device_index = tensor.device_index;
   }
+  into->ends[into->tensors] = empty ? address : address + (uint64_t)(last + 1) * ((tensor.bits * tensor.lanes + 7) / 8);
   into->pointers[into->tensors++] = address;
   return true;
 }
@@ -154,6 +159,15 @@ bool read(Kernel* kernel, PyObject* const* objects, Py_ssize_t count, Arguments*
     }
   }
   return into->tensors > 0;
+}
+
+// Whether the bytes from the first to the last of tensors that must not overlap do so.
+bool meet(const Kernel* kernel, const Arguments& arguments) {
+  for (int i = 0; i < kernel->pairs; ++i) {
+    int a = kernel->apart[2 * i], b = kernel->apart[2 * i + 1];
+    if (arguments.pointers[a] < arguments.ends[b] && arguments.pointers[b] < arguments.ends[a]) return true;
+  }
+  return false;
 }
 
 uint64_t hash_of(const Arguments& arguments) {
@@ -217,7 +231,8 @@ PyObject* launch(PyObject* self, PyObject* const* objects, Py_ssize_t count) {
   Kernel* kernel = (Kernel*)PyCapsule_GetPointer(self, kName);
   if (kernel == NULL) return NULL;
   Arguments arguments;
-  if (watchers > 0 || !read(kernel, objects, count, &arguments)) return in_python(kernel->held[kSlow], objects, count);
+  if (watchers > 0 || !read(kernel, objects, count, &arguments) || meet(kernel, arguments))
+    return in_python(kernel->held[kSlow], objects, count);
   Form* form = kernel->last;
   if (form == NULL || !is_form(form, arguments)) {
     form = *place(kernel, arguments, hash_of(arguments));
@@ -271,6 +286,7 @@ void destroy(PyObject* capsule) {
   Kernel* kernel = (Kernel*)PyCapsule_GetPointer(capsule, kName);
   forget(kernel);
   for (PyObject* each : kernel->held) Py_DECREF(each);
+  free(kernel->apart);
   free(kernel);
 }
 
@@ -297,18 +313,18 @@ PyObject* watch(PyObject*, PyObject* args) {
 }
 
 // make(exchange, (slow, failed, is_neg, Tensor, Parameter), (functions of Driver, in its order),
-//      (at::native::is_neg or 0, offset of sizes), kinds, masks, scalars_matter, low_bits)
+//      (at::native::is_neg or 0, offset of sizes), kinds, masks, scalars_matter, low_bits, apart)
 // -> (launch function, kernel for `remember`), or None if torch's table is of a kind that is not known here.
 PyObject* make(PyObject*, PyObject* args) {
   PyObject *exchange, *held[kHeld];
   unsigned long long functions[5], is_negative, sizes_offset, low_bits;
-  const char *kinds, *masks;
-  Py_ssize_t count, mask_bytes;
+  const char *kinds, *masks, *apart;
+  Py_ssize_t count, mask_bytes, apart_bytes;
   int scalars_matter;
-  if (!PyArg_ParseTuple(args, "O(OOOOO)(KKKKK)(KK)y#y#pK", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
+  if (!PyArg_ParseTuple(args, "O(OOOOO)(KKKKK)(KK)y#y#pKy#", &exchange, &held[kSlow], &held[kFailed], &held[kIsNegative],
                         &held[kTensor], &held[kParameter], functions, functions + 1, functions + 2, functions + 3,
                         functions + 4, &is_negative, &sizes_offset, &kinds, &count, &masks, &mask_bytes, &scalars_matter,
-                        &low_bits))
+                        &low_bits, &apart, &apart_bytes))
     return NULL;
   Exchange* table = (Exchange*)PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
   if (table == NULL) return NULL;
@@ -326,6 +342,13 @@ PyObject* make(PyObject*, PyObject* args) {
   kernel->low_bits = low_bits;
   memcpy(kernel->kinds, kinds, (size_t)count);
   memcpy(kernel->masks, masks, (size_t)mask_bytes);
+  kernel->apart = (unsigned char*)malloc((size_t)apart_bytes + 1);
+  if (kernel->apart == NULL) {
+    free(kernel);
+    return PyErr_NoMemory();
+  }
+  memcpy(kernel->apart, apart, (size_t)apart_bytes);
+  kernel->pairs = (int)(apart_bytes / 2);
   for (int i = 0; i < kHeld; ++i) {
     Py_INCREF(held[i]);
     kernel->held[i] = held[i];

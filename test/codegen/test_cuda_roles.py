@@ -104,7 +104,7 @@ def test_text():
     source = product()
     assert_expected_inline(body(source).split("\n\n", 1)[1], """\
 extern "C" __global__ void __launch_bounds__(288, 1)
-demo_kernel(float* __restrict__ C, const __grid_constant__ tile::TensorMap A_map) {
+demo_kernel(float* C, const __grid_constant__ tile::TensorMap A_map) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const int t = threadIdx.x;
   const int bx = blockIdx.x;

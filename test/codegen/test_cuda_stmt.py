@@ -31,7 +31,7 @@ def test_control_flow():
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
 extern "C" __global__ void __launch_bounds__(128, 1)
-demo_kernel(int32_t* __restrict__ x, const int32_t k) {
+demo_kernel(int32_t* x, const int32_t k) {
   const int t = threadIdx.x;
   int32_t v = 3;
   while (v < k) {
@@ -66,7 +66,7 @@ def test_shared_memory_swizzled():
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
 extern "C" __global__ void __launch_bounds__(128, 1)
-demo_kernel(tile::f16* __restrict__ x) {
+demo_kernel(tile::f16* x) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const int t = threadIdx.x;
   tile::f16* const tile_1 = reinterpret_cast<tile::f16*>(shared_memory + 2048);
@@ -97,7 +97,7 @@ def test_asynchronous_copies():
     source = program([x, y], kernel(Alloc(tile), loop((m + 15) // 16, step, SERIAL, "k"), shared_bytes=4096))
     assert_expected_inline(body(source), """\
 extern "C" __global__ void __launch_bounds__(128, 1)
-demo_kernel(const tile::f16* __restrict__ x, tile::f16* __restrict__ y, const int m) {
+demo_kernel(const tile::f16* __restrict__ x, tile::f16* y, const int m) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const int t = threadIdx.x;
   tile::f16* const tile_1 = reinterpret_cast<tile::f16*>(shared_memory + 0);
@@ -128,7 +128,7 @@ def test_tensor_cores():
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
 extern "C" __global__ void __launch_bounds__(32, 1)
-demo_kernel(float* __restrict__ out) {
+demo_kernel(float* out) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const int t = threadIdx.x;
   tile::bf16* const shared = reinterpret_cast<tile::bf16*>(shared_memory + 0);
@@ -170,7 +170,7 @@ def test_neighbours_are_narrowed_together():
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
 extern "C" __global__ void __launch_bounds__(128, 1)
-demo_kernel(const float* __restrict__ x, tile::e4m3* __restrict__ y) {
+demo_kernel(const float* __restrict__ x, tile::e4m3* y) {
   const int t = threadIdx.x;
   alignas(16) float r[8];
   alignas(16) tile::bf16 h[8];
@@ -282,7 +282,7 @@ def test_atomics():
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
 extern "C" __global__ void __launch_bounds__(128, 1)
-demo_kernel(float* __restrict__ x, tile::bf16* __restrict__ h, int32_t* __restrict__ k) {
+demo_kernel(float* x, tile::bf16* h, int32_t* k) {
   const int t = threadIdx.x;
   tile::atomic_add(x + t, 1.0f);
   tile::atomic_max(h + t, tile::narrow<tile::bf16>(x[t]));
@@ -304,7 +304,7 @@ def test_warps():
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
 extern "C" __global__ void __launch_bounds__(128, 1)
-demo_kernel(float* __restrict__ x, uint32_t* __restrict__ b) {
+demo_kernel(float* x, uint32_t* b) {
   const int t = threadIdx.x;
   float v = x[t];
   #pragma unroll
@@ -330,7 +330,7 @@ def test_registers_are_indexed_by_constants():
     ))  # fmt: skip
     assert_expected_inline(body(source), """\
 extern "C" __global__ void __launch_bounds__(128, 1)
-demo_kernel(float* __restrict__ x, const int32_t n) {
+demo_kernel(float* x, const int32_t n) {
   const int t = threadIdx.x;
   alignas(16) float r[16];
   #pragma unroll

@@ -92,6 +92,12 @@ TEXTS = {
     "tile::atomic_add(F + i, x)": atomic(Address(F, (i,)), x, "add"),
     "tile::widen(tile::atomic_max(H + i, tile::narrow<tile::f16>(h)))": atomic(Address(H, (i,)), h, "max"),
     "tile::atomic_add(A, (int32_t)1)": atomic(Address(A, (const(0, dt.int32),)), const(1, dt.int32), "add"),
+    # operands of exactly the element's type, whatever C++ computes them in
+    "tile::atomic_add(A, (int32_t)((int64_t)b * 2000000 & 7))": atomic(
+        Address(A, (const(0, dt.int32),)), binary("&", b * 2000000, 7), "add"
+    ),
+    "tile::atomic_add(A, (int32_t)q)": atomic(Address(A, (const(0, dt.int32),)), q, "add"),
+    "tile::atomic_add(A, A[i])": atomic(Address(A, (const(0, dt.int32),)), Load(A, (i,)), "add"),
     "i < 3 ? x : 0.0f": select(i < 3, x, 0),
 }
 

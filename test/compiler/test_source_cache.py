@@ -81,8 +81,9 @@ def test_tensor_maps_are_kept():
     (m,) = dimensions(program)
     wanted = MapArg(1, (m, Const(24, int32)), (m * 24, Const(1, int32)), (64, 8), 32, "float16", 2)
     entry = Entry("kernel", (0, wanted, m), (m,), 64, 0, None, "PMi", False, (2, 1, 1), True)
-    text = source_cache.packed(CudaSource("", (entry,), (2, 16)), Build(HOPPER), program)
+    text = source_cache.packed(CudaSource("", (entry,), (2, 16), ((0, 1),)), Build(HOPPER), program)
     (found,) = source_cache.unpacked(text, Build(HOPPER), program).entries
+    assert source_cache.unpacked(text, Build(HOPPER), program).apart == ((0, 1),)
     _, got, _ = found.args
     assert isinstance(got, MapArg) and found[3:] == entry[3:]
     for mine, given in zip(got, wanted, strict=True):

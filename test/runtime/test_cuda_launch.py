@@ -15,7 +15,7 @@ from torch_tile.hardware import Target
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.ir.expr import Var
 from torch_tile.runtime import cuda_launch
-from torch_tile.runtime.cuda_launch import CudaLauncher, Launch, Plan, runs_on, slot_of
+from torch_tile.runtime.cuda_launch import CudaLauncher, Launch, Plan, overlap, runs_on, slot_of
 from torch_tile.runtime.native_launch import native
 
 CUBIN = b"\x7fELF and the rest"
@@ -53,7 +53,7 @@ def launcher_of(function, kinds=None, alignment=None, out_idx=(), **fields):
         )
         for n, k in enumerate(program.kernels)
     )
-    made = CudaSource("", entries, tuple(alignment or [4] * len(tensors)))
+    made = CudaSource("", entries, tuple(alignment or [4] * len(tensors)), fields.get("apart", ()))
     return OnCpu(program, made, CUBIN, Target("cuda", 90), out_idx), len(names)
 
 
@@ -362,3 +362,29 @@ def test_no_gpu(add, monkeypatch):
         launcher.begin(x, x, 1.0, 1, x)
     with pytest.raises(LaunchError, match="add takes 5 arguments"):
         launcher.begin(x)
+
+
+def test_overlapping_arguments_are_refused(way, add, fake_cuda):
+    """At each call, whatever was launched before; what only interleaves is taken."""
+    launcher, _ = launcher_of(add, "PPPiqfq", apart=((0, 2), (1, 2)))
+    x, y, out = torch.randn(9, 12), torch.randn(9, 6), torch.empty(9, 6)
+    twice(launcher, x[:, :6], y, 1.0, 2, out)
+    for _ in range(2):
+        with pytest.raises(
+            LaunchError, match="arguments `y` and `out` overlap, and add reads `y` while it writes `out`"
+        ):
+            launcher.begin(x[:, :6], out, 1.0, 2, out)
+        both = torch.empty(10 * 6 + 9 * 12)
+        one, other = both[9 * 6 :][: 9 * 12].view(9, 12)[:, :6], both[3 : 3 + 54].view(9, 6)
+        with pytest.raises(LaunchError, match="`x` and `out` overlap"):
+            launcher.begin(one, y, 1.0, 2, other)
+        launcher.begin(one, one.new_empty(9, 6), 1.0, 2, both[:54].view(9, 6))
+        launcher.begin(x[:, :6], y, 1.0, 2, out)
+    assert len(fake_cuda.launches()) == 6
+
+
+def test_what_overlaps():
+    x = torch.empty(6, 8, dtype=torch.bfloat16)
+    assert overlap(x, x) and overlap(x[1:], x[:2]) and overlap(x[:, ::2], x[:, 4:])
+    assert not overlap(x[:3], x[3:]) and not overlap(x[:, :4], x[:, 4:]) and not overlap(x[:, ::2], x[:, 1::2])
+    assert not overlap(x[:0], x) and overlap(x.view(torch.int32), x[5]) and overlap(x[:1].expand(9, 8), x)

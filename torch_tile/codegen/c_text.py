@@ -47,8 +47,18 @@ _WORDS = """
     requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw
     true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
     int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t NULL EOF stdin stdout stderr errno
-    aligned_alloc free printf fflush main
+    aligned_alloc free printf fflush main typeof
 """
+# Macros of standard headers and of csrc/, which hold in every scope; those that begin with an underscore aside.
+_MACROS = re.compile(
+    r"""
+    TILE_\w+ | \w+_(MAX|MIN|WIDTH|C|ENDIAN) | (EXIT|SEEK|RENAME|FD)_\w+ | [LP]_(ctermid|cuserid|tmpnam|tmpdir)
+    | W[A-Z]{5,} | BUFSIZ | BYTE_ORDER | MB_CUR_MAX | NFDBITS | INFINITY | NAN | HUGE_VALF? | M_\w+ | assert | offsetof
+    | alloca | (be|le)(16|32|64)toh | hto[bl]e(16|32|64) | strn?dupa | linux | unix | i386 | major | minor | makedev
+    | NVRTC_\w+ | CUDA\w* | CUDART_\w+ | warpSize
+    """,
+    re.VERBOSE,
+)
 SIGNED = (dt.int32, dt.int64)  # types whose arithmetic does not wrap
 
 
@@ -67,6 +77,17 @@ def is_small(dtype: DType) -> bool:
     return dtype.is_float and dtype.bits < 32
 
 
+def identifier(name: str) -> str:
+    """A name in letters that all C++ compilers take, and which is neither reserved for them nor a macro."""
+    name = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return f"v{name}" if re.match(r"[0-9]|__|_[A-Z]|$", name) else f"{name}_" if _MACROS.fullmatch(name) else name
+
+
+def comment(text: str) -> str:
+    """Text for a comment of one line: what is not printable is escaped, so that nothing ends the comment."""
+    return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text)
+
+
 class Names:
     """Unique C++ names of symbols."""
 
@@ -83,8 +104,7 @@ class Names:
         """The name of a symbol, made at its first use."""
         found = self.by_symbol.get(id(symbol))
         if found is None:
-            base = re.sub(r"\W", "_", symbol.name, flags=re.ASCII) or "v"
-            base = f"v{base}" if base[0].isdigit() or base.startswith("__") else base
+            base = identifier(symbol.name)
             found, n = base, 1
             while found in self.taken:
                 found, n = f"{base}_{n}", n + 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch_tile.codegen.c_text import Names, is_small, storage
+from torch_tile.codegen.c_text import Names, comment, identifier, is_small, storage
 from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
 from torch_tile.codegen.cuda_stmt import CudaStatements
 from torch_tile.codegen.cuda_text import is_warpgroup
@@ -132,13 +132,13 @@ class _Cuda:
             check_calls(nodes, self.build.target)
         functions = [self.function(n, kernel) for n, kernel in enumerate(self.program.kernels)]
         headers = sorted({h for _, out in functions for h in out.text.headers} - {"cuda_types.h", "cuda_math.h"})
-        lines = [f"// {self.program.name} for {self.build.target}"]
+        lines = [f"// {comment(self.program.name)} for {self.build.target}"]
         if self.build.options.fast_math:
             lines.append("#define TILE_FAST_MATH")
         lines += [f'#include "{header}"' for header in ("cuda_types.h", "cuda_math.h", *headers)]
         lines.append(wgmma_functions(product for _, out in functions for product in out.products))
         lines += ["\n".join([*out.lines, ""]) for _, out in functions]
-        return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment())
+        return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment(), self.apart())
 
     def function(self, number: int, kernel: Kernel) -> tuple[Entry, CudaStatements]:
         """One kernel: its entry, and its text."""
@@ -146,7 +146,7 @@ class _Cuda:
             what, fix = "T.Kernel(cluster_dims=...)", "leave it out, or compile for sm_90 or later"
             raise error("unsupported_on_target", kernel.span, what=what, target=str(self.build.target), fix=fix)
         several = f"_{number}" if len(self.program.kernels) > 1 else ""
-        name = f"{self.program.name}_kernel{several}"
+        name = identifier(f"{self.program.name}_kernel{several}")
         nodes = self.nodes[number]
         used, written = used_symbols(kernel), written_buffers(nodes)
         if may_fold(kernel):
@@ -155,16 +155,16 @@ class _Cuda:
         out = CudaStatements(names, SHARED, kernel)
         waits = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
         early = waits and self.build.target.capability >= 90
-        joins = any(isinstance(n, Call) and n.name == "arrive_last" for n in nodes)
         args: list[int | Var | MapArg] = []
         params, prologue, kinds = [], [], ""
         for position, buffer in enumerate(self.tensors):
             if id(buffer) in used:
                 args.append(position)
                 constant = "" if id(buffer) in written else "const "
-                # Loads by a restricted pointer may move in front of the wait for kernels that write what it points to,
-                # or for other blocks.
-                restrict = "" if early or (joins and not constant) else " __restrict__"
+                # Other threads write what this one reads, or overwrite what it stores: by a restricted pointer, loads
+                # may be dropped and stores moved across barriers. Of constants, loads may move in front of the wait for
+                # kernels that write them.
+                restrict = " __restrict__" if constant and not early else ""
                 params.append(f"{constant}{storage(buffer.dtype)}*{restrict} {names.of(buffer)}")
                 kinds += "P"
         for each, name_of_map in self.maps(nodes, out):
@@ -195,6 +195,16 @@ class _Cuda:
         launch = kernel.grid, threads, kernel.shared_bytes, kernel.span
         entry = Entry(name, tuple(args), *launch, kinds, may_fold(kernel), kernel.cluster, early)
         return entry, out
+
+    def apart(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of tensors of which a kernel only reads one and writes the other."""
+        found: set[tuple[int, int]] = set()
+        for nodes in self.nodes:
+            written = written_buffers(nodes)
+            touched = {id(n.buffer) for n in nodes if isinstance(n, Load | Address | Store | TensorMap)}
+            places = [(n, id(b) in written) for n, b in enumerate(self.tensors) if id(b) in touched]
+            found |= {(n, m) for n, one in places for m, other in places if other and not one}
+        return tuple(sorted(found))
 
     def maps(self, nodes: Sequence[Node], out: CudaStatements) -> list[tuple[MapArg, str]]:
         """The tensor maps of a kernel, each once, with the names of their parameters."""

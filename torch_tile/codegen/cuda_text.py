@@ -208,8 +208,14 @@ class CudaText(Text):
 
     def _operand(self, expr: Expr, to: DType) -> str:
         """An operand whose C++ type must be exactly `to`'s."""
-        text = self.converted(expr, to)
-        return f"({storage(to)}){text}" if isinstance(expr, Const) and to.is_integer else text
+        if not to.is_integer or (isinstance(expr, Load) and expr.dtype == to):
+            return self.converted(expr, to)
+        # C++ may compute it in another type: in 64 bits below `&`, in `int` from literals.
+        text, own = self.term(expr, False)
+        kind = f"({storage(to)})"
+        if own == PREFIX and text.startswith(kind):
+            return text
+        return f"{kind}{text}" if own >= PREFIX else f"{kind}({text})"
 
     # Each method is `term` for one kind of node.
 

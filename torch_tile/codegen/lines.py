@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from torch_tile.codegen.c_text import comment
 from torch_tile.diagnostics.errors import Span
 
 
@@ -15,7 +16,7 @@ class Lines:
 
     def line(self, text: str, span: Span | None = None) -> None:
         """A line of text, with the author's line that it comes from."""
-        where = f"  // {place(span)}" if span else ""
+        where = f"  // {comment(place(span))}" if span else ""
         self.lines.append("  " * self.depth + text + where)
 
     def open(self, text: str = "", span: Span | None = None) -> None:

@@ -123,6 +123,7 @@ def packed(source: CudaSource, build: Build, program: Program) -> str:
     found = {
         "text": source.text,
         "alignment": source.alignment,
+        "apart": source.apart,
         "entries": [_fields(entry, symbols) for entry in source.entries],
         "notes": [_fields(note, symbols) for note in build.notes],
         "placements": [_fields(place, symbols) for place in build.placements],
@@ -139,7 +140,8 @@ def unpacked(text: str, build: Build, program: Program) -> CudaSource:
 
     build.notes += made(Note, found["notes"])
     build.placements += made(Placement, found["placements"])
-    return CudaSource(found["text"], tuple(made(Entry, found["entries"])), tuple(found["alignment"]))
+    apart = tuple((read, written) for read, written in found["apart"])
+    return CudaSource(found["text"], tuple(made(Entry, found["entries"])), tuple(found["alignment"]), apart)
 
 
 def _symbols(program: Program) -> list[Var]:

@@ -152,6 +152,7 @@ class CudaLauncher(BaseLauncher):
                 self.plans.clear()
             self.plans[form] = plan
         pointers = [self.address(p, a) for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)]
+        self.check_apart([a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)])
         values = (pointers, [slot_of(p, number) for p, number in scalars.items()])
         machine, stream = driver(), current_stream(plan.device)
         with machine.current(plan.context):
@@ -180,6 +181,16 @@ class CudaLauncher(BaseLauncher):
         if not found and tensor.numel():
             raise LaunchError(f"argument `{param.name}` has no memory, as fake and functional tensors have none")
         return found
+
+    def check_apart(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise if a kernel takes for constant what it writes through another argument."""
+        for read, written in self.source.apart:
+            if overlap(tensors[read], tensors[written]):
+                one, other = ([p for p in self.everything if isinstance(p, Buffer)][n].name for n in (read, written))
+                raise LaunchError(
+                    f"arguments `{one}` and `{other}` overlap, and {self.program.name} reads `{one}` while it writes "
+                    f"`{other}`; pass .clone() of one of them, or read and write one parameter"
+                )
 
     # -- plans ---------------------------------------------------------------------------------------------------------
     def plan(self, args: Sequence[Any], scalars: Mapping[Var, Scalar]) -> Plan:
@@ -266,7 +277,8 @@ class CudaLauncher(BaseLauncher):
             return
         masks = [self.alignments[id(p)] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
         made = launch_function(
-            self.start, failed, native_addresses(machine), "".join(kinds), masks, self.scalars_matter
+            self.start, failed, native_addresses(machine), "".join(kinds), masks, self.scalars_matter,
+            0, self.source.apart,
         )  # fmt: skip
         if made is not None:
             self.go, self.remember = made
@@ -287,6 +299,42 @@ def fitted(entry: Entry, grid: tuple[int, int, int]) -> tuple[int, int, int] | N
         if extent % group:
             raise LaunchError(f"{entry.name} has {extent} blocks in {axis}, which are no clusters of {group}")
     return grid
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors share a byte, or whether that is too hard to tell."""
+    (start, end), (other, last) = extent(a), extent(b)
+    if start >= last or other >= end:
+        return False
+    import numpy as np
+
+    most: Any = 10_000  # steps of the search for a common byte
+    try:
+        return bool(np.shares_memory(as_bytes(a), as_bytes(b), max_work=most))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte of a tensor and of the byte after its last."""
+    start, size = tensor.data_ptr(), tensor.element_size()
+    if not tensor.numel():
+        return start, start
+    return start, start + size * (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)))
+
+
+def as_bytes(tensor: torch.Tensor) -> Any:
+    """An array that says where a tensor's bytes are, and must not be read."""
+    import numpy as np
+
+    class Place:
+        __array_interface__: Mapping[str, Any] = {
+            "version": 3, "typestr": "|u1", "data": (tensor.data_ptr(), True),
+            "shape": (*tensor.shape, tensor.element_size()),
+            "strides": (*(s * tensor.element_size() for s in tensor.stride()), 1),
+        }  # fmt: skip
+
+    return np.asarray(Place())
 
 
 class Seen(threading.local):

@@ -81,14 +81,15 @@ def launch_function(
     masks: Sequence[int],
     scalars_matter: bool,
     low_bits: int = 0,
+    apart: Sequence[tuple[int, int]] = (),
 ) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...], bytes], bool]] | None:
     """A function that follows plans, and `remember(arguments, packed plan)` that gives it one for arguments of a form.
 
     It calls `slow` with arguments of a form that it has no plan for, and `failed` with what the driver says of a launch
     that it refuses. driver: addresses of its functions, in the order of csrc/launch_driver.h. kinds: "t" for a tensor,
     else the struct module's letter of a number, for each argument. masks: bits of a tensor's address that must be 0.
-    Numbers are part of the form with `scalars_matter`, and so are the `low_bits` of addresses. None where there is no
-    native launch.
+    Numbers are part of the form with `scalars_matter`, and so are the `low_bits` of addresses. Where tensors of a pair
+    of `apart` may overlap, `slow` decides. None where there is no native launch.
     """
     import torch
 
@@ -99,7 +100,8 @@ def launch_function(
     held = (slow, failed, torch.Tensor.is_neg, torch.Tensor, torch.nn.Parameter)
     packed = struct.pack(f"{len(masks)}Q", *masks)
     made = module.make(
-        exchange, held, tuple(driver), negative_test(), kinds.encode(), packed, scalars_matter, low_bits
+        exchange, held, tuple(driver), negative_test(), kinds.encode(), packed, scalars_matter, low_bits,
+        bytes(n for pair in apart for n in pair),
     )  # fmt: skip
     return None if made is None else (made[0], functools.partial(module.remember, made[1]))
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Global memory as a channel between the threads of a block: what NVRTC makes of the text keeps every access.
+
+Between barriers other threads may write what a thread has read, or overwrite what it stored.
+"""
+
+import re
+
+import pytest
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.compiler.context import PassOptions
+from torch_tile.hardware import Target
+from torch_tile.runtime.nvrtc import _Nvrtc, flags_for, headers_of
+
+
+class _Ptx(_Nvrtc):
+    """Gives PTX in the cubin's place."""
+
+    def _bytes(self, program, what):
+        return super()._bytes(program, "PTX" if what == "CUBIN" else what)
+
+
+def ptx_of(text, arch):
+    """What NVRTC makes of a text, before the assembler."""
+    found, _ = _Ptx().compile(text, headers_of(text), flags_for(Target.of(arch), PassOptions()))
+    return found.rstrip(b"\0").decode()
+
+
+def accesses(text, arch):
+    """The accesses of global memory between barriers, in the order of the text: "ld", "ld.nc", "st", "atom"."""
+    found = [[]]
+    for line in ptx_of(text, arch).splitlines():
+        if re.search(r"\b(bar|barrier)(\.cta)?\.sync\b", line):
+            found.append([])
+        elif kind := re.search(r"\b(ld|st|atom|red)\.(?:volatile\.|relaxed\.\w+\.)?global(\.nc)?", line):
+            found[-1].append({"red": "atom"}.get(kind[1], kind[1]) + (kind[2] or ""))
+    return found
+
+
+@T.prim_func
+def counter(S: T.Tensor((1,), "int32"), O: T.Tensor((128,), "int32")):
+    with T.Kernel(1, threads=128):
+        s = S[0]
+        S[0] = s + 1
+        for i in T.Parallel(128):
+            O[i] = S[0]
+
+
+@T.prim_func
+def neighbour(S: T.Tensor((256,), "float32"), O: T.Tensor((128,), "float32"), P: T.Tensor((128,), "float32")):
+    with T.Kernel(1, threads=128):
+        for i in T.Parallel(128):
+            O[i] = S[i]
+        T.sync_threads()
+        for i in T.Parallel(128):
+            S[i + 128] = i
+        T.sync_threads()
+        for i in T.Parallel(128):
+            P[i] = S[i]
+
+
+@T.prim_func
+def vectors(S: T.Tensor((1024,), "float32"), O: T.Tensor((512,), "float32"), P: T.Tensor((512,), "float32")):
+    with T.Kernel(1, threads=128):
+        for i in T.Parallel(512):
+            O[i] = S[i]
+        T.sync_threads()
+        for i in T.Parallel(512):
+            S[i + 512] = i
+        T.sync_threads()
+        for i in T.Parallel(512):
+            P[i] = S[i]
+
+
+@T.prim_func
+def atomics(S: T.Tensor((1,), "int32"), O: T.Tensor((128,), "int32")):
+    with T.Kernel(1, threads=128):
+        for i in T.Parallel(128):
+            O[i] = S[0]
+        T.sync_threads()
+        for _ in T.Parallel(128):
+            T.atomic_add(S[0], 1)
+        T.sync_threads()
+        for i in T.Parallel(128):
+            O[i] = O[i] * S[0]
+
+
+@T.prim_func
+def constants(X: T.Tensor((128,), "float32"), S: T.Tensor((128,), "float32")):
+    with T.Kernel(1, threads=128):
+        for i in T.Parallel(128):
+            S[127 - i] = X[i]
+        T.sync_threads()
+        for i in T.Parallel(128):
+            S[i] = S[i] + X[127 - i]
+
+
+@pytest.mark.parametrize("arch", ["cuda:sm_80", "cuda:sm_90a"])
+@pytest.mark.parametrize("kernel", [counter, neighbour, vectors, atomics], ids=lambda k: k.program.name)
+def test_what_was_read_is_read_again_behind_a_barrier(kernel, arch):
+    text = torch_tile.compile(kernel, target=arch).get_kernel_source()
+    parts = accesses(text, arch)
+    assert len(parts) >= 3 or kernel is counter
+    assert "ld" in parts[0] and "ld" in parts[-1], parts
+    assert not any("ld.nc" in part for part in parts), parts
+
+
+def test_only_what_no_thread_writes_is_read_as_a_constant():
+    text = torch_tile.compile(constants, target="cuda:sm_90a").get_kernel_source()
+    assert "const float* __restrict__ X, float* S" in text
+    first, last = accesses(text, "cuda:sm_90a")[0], accesses(text, "cuda:sm_90a")[-1]
+    assert first == ["ld.nc", "st"] and sorted(last) == ["ld", "ld.nc", "st"]
+
+
+def test_no_store_leaves_a_loop_across_its_barrier():
+    """The neighbour's store of the same turn is the later one; sunk out of the loop, the own one would win."""
+
+    @T.prim_func
+    def turns(S: T.Tensor((129,), "int32"), n: T.int32):
+        with T.Kernel(1, threads=128):
+            for k in T.serial(n):
+                for i in T.Parallel(128):
+                    S[i] = k
+                T.sync_threads()
+                for i in T.Parallel(128):
+                    S[i + 1] = k + 100
+                T.sync_threads()
+
+    text = torch_tile.compile(turns, target="cuda:sm_90a").get_kernel_source()
+    parts = accesses(text, "cuda:sm_90a")
+    assert not any("st" in part for part in parts[-1:]), parts
