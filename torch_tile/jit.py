@@ -29,7 +29,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
 from torch_tile.kernel import JITKernel
-from torch_tile.language.eager import Specialisation, specialise, trace_eager
+from torch_tile.language.eager import Specialisation, exact_key, specialise, trace_eager
 from torch_tile.language.program import PrimFunc, evaluated
 from torch_tile.language.rewrite import result_span, source_tree
 from torch_tile.options import pass_options
@@ -254,7 +254,7 @@ class JITFunction:
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         """The kernel for these compile-time arguments (lazy style)."""
-        quick = None if kwargs else (args, tuple(map(type, args)))
+        quick = None if kwargs else exact_key(args)
         with contextlib.suppress(TypeError):  # an argument that cannot be hashed
             if quick in self.by_position:
                 return self.by_position[quick]
@@ -275,7 +275,7 @@ class JITFunction:
     def _compile(self, *args: Any, **kwargs: Any) -> JITKernel:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        key = _hashable(tuple(bound.arguments.items()))
+        key = exact_key(tuple(bound.arguments.items()))
         with self.lock:
             lock = self.locks.setdefault(key, threading.RLock())
         with lock:
@@ -362,18 +362,6 @@ def kernels_in(tree: ast.FunctionDef) -> list[str]:
 
 def _opens_kernel(tree: ast.FunctionDef) -> bool:
     return any("Kernel" in ast.dump(i.context_expr) for n in ast.walk(tree) if isinstance(n, ast.With) for i in n.items)
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return tuple(sorted((k, _hashable(v)) for k, v in value.items()))
-    if isinstance(value, list | tuple):
-        return tuple(_hashable(v) for v in value)
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return type(value).__name__, value
 
 
 class _Decorator(ModuleType):

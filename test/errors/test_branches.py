@@ -121,7 +121,63 @@ def rebound_in_branch_of_loop():
             A[0] = best
 
 
+def of_a_long_chain():
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "int32")):
+        with T.Kernel(1) as _:
+            for i in T.serial(32):
+                if A[i] == 0:
+                    A[i] = 100
+                elif A[i] == 1:
+                    A[i] = 101
+                elif A[i] == 2:
+                    A[i] = 102
+                elif A[i] == 3:
+                    A[i] = 103
+                elif A[i] == 4:
+                    A[i] = 104
+                elif A[i] == 5:
+                    A[i] = 105
+                elif A[i] == 6:
+                    A[i] = 106
+                elif A[i] == 7:
+                    A[i] = 107
+                elif A[i] == 8:
+                    A[i] = 108
+                elif A[i] == 9:
+                    A[i] = 109
+                elif A[i] == 10:
+                    A[i] = 110
+                elif A[i] == 11:
+                    A[i] = 111
+                elif A[i] == 12:
+                    A[i] = 112
+                elif A[i] == 13:
+                    A[i] = 113
+                elif A[i] == 14:
+                    A[i] = 114
+                elif A[i] == 15:
+                    A[i] = 115
+                elif A[i] == 16:
+                    A[i] = 116
+                elif A[i] == 17:
+                    A[i] = 117
+                elif A[i] == 18:  # here
+                    A[i] = 118
+                elif A[i] == 19:
+                    A[i] = 119
+                elif A[i] == 20:
+                    A[i] = 120
+                elif A[i] == 21:
+                    A[i] = 121
+                elif A[i] == 22:
+                    A[i] = 122
+                elif A[i] == 23:
+                    A[i] = 123
+
+
 CASES = {
+    of_a_long_chain: ("nested_too_deep", "elif A[i] == 18:"),
     of_one_branch: ("out_of_scope", "x"),
     of_buffers: ("out_of_scope", "source"),
     of_functions: ("out_of_scope", "act"),

@@ -10,6 +10,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "the source of `{name}` cannot be read",
         "define the kernel in a file (functions typed at a prompt or built by exec have no source)",
     ),
+    "nested_too_deep": (
+        "`{name}` nests branches and loops deeper than Python compiles them: each `elif` is one level",
+        "look values up in a table, or split the chain in two: `if x < 16: ... else: ...` around macros",
+    ),
     "undefined_name": ("`{name}` is not defined", "define it before this line, or pass it as an argument"),
     "out_of_scope": (
         "`{name}` is used outside the `{region}` in which it was made",

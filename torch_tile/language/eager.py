@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from dataclasses import dataclass, field
+import struct
+from collections.abc import Hashable
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType
 from typing import Any
 
@@ -74,8 +76,37 @@ def specialise(function: FunctionType, signature: inspect.Signature, args: Any, 
             tensors.append(value)
             key.append((name, "scalar"))
         else:
-            key.append((name, type(value), repr(value) if isinstance(value, list | dict) else value))
+            key.append((name, exact_key(value)))
     return EagerCall(function, signature, dict(bound.arguments), tensors, tuple(key))
+
+
+def exact_key(value: Any) -> Hashable:
+    """A key that two compile-time values share only where kernels cannot tell them apart.
+
+    So 0.0 and -0.0 differ, as do True, 1 and 1.0, and NaNs by their bits, in containers and dataclasses as well.
+    """
+    kind = type(value)
+    if kind is int or kind is str or kind is bool or value is None:
+        return kind, value
+    if isinstance(value, float):
+        return kind, struct.pack("d", value)
+    if isinstance(value, complex):
+        return kind, struct.pack("dd", value.real, value.imag)
+    if isinstance(value, list | tuple):
+        return kind, tuple(map(exact_key, value))
+    if isinstance(value, dict):
+        return kind, tuple((exact_key(k), exact_key(v)) for k, v in value.items())
+    if isinstance(value, set | frozenset):
+        return kind, frozenset(map(exact_key, value))
+    if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+        return kind, str(value.dtype), value.shape, repr(value) if value.dtype.hasobject else value.tobytes()
+    if is_dataclass(value) and not isinstance(value, type):
+        return kind, tuple(exact_key(getattr(value, each.name)) for each in fields(value))
+    try:
+        hash(value)
+    except TypeError:
+        return kind, repr(value)
+    return kind, value
 
 
 def _is_scalar_param(annotation: Any) -> bool:

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.expr import Expr, Var, const, is_number, to_expr, to_number
+from torch_tile.ir.expr import Expr, Var, const, is_number, maximum, to_expr, to_number
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.stmt import For, LoopKind
 from torch_tile.language.layout import loop_layout as requested
 from torch_tile.language.reducers import folded
-from torch_tile.language.trace import close_body, tracer
+from torch_tile.language.trace import close_body, let, tracer
 from torch_tile.tileop.copy.async_loop import AsyncLoop
 
 
@@ -42,6 +42,9 @@ class Loop:
             why, fix = f"are {len(self.stops)} for {len(names)} names", "give one name for each extent"
             raise error("bad_argument", None, op=f"T.{self.kind.value}", name="extents", why=why, fix=fix)
         given = given if len(given) == len(self.stops) else (None,) * len(self.stops)
+        if self.step < 0:
+            yield from self._downwards(given[0])
+            return
         loop_vars = tuple(Var(n or "ijklmn"[d % 6], dt.int32, "loop") for d, n in enumerate(given))
         nested, at.in_nest = at.in_nest, at.in_nest or self.kind is LoopKind.PARALLEL
         with at.open("loop") as scope:
@@ -60,6 +63,13 @@ class Loop:
         for one in folded(made, at.reducers):
             at.emit(one)
 
+    def _downwards(self, name: Any) -> Iterator[Any]:
+        """The turns of a negative step, counted upwards."""
+        start, stop = (let("bound", bound) for bound in (self.starts[0], self.stops[0]))  # the body may change it
+        trips = maximum((start - stop + (-self.step - 1)) // -self.step, 0)
+        for turn in replace(self, starts=(const(0, dt.int32),), stops=(trips,), step=1).iterate("turn"):
+            yield let(name or "i", start + turn * self.step)
+
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()
 
@@ -77,13 +87,13 @@ def _range(kind: LoopKind, start: Any, stop: Any, step: Any = 1, **fields: Any) 
     what = f"T.{kind.value}"
     if stop is None:
         start, stop = 0, start
-    if not is_number(step) or not isinstance(to_number(step), int) or step <= 0:
-        raise error("bad_argument", None, op=what, name="step", why=f"is {step!r}", fix="give a positive integer")
+    if not is_number(step) or not isinstance(to_number(step), int) or step == 0:
+        raise error("bad_argument", None, op=what, name="step", why=f"is {step!r}", fix="give an integer other than 0")
     return Loop(kind, (index_bound(start, what),), (index_bound(stop, what),), int(step), **fields)
 
 
 def serial(start: Any, stop: Any = None, step: Any = 1, **hints: Any) -> Loop:
-    """A loop run in order."""
+    """A loop run in order; downwards where the step is negative."""
     return _range(LoopKind.SERIAL, start, stop, step)
 
 

@@ -5,23 +5,32 @@ from __future__ import annotations
 
 import math as python_math
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 from torch_tile import intrinsics
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import bits, dtype as dt
 from torch_tile.ir.expr import (
+    Binary,
     Const,
     Expr,
+    Select as Select_,
+    Var,
     cast as cast_expr,
     const,
+    extremum,
     is_number,
     maximum,
     minimum,
+    pair,
     select,
     to_expr,
     to_number,
 )
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Let
+from torch_tile.language.trace import is_tracing, tracer
 from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import highest_of, lowest_of
 
@@ -40,12 +49,12 @@ def function(name: str) -> Callable[..., Expr]:
 
 
 def max(*values: Any) -> Any:
-    """The largest of two or more values."""
+    """The largest of two or more values: NaN if one is, the last of equal ones (0.0 and -0.0)."""
     return _fold(values, maximum, "max")
 
 
 def min(*values: Any) -> Any:
-    """The smallest of two or more values."""
+    """The smallest of two or more values: NaN if one is, the last of equal ones (0.0 and -0.0)."""
     return _fold(values, minimum, "min")
 
 
@@ -55,23 +64,21 @@ def _fold(values: tuple[Any, ...], step: Callable[[Any, Any], Expr], name: str) 
             "bad_argument", None, op=f"T.{name}", name="values", why="is a single value", fix="give two or more"
         )
     if all(is_number(v) for v in values):
-        pick: Any = python_math.inf
-        for v in values:
-            number = to_number(v)
-            pick = (
-                number
-                if pick is python_math.inf
-                else ((pick if pick >= number else number) if name == "max" else (pick if pick <= number else number))
-            )
-        return pick
+        return reduce(partial(_of_numbers, name), map(to_number, values))
     total = values[0]
     for value in values[1:]:
         total = step(total, value)
     return total
 
 
+def _of_numbers(name: str, a: Any, b: Any) -> Any:
+    if a == b and isinstance(a, int) != isinstance(b, int):  # 0 and -0.0 meet as floats
+        return float(b)
+    return extremum(name, a, b)
+
+
 def clamp(value: Any, low: Any, high: Any) -> Any:
-    """`value` limited to [low, high]."""
+    """`value` limited to [low, high]; NaN if one of the three is."""
     return min(max(value, low), high)
 
 
@@ -111,10 +118,28 @@ def reinterpret(value: Any, dtype: Any) -> Any:
 
 
 def ceildiv(a: Any, b: Any) -> Any:
-    """`a / b` rounded up; a Python integer if both are."""
+    """`a / b` rounded up, of whatever signs; a Python integer if both are."""
     if is_number(a) and is_number(b):
-        return -(-a // b)
-    return (a + (b - 1)) // b
+        return -(-to_number(a) // to_number(b))
+    if _counts(a) and _counts(b) and not (is_number(b) and b <= 0):
+        return (a + (b - 1)) // b
+    x, y = pair(a, b, "T.ceildiv")
+    return x // y + cast_expr(x % y != 0, x.dtype)  # a + (b - 1) may pass the top of the type
+
+
+def _counts(value: Any) -> bool:
+    """Whether a value is made of sizes and positions only, which are far from the top of their type."""
+    if is_number(value):
+        return True
+    if not isinstance(value, Expr) or value.dtype not in (dt.int32, dt.int64):
+        return False
+    scopes = tracer("T.ceildiv").scopes if is_tracing() else []
+    lets = {id(s.var): s.value for scope in scopes for s in scope.stmts if isinstance(s, Let)}
+    return all(
+        isinstance(n, Const | Binary | Select_)
+        or (isinstance(n, Var) and (n.role in ("dim", "block", "thread", "loop") or _counts(lets.get(id(n)))))
+        for n in walk(value)
+    )
 
 
 def floordiv(a: Any, b: Any) -> Any:

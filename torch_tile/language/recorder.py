@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
-from torch_tile.ir.dtype import DType
+from torch_tile.ir.dtype import DType, bool_
 from torch_tile.ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
 from torch_tile.ir.node import contains
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
@@ -60,6 +60,8 @@ class Recorder:
         self.carried: list[tuple[int, tuple[str, ...]]] = []  # for each device loop: its depth, and names it may carry
         self.leaves: list[list[list[Any]]] = []  # for each loop around: what names were bound to where it was left
         self.left: list[list[Any]] = []  # the same for the loop that has ended last
+        self.broken: list[Any] = []  # for each loop around: whether a `break` was taken, a variable of a device loop
+        self.broke: Any = False  # the same for the loop that has ended last
         self.now: dict[str, Any] = {}  # what names are bound to after a branch or loop
 
     unbound = UNBOUND
@@ -220,13 +222,23 @@ class Recorder:
 
     @staticmethod
     def all_of(*parts: Callable[[], Any]) -> Any:
-        """`a and b`, lazily."""
+        """`a and b` as a condition, lazily."""
         return _lazy(parts, "and")
 
     @staticmethod
     def any_of(*parts: Callable[[], Any]) -> Any:
-        """`a or b`, lazily."""
+        """`a or b` as a condition, lazily."""
         return _lazy(parts, "or")
+
+    @staticmethod
+    def last_of(*parts: Callable[[], Any]) -> Any:
+        """`a and b` as a value, lazily: one of the operands, as in Python."""
+        return _lazy(parts, "and", _operand)
+
+    @staticmethod
+    def first_of(*parts: Callable[[], Any]) -> Any:
+        """`a or b` as a value, lazily: one of the operands, as in Python."""
+        return _lazy(parts, "or", _operand)
 
     @staticmethod
     def negate(value: Any) -> Any:
@@ -250,19 +262,19 @@ class Recorder:
         return _lazy(tests, "and")
 
     # -- loops ---------------------------------------------------------------------------------------------------------
-    def loop(self, iterable: Any, names: Any, carried: tuple[str, ...] = ()) -> Iterator[Any]:
+    def loop(self, iterable: Any, names: Any, carried: tuple[str, ...] = (), tells_end: bool = False) -> Iterator[Any]:
         """`for names in iterable`: recorded once for a device loop, run by Python otherwise.
 
-        A turn may read the names `carried` before it binds them.
+        A turn may read the names `carried` before it binds them. With `tells_end`, `finished` is asked after it.
         """
         if not isinstance(iterable, Loop):
             with self._around(self.tracer.scope):
                 yield from iterable
             return
-        with self._around(_DEVICE, carried):
+        with self._around(_DEVICE, carried, self._flag(tells_end)):
             yield from iterable.iterate(names)
 
-    def whiles(self, test: Callable[[], Any], carried: tuple[str, ...] = ()) -> Iterator[None]:
+    def whiles(self, test: Callable[[], Any], carried: tuple[str, ...] = (), tells_end: bool = False) -> Iterator[None]:
         """`while test()`."""
         condition = self.condition(self.tracer.maybe(test, "`while`"))
         if not isinstance(condition, Expr):
@@ -273,22 +285,33 @@ class Recorder:
             if isinstance(condition, Expr):
                 raise error("symbolic_condition", condition.span)
             return
-        with self._around(_DEVICE, carried), self.tracer.open("while") as scope:
+        with self._around(_DEVICE, carried, self._flag(tells_end)), self.tracer.open("while") as scope:
             yield
         self.tracer.emit(While(condition, close_body(scope)))
 
+    @staticmethod
+    def _flag(tells_end: bool) -> Any:
+        """A variable that a `break` of the device loop to come sets, where something asks for it."""
+        return make_variable("left", bool_, Const(False, bool_)) if tells_end else False
+
+    def finished(self) -> Any:
+        """Whether the loop that has ended last came to its end, so that its `else` runs."""
+        return self.negate(self.broke)
+
     @contextlib.contextmanager
-    def _around(self, runner: Any, carried: tuple[str, ...] = ()) -> Iterator[None]:
+    def _around(self, runner: Any, carried: tuple[str, ...] = (), broken: Any = False) -> Iterator[None]:
         """Inside a loop that `runner` runs: _DEVICE, or Python in a scope."""
         self.loops.append(runner)
         self.carried.append((len(self.tracer.scopes), carried))
         self.leaves.append([])
+        self.broken.append(broken)
         try:
             yield
         finally:
             self.loops.pop()
             self.carried.pop()
             self.left = self.leaves.pop()
+            self.broke = self.broken.pop()
 
     def end_loop(self, **olds: Callable[[], Any]) -> bool:
         """After a loop: whether a `break` or `continue` left it with other values than its end has. `now` says which"""
@@ -306,8 +329,12 @@ class Recorder:
         if self.loops[-1] is not _DEVICE:
             if self.tracer.scope is not self.loops[-1]:
                 raise error("bad_break", None, word=word)
+            if word == "break":
+                self.broken[-1] = True
             return True
         self.leaves[-1].append([_current(old) for old in olds])
+        if word == "break" and isinstance(self.broken[-1], Load):
+            store_variable(self.broken[-1], True)
         self.tracer.emit(Break() if word == "break" else Continue())
         return False
 
@@ -352,13 +379,20 @@ def _read_now(name: str, value: Any) -> Any:
     return value
 
 
-def _lazy(parts: Any, word: str) -> Any:
+def _lazy(parts: Any, word: str, join: Callable[[str, Any, Any], Expr] = binary) -> Any:
     value = parts[0]()
     for part in parts[1:]:
         if isinstance(value, Expr):
-            value = binary(word, value, tracer().maybe(part, f"`{word}`"))
+            value = join(word, value, tracer().maybe(part, f"`{word}`"))
         elif bool(value) is (word == "or"):
             return value
         else:
             value = part()
     return value
+
+
+def _operand(word: str, a: Expr, b: Any) -> Expr:
+    """`a or b` or `a and b`, which give an operand: of bools, that is the logical operator."""
+    if a.dtype == bool_ and (b.dtype == bool_ if isinstance(b, Expr) else isinstance(b, bool)):
+        return binary(word, a, b)
+    return select(a, a, b) if word == "or" else select(a, b, a)

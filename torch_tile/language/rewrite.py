@@ -84,6 +84,7 @@ def result_span(function: FunctionType) -> Span | None:
 def _compile(function: FunctionType) -> CodeType:
     """The code of the rewritten function; its free names are the author's and the recorder's."""
     tree = source_tree(function)
+    tree.body = _without_else(tree.body)
     body = _Reroute(mutable_names(tree), Reads(tree)).rewrite_body(tree)
     inner = _function(tree.name, _bare(tree.args), body or [ast.Pass()])
     names = [RECORDER, *function.__code__.co_freevars]
@@ -92,7 +93,13 @@ def _compile(function: FunctionType) -> CodeType:
     module = ast.Module([ast.copy_location(factory, tree)], [])
     ast.copy_location(inner, tree)
     ast.fix_missing_locations(module)  # once for all: each call walks over the whole of what it is given
-    code = compile(module, function.__code__.co_filename, "exec")
+    try:
+        code = compile(module, function.__code__.co_filename, "exec")
+    except SyntaxError as problem:  # the author's own text was compiled before: only its calls of ours go too deep
+        start, stop = (problem.offset or 1) - 1, (problem.end_offset or 2) - 1
+        line = problem.lineno or tree.lineno
+        span = Span(function.__code__.co_filename, line, problem.end_lineno or line, start, stop)
+        raise error("nested_too_deep", span, name=tree.name) from None
     for _ in range(2):  # the factory, and in it the function
         code = next(c for c in code.co_consts if isinstance(c, CodeType))
     return code
@@ -218,7 +225,7 @@ class _Reroute(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> Any:
         """Each branch runs if Python knows the condition, else both are recorded."""
         names = self.reads.of_branches(node)
-        test = self.visit(node.test)
+        test = self._condition(node.test)
         then, otherwise = self._block(node.body), self._block(node.orelse)
         bound = [name for name, _ in names]
         known = [_literal(tuple(column)) for column in zip(*names, strict=True)]  # the names, and which are read later
@@ -252,8 +259,8 @@ class _Reroute(ast.NodeTransformer):
         return [ast.copy_location(s, node) for s in stmts]
 
     def visit_While(self, node: ast.While) -> Any:
-        test, carried = _lambda(self.visit(node.test)), _literal(tuple(self.reads.carried(node)))
-        calls = _call("whiles", test, carried, at=node.test)
+        test, carried = _lambda(self._condition(node.test)), _literal(tuple(self.reads.carried(node)))
+        calls = _call("whiles", test, carried, _tells_end(node), at=node.test)
         loop = ast.For(ast.Name(self._name(), ast.Store()), calls, *self._loop(node, node.test))
         return ast.copy_location(loop, node)
 
@@ -263,7 +270,7 @@ class _Reroute(ast.NodeTransformer):
         # Only `for i in range(...)` is a device loop; in comprehensions, zip and the like, range is Python's.
         if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "range":
             over.func = ast.copy_location(ast.Attribute(ast.Name(RECORDER, ast.Load()), "range", ast.Load()), over.func)
-        loop = _call("loop", over, _names(node.target), carried, at=node.iter)
+        loop = _call("loop", over, _names(node.target), carried, _tells_end(node), at=node.iter)
         new = ast.For(node.target, loop, *self._loop(node, node.iter))
         return ast.copy_location(new, node)
 
@@ -295,22 +302,28 @@ class _Reroute(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         message = self.visit(node.msg) if node.msg else ast.Constant("")
-        call = _call("asserts", self.visit(node.test), message, at=node)
+        call = _call("asserts", self._condition(node.test), message, at=node)
         return ast.copy_location(ast.Expr(call), node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        word = "all_of" if isinstance(node.op, ast.And) else "any_of"
+        word = "last_of" if isinstance(node.op, ast.And) else "first_of"
         return _call(word, *(_lambda(self.visit(v)) for v in node.values), at=node)
 
+    def _condition(self, node: ast.expr) -> Any:
+        """An expression of which only the truth counts: `and` and `or` need not choose among their operands."""
+        if not isinstance(node, ast.BoolOp):
+            return self.visit(node)
+        word = "all_of" if isinstance(node.op, ast.And) else "any_of"
+        return _call(word, *(_lambda(self._condition(v)) for v in node.values), at=node)
+
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
-        operand = self.visit(node.operand)
         if isinstance(node.op, ast.Not):
-            return _call("negate", operand, at=node)
-        return ast.copy_location(ast.UnaryOp(node.op, operand), node)
+            return _call("negate", self._condition(node.operand), at=node)
+        return ast.copy_location(ast.UnaryOp(node.op, self.visit(node.operand)), node)
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         branches = (_lambda(self.visit(node.body)), _lambda(self.visit(node.orelse)))
-        return _call("choose", self.visit(node.test), *branches, at=node)
+        return _call("choose", self._condition(node.test), *branches, at=node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         if len(node.ops) == 1:
@@ -338,6 +351,46 @@ def _rebind(method: str, names: list[str], at: ast.expr) -> list[ast.stmt]:
         if hasattr(each, "lineno"):
             ast.copy_location(each, at)
     return made
+
+
+def _without_else(stmts: list[ast.stmt]) -> list[ast.stmt]:
+    """The `else` of each loop that a `break` may leave as an `if` after it, which asks the recorder for the end."""
+    out: list[ast.stmt] = []
+    for stmt in stmts:
+        out.append(stmt)
+        if isinstance(stmt, _SCOPES):
+            continue
+        for part in ("body", "orelse", "finalbody"):
+            if isinstance(held := getattr(stmt, part, None), list):
+                setattr(stmt, part, _without_else(held))
+        for handler in getattr(stmt, "handlers", ()):
+            handler.body = _without_else(handler.body)
+        for case in getattr(stmt, "cases", ()):
+            case.body = _without_else(case.body)
+        if isinstance(stmt, ast.For | ast.While) and stmt.orelse and _breaks(stmt.body):
+            at = stmt.iter if isinstance(stmt, ast.For) else stmt.test
+            out.append(ast.copy_location(ast.If(_call("finished", at=at), stmt.orelse, []), stmt))
+            stmt.orelse, stmt.__dict__["tells_end"] = [], True
+    return out
+
+
+def _breaks(stmts: list[ast.stmt]) -> bool:
+    """Whether a `break` among these statements leaves the loop around them."""
+    for stmt in stmts:
+        if isinstance(stmt, ast.Break):
+            return True
+        if isinstance(stmt, _SCOPES):
+            continue
+        parts = ("orelse",) if isinstance(stmt, ast.For | ast.While) else ("body", "orelse", "finalbody")
+        inner = [getattr(stmt, part, []) for part in parts]
+        inner += [held.body for part in ("handlers", "cases") for held in getattr(stmt, part, [])]
+        if any(map(_breaks, inner)):
+            return True
+    return False
+
+
+def _tells_end(node: ast.For | ast.While) -> ast.expr:
+    return ast.Constant(bool(node.__dict__.get("tells_end")))
 
 
 def _leaves_loop(node: ast.If) -> bool:

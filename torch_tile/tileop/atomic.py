@@ -62,6 +62,9 @@ class Atomic(RegisteredOp):
         if self.kind in BITWISE and dtype.is_float:
             why, fix = f"has dtype {dtype}", "bitwise updates take integers"
             return [diagnose("bad_argument", self.span, op=f"T.{self.op_name}", name="dst", why=why, fix=fix)]
+        if self.kind == "add" and dtype.kind == "bool":
+            why, fix = f"has dtype {dtype}", "count in an integer type, or set elements by T.atomic_or"
+            return [diagnose("bad_argument", self.span, op=f"T.{self.op_name}", name="dst", why=why, fix=fix)]
         if isinstance(self.value, Expr) or same_extents(squeezed(self.dst), squeezed(self.value)):
             return []
         src, dst = describe(self.value.extents), describe(self.dst.extents)
