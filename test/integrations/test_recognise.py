@@ -1,4 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import __future__
+
+import ast
+import copy
+import inspect
+import pathlib
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +15,7 @@ from torch import nn
 import torch_tile.nn as tnn
 from torch_tile.integrations.recognise import activation_of, plan_for
 
+annotations = __future__.annotations.compiler_flag
 ALL = {"linear": True, "norm": True, "mlp": True, "attention": True}
 
 
@@ -67,6 +76,7 @@ def test_forms_of_rms_norms(offset: float, cast_first: bool, seed: int) -> None:
     plan = plan_for(MyRMSNorm(offset, cast_first), ALL)
     assert plan is not None and plan.new is tnn.RMSNorm
     expected = {"eps": 1e-5, "activation": "none", "weight_offset": offset, "cast_first": cast_first}
+    expected |= {"names": ("x",), "gating": "none", "gate_rounded": False}
     assert plan.attributes == expected
 
 
@@ -141,3 +151,115 @@ def test_trials_leave_the_generator_and_the_layer_alone() -> None:
 )
 def test_activations(function: object, name: str | None) -> None:
     assert activation_of(function) == name
+
+
+def norm_classes() -> list[type[nn.Module]]:
+    """Every class of the installed transformers that is called an RMS norm and stands in a file of a model."""
+    transformers = pytest.importorskip("transformers")
+    folder = pathlib.Path(transformers.__file__).parent / "models"
+    found: dict[str, ast.ClassDef] = {}
+    for path in sorted(folder.glob("*/modeling_*.py")):
+        tree = ast.parse(b"".join(classes_of(path.read_bytes())))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(ast.unparse(node).split("\n", 1)[1], node)
+    spaces: dict[str, object] = {"torch": torch, "nn": nn, "F": F, "ACT2FN": {"silu": F.silu}}
+    classes = []
+    for node in found.values():
+        node.decorator_list = []
+        try:
+            exec(compile(ast.Module([node], []), "norm", "exec", dont_inherit=True, flags=annotations), spaces)
+        except (NameError, AttributeError):
+            continue  # derived from what the file imports
+        classes.append(spaces[node.name])
+    return classes
+
+
+def classes_of(text: bytes) -> list[bytes]:
+    return re.findall(rb"^class \w*RMSNorm\w*\(.*\n(?:(?:[ \t].*)?\n)*", text, re.M)
+
+
+def made(cls: type[nn.Module]) -> nn.Module | None:
+    """A norm of 32 channels of that class; None if it wants something else."""
+    taken = inspect.signature(cls.__init__).parameters
+    more = {"group_size": 32} if "group_size" in taken else {}
+    try:
+        return cls(32, **more)
+    except (TypeError, AttributeError, RuntimeError, NameError):
+        return None
+
+
+def test_norms_of_transformers_are_replaced_by_what_computes_the_same_or_left_alone() -> None:
+    replaced, gated = 0, 0
+    for cls in norm_classes():
+        norm = made(cls)
+        if norm is None:
+            continue
+        plan = plan_for(norm, ALL)
+        if plan is None:
+            continue
+        names = list(inspect.signature(norm.forward).parameters)
+        old = copy.deepcopy(norm)
+        plan.apply(norm)
+        given = {name: torch.randn(2, 3, 32) for name in names}
+        torch.testing.assert_close(norm(**given), old(**given), msg=cls.__name__)
+        torch.testing.assert_close(norm(*given.values()), old(*given.values()), msg=cls.__name__)
+        with pytest.raises(TypeError):
+            norm(*given.values(), None)
+        replaced, gated = replaced + 1, gated + (len(names) == 2)
+    assert replaced >= 8 and gated >= 3
+
+
+class GroupedRMSNorm(Norm):
+    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        x = x if gate is None else x * F.silu(gate)
+        return self.weight * self.normal(x.unflatten(-1, (2, -1))).flatten(-2).to(x.dtype)
+
+
+class ResidualRMSNorm(Norm):
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x if residual is None else x + residual)
+
+
+class OpenRMSNorm(Norm):
+    def forward(self, x: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("cls", [GroupedRMSNorm, ResidualRMSNorm, OpenRMSNorm])
+def test_norms_that_take_something_else_are_left_alone(cls: type[nn.Module]) -> None:
+    assert plan_for(cls(), ALL) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("rounded", [True, False])
+@pytest.mark.parametrize("cast_first", [True, False])
+def test_gates_before_and_after_the_norm(dtype: torch.dtype, before: bool, rounded: bool, cast_first: bool) -> None:
+    class GatedRMSNorm(Norm):
+        def forward(self, hidden: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+            if z is None:
+                return super().forward(hidden)
+            factor = F.silu(z if rounded else z.float())
+            x = hidden if rounded else hidden.float()
+            x = x * factor if before else x
+            y = self.normal(x)
+            if cast_first:
+                y = self.weight * y.to(hidden.dtype)
+            else:
+                y = y * self.weight.float()
+                y = y.to(hidden.dtype) if rounded else y
+            y = y if before else y * factor
+            return y if cast_first and (before or rounded) else y.to(hidden.dtype)
+
+    old = GatedRMSNorm(cast_first=cast_first).to(dtype)
+    new = copy.deepcopy(old)
+    plan = plan_for(new, ALL)
+    assert plan is not None
+    plan.apply(new)
+    x, z = torch.randn(2, 5, 48).to(dtype), torch.randn(2, 5, 48).to(dtype)
+    for given in ((x, z), (x,)):
+        want = old(*given)
+        assert (new(*given) == want).float().mean() > 0.98 or torch.allclose(new(*given), want, 1e-5, 1e-5)
+        assert new(*given).dtype == want.dtype
+    torch.testing.assert_close(new(z=z, hidden=x), new(x, z))

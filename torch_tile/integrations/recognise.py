@@ -8,8 +8,10 @@ parameters runs beside our layer, and only equal results count, whatever the cla
 from __future__ import annotations
 
 import copy
+import inspect
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,34 +88,67 @@ def plan_norm(module: nn.Module) -> Plan | None:
     names = [name for name in ("variance_epsilon", "eps", "epsilon") if isinstance(getattr(module, name, None), float)]
     if weight.dim() != 1 or not names:
         return None
+    parameters = norm_parameters(module)
+    if parameters is None:
+        log.info("%s is not replaced: its forward takes more than an input and a gate", type(module).__name__)
+        return None
     eps = float(getattr(module, names[0]))
-    best = min(rms_norm_forms(module, weight.shape[0], eps), key=lambda form: form[0])
+    best = min(rms_norm_forms(module, weight.shape[0], eps, parameters), key=lambda form: form[0])
     if best[0] > 0.01:  # of the elements; the wrong order of rounding differs in about a quarter of them
         log.info("%s is not replaced: it is no RMS norm that we know", type(module).__name__)
         return None
-    offset, cast_first = best[1:]
-    attributes = {"eps": eps, "activation": "none", "weight_offset": offset, "cast_first": cast_first}
-    return Plan(tnn.RMSNorm, attributes)
+    return Plan(tnn.RMSNorm, {"eps": eps, "activation": "none", **best[1]})
 
 
-def rms_norm_forms(module: nn.Module, size: int, eps: float) -> Iterator[tuple[float, float, bool]]:
-    """(share of elements that differ from the module's, weight_offset, cast_first) for every form of RMS norm."""
+def norm_parameters(module: nn.Module) -> list[inspect.Parameter] | None:
+    """The parameters of forward: an input and perhaps a gate; None if there are others."""
+    found = list(inspect.signature(module.forward).parameters.values())
+    usual = all(each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for each in found)
+    return found if usual and len(found) in (1, 2) else None
+
+
+def rms_norm_forms(
+    module: nn.Module, size: int, eps: float, parameters: Sequence[inspect.Parameter]
+) -> Iterator[tuple[float, dict[str, Any]]]:
+    """(share of elements that differ from the module's, attributes of ours) for every form of RMS norm."""
+    gated = len(parameters) == 2
     samples = []
     for dtype, weight_dtype in (
         (torch.bfloat16, torch.bfloat16),
         (torch.bfloat16, torch.float32),
         (torch.float32,) * 2,
     ):
-        x, weight = (torch.randn(32, size) * 3).to(dtype), torch.randn(size).to(weight_dtype)
-        x[:4] *= 1e-3  # so that eps matters
-        samples.append((x, weight, stand_in(module, {"weight": nn.Parameter(weight)}, {})(x)))
-    for offset in (0.0, 1.0):
-        for cast_first in (True, False):
-            wrong = [
-                share_of_differences(rms_norm_reference(x, w, None, eps, "none", offset, cast_first)[0], y)
-                for x, w, y in samples
-            ]
-            yield max(wrong), offset, cast_first
+        shape = (4, 8, size)  # three dimensions, which some norms with a gate insist on
+        x, weight = (torch.randn(shape) * 3).to(dtype), torch.randn(size).to(weight_dtype)
+        x[:1] *= 1e-3  # so that eps matters
+        trial = stand_in(module, {"weight": nn.Parameter(weight)}, {})
+        arguments = [(x, torch.randn(shape).to(dtype))] if gated else [(x,)]
+        if gated and parameters[1].default is not inspect.Parameter.empty:
+            arguments.append((x,))  # without its gate it is a plain norm
+        samples += [(weight, given, trial(*given)) for given in arguments]
+    names = tuple(each.name for each in parameters)
+    gates = itertools.product(("before", "after"), (False, True)) if gated else (("none", False),)
+    for offset, cast_first, (gating, rounded) in itertools.product((0.0, 1.0), (True, False), list(gates)):
+        form: dict[str, Any] = {"weight_offset": offset, "cast_first": cast_first, "names": names}
+        form |= {"gating": gating, "gate_rounded": rounded}
+        yield max(share_of_differences(norm_of_form(w, eps, form, *x), y) for w, x, y in samples), form
+
+
+class ReferenceNorm(tnn.RMSNorm):
+    """Our norm without a kernel, which a trial need not compile."""
+
+    def _normalised(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        eps = 0.0 if self.eps is None else self.eps
+        return rms_norm_reference(x, weight, None, eps, "none", self.weight_offset, self.cast_first)[0]
+
+
+def norm_of_form(weight: Tensor, eps: float, form: Mapping[str, Any], *arguments: Tensor) -> Tensor:
+    """What our norm of that form computes."""
+    ours = ReferenceNorm(weight.shape[0], eps, dtype=weight.dtype)
+    ours.weight = nn.Parameter(weight)
+    Plan(ReferenceNorm, form).apply(ours)
+    out: Tensor = ours(*arguments)
+    return out
 
 
 def share_of_differences(a: Tensor, b: Tensor) -> float:

@@ -53,15 +53,57 @@ class RMSNorm(nn.Module):
         weight = torch.full((size,), 1.0 - weight_offset, device=device, dtype=dtype) if elementwise_affine else None
         self.register_parameter("weight", None if weight is None else nn.Parameter(weight))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[..., N]` to `[..., N]`."""
+    # Differ where `replace_layers` made the object of another library's norm.
+    names: tuple[str, ...] = ("x",)  # of forward's arguments: the input, and the gate if there is one
+    gating = "none"  # "before": normalise x * silu(gate); "after": multiply the normalised row by silu(gate)
+    gate_rounded = False  # whether silu and the product are rounded to x's dtype
+
+    def forward(self, *args: torch.Tensor | None, **named: torch.Tensor | None) -> torch.Tensor:
+        """`[..., N]` to `[..., N]`. Takes `x`, by position or name; replaced norms keep their names and their gate."""
+        x, gate = self._arguments(args, named)
+        if gate is not None:
+            return self._gated(x, gate)
+        return self._normalised(x, self.weight)
+
+    def _arguments(
+        self, args: tuple[torch.Tensor | None, ...], named: dict[str, torch.Tensor | None]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The input and the gate. Raises TypeError as a function with parameters `names` does."""
+        if len(args) > len(self.names):
+            raise TypeError(f"forward() takes {', '.join(self.names)}, but {len(args)} arguments were given")
+        given = dict(zip(self.names, args, strict=False))
+        for name, value in named.items():
+            if name in given or name not in self.names:
+                problem = "multiple values for" if name in given else "an unexpected keyword"
+                raise TypeError(f"forward() got {problem} argument {name!r}; it takes {', '.join(self.names)}")
+            given[name] = value
+        x = given.get(self.names[0])
+        if x is None:
+            raise TypeError(f"forward() misses its argument {self.names[0]!r}")
+        return x, given.get(self.names[1]) if len(self.names) > 1 else None
+
+    def _normalised(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         eps = self.eps
         if eps is None:  # half precision is computed in float32
             eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
         out: torch.Tensor = torch.ops.tile.rms_norm.default(
-            x, self.weight, eps, self.activation, self.weight_offset, self.cast_first
+            x, weight, eps, self.activation, self.weight_offset, self.cast_first
         )
         return out
+
+    def _gated(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """The norm with a gate; what is not `gate_rounded` stays in float32 up to the last product."""
+        dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
+        factor = nn.functional.silu(gate if self.gate_rounded else gate.to(wide))
+        if self.gate_rounded:
+            return self._normalised(x * factor, self.weight) if self.gating == "before" else self(x) * factor
+        x = x.to(wide) * factor if self.gating == "before" else x.to(wide)
+        if self.cast_first and self.weight is not None:
+            weight = self.weight + self.weight_offset if self.weight_offset else self.weight
+            y = self._normalised(x, None).to(dtype) * weight
+            return y if self.gating == "before" else (y * factor).to(dtype)
+        y = self._normalised(x, self.weight)
+        return (y if self.gating == "before" else y * factor).to(dtype)
 
     def extra_repr(self) -> str:
         """Everything that changes what it computes."""

@@ -76,6 +76,36 @@ def test_random_problems(form, rounds, problems, check):
         check(got[3], want[3], f"ds of {what}", dtype, least=LEAST)
 
 
+INFINITE_AT_0 = {  # value or slope, for scores above 0; of an operand, whose padding is 0 as well
+    "sqrt": "v0=sqrt(acc0);ret v0",
+    "rsqrt": "v0=rsqrt(acc0);ret v0",
+    "reciprocal": "v0=div(1.0,acc0);ret v0",
+    "log": "v0=log(acc0);ret v0",
+    "negative reciprocal": "v0=div(-1.0,acc0);ret v0",
+    "quotient": "v0=div(acc0,x0);ret v0",
+    "sum": "v0=div(1.0,x0);v1=add(acc0,v0);ret v1",
+}
+
+
+@pytest.mark.parametrize("name", INFINITE_AT_0)
+def test_padding_takes_part_in_no_sum(name, check):
+    """Queries and keys that only fill a tile give no NaN, where a text makes infinities of zeros."""
+    text = INFINITE_AT_0[name]
+    for q_len, kv_len, causal, window in ((100, 60, False, 0), (50, 70, True, 0)):
+        q, k = (torch.rand(1, 2, n, 16) + 0.5 for n in (q_len, kv_len))
+        v, grad = torch.randn(1, 2, kv_len, 16), torch.randn(1, 2, q_len, 16)
+        aux = [torch.rand(2, q_len, kv_len) + 0.5] if "x0" in text else []
+        options = (None, causal, None, window, kv_len - q_len if causal else 0)
+        out, lse = attention(q, k, v, *options, aux, text)
+        check(out, forward(q.double(), k.double(), v.double(), *options, aux, text)[0], f"out {name}", torch.float32)
+        keep = "x0" if name == "quotient" else ""
+        for cuts in (None, CUTS[1]) if name == "rsqrt" else (None,):
+            got = attention_backward(grad, q, k, v, out, lse, *options, keep, aux, text, cuts=cuts)
+            want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep, aux, text)
+            for part, a, b in zip(("dq", "dk", "dv", "kept"), got, want, strict=True):
+                check(a, b, f"{part} of {name} {q_len} {kv_len} {options} {cuts}", torch.float32, least=LEAST)
+
+
 @pytest.mark.parametrize("head_dim, v_dim", [(72, 80), (192, 128), (64, 1), (1, 64)])
 def test_head_dims(head_dim, v_dim, problems, check):
     q, k, v, grad = (

@@ -71,12 +71,12 @@ def test_which_queries_see_a_block_of_keys(causal, windowed):
             assert not mine[: max(0, first) * 8].any() and not mine[max(0, end) * 8 :].any()
             for step in range(max(0, first), end):
                 block = mine[step * 8 : step * 8 + 8]
-                if not _value(cuts_queries(form, config, step, first_key, offset, window)):
+                if not _value(cuts_queries(form, config, step, first_key, offset, window, q_len)):
                     assert block.all()
                 for (i, j), want in zip(
                     torch.cartesian_prod(*map(torch.arange, block.shape)).tolist(), block.flatten(), strict=True
                 ):
-                    got = seen_by(form, first_key + j, step * 8, i, 8, offset, window)
+                    got = seen_by(form, first_key + j, step * 8, i, 8, offset, window, q_len)
                     assert bool(_value(got)) == bool(want)
 
 

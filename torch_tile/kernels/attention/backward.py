@@ -172,7 +172,7 @@ def attention_backward(
     # Of scores that nobody may see, no block stores gradients.
     kept = [grouped(x.zero_() if causal or window else x) for x in all_kept]
     machine.kernel(query_gradients)(cuts.dq, form)(
-        *tensors, *kept, grouped(grads), grouped(outs), lse.reshape(shape), grouped(dq), statistics, *options
+        *tensors, *kept, grouped(grads), grouped(outs), lse.contiguous().view(shape), grouped(dq), statistics, *options
     )
     for cut, sums in cuts.of_keys:
         machine.kernel(key_gradients)(cut, replace(form, keep=()), sums)(

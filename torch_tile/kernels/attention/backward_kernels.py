@@ -203,9 +203,9 @@ def key_gradients(config: Config, form: Form, sums: tuple[str, ...] = ("dk", "dv
                         if apart:
                             p_rounded[i, j] = T.cast(chance, form.dtype)
                         p[i, j] = found[0] if of_keys else chance
-                    if cuts_queries(form, config, step, first_key, q_offset, window):
+                    if cuts_queries(form, config, step, first_key, q_offset, window, q_len):
                         for i, j in T.Parallel(rows, queries):
-                            seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window)
+                            seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window, q_len)
                             p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
                             if apart:
                                 p_rounded[i, j] = T.if_then_else(seen, p_rounded[i, j], T.cast(0.0, form.dtype))

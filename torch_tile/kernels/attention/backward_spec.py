@@ -47,10 +47,17 @@ def query_blocks(form: Form, config: Config, first_key: Any, q_offset: Any, wind
     return first, end
 
 
-def cuts_queries(form: Form, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any) -> Any:
-    """Whether a query of block `step` may not see one of the `block_kv` keys from `first_key` on."""
+def cuts_queries(
+    form: Form, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any, q_len: Any
+) -> Any:  # fmt: skip
+    """Whether a query of block `step` may not see one of the `block_kv` keys from `first_key` on.
+
+    Under a text it may also be padding: of zeros a text may make infinities, which no product with 0 removes.
+    """
     q_offset = q_offset if form.shifted else 0
     parts: list[Any] = []
+    if form.score:
+        parts.append(step * config.block_q + config.block_q > q_len)
     if form.causal:
         parts.append(step * config.block_q + q_offset < first_key + config.block_kv - 1)
     if form.windowed:
@@ -58,7 +65,9 @@ def cuts_queries(form: Form, config: Config, step: Any, first_key: Any, q_offset
     return reduce(T.logical_or, parts) if parts else False
 
 
-def seen_by(form: Form, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any) -> Any:
+def seen_by(
+    form: Form, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any, q_len: Any
+) -> Any:  # fmt: skip
     """Whether a key is seen by the query at `query` of a block of queries that begins at `first`, masks aside.
 
     None if all are. What a key is seen by is known before a block's queries, in numbers that fit in 32 bits.
@@ -70,6 +79,9 @@ def seen_by(form: Form, key: Any, first: Any, query: Any, block_q: int, q_offset
     if form.windowed:
         inside = query < T.max(T.min(key - q_offset + window - first, block_q), 0)
         seen = inside if seen is None else T.logical_and(seen, inside)
+    if form.score:
+        given = query < T.min(q_len - first, block_q)
+        seen = given if seen is None else T.logical_and(seen, given)
     return seen
 
 

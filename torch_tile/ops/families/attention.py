@@ -153,6 +153,7 @@ def _check_backward(
     )
     checks.check_same_dtype("attention_backward", q=q, grad=grad, out=out)
     for name, x, dims in (("grad", grad, 4), ("out", out, 4), ("lse", lse, 3)):
+        checks.check_device("attention_backward", name, x, "q", q)
         checks.check_dims("attention_backward", name, x, dims, "[B, H, Sq, Dv]" if dims == 4 else "[B, H, Sq]")
         for dim, what in enumerate(("q's batch", "q's heads", "q's length", "v's head dimension")[:dims]):
             checks.check_size("attention_backward", name, x, dim, (*q.shape[:3], v.shape[3])[dim], what)

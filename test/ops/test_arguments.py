@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every tensor argument of every op on another device, with other strides, of another dtype: an error or the result."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import torch_tile  # noqa: F401
+from torch_tile.ops.registration import SCHEMAS
+
+SAMPLES_OF_EACH = 2  # the last ones, which have most arguments
+
+
+def places(args):
+    """Where tensors stand in the arguments: (position, None), or (position, place in a list)."""
+    for n, x in enumerate(args):
+        if isinstance(x, torch.Tensor):
+            yield n, None
+        elif isinstance(x, list):
+            yield from ((n, m) for m, each in enumerate(x) if isinstance(each, torch.Tensor))
+
+
+def tensor_at(args, place):
+    return args[place[0]] if place[1] is None else args[place[0]][place[1]]
+
+
+def changed(args, place, value):
+    made = [copy.copy(x) if isinstance(x, list) else x for x in args]
+    if place[1] is None:
+        made[place[0]] = value
+    else:
+        made[place[0]][place[1]] = value
+    return made
+
+
+def results(op, args):
+    return tree_leaves(getattr(torch.ops.tile, op)(*args))
+
+
+def strided(x):
+    """The same numbers with gaps, in another order, and from an odd element on."""
+    if x.dim():
+        gaps = torch.empty(*x.shape, 3, dtype=x.dtype)[..., 1].copy_(x)
+        yield gaps
+        yield x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+    if x.dim() > 1:
+        yield x.transpose(-1, -2).contiguous().transpose(-1, -2)
+        yield x.transpose(0, 1).contiguous().transpose(0, 1)
+    yield torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+
+
+@pytest.mark.parametrize("op", SCHEMAS)
+def test_tensors_on_another_device_are_refused(op, samples, seed):
+    for args in samples(op, seed, torch.float32)[-SAMPLES_OF_EACH:]:
+        found = list(places(args))
+        for place in found if len(found) > 1 else ():
+            bad = changed(args, place, tensor_at(args, place).to("meta"))
+            with pytest.raises((RuntimeError, TypeError, ValueError), match=r"is on|device|meta"):
+                results(op, bad)
+
+
+@pytest.mark.parametrize("op", SCHEMAS)
+def test_strides_of_any_tensor_change_no_result(op, samples, seed):
+    for args in samples(op, seed, torch.float32)[-SAMPLES_OF_EACH:]:
+        want = results(op, args)
+        for place in places(args):
+            for other in strided(tensor_at(args, place)):
+                for a, b in zip(results(op, changed(args, place, other)), want, strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", SCHEMAS)
+def test_other_dtypes_are_refused_or_computed(op, samples, seed):
+    """What an op takes of another dtype counts as the same numbers of the usual one."""
+    for args in samples(op, seed, torch.float32)[-SAMPLES_OF_EACH:]:
+        for place in places(args):
+            x = tensor_at(args, place)
+            for dtype in {torch.complex64, torch.int64, torch.float8_e4m3fn} - {x.dtype}:
+                other = x.to(dtype)
+                try:
+                    got = results(op, changed(args, place, other))
+                except (TypeError, RuntimeError, ValueError) as problem:
+                    assert "tile." in str(problem), problem
+                    continue
+                want = results(op, changed(args, place, other.to(x.dtype)))
+                for a, b in zip(got, want, strict=True):
+                    torch.testing.assert_close(a.to(b.dtype), b, rtol=0.03, atol=0.03, equal_nan=True)
