@@ -72,6 +72,14 @@ def unknown_keyword():
     kernel_of(lambda x, A: T.alloc_shared((4,), "float32", colour=1))  # here
 
 
+def misspelt_product():
+    kernel_of(lambda x, A: T.gemm(A, A, A, transpose_b=True))  # here
+
+
+def misspelt_reduction():
+    kernel_of(lambda x, A: T.reduce_sum(A, A, cler=False))  # here
+
+
 def chosen_buffers():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "float32"), n: T.int32):
@@ -140,6 +148,8 @@ CASES = {
     too_few_for_an_update: ("bad_call", "T.atomic_max(A[0])"),
     none_for_a_warp: ("bad_call", "T.warp_reduce_sum()"),
     unknown_keyword: ("bad_call", 'T.alloc_shared((4,), "float32", colour=1)'),
+    misspelt_product: ("unknown_keyword", "T.gemm(A, A, A, transpose_b=True)"),
+    misspelt_reduction: ("unknown_keyword", "T.reduce_sum(A, A, cler=False)"),
     chosen_buffers: ("bad_choice", "x if n > 0 else z"),
 }
 FIXES = {
@@ -150,6 +160,8 @@ FIXES = {
     of_math: "write T.exp(...)",
     too_few: "(src, dst",
     unknown_keyword: "(shape, dtype",
+    misspelt_product: "did you mean `transpose_B`",
+    misspelt_reduction: "did you mean `clear`",
     method_of_tensors: ".shape",
 }
 

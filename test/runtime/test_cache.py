@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache under everything that may happen to it: crashes, races, damage, other users."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from torch_tile.runtime import cache
 from torch_tile.runtime.cache import CacheError, cache_dir, get_or_build, is_kept, key_of
 
 KEY = key_of("some source", b"some compiler")
@@ -248,3 +251,140 @@ def test_place_that_cannot_be_written(monkeypatch):
     monkeypatch.setenv("TORCH_TILE_CACHE_DIR", "/proc/torch_tile")
     with pytest.raises(CacheError, match="cannot create the cache folder"):
         get_or_build(KEY, ".so", Builder())
+
+
+def refuse(path: Path) -> Path:
+    path.write_text("a file")
+    return path
+
+
+def foreign(path: Path) -> Path:
+    path.mkdir()
+    os.chown(path, 65534, 65534)
+    return path
+
+
+def shared(path: Path) -> Path:
+    path.mkdir()
+    path.chmod(0o777)
+    return path
+
+
+@pytest.fixture
+def default(tmp_path, monkeypatch):
+    """The home folder of a user who names no cache folder; temporary files go to `tmp_path/tmp`."""
+    monkeypatch.delenv("TORCH_TILE_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / ".cache").mkdir()
+    return tmp_path / ".cache" / "torch_tile"
+
+
+@pytest.mark.parametrize("spoil", [refuse, foreign, shared])
+def test_an_unusable_default_gives_way(spoil, default, tmp_path):
+    if spoil is foreign and os.geteuid():
+        pytest.skip("only root gives folders away")
+    spoil(default)
+    with pytest.warns(RuntimeWarning, match="TORCH_TILE_CACHE_DIR") as warned:
+        path = get_or_build(KEY, ".so", Builder())
+        get_or_build(KEY, ".so", Builder())
+    assert len(warned) == 1
+    assert path.parent.parent.parent == tmp_path / "tmp"
+    assert path.parent.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_missing_home_gives_way(default, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/proc/nonexistent")
+    with pytest.warns(RuntimeWarning, match="/proc/nonexistent"):
+        assert cache_dir().parent == tmp_path / "tmp"
+
+
+def test_noexec_gives_way(default, tmp_path, monkeypatch):
+    real = os.statvfs
+
+    class Flags:
+        f_flag = os.ST_NOEXEC
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Flags if Path(path) == default else real(path))
+    with pytest.warns(RuntimeWarning, match="noexec"):
+        assert cache_dir().parent == tmp_path / "tmp"
+
+
+def test_a_name_taken_among_temporaries(default, tmp_path):
+    refuse(default)
+    shared(tmp_path / "tmp" / f"torch_tile-{os.geteuid()}")
+    with pytest.warns(RuntimeWarning):
+        found = cache_dir()
+    assert found.name != f"torch_tile-{os.geteuid()}"
+    assert cache_dir() == found
+    assert found.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_cache_that_root_filled(monkeypatch):
+    """Another user with root's home computes, in a folder of their own."""
+    with tempfile.TemporaryDirectory() as name:
+        home, temporary = Path(name), Path(name) / "tmp"
+        home.chmod(0o755)
+        temporary.mkdir()
+        temporary.chmod(0o1777)
+        monkeypatch.delenv("TORCH_TILE_CACHE_DIR")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv("HOME", name)
+        monkeypatch.setattr("tempfile.tempdir", str(temporary))
+        get_or_build(KEY, ".so", Builder())
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                cache._chosen.clear()  # as in a process of their own
+                os.setgid(65534)
+                os.setuid(65534)
+                with pytest.warns(RuntimeWarning):
+                    path = get_or_build(KEY, ".so", Builder())
+                status = int(path.parent.parent.parent != temporary or path.stat().st_uid != 65534)
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_parents_are_made_private(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "a" / "b" / "cache"))
+    old = os.umask(0)
+    try:
+        get_or_build(KEY, ".so", Builder())
+    finally:
+        os.umask(old)
+    assert not (tmp_path / "a").stat().st_mode & 0o022
+
+
+@pytest.mark.parametrize("suffix", [".so", ".cubin"])
+def test_an_empty_library_is_never_sealed(suffix, folder):
+    with pytest.raises(CacheError, match="wrote nothing"):
+        get_or_build(KEY, suffix, Builder(b""))
+    assert not everything(folder)
+
+
+def test_a_full_disk(folder):
+    def build(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CacheError, match=r"No space left.*TORCH_TILE_CACHE_DIR"):
+        get_or_build(KEY, ".so", build)
+    assert not everything(folder)
+
+
+def test_operators_without_a_home():
+    """Eager and compiled operators compute, with one warning about the folder."""
+    code = (
+        "import torch, torch_tile; x = torch.randn(3, 5); f = torch.ops.tile.softmax;"
+        "assert torch.allclose(f(x), x.softmax(-1));"
+        "assert torch.allclose(torch.compile(f, fullgraph=True)(x), x.softmax(-1)); print('right')"
+    )
+    names = ("TORCH_TILE_CACHE_DIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")
+    environment = {n: v for n, v in os.environ.items() if n not in names} | {"HOME": "/proc/nonexistent"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "right", done.stderr
+    assert done.stderr.count("TORCH_TILE_CACHE_DIR") == 2  # in one warning: the reason, and what to do

@@ -5,12 +5,14 @@ import ctypes
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.runtime import host_compiler
+from torch_tile.runtime.cache import CacheError
 from torch_tile.runtime.host_compiler import (
     NoCompilerError,
     compile_many,
@@ -201,3 +203,26 @@ def test_needs_neither_torch_nor_inductor():
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", probe, str(Path(__file__).parents[2])], check=True)
+
+
+@pytest.mark.parametrize(
+    ("script", "remedy"),
+    [
+        ("kill -9 $$", "memory"),
+        ("echo 'fatal error: Killed signal terminated program cc1plus' >&2; exit 1", "memory"),
+        ("echo 'error writing to /tmp/x.s: No space left on device' >&2; exit 1", "Free some space"),
+        ("echo 'ld: cannot open output file: Read-only file system' >&2; exit 1", "can be written"),
+        ('rm -f "$OUT"; : > "$OUT"; exit 0', "wrote nothing"),
+    ],
+)
+def test_a_failure_of_the_machine(script, remedy, monkeypatch, tmp_path, folder):
+    """The error names the path and the remedy, and is no fault of the code generator's."""
+    compiler = find_compiler()
+    broken = tmp_path / "broken"
+    broken.write_text(f'#!/bin/sh\nfor a; do [ "$p" = -o ] && OUT=$a; p=$a; done\n{script}\n')
+    broken.chmod(0o700)
+    changed = replace(compiler, command=(str(broken),))
+    monkeypatch.setattr(host_compiler, "find_compiler", lambda: changed)
+    with pytest.raises(CacheError, match=remedy) as caught:
+        compile_shared(source(3))
+    assert ".so" in str(caught.value)

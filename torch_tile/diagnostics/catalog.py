@@ -29,6 +29,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "unknown_name": ("torch_tile.language has no `{name}`", "{fix}"),
     "bad_call": ("T.{name}() {why}", "its parameters are ({parameters})"),
+    "unknown_keyword": ("T.{name} has no parameter `{keyword}`", "{fix}"),
     "python_value": ("Python computes here, with what only the device knows: {problem}", "{fix}"),
     "bad_choice": (
         "`x if c else y` chooses between {got}, and the condition is known only on the device",

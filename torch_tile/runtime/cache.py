@@ -9,19 +9,25 @@ could have written is refused, because entries are loaded into the process as ma
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 _SEAL = ".seal"
 _TEMPORARY = ".tmp"
+_LIBRARIES = (".so", ".cubin")  # which are never empty
 _STALE_SECONDS = 24 * 3600
 _locks: dict[str, threading.Lock] = {}  # by file name: one build of it at a time within a process
+_chosen: dict[Path, Path] = {}  # by the default folder: what stands in for it, or itself
+_choosing = threading.Lock()
+_making = threading.Lock()
 _used: dict[str, Path] = {}  # by file name: what this process has asked for
 _listeners: list[Callable[[Path], None]] = []
 
@@ -31,21 +37,64 @@ class CacheError(RuntimeError):
 
 
 def cache_dir() -> Path:
-    """`$TORCH_TILE_CACHE_DIR`, else `$XDG_CACHE_HOME/torch_tile`, else `~/.cache/torch_tile`. It need not exist yet.
+    """`$TORCH_TILE_CACHE_DIR`, else `$XDG_CACHE_HOME/torch_tile`, else `~/.cache/torch_tile`.
 
-    A user without a home folder gets one of their own among the temporary files.
+    A default that cannot be used gives way to a private temporary folder, with one warning.
+    A folder that `TORCH_TILE_CACHE_DIR` names never does; it need not exist yet.
     """
     chosen = os.environ.get("TORCH_TILE_CACHE_DIR")
     if chosen:
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
-    if base and os.path.isabs(base):  # the XDG specification says to ignore relative ones
-        return Path(base) / "torch_tile"
     home = os.path.expanduser("~")
+    if base and os.path.isabs(base):  # the XDG specification says to ignore relative ones
+        return _usable(Path(base) / "torch_tile")
     if not os.path.isabs(home):
-        user = os.geteuid() if hasattr(os, "geteuid") else "user"
-        return Path(tempfile.gettempdir()) / f"torch_tile-{user}"
-    return Path(home) / ".cache" / "torch_tile"
+        return _private_dir()
+    return _usable(Path(home) / ".cache" / "torch_tile")
+
+
+def _usable(root: Path) -> Path:
+    """`root`, or a private temporary folder where libraries cannot be written to `root` or loaded from it."""
+    with _choosing:
+        if root in _chosen and _chosen[root].is_dir():
+            return _chosen[root]
+        fault = _fault(root)
+        _chosen[root] = instead = root if fault is None else _private_dir()
+    if fault is not None:
+        warnings.warn(
+            f"{fault} Kernels are kept in {instead} instead; TORCH_TILE_CACHE_DIR names another folder.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return instead
+
+
+def _fault(root: Path) -> str | None:
+    """Why libraries cannot be kept in `root`, which is made if it is missing; None if they can."""
+    try:
+        _make(root)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except CacheError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot write to the cache folder {root}: {error.strerror}."
+    if hasattr(os, "statvfs") and os.statvfs(root).f_flag & os.ST_NOEXEC:
+        return f"the cache folder {root} lies on a file system that is mounted noexec."
+    return None
+
+
+def _private_dir() -> Path:
+    """A folder among the temporary files that only this user can write; later processes find it again."""
+    user = os.geteuid() if hasattr(os, "geteuid") else "user"
+    root = Path(tempfile.gettempdir()) / f"torch_tile-{user}"
+    if _fault(root) is None and not root.is_symlink():
+        return root
+    with _making:
+        if root not in _chosen:  # another user took the name
+            _chosen[root] = Path(tempfile.mkdtemp(prefix="torch_tile-"))
+        return _chosen[root]
 
 
 def key_of(*parts: str | bytes) -> str:
@@ -105,23 +154,34 @@ def unsealed(data: bytes) -> bytes:
 
 def _folder(key: str) -> Path:
     root = cache_dir()
-    folder = root / key[:2]
+    _make(root)
+    _make(root / key[:2])
+    return root / key[:2]
+
+
+def _make(folder: Path) -> None:
+    """Make `folder` if it is missing. Raises CacheError if it cannot be made, or is not this user's alone."""
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        for each in (root, folder):
-            with contextlib.suppress(FileExistsError):
-                each.mkdir(mode=0o700)
+        _make_parents(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = folder.stat()
     except OSError as error:
         raise CacheError(
             f"cannot create the cache folder {folder}: {error.strerror}. "
             "Set TORCH_TILE_CACHE_DIR to a folder you can write."
         ) from error
-    for each in (root, folder):
-        status = each.stat()
-        if not stat.S_ISDIR(status.st_mode):
-            raise CacheError(f"{each} is not a folder. Remove it, or set TORCH_TILE_CACHE_DIR to another folder.")
-        _check_owner(each, status)
-    return folder
+    if not stat.S_ISDIR(status.st_mode):
+        raise CacheError(f"{folder} is not a folder. Remove it, or set TORCH_TILE_CACHE_DIR to another folder.")
+    _check_owner(folder, status)
+
+
+def _make_parents(folder: Path) -> None:
+    """Make the missing ancestors, none of which others may write, whatever the umask is."""
+    if not folder.exists():
+        _make_parents(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o755)
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
@@ -135,7 +195,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CacheError(
             f"{path} can be written by other users (mode {stat.S_IMODE(status.st_mode):o}); code from it will not be "
-            f"loaded. Run `chmod -R go-w {cache_dir()}`, or set TORCH_TILE_CACHE_DIR to another folder."
+            f"loaded. Run `chmod -R go-w {path}`, or set TORCH_TILE_CACHE_DIR to another folder."
         )
 
 
@@ -171,11 +231,22 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
     seal = _temporary_name(_seal_of(path))
     try:
         build(temporary)
+        if path.suffix in _LIBRARIES and not temporary.stat().st_size:
+            raise CacheError(
+                f"the compiler reported success but wrote nothing to {temporary}. Check the compiler that CXX or "
+                "TORCH_TILE_NVRTC names, and the free space there."
+            )
         os.chmod(temporary, 0o700)
         seal.write_text(_seal_text(temporary))
         os.chmod(seal, 0o600)
         os.replace(temporary, path)
         os.replace(seal, _seal_of(path))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
+        raise CacheError(
+            f"cannot write {path}: {error.strerror}. Free some space, or set TORCH_TILE_CACHE_DIR to another folder."
+        ) from error
     finally:
         for left in (temporary, seal):
             left.unlink(missing_ok=True)

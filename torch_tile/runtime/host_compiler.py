@@ -15,6 +15,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_tile.diagnostics.errors import InternalError
-from torch_tile.runtime.cache import get_or_build, key_of
+from torch_tile.runtime.cache import CacheError, get_or_build, key_of
 
 # No -ffast-math: kernels promise infinities, NaN and signed zeros. Given up are only errno and traps.
 # With AVX-512, g++ 12 fuses a product with a masked difference that only takes other lanes from it: wrong numbers, or
@@ -75,6 +76,7 @@ def compile_shared(source: str) -> Path:
         start = time.perf_counter()
         result = _run(compiler.arguments(text, output))
         if result.returncode != 0:
+            _check_machine(text, output, result)
             raise InternalError(_failure(text, result))
         _log.debug("%s compiled %s in %.2f s", compiler.command[0], text, time.perf_counter() - start)
 
@@ -182,6 +184,20 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", str(error))
+
+
+def _check_machine(source: Path, output: Path, result: subprocess.CompletedProcess[str]) -> None:
+    """Raise CacheError where the machine, and not the text, made the compiler fail."""
+    said = result.stderr.lower()
+    if "no space left" in said or "disk quota" in said:
+        fix = f"Free some space in {output.parent} and {tempfile.gettempdir()}, or set TORCH_TILE_CACHE_DIR and TMPDIR"
+    elif result.returncode < 0 or "killed" in said or "out of memory" in said or "cannot allocate" in said:
+        fix = "Free some memory, or build fewer kernels at once"
+    elif "read-only file system" in said or "permission denied" in said:
+        fix = f"Check that {output.parent} and {tempfile.gettempdir()} can be written, or set TORCH_TILE_CACHE_DIR"
+    else:
+        return
+    raise CacheError(f"{fix}: {_failure(source, result).replace('refused', 'could not build')}")
 
 
 def _failure(source: Path, result: subprocess.CompletedProcess[str]) -> str:
