@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.graph.nodes import CAST, arg, aten, is_call, known, prims, shape, val
+from torch_tile.inductor.patterns.gemm.epilogue_words import UNARY
 
 Index = tuple[Any, ...]
 
@@ -47,10 +48,7 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     aten.clamp_max: lambda a, b: opaque("min")(a, b),
     aten.pow: lambda a, b: a**b if b.is_Integer and 0 < b <= 3 else opaque("pow")(a, b),
 }
-_UNARY = {
-    getattr(aten, name).default: name
-    for name in ("exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "abs", "relu", "silu", "gelu", "reciprocal")
-}
+_UNARY = {aten.gelu.default: "gelu"} | {op: name for op, name in UNARY.items() if name not in ("neg", "square")}
 _COMPARISON: dict[Any, Any] = {
     aten.le: sympy.Le,
     aten.lt: sympy.Lt,

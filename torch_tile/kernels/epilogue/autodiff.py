@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_tile.kernels.epilogue.functions import FUNCTIONS
 from torch_tile.kernels.epilogue.program import Epilogue, Operand, Statement, Values, parse
 
 if TYPE_CHECKING:
     import torch
 
 _COMPARISONS = frozenset(("gt", "ge", "lt", "le", "eq", "ne"))
-_BOUNDED = _COMPARISONS | {"tanh", "sigmoid", "erf"}
-_UNBOUNDED = frozenset(("exp", "log", "sqrt", "rsqrt", "reciprocal", "pow"))
+_BOUNDED = frozenset(name for name, row in FUNCTIONS.items() if row.bounded)
+_UNBOUNDED = frozenset(name for name, row in FUNCTIONS.items() if row.singular)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def slopes(text: str, hides: bool = False) -> Sloped:
         if kept is not None:  # the other one is -inf
             seen, derivatives = kept, (None, *(_same if o == kept else None for o in statement.operands[1:]))
         else:
-            derivatives = _DERIVATIVES.get(statement.function, ())
+            derivatives = FUNCTIONS[statement.function].gradient
         values = [tape.value(o) for o in (*statement.operands, statement.name)]
         for operand, derivative in zip(statement.operands, derivatives, strict=False):
             if isinstance(operand, str) and derivative is not None:
@@ -200,71 +201,5 @@ class _Value:
         return self.call("eq", 0.0)
 
 
-_Derivative = Callable[..., _Value]
-
-
 def _same(g: _Value, *_: _Value) -> _Value:
     return g
-
-
-def _ties(g: _Value, a: _Value, b: _Value) -> _Value:
-    """Gradient of `maximum(a, b)` in `a`: like torch's, a tie shares it evenly."""
-    x, y = a.operand(), b.operand()
-    return g * (g.tape.call("gt", x, y) + g.tape.call("eq", x, y) * 0.5)
-
-
-def _silu(g: _Value, a: _Value, y: _Value) -> _Value:
-    s = a.call("sigmoid")
-    return g * s * (a * (-s + 1.0) + 1.0)
-
-
-def _gelu(g: _Value, a: _Value, y: _Value) -> _Value:
-    below = (a * math.sqrt(0.5)).call("erf") * 0.5 + 0.5
-    return g * (below + a * (a * a * -0.5).call("exp") * (1 / math.sqrt(2 * math.pi)))
-
-
-def _gelu_tanh(g: _Value, a: _Value, y: _Value) -> _Value:
-    slope = math.sqrt(2 / math.pi)
-    t = ((a + a * a * a * 0.044715) * slope).call("tanh")
-    return g * (t * 0.5 + 0.5 + a * (-(t * t) + 1.0) * (a * a * (3 * 0.044715) + 1.0) * (0.5 * slope))
-
-
-def _exponent(g: _Value, a: _Value, b: _Value, y: _Value) -> _Value:
-    return (g * y * a.call("log")).chosen(a.call("gt", 0.0))
-
-
-def _power(g: _Value, a: _Value, b: _Value, y: _Value) -> _Value:
-    return g * b * a.tape.call("pow", a.operand(), (b + -1.0).operand())
-
-
-# One function per operand, called with the upstream gradient, the operands and the result. The comparisons, `floor` and
-# the condition of `where` have no entry: their derivative is zero.
-_DERIVATIVES: dict[str, tuple[_Derivative | None, ...]] = {
-    "add": (_same, _same),
-    "sub": (_same, lambda g, a, b, y: -g),
-    "mul": (lambda g, a, b, y: g * b, lambda g, a, b, y: g * a),
-    "div": (lambda g, a, b, y: g / b, lambda g, a, b, y: -g * y / b),
-    "min": (lambda g, a, b, y: _ties(g, b, a), lambda g, a, b, y: _ties(g, a, b)),
-    "max": (lambda g, a, b, y: _ties(g, a, b), lambda g, a, b, y: _ties(g, b, a)),
-    "pow": (_power, _exponent),
-    "neg": (lambda g, a, y: -g,),
-    "exp": (lambda g, a, y: g * y,),
-    "log": (lambda g, a, y: g / a,),
-    "sqrt": (lambda g, a, y: g * 0.5 / y,),
-    "rsqrt": (lambda g, a, y: g * -0.5 * y / a,),
-    "sigmoid": (lambda g, a, y: g * (y * (-y + 1.0)),),
-    "tanh": (lambda g, a, y: g * (-(y * y) + 1.0),),
-    "erf": (lambda g, a, y: g * (-(a * a)).call("exp") * (2 / math.sqrt(math.pi)),),
-    "abs": (lambda g, a, y: g * (a.call("gt", 0.0) + -a.call("lt", 0.0)),),
-    "square": (lambda g, a, y: g * a * 2.0,),
-    "reciprocal": (lambda g, a, y: -g * (y * y),),
-    "relu": (lambda g, a, y: g * a.call("gt", 0.0),),
-    "silu": (_silu,),
-    "gelu": (_gelu,),
-    "gelu_tanh": (_gelu_tanh,),
-    "where": (
-        None,
-        lambda g, c, a, b, y: g.chosen(c.is_true()),
-        lambda g, c, a, b, y: g.chosen(c.is_false()),
-    ),
-}

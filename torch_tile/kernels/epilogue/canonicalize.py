@@ -11,9 +11,10 @@ import functools
 import hashlib
 import math
 
+from torch_tile.kernels.epilogue.functions import FUNCTIONS
 from torch_tile.kernels.epilogue.program import Epilogue, Operand, Statement, format_operand, parse
 
-COMMUTATIVE = frozenset(("add", "mul", "min", "max", "eq", "ne"))
+COMMUTATIVE = frozenset(name for name, row in FUNCTIONS.items() if row.commutative)
 
 # Sums of products: the sorted atoms of a product (a node twice for its square), and its coefficient.
 Polynomial = dict[tuple[int, ...], float]

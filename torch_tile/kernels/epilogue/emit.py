@@ -6,64 +6,21 @@ Assumes a parsed epilogue. One named value is recorded for each statement, so no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch_tile.language as T
+from torch_tile.kernels.epilogue import functions as epilogue_functions
+from torch_tile.kernels.epilogue.functions import bind
 from torch_tile.kernels.epilogue.program import Epilogue, Statement
 
-
-def _gelu_tanh(x: Any) -> Any:
-    return 0.5 * x * (1.0 + T.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
-
-
-def _compare(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda a, b: T.cast(function(a, b), a.dtype)
-
-
-# NaN passes through min, max and relu, as in torch: a comparison with NaN is false.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "min": lambda a, b: T.if_then_else(T.logical_or(a < b, a != a), a, b),
-    "max": lambda a, b: T.if_then_else(T.logical_or(a > b, a != a), a, b),
-    "pow": T.pow,
-    "gt": _compare(lambda a, b: a > b),
-    "ge": _compare(lambda a, b: a >= b),
-    "lt": _compare(lambda a, b: a < b),
-    "le": _compare(lambda a, b: a <= b),
-    "eq": _compare(lambda a, b: a == b),
-    "ne": _compare(lambda a, b: a != b),
-    "neg": lambda a: -a,
-    "exp": T.exp,
-    "log": T.log,
-    "sqrt": T.sqrt,
-    "rsqrt": T.rsqrt,
-    "sigmoid": T.sigmoid,
-    "tanh": T.tanh,
-    "erf": T.erf,
-    "abs": T.abs,
-    "square": lambda a: a * a,
-    "reciprocal": lambda a: 1.0 / a,
-    "floor": T.floor,
-    "relu": lambda a: T.if_then_else(a < 0.0, 0.0, a),
-    "silu": lambda a: a * T.sigmoid(a),
-    "gelu": lambda a: 0.5 * a * (1.0 + T.erf(a * math.sqrt(0.5))),
-    "gelu_tanh": _gelu_tanh,
-    "where": lambda c, a, b: T.if_then_else(c != 0.0, a, b),
+    name: bind(row.tile, T) for name, row in epilogue_functions.FUNCTIONS.items()
 }
-
 
 # The same with fewer instructions, for results that are rounded to 16 bits or fewer, and for scores.
 QUICK: dict[str, Callable[..., Any]] = {
-    **FUNCTIONS,
-    "tanh": T.quick_tanh,
-    "silu": lambda a: a * T.quick_sigmoid(a),
-    "gelu": lambda a: 0.5 * a * (1.0 + T.quick_erf(a * math.sqrt(0.5))),
-    "gelu_tanh": lambda a: a * T.quick_sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (a + 0.044715 * a * a * a)),
+    name: bind(row.quick or row.tile, T) for name, row in epilogue_functions.FUNCTIONS.items()
 }
 
 

@@ -14,18 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_tile.kernels.epilogue.functions import FUNCTIONS, bind
+
 if TYPE_CHECKING:
     import torch
 
 Operand = str | float
 """An earlier name, `accI`, `xI`, `iI`, or a literal."""
 
-ARITY = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "gt", "ge", "lt", "le", "eq", "ne"), 2),
-    **dict.fromkeys(("neg", "exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "abs", "square", "reciprocal"), 1),
-    **dict.fromkeys(("relu", "silu", "gelu", "gelu_tanh", "floor"), 1),
-    "where": 3,
-}
+ARITY = {name: function.arity for name, function in FUNCTIONS.items()}
 """Number of operands of every function. Comparisons give 1.0 or 0.0; `where(c, a, b)` is `a` if `c != 0` else `b`;
 `min` and `max` give NaN if an operand is NaN."""
 
@@ -150,22 +147,8 @@ def soft_cap(cap: float) -> str:
 def torch_functions() -> dict[str, Callable[..., torch.Tensor]]:
     """What each function means, on tensors of one floating dtype."""
     import torch
-    from torch.nn import functional
 
-    def compare(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        return lambda a, b: function(a, b).to(a.dtype)
-
-    plain = "add sub mul div pow neg exp log sqrt rsqrt sigmoid tanh erf abs square reciprocal relu floor"
-    return {
-        **{name: getattr(torch, name) for name in plain.split()},
-        **{name: compare(getattr(torch, name)) for name in ("gt", "ge", "lt", "le", "eq", "ne")},
-        "min": torch.minimum,
-        "max": torch.maximum,
-        "silu": functional.silu,
-        "gelu": functional.gelu,
-        "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
-        "where": lambda c, a, b: torch.where(c != 0, a, b),
-    }
+    return {name: bind(function.torch, torch) for name, function in FUNCTIONS.items()}
 
 
 class Values:

@@ -8,30 +8,14 @@ from typing import Any
 from torch.fx import Node
 
 from torch_tile.inductor.graph.nodes import CAST, aten, constant, is_call, is_tensor
+from torch_tile.kernels.epilogue.functions import FUNCTIONS
 
-BINARY = {
-    aten.add: "add",
-    aten.sub: "sub",
-    aten.mul: "mul",
-    aten.div: "div",
-    aten.maximum: "max",
-    aten.minimum: "min",
-    aten.pow: "pow",
-    aten.gt: "gt",
-    aten.ge: "ge",
-    aten.lt: "lt",
-    aten.le: "le",
-    aten.eq: "eq",
-    aten.ne: "ne",
-    aten.clamp_min: "max",
-    aten.clamp_max: "min",
-}
+BINARY = {getattr(aten, spelling): name for name, row in FUNCTIONS.items() if row.arity == 2 for spelling in row.aten}
 UNARY = {
-    getattr(aten, name).default: name
-    for name in (
-        *("neg", "exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh"),
-        *("erf", "abs", "relu", "silu", "square", "reciprocal"),
-    )
+    getattr(aten, spelling.removesuffix(".default")).default: name
+    for name, row in FUNCTIONS.items()
+    if row.arity == 1
+    for spelling in row.aten
 }
 
 
