@@ -196,7 +196,7 @@ def bad_argument_step():
     @T.prim_func
     def kernel(A: T.Tensor((8,), "float32")):
         with T.Kernel(1) as _:
-            for i in T.serial(8, 0, -1):  # here
+            for i in T.serial(0, 8, 0):  # here
                 A[i] = 1.0
 
 
@@ -244,7 +244,7 @@ CASES = {
     bad_argument: ("bad_argument", "T.Pipelined(8, num_stages=-1)"),
     bad_layout: ("bad_layout", "T.annotate_layout({tile: lambda i, j: i + j})"),
     bad_layout_text: ("bad_layout", 'T.alloc_shared((8, 8), "float32", layout="[8:8m | 8]")'),
-    bad_argument_step: ("bad_argument", "T.serial(8, 0, -1)"),
+    bad_argument_step: ("bad_argument", "T.serial(0, 8, 0)"),
 }
 
 

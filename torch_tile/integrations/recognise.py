@@ -122,7 +122,7 @@ def rms_norm_forms(
         x, weight = (torch.randn(shape) * 3).to(dtype), torch.randn(size).to(weight_dtype)
         x[:1] *= 1e-3  # so that eps matters
         trial = stand_in(module, {"weight": nn.Parameter(weight)}, {})
-        arguments = [(x, torch.randn(shape).to(dtype))] if gated else [(x,)]
+        arguments: list[tuple[torch.Tensor, ...]] = [(x, torch.randn(shape).to(dtype))] if gated else [(x,)]
         if gated and parameters[1].default is not inspect.Parameter.empty:
             arguments.append((x,))  # without its gate it is a plain norm
         samples += [(weight, given, trial(*given)) for given in arguments]

@@ -53,6 +53,7 @@ class RMSNorm(nn.Module):
         weight = torch.full((size,), 1.0 - weight_offset, device=device, dtype=dtype) if elementwise_affine else None
         self.register_parameter("weight", None if weight is None else nn.Parameter(weight))
 
+    weight: nn.Parameter | None
     # Differ where `replace_layers` made the object of another library's norm.
     names: tuple[str, ...] = ("x",)  # of forward's arguments: the input, and the gate if there is one
     gating = "none"  # "before": normalise x * silu(gate); "after": multiply the normalised row by silu(gate)
