@@ -10,7 +10,7 @@ from torch_tile.hardware import Target
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(torch_tile.target, "detected", lambda: 0)
+    monkeypatch.setattr(torch_tile.hardware, "detected", lambda: 0)
 
 
 @pytest.mark.parametrize("name", ["cpu", "c", "llvm", "CPU"])
@@ -40,7 +40,7 @@ def test_cuda_spellings(name, arch, no_gpu):
 
 def test_auto_is_the_gpu_if_there_is_one(monkeypatch, no_gpu):
     assert Target.of("auto").kind == "cpu"
-    monkeypatch.setattr(torch_tile.target, "detected", lambda: 80)
+    monkeypatch.setattr(torch_tile.hardware, "detected", lambda: 80)
     assert Target.of("auto") == Target.of("cuda") == Target("cuda", 80)
 
 

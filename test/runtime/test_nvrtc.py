@@ -156,7 +156,7 @@ def test_a_cubin_of_another_owner_is_refused(monkeypatch):
 SCRIPT = """
 import sys
 from torch_tile.runtime import cache, nvrtc
-from torch_tile.target import Target
+from torch_tile.hardware import Target
 if sys.argv[1] == "die":  # half of the file is written, then the process is gone
     def die(path):
         path.write_bytes(b"\\x7fELF half")

@@ -63,5 +63,5 @@ def test_a_block_that_fails_keeps_no_other_waiting():
 
 
 def test_a_grid_of_no_clusters():
-    with pytest.raises(torch_tile.diagnostics.LaunchError, match="4 blocks in x are no clusters of 3"):
+    with pytest.raises(torch_tile.diagnostics.errors.LaunchError, match="4 blocks in x are no clusters of 3"):
         evaluate(kernel_of(lambda bx, i: 0, blocks=4), torch.randn(4, 32), torch.empty(4, 32))

@@ -24,7 +24,7 @@ from torch_tile.inductor.codegen.cpp_wrapper import (
 from torch_tile.inductor.codegen.symbolic_launch import Form, NotEmbedded
 
 PREFIX = "_torch_tile"
-IMPORT = f"import torch_tile.ops.direct as {PREFIX}"
+IMPORT = f"import torch_tile.ops.launchers as {PREFIX}"
 
 
 def lower(op: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> Any:
