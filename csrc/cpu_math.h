@@ -232,15 +232,15 @@ template <class T> inline T abs(T x) {
   else return x < T(0) ? T(T(0) - x) : x;
 }
 
-// The language's T.min and T.max: a NaN on either side gives NaN, equal operands (0.0 and -0.0) the second.
+// C's ternary: a NaN in `a` gives `b`, one in `b` gives `b`.
 template <class T> inline T min(T a, T b) {
-  if constexpr (is_small<T>) return (widen(a) < widen(b)) | (widen(a) != widen(a)) ? a : b;
-  else return (a < b) | (a != a) ? a : b;
+  if constexpr (is_small<T>) return widen(a) < widen(b) ? a : b;
+  else return a < b ? a : b;
 }
 
 template <class T> inline T max(T a, T b) {
-  if constexpr (is_small<T>) return (widen(a) > widen(b)) | (widen(a) != widen(a)) ? a : b;
-  else return (a > b) | (a != a) ? a : b;
+  if constexpr (is_small<T>) return widen(a) > widen(b) ? a : b;
+  else return a > b ? a : b;
 }
 
 // A NaN on either side gives NaN.

@@ -123,9 +123,9 @@ template <class T> TILE_DEVICE T abs(T x) {
   else return x;
 }
 
-// The language's T.min and T.max: a NaN on either side gives NaN, equal operands (0.0 and -0.0) the second.
-template <class T> TILE_DEVICE T min(T a, T b) { return a < b || a != a ? a : b; }
-template <class T> TILE_DEVICE T max(T a, T b) { return a > b || a != a ? a : b; }
+// A NaN on either side gives `b`, as C's ternary does.
+template <class T> TILE_DEVICE T min(T a, T b) { return a < b ? a : b; }
+template <class T> TILE_DEVICE T max(T a, T b) { return a > b ? a : b; }
 
 // A NaN on either side gives NaN.
 template <class T> TILE_DEVICE T minimum(T a, T b) {

@@ -212,8 +212,8 @@ demo_kernel(float* x) {
 def test_lines_of_the_author():
     x = tensor("x", (128,), "float32")
     source = program([x], kernel(Store(x, (t,), number(1.0, dt.float32), span=SPAN), span=SPAN))
-    assert "demo_kernel(float* x) {  // attention.py:41\n" in body(source)
-    assert "  x[t] = 1.0f;  // attention.py:41\n" in body(source)
+    assert "demo_kernel(float* x) {  // forward.py:41\n" in body(source)
+    assert "  x[t] = 1.0f;  // forward.py:41\n" in body(source)
 
 
 def box(m, of, rows=64, swizzle=128, strides=None):

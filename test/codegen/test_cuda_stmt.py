@@ -260,12 +260,12 @@ def test_messages():
 extern "C" __global__ void __launch_bounds__(128, 1)
 demo_kernel(const float* __restrict__ x) {
   const int t = threadIdx.x;
-  if (!(x[t] >= 0.0f)) {  // attention.py:41
-    printf("%s\\n", "attention.py:41: x >= 0, 100% \\"sure\\"");
+  if (!(x[t] >= 0.0f)) {  // forward.py:41
+    printf("%s\\n", "forward.py:41: x >= 0, 100% \\"sure\\"");
     __trap();
   }
-  printf("x at 50%%: %g\\n", (double)x[t]);  // attention.py:41
-  printf("%lld\\n", (long long)(t * 2));  // attention.py:41
+  printf("x at 50%%: %g\\n", (double)x[t]);  // forward.py:41
+  printf("%lld\\n", (long long)(t * 2));  // forward.py:41
 }
 """)  # fmt: skip
     compiles(source, stack=8)  # the arguments of printf

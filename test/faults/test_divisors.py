@@ -91,17 +91,16 @@ def test_constant_divisors_stay_plain():
 
 
 @pytest.mark.parametrize("op", ["//", "%"])
-def test_literal_zero_is_refused(refused, op):
-    def quotient():
-        @T.prim_func
-        def kernel(A: T.Tensor((64,), "int32")):
-            with T.Kernel(1, threads=32):
-                A[0] = A[1] // 0  # here
+def test_literal_zero_gives_what_a_loaded_zero_gives(op, way):
+    @T.prim_func
+    def divide(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32"), C: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                if op == "//":
+                    B[i], C[i] = A[i] // 0, A[i] // T.min(A[i] * 0, 0)
+                else:
+                    B[i], C[i] = A[i] % 0, A[i] % T.min(A[i] * 0, 0)
 
-    def remainder():
-        @T.prim_func
-        def kernel(A: T.Tensor((64,), "int32")):
-            with T.Kernel(1, threads=32):
-                A[0] = A[1] % 0  # here
-
-    refused(*((quotient, "bad_operand", "A[1]") if op == "//" else (remainder, "bad_operand", "A[1]")))
+    a, b, c = torch.arange(-4, 4, dtype=torch.int32), torch.full((8,), 99).int(), torch.full((8,), 98).int()
+    way(divide, a, b, c)
+    assert b.tolist() == c.tolist() == (a.tolist() if op == "//" else [0] * 8)

@@ -24,7 +24,6 @@ from torch_tile.ir.expr import (
     Unary,
     Var,
     const,
-    extremum,
 )
 from torch_tile.ir.polynomial import EXACT
 
@@ -33,7 +32,7 @@ _OPERATORS: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
     "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-    "min": lambda a, b: extremum("min", a, b), "max": lambda a, b: extremum("max", a, b),
+    "min": min, "max": max,
 }  # fmt: skip
 
 

@@ -30,9 +30,8 @@ LOGICAL = {"and", "or"}
 INTEGER_ONLY = {"<<", ">>", "&", "|", "^"}
 _NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
-    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
-    "min": lambda a, b: extremum("min", a, b), "max": lambda a, b: extremum("max", a, b),
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "min": min,
+    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor, "max": max,
 }  # fmt: skip
 Operator = Callable[["Expr", Any], "Expr"]
 
@@ -296,13 +295,9 @@ def binary(op: str, a: Any, b: Any) -> Expr:
     """`a op b` with Python's spelling of the operator, constants folded."""
     if op in LOGICAL:
         return _logical(op, truth(a), truth(b))
-    if op in COMPARISONS and (told := _outside(op, a, b)) is not None:
-        return told
     x, y = pair(a, b, op)
     if op in INTEGER_ONLY and x.dtype.is_float:
         raise error("bad_operand", x.span or y.span, op=op, got=f"a value of dtype {x.dtype}")
-    if op in ("//", "%") and not y.dtype.is_float and isinstance(y, Const) and y.value == 0:
-        raise error("bad_operand", x.span or y.span, op=op, got="a divisor that is 0")
     if op == "/" and not x.dtype.is_float:
         x, y = cast(x, dt.float32), cast(y, dt.float32)
     if op not in COMPARISONS and x.dtype.kind == "bool" and op not in INTEGER_ONLY:
@@ -312,26 +307,6 @@ def binary(op: str, a: Any, b: Any) -> Expr:
         if folded is not None:
             return folded
     return Binary(op, x, y)
-
-
-def _leaves(value: Any, other: Any) -> bool:
-    """Whether `value` is an integer of Python's that the integer type of `other` cannot hold."""
-    if not isinstance(other, Expr) or not other.dtype.is_integer or other.dtype.kind == "bool" or not is_number(value):
-        return False
-    number = to_number(value)
-    return isinstance(number, int) and const(number, other.dtype).value != number
-
-
-def _outside(op: str, a: Any, b: Any) -> Expr | None:
-    """A comparison with a number outside the other operand's type, exactly; None for others."""
-    if _leaves(a, b):
-        return _outside({"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(op, op), b, a)
-    if not _leaves(b, a):
-        return None
-    number = to_number(b)
-    if a.dtype == dt.int32 and -(2**63) <= number < 2**63:  # index arithmetic may pass its type
-        return binary(op, cast(a, dt.int64), number)
-    return Const(_NUMBERS[op](0, number), dt.bool_)
 
 
 def fold(op: str, x: Const, y: Const) -> Const | None:
@@ -408,29 +383,18 @@ def select(condition: Any, a: Any, b: Any) -> Expr:
 
 
 def minimum(a: Any, b: Any) -> Expr:
-    """The smaller of two values; NaN if one is."""
+    """The smaller of two values."""
     return _extremum("min", a, b)
 
 
 def maximum(a: Any, b: Any) -> Expr:
-    """The larger of two values; NaN if one is."""
+    """The larger of two values."""
     return _extremum("max", a, b)
 
 
 def _extremum(op: str, a: Any, b: Any) -> Expr:
-    for value, other in ((a, b), (b, a)):
-        if _leaves(value, other):
-            number = to_number(value)
-            if (number > 0) == (op == "min"):  # beyond the end that is not asked for
-                return to_expr(other)
-            raise error("bad_operand", other.span, op=f"T.{op}", got=f"{number}, outside {other.dtype}")
     x, y = pair(a, b, f"T.{op}")
     if isinstance(x, Const) and isinstance(y, Const):
-        return const(extremum(op, x.value, y.value), x.dtype)
+        pick = min if op == "min" else max
+        return const(pick(x.value, y.value), x.dtype)
     return Binary(op, x, y)
-
-
-def extremum(op: str, a: Any, b: Any) -> Any:
-    """The smaller or larger of two numbers, as all targets have it: NaN if one is; of 0.0 and -0.0 the second."""
-    is_first = a < b if op == "min" else a > b
-    return a if is_first or (isinstance(a, float) and a != a) else b

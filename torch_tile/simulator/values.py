@@ -38,9 +38,8 @@ _ORDERED: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _FLOAT: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
     "/": operator.truediv, "//": torch.floor_divide, "%": torch.remainder,
-    # As the targets: a NaN on either side gives NaN, equal operands the second.
-    "min": lambda a, b: torch.where((a < b) | (a != a), a, b),
-    "max": lambda a, b: torch.where((a > b) | (a != a), a, b),
+    # As the CPU target: a NaN on either side gives the second operand.
+    "min": lambda a, b: torch.where(a < b, a, b), "max": lambda a, b: torch.where(a > b, a, b),
 }  # fmt: skip
 
 

@@ -117,11 +117,11 @@ def _floor(f: Callable[[Any, Any], Any]) -> Function:
 
 
 def _lesser(a: Value, b: Value) -> Value:
-    return np.where((a < b) | (a != a), a, b)
+    return np.where(a < b, a, b)
 
 
 def _greater(a: Value, b: Value) -> Value:
-    return np.where((a > b) | (a != a), a, b)
+    return np.where(a > b, a, b)
 
 
 _BOTH: dict[str, Function] = {
