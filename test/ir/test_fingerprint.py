@@ -100,7 +100,7 @@ def test_where_an_address_would_decide():
 
 SCRIPT = """
 from torch_tile.ir.fingerprint import fingerprint
-from torch_tile.kernels import softmax
+from torch_tile.kernels.norm import softmax
 import torch_tile, torch_tile.language as T
 @T.prim_func
 def f(a: T.Tensor((32, 8), "float16"), b: T.Tensor((32, 8), "float16")):
