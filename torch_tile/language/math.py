@@ -11,24 +11,17 @@ from torch_tile import intrinsics
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import bits, dtype as dt
 from torch_tile.ir.expr import (
-    Binary,
     Const,
     Expr,
-    Select as Select_,
-    Var,
     cast as cast_expr,
     const,
     is_number,
     maximum,
     minimum,
-    pair,
     select,
     to_expr,
     to_number,
 )
-from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Let
-from torch_tile.language.trace import is_tracing, tracer
 from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import highest_of, lowest_of
 
@@ -118,28 +111,10 @@ def reinterpret(value: Any, dtype: Any) -> Any:
 
 
 def ceildiv(a: Any, b: Any) -> Any:
-    """`a / b` rounded up, of whatever signs; a Python integer if both are."""
+    """`a / b` rounded up; a Python integer if both are."""
     if is_number(a) and is_number(b):
-        return -(-to_number(a) // to_number(b))
-    if _counts(a) and _counts(b) and not (is_number(b) and b <= 0):
-        return (a + (b - 1)) // b
-    x, y = pair(a, b, "T.ceildiv")
-    return x // y + cast_expr(x % y != 0, x.dtype)  # a + (b - 1) may pass the top of the type
-
-
-def _counts(value: Any) -> bool:
-    """Whether a value is made of sizes and positions only, which are far from the top of their type."""
-    if is_number(value):
-        return True
-    if not isinstance(value, Expr) or value.dtype not in (dt.int32, dt.int64):
-        return False
-    scopes = tracer("T.ceildiv").scopes if is_tracing() else []
-    lets = {id(s.var): s.value for scope in scopes for s in scope.stmts if isinstance(s, Let)}
-    return all(
-        isinstance(n, Const | Binary | Select_)
-        or (isinstance(n, Var) and (n.role in ("dim", "block", "thread", "loop") or _counts(lets.get(id(n)))))
-        for n in walk(value)
-    )
+        return -(-a // b)
+    return (a + (b - 1)) // b
 
 
 def floordiv(a: Any, b: Any) -> Any:
