@@ -52,11 +52,11 @@ def cuts_queries(
 ) -> Any:  # fmt: skip
     """Whether a query of block `step` may not see one of the `block_kv` keys from `first_key` on.
 
-    Under a text it may also be padding: of zeros a text may make infinities, which no product with 0 removes.
+    It may also be padding, where `form.masks_padding`.
     """
     q_offset = q_offset if form.shifted else 0
     parts: list[Any] = []
-    if form.score:
+    if form.masks_padding:
         parts.append(step * config.block_q + config.block_q > q_len)
     if form.causal:
         parts.append(step * config.block_q + q_offset < first_key + config.block_kv - 1)
@@ -79,7 +79,7 @@ def seen_by(
     if form.windowed:
         inside = query < T.max(T.min(key - q_offset + window - first, block_q), 0)
         seen = inside if seen is None else T.logical_and(seen, inside)
-    if form.score:
+    if form.masks_padding:
         given = query < T.min(q_len - first, block_q)
         seen = given if seen is None else T.logical_and(seen, given)
     return seen

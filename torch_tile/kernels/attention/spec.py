@@ -130,6 +130,15 @@ class Form:
         return list(dict.fromkeys(map(self.slope, ("acc0", *self.keep))))
 
     @property
+    def masks_padding(self) -> bool:
+        """Whether the backward masks rows past the last query: their scores or slopes may be infinite.
+
+        Such rows have a probability of 0, and 0 times infinity is not a number.
+        """
+        values = (split_gain(self.score)[0].result, *self.slopes) if self.score else ()
+        return any(map(self.sloped.may_be_infinite, values))
+
+    @property
     def lows(self) -> bool:
         """Whether scores may be numbers, as low as they go, that stand for -inf."""
         return (self.mask is not None and self.mask.dtype.is_floating_point) or has_lows(self.score, self.aux)
