@@ -112,23 +112,30 @@ def two_ranks(tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-@pytest.fixture(params=["meaning", "cpu", "cuda:sm_80", "cuda:sm_90a", pytest.param("gpu", marks=pytest.mark.cuda)])
+@pytest.fixture(
+    params=["meaning", "cpu", "cuda:sm_80", "cuda:sm_90a", "text", pytest.param("gpu", marks=pytest.mark.cuda)]
+)
 def way(request: pytest.FixtureRequest) -> Callable[..., None]:
     """`way(kernel, *args)` runs a T.prim_func, which changes its arguments in place: by the meaning of its operations,
-    compiled for the CPU, thread by thread as on a GPU, where nothing must be found, or on a GPU if there is one.
+    compiled for the CPU, thread by thread as on a GPU, where nothing must be found, by the printed CUDA text on the
+    host, or on a GPU if there is one.
     """
     import torch
 
     import torch_tile
     from torch_tile.simulator.tile.interpreter import evaluate
+    from torch_tile.tools.emulate import emulate
 
     def run(kernel: Any, *args: Any) -> None:
         if request.param == "meaning":
             evaluate(kernel, *args)
             return
-        compiled = torch_tile.compile(kernel, target="cuda" if request.param == "gpu" else request.param)
+        target = {"gpu": "cuda", "text": "cuda:sm_80"}.get(request.param, request.param)
+        compiled = torch_tile.compile(kernel, target=target)
         if request.param == "cpu":
             compiled(*args)
+        elif request.param == "text":
+            emulate(compiled, *args)
         elif request.param == "gpu":
             there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
             compiled(*there)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs do the same thread by thread as tile by tile, in an order without races.
+"""Random programs do the same thread by thread as tile by tile, without races. Their printed text does, too.
 
 TORCH_TILE_FUZZ=10000 runs that many programs instead of 300 (with -n, side by side), TORCH_TILE_FUZZ_SEED=n starts
 from a given seed.
@@ -12,17 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from torch_tile.codegen.cuda import emit_cuda
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.tile.interpreter import evaluate
+from torch_tile.tools.emulate import EmulatedLauncher, EmulationError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_lines import arguments, disagreement, shrunk, traced
 
 COUNT, PARTS = int(os.environ.get("TORCH_TILE_FUZZ", "300")), 10
+TEXTS = 6  # the printed text of every so many programs runs as well: a compiler takes half a second for each
 TARGETS = ("sm_90", "sm_80", "sm_120")
 
 
@@ -30,7 +33,8 @@ def difference(source, seed, folder):
     """What is wrong with a program, as (kind, text); None if nothing."""
     program = traced(source.text(), source.name, folder)
     try:
-        flat = lower(program, cuda_passes(Build(Target.of(TARGETS[seed % len(TARGETS)]))))
+        build = Build(Target.of(TARGETS[seed % len(TARGETS)]))
+        flat = lower(program, cuda_passes(build))
         args = arguments(source, seed)
         wanted = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
         evaluate(program, *wanted)
@@ -41,8 +45,17 @@ def difference(source, seed, folder):
         return f"{type(error).__name__} {str(error).strip()[:40]}", f"{type(error).__name__}: {error}"
     if findings:
         return next(iter(findings)).kind, findings.report()
-    found = disagreement(source, args, wanted, ("threads", "tiles"))
-    return ("values", found) if found else None
+    if found := disagreement(source, args, wanted, ("threads", "tiles")):
+        return "values", found
+    if seed % TEXTS:
+        return None
+    args = arguments(source, seed)
+    try:
+        EmulatedLauncher(program, emit_cuda(flat, build, program), seed=seed)(*args)
+    except EmulationError as error:
+        return "text", str(error)
+    found = disagreement(source, args, wanted, ("text", "tiles"))
+    return ("text", found) if found else None
 
 
 def still_fails(source, seed, folder, kind):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random problems for the kernels, and the engines that run them: compiled for the CPU, the interpreter of tiles, and
-the interpreter of GPU threads, which also looks for races and missing waits."""
+the interpreter of GPU threads, which also looks for races and missing waits, and the printed CUDA text on the host."""
 
 import functools
 import math
@@ -15,6 +15,7 @@ from torch_tile.kernels import kernels
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.epilogue.program import ARITY
 from torch_tile.simulator.tile.interpreter import evaluate
+from torch_tile.tools.emulate import emulate
 
 # Largest error, as a share of the result's root mean square (or of `least`, if that is less).
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 4e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
@@ -88,7 +89,7 @@ FAMILIES = (
 GPU = Machine(Target("cuda", 90), 4)  # few multiprocessors, so that small problems are shared out too
 
 
-@pytest.fixture(params=["cpu", "interpreter", "threads"])
+@pytest.fixture(params=["cpu", "interpreter", "threads", "text"])
 def engine(request, monkeypatch):
     """Kernels run compiled, or as the interpreters understand them."""
     if request.param == "interpreter":
@@ -101,13 +102,16 @@ def engine(request, monkeypatch):
             return functools.partial(evaluate, traced[key])
 
         monkeypatch.setattr(JITFunction, "compile", interpret)
-    if request.param == "threads":
+    if request.param in ("threads", "text"):
         for family in FAMILIES:
             monkeypatch.setattr(kernels(family), "machine_of", lambda x: GPU)
         compile = JITFunction.compile
 
         def interpret_threads(self, *args, **kwargs):
             kernel = compile(self, *args, **kwargs)
+
+            if request.param == "text":
+                return functools.partial(emulate, kernel)
 
             def run(*operands):
                 findings = kernel.interpret(*operands)
@@ -121,8 +125,8 @@ def engine(request, monkeypatch):
 
 @pytest.fixture
 def rounds(engine):
-    """`rounds(n)`: numbers of problems to draw, fewer for threads, which take seconds each."""
-    return lambda n: range(2 if engine == "threads" else n)
+    """`rounds(n)`: numbers of problems to draw, fewer for threads and texts, which take seconds each."""
+    return lambda n: range({"threads": 2, "text": 1}.get(engine, n))
 
 
 @pytest.fixture(autouse=True)
