@@ -183,11 +183,30 @@ def test_killed_while_writing(folder):
     assert left and all(".tmp" in path.name for path in left)
     other = start(KEY, 1, 0)
     assert other.communicate(timeout=60)[0].endswith("done\n")
-    # What the killed one left is removed once it is old, by the next build in that folder.
-    for path in left:
-        os.utime(path, (time.time() - 10 * 24 * 3600,) * 2)
+    # The next build in that folder removes what the killed one left.
     get_or_build(KEY, ".other", Builder())
     assert not any(path.exists() for path in left)
+
+
+def test_what_another_machine_left_goes_after_a_day(folder):
+    place = get_or_build(KEY, ".so", Builder()).parent
+    old, new = place / "a.elsewhere-1.xyz.tmp.so", place / "b.elsewhere-1.xyz.tmp.so"
+    for path in (old, new):
+        path.write_text("half")
+    os.utime(old, (time.time() - 10 * 24 * 3600,) * 2)
+    get_or_build(KEY, ".other", Builder())
+    assert not old.exists() and new.exists()
+
+
+def test_an_entry_in_the_place_of_another_is_refused(folder):
+    """A sound file under another key's name is not what that key stands for."""
+    path = get_or_build(KEY, ".so", Builder())
+    other = get_or_build(key_of("another"), ".so", Builder())
+    for suffix in ("", ".seal"):
+        other.with_name(other.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+    builder = Builder()
+    get_or_build(key_of("another"), ".so", builder)
+    assert builder.calls == 1
 
 
 needs_owners = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs file owners")
@@ -212,6 +231,53 @@ def test_owned_by_another(which, folder):
     place = {"root": folder, "folder": path.parent, "file": path, "seal": path.with_name(path.name + ".seal")}[which]
     os.chown(place, 12345, -1)
     with pytest.raises(CacheError, match="belongs to user id 12345"):
+        get_or_build(KEY, ".so", Builder())
+
+
+@needs_owners
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777], ids=oct)
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_ancestors_that_others_can_write(depth, mode, tmp_path, monkeypatch):
+    """Who can write a folder above can exchange all that lies below between a check and a load."""
+    root = tmp_path / "a" / "b" / "c"
+    root.mkdir(parents=True)
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(root / "cache"))
+    ancestor = (root, *root.parents)[depth]
+    ancestor.chmod(mode)
+    monkeypatch.setattr(cache, "_is_private_group", lambda group: False)
+    with pytest.raises(CacheError, match=f"{ancestor}, above the cache folder, can be written by other users"):
+        get_or_build(KEY, ".so", Builder())
+    ancestor.chmod(mode | 0o1000)  # as of /tmp: each name is its owner's
+    get_or_build(KEY, ".so", Builder())
+
+
+@needs_owners
+def test_a_group_of_one_may_write_above(tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project").chmod(0o775)
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "project" / "cache"))
+    monkeypatch.setattr(cache, "_is_private_group", lambda group: True)
+    get_or_build(KEY, ".so", Builder())
+
+
+@needs_owners
+@pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() != 0, reason="only root can give files away")
+def test_ancestors_of_another(tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 12345, -1)
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "theirs" / "cache"))
+    with pytest.raises(CacheError, match="belongs to user id 12345, who could exchange"):
+        get_or_build(KEY, ".so", Builder())
+
+
+@needs_owners
+def test_a_link_above_is_resolved(tmp_path, monkeypatch):
+    """What counts is where the folder really lies."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    monkeypatch.setenv("TORCH_TILE_CACHE_DIR", str(tmp_path / "link" / "cache"))
+    with pytest.raises(CacheError, match="above the cache folder"):
         get_or_build(KEY, ".so", Builder())
 
 

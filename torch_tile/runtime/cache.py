@@ -2,16 +2,21 @@
 """Built files on disk, found by the digest of everything that went into them.
 
 An entry is there completely or not at all: it is built under a temporary name in its own folder, renamed, and then
-sealed by a sidecar with its size and SHA-256. What is missing, truncated or altered is built again; what another user
-could have written is refused, because entries are loaded into the process as machine code.
+sealed by a sidecar with its name, size and SHA-256. What is missing, truncated, altered or of another name is built
+again. What another user could have written is refused, because entries are loaded into the process as machine code: the
+file, its folder and every folder above must belong to this user or to root, and nobody else may write there. Folders
+with the sticky bit are the exception, since names in them can only be exchanged by their owners.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
+import re
+import socket
 import stat
 import tempfile
 import threading
@@ -28,6 +33,7 @@ _locks: dict[str, threading.Lock] = {}  # by file name: one build of it at a tim
 _chosen: dict[Path, Path] = {}  # by the default folder: what stands in for it, or itself
 _choosing = threading.Lock()
 _making = threading.Lock()
+_trusted: set[Path] = set()  # folders of which all ancestors were checked
 _used: dict[str, Path] = {}  # by file name: what this process has asked for
 _listeners: list[Callable[[Path], None]] = []
 
@@ -37,14 +43,14 @@ class CacheError(RuntimeError):
 
 
 def cache_dir() -> Path:
-    """`$TORCH_TILE_CACHE_DIR`, else `$XDG_CACHE_HOME/torch_tile`, else `~/.cache/torch_tile`.
+    """`$TORCH_TILE_CACHE_DIR`, else `$XDG_CACHE_HOME/torch_tile`, else `~/.cache/torch_tile`, with links resolved.
 
     A default that cannot be used gives way to a private temporary folder, with one warning.
     A folder that `TORCH_TILE_CACHE_DIR` names never does; it need not exist yet.
     """
     chosen = os.environ.get("TORCH_TILE_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return Path(os.path.realpath(os.path.expanduser(chosen)))
     base = os.environ.get("XDG_CACHE_HOME")
     home = os.path.expanduser("~")
     if base and os.path.isabs(base):  # the XDG specification says to ignore relative ones
@@ -56,6 +62,7 @@ def cache_dir() -> Path:
 
 def _usable(root: Path) -> Path:
     """`root`, or a private temporary folder where libraries cannot be written to `root` or loaded from it."""
+    root = Path(os.path.realpath(root))
     with _choosing:
         if root in _chosen and _chosen[root].is_dir():
             return _chosen[root]
@@ -88,12 +95,12 @@ def _fault(root: Path) -> str | None:
 def _private_dir() -> Path:
     """A folder among the temporary files that only this user can write; later processes find it again."""
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
-    root = Path(tempfile.gettempdir()) / f"torch_tile-{user}"
+    root = Path(os.path.realpath(tempfile.gettempdir())) / f"torch_tile-{user}"
     if _fault(root) is None and not root.is_symlink():
         return root
     with _making:
         if root not in _chosen:  # another user took the name
-            _chosen[root] = Path(tempfile.mkdtemp(prefix="torch_tile-"))
+            _chosen[root] = Path(os.path.realpath(tempfile.mkdtemp(prefix="torch_tile-")))
         return _chosen[root]
 
 
@@ -140,14 +147,14 @@ def on_use(listener: Callable[[Path], None]) -> None:
 
 
 def sealed(path: Path) -> bytes:
-    """A sound entry as bytes that `unsealed` can check: its size and digest, then what is in it."""
+    """A sound entry as bytes that `unsealed` can check: its name, size and digest, then what is in it."""
     return _seal_text(path).encode() + path.read_bytes()
 
 
-def unsealed(data: bytes) -> bytes:
-    """What `sealed` was given. Raises CacheError if a byte of it is missing or another."""
+def unsealed(data: bytes, name: str) -> bytes:
+    """The content of the entry `name` in what `sealed` gave. Raises CacheError if a byte is missing or another."""
     seal, _, content = data.partition(b"\n")
-    if seal + b"\n" != _seal_of_bytes(content).encode():
+    if seal + b"\n" != _seal_of_bytes(name, content).encode():
         raise CacheError("the entry is not what it was when it was saved")
     return content
 
@@ -165,7 +172,7 @@ def _make(folder: Path) -> None:
         _make_parents(folder.parent)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        status = folder.stat()
+        status = folder.lstat()
     except OSError as error:
         raise CacheError(
             f"cannot create the cache folder {folder}: {error.strerror}. "
@@ -174,6 +181,50 @@ def _make(folder: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise CacheError(f"{folder} is not a folder. Remove it, or set TORCH_TILE_CACHE_DIR to another folder.")
     _check_owner(folder, status)
+    _check_ancestors(folder)
+
+
+def _check_ancestors(folder: Path) -> None:
+    """Raise CacheError if another user could put another folder in the place of `folder`, which has no links."""
+    if not hasattr(os, "geteuid") or folder.parent in _trusted:
+        return
+    for ancestor in folder.parents:
+        status = ancestor.stat()
+        sticky = status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (os.geteuid(), 0, _unmapped_user()):
+            raise CacheError(
+                f"{ancestor}, above the cache folder, belongs to user id {status.st_uid}, who could exchange what is "
+                "in it; code from it will not be loaded. Set TORCH_TILE_CACHE_DIR to a folder of your own."
+            )
+        others = stat.S_IWOTH if _is_private_group(status.st_gid) else stat.S_IWGRP | stat.S_IWOTH
+        if status.st_mode & others and not sticky:
+            raise CacheError(
+                f"{ancestor}, above the cache folder, can be written by other users (mode "
+                f"{stat.S_IMODE(status.st_mode):o}); code from it will not be loaded. "
+                f"Run `chmod go-w {ancestor}`, or set TORCH_TILE_CACHE_DIR to another folder."
+            )
+    _trusted.add(folder.parent)
+
+
+@functools.cache
+def _unmapped_user() -> int:
+    """The owner that files of root show inside a container which knows no root."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    return 0
+
+
+@functools.cache
+def _is_private_group(group: int) -> bool:
+    """Whether a group is this user's alone: it has the user's name, as many systems make one for each user."""
+    import grp
+    import pwd
+
+    try:
+        name, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name}
 
 
 def _make_parents(folder: Path) -> None:
@@ -204,11 +255,11 @@ def _seal_of(path: Path) -> Path:
 
 
 def _seal_text(path: Path) -> str:
-    return _seal_of_bytes(path.read_bytes())
+    return _seal_of_bytes(path.name, path.read_bytes())
 
 
-def _seal_of_bytes(data: bytes) -> str:
-    return f"{len(data)} {hashlib.sha256(data).hexdigest()}\n"
+def _seal_of_bytes(name: str, data: bytes) -> str:
+    return f"{name} {len(data)} {hashlib.sha256(data).hexdigest()}\n"
 
 
 def _is_sound(path: Path) -> bool:
@@ -237,7 +288,7 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
                 "TORCH_TILE_NVRTC names, and the free space there."
             )
         os.chmod(temporary, 0o700)
-        seal.write_text(_seal_text(temporary))
+        seal.write_text(_seal_of_bytes(path.name, temporary.read_bytes()))
         os.chmod(seal, 0o600)
         os.replace(temporary, path)
         os.replace(seal, _seal_of(path))
@@ -254,8 +305,9 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
 
 def _temporary_name(path: Path) -> Path:
     # The suffix is kept at the end: compilers and linkers look at it.
+    owner = f"{path.stem[:16]}.{_host()}-{os.getpid()}."
     try:
-        handle, name = tempfile.mkstemp(_TEMPORARY + path.suffix, path.stem[:16] + ".", path.parent)
+        handle, name = tempfile.mkstemp(_TEMPORARY + path.suffix, owner, path.parent)
     except OSError as error:
         raise CacheError(
             f"cannot write to the cache folder {path.parent}: {error.strerror}. "
@@ -265,10 +317,30 @@ def _temporary_name(path: Path) -> Path:
     return Path(name)
 
 
+def _host() -> str:
+    """This machine's name, in letters and digits."""
+    return re.sub(r"\W", "", socket.gethostname())[:32]
+
+
 def _remove_stale(folder: Path) -> None:
-    """Remove what builds that were killed left in `folder` long ago."""
-    now = time.time()
+    """Remove what builds that were killed left in `folder`: those of this machine at once, others after a day."""
+    now, ours = time.time(), re.compile(rf".*\.{_host()}-(\d+)\.")
     for path in folder.glob(f"*{_TEMPORARY}.*"):
+        owner = ours.match(path.name)
         with contextlib.suppress(OSError):
-            if now - path.lstat().st_mtime > _STALE_SECONDS:
+            is_dead = owner is not None and not _is_alive(int(owner[1]))
+            if is_dead or now - path.lstat().st_mtime > _STALE_SECONDS:
                 path.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    """Whether there is a process of this number on this machine."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

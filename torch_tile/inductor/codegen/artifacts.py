@@ -40,7 +40,7 @@ class KernelArtifact(CacheArtifact):
             _log.warning("an artifact named %r is no kernel; it is not loaded", self.key)
             return
         try:
-            content = cache.unsealed(self.content)
+            content = cache.unsealed(self.content, self.key)
             cache.get_or_build(name["key"], name["suffix"], lambda path: _write(path, content))
         except cache.CacheError as error:
             _log.warning("artifact %s is not loaded: %s", self.key, error)

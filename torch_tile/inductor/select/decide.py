@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -194,9 +195,9 @@ def _save(key: str, outcome: Outcome) -> None:
     path = _file(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(_text(outcome))
-        os.replace(temporary, path)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{key[:16]}.", delete=False) as temporary:
+            temporary.write(_text(outcome))  # a new file: nothing that lies there is written through
+        os.replace(temporary.name, path)
     except OSError as error:
         log.warning("outcome not saved: %s", error)
 
