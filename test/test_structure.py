@@ -26,7 +26,7 @@ LAYERS = [
     {"intrinsics", "options"},
     {"tileop", "compiler.binding"},
     {"language", "lowering", "codegen", "simulator", "runtime"},
-    {"compiler", "profiler"},
+    {"compiler", "profiler", "user_op"},
     {"kernel", "testing"},
     {"jit"},
     {"autotuner"},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch_tile.jit import compile, jit, par_compile
     from torch_tile.kernel import JITKernel
     from torch_tile.profiler import TensorSupplyType, do_bench
+    from torch_tile.user_op import custom_op
 
 # Name -> where it lives. A value ending in a colon is the module itself.
 _LAZY = {
@@ -29,6 +30,7 @@ _LAZY = {
     "par_compile": "jit:par_compile",
     "autotune": "autotuner:autotune",
     "autotuner": "autotuner:",
+    "custom_op": "user_op:custom_op",
     "JITKernel": "kernel:JITKernel",
     "TileError": "diagnostics.errors:TileError",
     "LaunchError": "diagnostics.errors:LaunchError",
@@ -70,6 +72,7 @@ __all__ = [
     "TileError",
     "autotune",
     "compile",
+    "custom_op",
     "do_bench",
     "explain",
     "inductor_configs",

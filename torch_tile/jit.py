@@ -29,7 +29,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
 from torch_tile.kernel import JITKernel
-from torch_tile.language.eager import Specialisation, exact_key, specialise, trace_eager
+from torch_tile.language.eager import EagerCall, Specialisation, exact_key, run_time_names, specialise, trace_eager
 from torch_tile.language.program import PrimFunc, evaluated
 from torch_tile.language.rewrite import result_span, source_tree
 from torch_tile.options import pass_options
@@ -37,10 +37,13 @@ from torch_tile.registers import PER_THREAD
 from torch_tile.runtime.host_compiler import compile_shared
 from torch_tile.runtime.launch import Launcher
 from torch_tile.runtime.library import load_entry
+from torch_tile.user_op import keep, kept, operator_name
 
 if TYPE_CHECKING:
     from torch_tile.codegen.cuda_source import Entry
     from torch_tile.runtime.nvrtc import Cubin
+
+_torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 
 
 def compile_program(
@@ -180,6 +183,8 @@ class JITFunction:
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.signature = _signature(function)
         self.is_lazy = _returns_prim_func(function)
+        self.names = tuple(self.signature.parameters)
+        self.run_time_names = run_time_names(self.signature)  # of numbers that a compiled kernel is given
         self.elsewhere: dict[Target, JITFunction] = {}  # the same function for other targets
         self._start_empty()
 
@@ -231,9 +236,14 @@ class JITFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lazy style: the kernel for these arguments. Eager style: run on these tensors."""
+        if _torch is not None and _torch.compiler.is_dynamo_compiling():
+            return self._in_graph(args, kwargs)
         if self.is_lazy:
             return self.compile(*args, **kwargs)
         call = specialise(self.function, self.signature, args, kwargs)
+        return self._eager_kernel(call)(*call.tensors)
+
+    def _eager_kernel(self, call: EagerCall) -> JITKernel:
         target = self.target_for(call.tensors)
         with self.lock:
             found = self.specialisations.get(call.key)
@@ -243,7 +253,43 @@ class JITFunction:
                 self.specialisations[call.key] = found
                 kernel = compile_program(program, (), target, self.options)
                 self.kernels[target, call.key, found.values(call)] = kernel
-        return kernel(*call.tensors)
+        return kernel
+
+    def _in_graph(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The same while Dynamo traces a graph: of the eager style, the kernel is found by what is known of tensors."""
+        if self.is_lazy:
+            return getattr(kept, self._kept_kernel(*args, **kwargs))
+        given = [*zip(self.names, args, strict=False), *kwargs.items()]
+        known: list[tuple[str, Any]] = []
+        passed = []
+        for name, value in given:
+            if isinstance(value, _torch.Tensor):
+                known.append((name, (value.dtype, tuple(value.shape), value.stride(), value.device)))
+                passed.append(value)
+            elif name in self.run_time_names:
+                known.append((name, 0))
+                passed.append(value)
+            else:
+                known.append((name, value))
+        return getattr(kept, self._kept_operator(tuple(known)))(*passed)
+
+    def _kept_operator(self, known: Sequence[tuple[str, Any]]) -> str:
+        def example(value: Any) -> Any:
+            if not (isinstance(value, tuple) and len(value) == 4 and isinstance(value[0], _torch.dtype)):
+                return value
+            dtype, shape, strides, device = value
+            return _torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+        with _torch._C._DisableTorchDispatch():
+            call = specialise(self.function, self.signature, (), {name: example(value) for name, value in known})
+        return operator_name(self._eager_kernel(call))
+
+    _kept_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _kept_kernel(self, *args: Any, **kwargs: Any) -> str:
+        return keep(self.compile(*args, **kwargs))
+
+    _kept_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as operator_name
 
     def target_for(self, tensors: Sequence[Any]) -> object:
         """Where an eager kernel runs: on the device of its first tensor, unless its author says otherwise."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch_tile.hardware import Target
 from torch_tile.ir.stmt import Program
 from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.launch import BaseLauncher
+from torch_tile.user_op import kept, operator_name
 
 if TYPE_CHECKING:
     from torch_tile.runtime.nvrtc import Cubin, Resources
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _thread = threading.local()
+_torch: Any = sys.modules.get("torch")  # None in a process that only compiles
 
 
 def prepares_only() -> bool:
@@ -46,9 +49,7 @@ class JITKernel:
     Raises LaunchError for arguments that the kernel cannot take, or where its target is missing.
     """
 
-    # A slot, so that a call goes to the launcher without a Python function between.
-    __slots__ = ("__call__", "__dict__", "__weakref__")
-    __call__: Callable[..., Any]
+    run: Callable[..., Any]  # a call outside of torch.compile
 
     def __init__(
         self, program: Program, lowered: Callable[[], Program], source: str, launcher: BaseLauncher, build: Build,
@@ -61,7 +62,13 @@ class JITKernel:
         self.latency: float | None = None
         self.ref_latency: float | None = None
         self.__name__ = program.name
-        self.__call__ = self._first_call
+        self.run = self._first_call
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run on `args`; returns what the kernel allocates."""
+        if _torch is not None and _torch.compiler.is_dynamo_compiling():
+            return getattr(kept, operator_name(self))(*args, **named)
+        return self.run(*args, **named)
 
     def _first_call(self, *args: Any, **named: Any) -> Any:
         """The first call finds the shortest way for those that follow."""
@@ -70,7 +77,7 @@ class JITKernel:
         if prepares_only():
             return None
         result = self.launcher.begin(*args)
-        self.__call__ = self.launcher.begin
+        self.run = self.launcher.begin
         return result
 
     def __repr__(self) -> str:

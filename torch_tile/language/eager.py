@@ -60,6 +60,11 @@ class _Learnt(Exception):
     """All constants are known: the first run may stop."""
 
 
+def run_time_names(signature: inspect.Signature) -> frozenset[str]:
+    """The parameters whose numbers are passed to a compiled kernel, not compiled into it."""
+    return frozenset(name for name, each in signature.parameters.items() if _is_scalar_param(each.annotation))
+
+
 def specialise(function: FunctionType, signature: inspect.Signature, args: Any, kwargs: Any) -> EagerCall:
     """Split the arguments of a call into tensors and compile-time values."""
     import torch

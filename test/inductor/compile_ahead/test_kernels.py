@@ -112,7 +112,7 @@ def test_prepared_kernels_do_not_run(rehearsed, monkeypatch):
     def spy(self, function):
         def with_note(*config):
             kernel = original(self, function)(*config)
-            kernel.__call__ = kernel._first_call
+            kernel.run = kernel._first_call
             monkeypatch.setattr(kernel.launcher, "begin", lambda *a: pytest.fail("launched"))
             made.append(kernel)
             return kernel

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of users inside torch.compile: whole graphs, changed arguments, dynamic sizes, gradients."""
+
+import pytest
+import torch
+
+import torch_tile
+import torch_tile.language as T
+from torch_tile.diagnostics.errors import LaunchError
+
+BACKENDS = ["eager", "inductor", "tile"]
+
+
+@torch_tile.jit(out_idx=[-1])
+def scaled(n, factor):
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 128), threads=128) as bx:
+            for i in T.Parallel(128):
+                if bx * 128 + i < n:
+                    B[bx * 128 + i] = A[bx * 128 + i] * factor
+
+    return kernel
+
+
+@torch_tile.jit
+def raised(n):
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "float32"), by: T.float32):
+        with T.Kernel(T.ceildiv(n, 128), threads=128) as bx:
+            for i in T.Parallel(128):
+                if bx * 128 + i < n:
+                    A[bx * 128 + i] = A[bx * 128 + i] + by
+
+    return kernel
+
+
+@torch_tile.jit
+def weighted(A, B, by: T.float32):
+    n = T.const("n")
+    A: T.Tensor((n,), T.float32)
+    B: T.Tensor((n,), T.float32)
+    C = T.empty((n,), T.float32)
+    with T.Kernel(T.ceildiv(n, 128), threads=128) as bx:
+        for i in T.Parallel(128):
+            if bx * 128 + i < n:
+                C[bx * 128 + i] = B[bx * 128 + i] + A[bx * 128 + i] * by
+    return C
+
+
+@torch_tile.jit(out_idx=[1, 2])
+def split():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, n), "float32"), B: T.Tensor((n,), "float32"), C: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 128), threads=128) as bx:
+            for i in T.Parallel(128):
+                if bx * 128 + i < n:
+                    B[bx * 128 + i] = A[0, bx * 128 + i]
+                    C[bx * 128 + i] = A[1, bx * 128 + i]
+
+    return kernel
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_kernel_is_one_node(backend):
+    kernel, x = scaled(300, 2.0), torch.randn(300)
+    run = torch.compile(lambda x: kernel(x + 1) * 3, fullgraph=True, backend=backend)
+    torch.testing.assert_close(run(x), (x + 1) * 6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_kernel_is_made_while_the_graph_is_traced(backend):
+    run = torch.compile(lambda x: scaled(x.shape[0], 3.0)(x) - 1, fullgraph=True, dynamic=False, backend=backend)
+    for n in (130, 257):
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x), x * 3 - 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_changed_argument_is_changed_in_order(backend):
+    kernel, x = raised(200), torch.randn(200)
+
+    def function(x):
+        y = x * 2
+        before = y + 0
+        kernel(y, 3.0)
+        return before, y, y + 1
+
+    before, y, after = torch.compile(function, fullgraph=True, backend=backend)(x)
+    torch.testing.assert_close((before, y, after), (x * 2, x * 2 + 3, x * 2 + 4))
+
+
+def test_an_input_is_changed():
+    kernel, x = raised(200), torch.zeros(200)
+    torch.compile(lambda x: kernel(x, 2.0), fullgraph=True)(x)
+    assert torch.equal(x, torch.full((200,), 2.0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_eager_style(backend):
+    x, y = torch.randn(300), torch.randn(300)
+    run = torch.compile(lambda x, y: weighted(x, B=y + 1, by=2.0) * 3, fullgraph=True, backend=backend)
+    torch.testing.assert_close(run(x, y), (y + 1 + 2 * x) * 3)
+
+
+def test_dynamic_sizes_need_one_graph():
+    kernel, graphs = split(), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    run = torch.compile(lambda x: kernel(x)[1] + 1, fullgraph=True, dynamic=True, backend=backend)
+    for n in (10, 129, 300):
+        x = torch.randn(2, n)
+        torch.testing.assert_close(run(x), x[1] + 1)
+    assert len(graphs) == 1
+
+
+def test_kernels_made_later_do_not_recompile_a_graph():
+    kernel, graphs = scaled(64, 2.0), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    run = torch.compile(lambda x: kernel(x), fullgraph=True, backend=backend)
+    run(torch.ones(64))
+    torch.compile(lambda x: scaled(65, 2.0)(x), fullgraph=True, backend="eager")(torch.ones(65))
+    run(torch.ones(64))
+    assert len(graphs) == 1
+
+
+def test_an_input_that_requires_gradients_is_refused():
+    kernel = scaled(64, 2.0)
+    run = torch.compile(lambda x: kernel(x), fullgraph=True, backend="eager")
+    with pytest.raises(
+        Exception, match=r"argument `A` of kernel requires gradients.*custom_op\(kernel, backward=...\)"
+    ):
+        run(torch.ones(64, requires_grad=True))
+    with torch.no_grad():
+        assert torch.equal(run(torch.ones(64, requires_grad=True)), torch.full((64,), 2.0))
+
+
+def test_a_gradient_of_the_authors():
+    operator = torch_tile.custom_op(scaled(64, 2.0), backward=lambda ctx, grad: grad * 2)
+    for run in (operator, torch.compile(operator, fullgraph=True)):
+        x = torch.randn(64, requires_grad=True)
+        (run(x) * 3).sum().backward()
+        assert torch.equal(x.grad, torch.full((64,), 6.0))
+
+
+def test_saved_tensors_are_inputs_and_outputs():
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return grad * y / x
+
+    operator = torch_tile.custom_op(scaled(64, 2.0), backward=backward)
+    x = torch.rand(64).add(1).requires_grad_()
+    operator(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((64,), 2.0))
+
+
+def test_gradients_need_fresh_results():
+    with pytest.raises(LaunchError, match="kernel writes `A`: a kernel with a gradient returns fresh tensors"):
+        torch_tile.custom_op(raised(64), backward=lambda ctx, grad: grad)
+
+
+@pytest.mark.parametrize("kernel", ["fresh", "changed", "two"])
+def test_opcheck(kernel):
+    made, args = {
+        "fresh": (scaled(64, 2.0), (torch.randn(64),)),
+        "changed": (raised(64), (torch.randn(64), 2.0)),
+        "two": (split(), (torch.randn(2, 64),)),
+    }[kernel]
+    torch.library.opcheck(torch_tile.custom_op(made), args)
+
+
+def test_arguments_are_checked_while_tracing():
+    kernel = scaled(64, 2.0)
+    with pytest.raises(Exception, match=r"argument `A` must have dtype torch\.float32"):
+        torch.compile(lambda x: kernel(x), fullgraph=True, backend="eager")(torch.ones(64, dtype=torch.float64))

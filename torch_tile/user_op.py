@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of users as operators of PyTorch, so that `torch.compile` takes them into its graphs.
+
+Each compiled kernel becomes an operator of the namespace `torch_tile_kernels` when a graph first calls it. Its schema
+says which arguments the kernel writes, its fake kernel gives the shapes of what the kernel returns, and
+`torch_tile.custom_op` adds a gradient.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_tile.compiler.binding import scalar, size_of
+from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.intrinsics import lookup
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Address, Call, Var
+from torch_tile.ir.node import walk
+from torch_tile.ir.stmt import Program, Store
+from torch_tile.ir.tensor_map import TensorMap
+
+if TYPE_CHECKING:
+    from torch_tile.kernel import JITKernel
+
+NAMESPACE = "torch_tile_kernels"
+_made: list[Any] = []  # libraries, which live as long as their operators
+
+
+class Kept:
+    """What graphs refer to, by name: kernels and operators that were made while a graph was traced."""
+
+
+kept = Kept()
+_lock = threading.Lock()
+
+
+def custom_op(
+    kernel: JITKernel,
+    *,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+) -> Callable[..., Any]:
+    """The operator of a compiled kernel, called with the same arguments, with a gradient.
+
+    `backward(ctx, *grads)` gives one gradient, or None, for each argument. `setup_context(ctx, inputs, output)` keeps
+    what it needs; by default, `ctx.saved_tensors` holds the tensors among the inputs, then the outputs. Without
+    `backward`, arguments that require gradients are refused.
+
+    Raises:
+        LaunchError: a kernel with a gradient that writes one of its arguments, or returns nothing.
+    """
+    return _define(kernel, backward, setup_context)
+
+
+def keep(value: Any) -> str:
+    """The name in `kept` of a kernel, or of an operator."""
+    name = f"kept_{id(value)}"
+    setattr(kept, name, value)  # it lives on, so that no other object gets its number
+    return name
+
+
+def operator_name(kernel: JITKernel) -> str:
+    """The name in `kept` of a kernel's operator, without a gradient; made at the first call."""
+    with _lock:
+        found = kernel.__dict__.get("operator")
+        if found is None:
+            found = kernel.__dict__["operator"] = _define(kernel, None, None)
+        return keep(found)
+
+
+# Dynamo calls these while it traces a graph, and takes their results for constants. Names, since it can guard these.
+operator_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def written_params(program: Program) -> set[int]:
+    """Positions of the tensor parameters of a lowered program that its kernels may write."""
+    found: list[Buffer] = []
+    for node in (n for kernel in program.kernels for n in walk(kernel.body)):
+        if isinstance(node, Store):
+            found.append(node.buffer)
+        elif isinstance(node, Call):
+            if node.name.startswith("tma_store"):
+                found += [a.buffer for a in node.args if isinstance(a, TensorMap)]
+            for access in lookup(node.name).effects(node):
+                address = node.args[access.operand]
+                if "w" in access.kind and isinstance(address, Address):
+                    found.append(address.buffer)
+    return {n for n, param in enumerate(program.params) if any(param is buffer for buffer in found)}
+
+
+def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..., Any]:
+    import torch
+
+    given = kernel.launcher.binding.given
+    written = [kernel.program.params[n] for n in written_params(kernel.lowered)]
+    changed = [n for n, param in enumerate(given) if any(param is w for w in written)]
+    returned = [kernel.program.params[n] for n in kernel.out_idx] + list(kernel.program.outputs)
+    if backward is not None and (changed or not returned):
+        what = f"writes `{given[changed[0]].name}`" if changed else "returns nothing"
+        raise LaunchError(
+            f"{kernel.__name__} {what}: a kernel with a gradient returns fresh tensors; name them by out_idx"
+        )
+    name = f"{re.sub(r'[^A-Za-z0-9_]', '_', kernel.__name__)}_{len(_made)}"
+    parts = [_schema_of(param, n in changed) for n, param in enumerate(given)]
+    results = "Tensor" if len(returned) == 1 else f"({', '.join(['Tensor'] * len(returned))})"
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    _made.append(library)
+    library.define(f"{name}({', '.join(parts)}) -> {results}", tags=(torch.Tag.pt2_compliant_tag,))
+    run = kernel.run if returned else lambda *args: (kernel.run(*args), None)[1]
+    library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *args: _fake(kernel, returned, args), lib=library)
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    if backward is None:
+        library.impl(
+            name, lambda keys, *args: _without_gradient(kernel, operator, keys, args), "Autograd", with_keyset=True
+        )
+    else:
+        torch.library.register_autograd(
+            f"{NAMESPACE}::{name}", backward, setup_context=setup_context or _save_all, lib=library
+        )
+    return operator  # type: ignore[no-any-return]
+
+
+def _schema_of(param: Buffer | Var, changed: bool) -> str:
+    """A parameter in an operator's schema. Names are the author's, in letters that schemas allow."""
+    name = "arg_" + re.sub(r"[^A-Za-z0-9_]", "_", param.name)
+    if isinstance(param, Buffer):
+        return f"Tensor(a_{name}!) {name}" if changed else f"Tensor {name}"
+    return f"{'float' if param.dtype.is_float else 'bool' if param.dtype.kind == 'bool' else 'SymInt'} {name}"
+
+
+def _fake(kernel: JITKernel, returned: Sequence[Any], args: Sequence[Any]) -> Any:
+    """What the kernel would return for tensors without data; arguments are checked as in a call."""
+    import torch
+
+    binding = kernel.launcher.binding
+    values: dict[Var, Any] = dict(binding.sizes_of(args, kernel.target.kind))
+    values |= {
+        p: a if isinstance(a, torch.SymInt) else scalar(p, a)
+        for p, a in zip(binding.given, args, strict=True)
+        if isinstance(p, Var)
+    }
+    device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device(kernel.target.kind))
+    made = [
+        torch.empty([size_of(s, values, b.name) for s in b.shape], dtype=b.dtype.as_torch(), device=device)
+        for b in returned
+    ]
+    return None if not made else made[0] if len(made) == 1 else tuple(made)
+
+
+def _without_gradient(kernel: JITKernel, operator: Any, keys: Any, args: Sequence[Any]) -> Any:
+    """Run below autograd; refuse what would silently have no gradient."""
+    import torch
+
+    if torch.is_grad_enabled():
+        for param, value in zip(kernel.launcher.binding.given, args, strict=True):
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                raise LaunchError(
+                    f"argument `{param.name}` of {kernel.__name__} requires gradients, and the kernel has none: "
+                    "give it one by torch_tile.custom_op(kernel, backward=...), pass .detach(), or call it under "
+                    "torch.no_grad()"
+                )
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *args)
+
+
+def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    import torch
+
+    outputs = output if isinstance(output, tuple) else (output,)
+    ctx.save_for_backward(*(x for x in (*inputs, *outputs) if isinstance(x, torch.Tensor)))
