@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shape of the tree: import direction, mirrored test paths, size limits, headers, docstrings.
+"""The shape of the tree: import direction, import circles, mirrored test paths, size limits, headers, docstrings.
 
 Each rule is a generator of complaints over a checkout; it is run on this one, where it must find nothing, and on small
 made-up trees, where it must find what was planted.
@@ -59,6 +59,19 @@ NOT_MIRRORED = {
     "papers": "the kernels of the papers, as printed there",
     "models": "whole models through several layers",
     "kernels/test_typical_sizes.py": "is about the cuts of all families",
+}
+
+# Imports inside functions that close a circle, each from a method of an object to what spells it out.
+LATE_IMPORTS = {
+    ("inductor.report.rows", "inductor.report.html"): "a report writes itself as a page",
+    ("ir.dtype", "ir.expr"): "a dtype called like a function makes a cast",
+    ("ir.layout", "ir.layout_index"): "a layout gives its addresses as expressions",
+    ("ir.layout", "ir.layout_picture"): "a layout draws itself",
+    ("ir.layout", "ir.layout_text"): "a layout prints and reads itself",
+    ("ir.node", "ir.printer"): "a node prints itself",
+    ("language.trace", "language"): "a traced kernel sees the whole language",
+    ("language.trace", "language.misuse"): "what an author wrote wrongly is explained",
+    ("language.values", "language.views"): "a buffer gives views of itself",
 }
 
 MAX_FILE, MAX_FUNCTION = 900, 100
@@ -142,6 +155,86 @@ def import_direction(root: Path) -> Iterator[str]:
                     yield f"{where}:{statement.lineno}: `{layer}` may not import `{other}`"
 
 
+def modules(root: Path) -> dict[str, Path]:
+    """Path of each module by its name inside the package; packages by their folder's, the package itself as ""."""
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root / PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def import_edges(root: Path, into_functions: bool) -> dict[str, set[str]]:
+    """What each module imports of the package. A package that is on the way to a module does not count."""
+    known = modules(root)
+    edges: dict[str, set[str]] = {name: set() for name in known}
+    for name, path in known.items():
+        for statement in imports(parse(path), into_functions):
+            for dotted in imported(statement, path, root):
+                if dotted.split(".")[0] != PACKAGE:
+                    continue
+                inside = dotted.partition(".")[2]
+                while inside and inside not in known:
+                    inside = inside.rpartition(".")[0]
+                if inside != name and inside in known:
+                    edges[name].add(inside)
+    return edges
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one module, by Tarjan's algorithm."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in sorted(edges[name]):
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == index[name]:
+            part = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(part) > 1:
+                found.append(sorted(part))
+
+    for name in sorted(edges):
+        if name not in index:
+            visit(name)
+    return found
+
+
+def import_circles(root: Path) -> Iterator[str]:
+    """No module reaches itself by imports at module level, nor by those in functions but for LATE_IMPORTS."""
+    at_import = circles(import_edges(root, into_functions=False))
+    for circle in at_import:
+        yield f"modules import each other: {', '.join(circle)}"
+    every = import_edges(root, into_functions=True)
+    late = {pair for pair in LATE_IMPORTS if pair[1] in every.get(pair[0], ())}
+    for name, other in late:
+        every[name].discard(other)
+    without = circles(every)
+    for circle in without:
+        if circle not in at_import:
+            yield f"modules import each other, some inside functions: {', '.join(circle)}"
+    for name, other in sorted(LATE_IMPORTS.keys() & {(a, b) for a in every for b in every}):
+        closes = (name, other) in late and circles({**every, name: every[name] | {other}}) != without
+        if not closes:
+            yield f"LATE_IMPORTS: {name} may import {other}, which closes no circle any more"
+
+
+def mocks(root: Path) -> Iterator[str]:
+    """The package replaces nothing of itself with mocks."""
+    for path, _ in sources(root):
+        for statement in imports(parse(path)):
+            if any(name.startswith("unittest") for name in imported(statement, path, root)):
+                yield f"{path.relative_to(root)}:{statement.lineno}: the package may not import unittest"
+
+
 def torch_at_import(root: Path) -> Iterator[str]:
     for path, layer in sources(root):
         if layer in WITH_TORCH:
@@ -215,6 +308,8 @@ def silent_errors(root: Path) -> Iterator[str]:
 
 RULES = [
     import_direction,
+    import_circles,
+    mocks,
     torch_at_import,
     mirrored_tests,
     file_sizes,
@@ -247,6 +342,7 @@ CLEAN = {
     "torch_tile/__init__.py": "from torch_tile import ops\n",
     "torch_tile/ir/a.py": "from ..diagnostics import x\nfrom . import b\nimport numpy\n",
     "torch_tile/ir/b.py": "if TYPE_CHECKING:\n    import torch\n    from .. import jit\n",
+    "torch_tile/diagnostics/__init__.py": "x = 1\n",
     "torch_tile/diagnostics/errors.py": "x = 1\n",
     "torch_tile/jit.py": "from torch_tile.ir import a\ndef f():\n    import torch\n    raise ValueError('no')\n",
     "torch_tile/ops/__init__.py": "import torch\nfrom torch_tile import jit\n",
@@ -271,6 +367,31 @@ PLANTED = [
         "`ir` may not import `jit`",
     ),
     (import_direction, {"torch_tile/new/a.py": ""}, "`new` is in no layer"),
+    (
+        import_circles,
+        {"torch_tile/ir/b.py": "from torch_tile.ir import a\n"},
+        "modules import each other: ir.a, ir.b",
+    ),
+    (
+        import_circles,
+        {"torch_tile/ir/b.py": "def f():\n    from torch_tile.ir.a import x\n"},
+        "some inside functions: ir.a, ir.b",
+    ),
+    (
+        import_circles,
+        {
+            "torch_tile/ir/c.py": "from .d import x\n",
+            "torch_tile/ir/d.py": "from . import e\n",
+            "torch_tile/ir/e.py": "import torch_tile.ir.c\n",
+        },
+        "ir.c, ir.d, ir.e",
+    ),
+    (
+        import_circles,
+        {"torch_tile/ir/node.py": "def f():\n    from .printer import x\n", "torch_tile/ir/printer.py": ""},
+        "ir.node may import ir.printer, which closes no circle any more",
+    ),
+    (mocks, {"torch_tile/jit.py": "from unittest.mock import patch\n"}, "jit.py:3: the package may not import"),
     (torch_at_import, {"torch_tile/ir/c.py": "import torch.fx\n"}, "ir/c.py:3: import torch inside"),
     (
         torch_at_import,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text kept on disk: what is found is what would be made, whatever happens to the file."""
 
-import os
 import subprocess
 import sys
 
@@ -119,37 +118,11 @@ def test_the_key_is_everything_that_matters(monkeypatch):
     compiled(program, Target("cuda", 80))
     compiled(program, options=PassOptions(fast_math=True))
     assert len(lowerings) == 4
-    monkeypatch.setattr(source_cache, "own_files", lambda: "other passes")
+    monkeypatch.setattr(source_cache, "source_digest", lambda *parts: "other passes")
     compiled(program)
     assert len(lowerings) == 5
     compiled(program)
     assert len(lowerings) == 5
-
-
-def tree(root, **files):
-    """A package with one file in each folder that counts."""
-    for folder in (".", *source_cache.PARTS):
-        (root / folder).mkdir(parents=True, exist_ok=True)
-        (root / folder / "a.py").write_text(files.get(folder, "1"))
-    return str(root / "compiler" / "source_cache.py")
-
-
-def test_own_files_are_told_apart_by_what_is_in_them(tmp_path, monkeypatch):
-    def digest(file):
-        monkeypatch.setattr(source_cache, "__file__", file)
-        return source_cache.own_files.__wrapped__()
-
-    one = tree(tmp_path / "one")
-    first = digest(one)
-    assert digest(one) == first == digest(tree(tmp_path / "two"))  # wherever they lie
-    (tmp_path / "one" / "b.txt").write_text("not a pass")
-    os.utime(tmp_path / "one" / "a.py", ns=(1, 1))
-    assert digest(one) == first
-    for folder in source_cache.PARTS:
-        assert digest(tree(tmp_path / folder, **{folder: "2"})) != first
-    assert digest(tree(tmp_path / "one", lowering="2")) != first  # in place, of the same size
-    (tmp_path / "one" / "lowering" / "b.py").write_text("")
-    assert digest(one) != digest(tree(tmp_path / "four", lowering="2"))
 
 
 def test_text_for_the_cpu_is_kept_too(monkeypatch):

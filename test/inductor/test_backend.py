@@ -13,13 +13,14 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_tile.inductor import compat, driver, patterns
+from torch_tile.inductor import compat, context
 from torch_tile.inductor.backend import split_options, tile
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.compile_ahead import workers
 from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.settings import FAMILIES, Settings
+from torch_tile.runtime import source_digest
 
 TILE = functools.partial(tile, options={"select": "tile"})
 
@@ -140,19 +141,19 @@ def test_uuid_tells_sources_apart(tmp_path, monkeypatch):
         for path, text in (("torch_tile/kernels/gemm/gemm.py", kernel), ("torch_tile/csrc/mma.h", header)):
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).write_text(text)
-        monkeypatch.setattr(driver, "__file__", str(tmp_path / "torch_tile/inductor/driver.py"))
-        return driver.fingerprint.__wrapped__()
+        monkeypatch.setattr(source_digest, "__file__", str(tmp_path / "torch_tile/runtime/source_digest.py"))
+        monkeypatch.setattr(source_digest, "csrc_dir", lambda: tmp_path / "torch_tile/csrc")
+        return source_digest.source_digest.__wrapped__()
 
     assert len({fingerprint(k, h) for k in "12" for h in "12"}) == 4
     assert fingerprint("1", "1") == fingerprint("1", "1")
 
 
 def test_a_pass_that_fails_leaves_the_graph(monkeypatch, failures):
-    def broken(context):
+    def broken(_):
         raise ZeroDivisionError("planted")
 
-    ours = patterns.refine_families(Settings("tile"))
-    monkeypatch.setattr(patterns, "refine_families", lambda settings: [broken, *ours])
+    monkeypatch.setitem(context._registered, ("post_grad", 0), context.Registered(None, "post_grad", 0, broken))
     args = operands()
     with torch.no_grad(), no_caches(), collect() as report:
         got = torch.compile(mlp, backend=TILE)(*args)

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from torch_tile.compiler.source_cache import PARTS
@@ -14,6 +12,7 @@ from torch_tile.hardware import Target, detected
 from torch_tile.runtime.cache import key_of
 from torch_tile.runtime.find_nvrtc import find_nvrtc
 from torch_tile.runtime.host_compiler import find_compiler, headers_digest
+from torch_tile.runtime.source_digest import source_digest
 
 UNITS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}  # SMs of a chip of each kind
 
@@ -51,13 +50,9 @@ def surroundings(target: Target) -> tuple[str, ...]:
     return str(target), compiler, own_text()
 
 
-@functools.cache
 def own_text() -> str:
     """A digest of the compiler's own text: what was measured with another one says nothing of this one."""
-    root = Path(__file__).parents[1]
-    inside = (path for part in ("autotuner", *PARTS) for path in (root / part).rglob("*.py"))
-    files = sorted([*root.glob("*.py"), *inside])
-    return key_of(headers_digest(), *(path.read_bytes() for path in files))
+    return key_of(headers_digest(), source_digest("autotuner", *PARTS))
 
 
 def synchronize(target: Target) -> None:

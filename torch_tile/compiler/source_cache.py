@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch_tile.ir.fingerprint import fingerprint
 from torch_tile.ir.node import field_names
 from torch_tile.ir.stmt import Program, dimensions
 from torch_tile.runtime.cache import get_or_build, is_kept, key_of
+from torch_tile.runtime.source_digest import source_digest
 
 elsewhere: contextvars.ContextVar[Callable[[Program, Build], object]] = contextvars.ContextVar(
     "elsewhere", default=lambda program, build: None
@@ -87,34 +87,10 @@ def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
 
     if is_watched():
         return text()
-    key = key_of(fingerprint(program), str(build.target), repr(build.options), own_files())
+    key = key_of(fingerprint(program), str(build.target), repr(build.options), source_digest(*PARTS))
     if not is_kept(key, ".json"):
         elsewhere.get()(program, build)
     return get_or_build(key, ".json", make).read_text()
-
-
-@functools.cache
-def own_files() -> str:
-    """A digest of the compiler's files. They are read only where one has changed since it was taken."""
-    root = Path(__file__).parents[1]
-    files = sorted([*_files(root), *(each for part in PARTS for each in _files(root / part, deep=True))])
-
-    def digest(output: Path) -> None:
-        parts = (part for path, *_ in files for part in (os.path.relpath(path, root), Path(path).read_bytes()))
-        output.write_text(key_of(*parts))
-
-    return get_or_build(key_of("own files", json.dumps(files)), ".txt", digest).read_text()
-
-
-def _files(folder: Path | str, deep: bool = False) -> Iterator[tuple[str, int, int, int]]:
-    """Give path, size and times of the Python files in a folder; `deep` includes the folders inside."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if deep and entry.is_dir() and entry.name != "__pycache__":
-                yield from _files(entry.path, deep)
-            elif entry.name.endswith(".py"):
-                status = entry.stat()
-                yield entry.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def packed(source: CudaSource, build: Build, program: Program) -> str:

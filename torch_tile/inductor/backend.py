@@ -15,6 +15,7 @@ import torch
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
 from torch_tile.inductor import compat
 from torch_tile.inductor.codegen import artifacts
+from torch_tile.inductor.context import Stage
 from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.settings import OPTIONS, Settings, parse_settings
 
@@ -82,12 +83,13 @@ def split_options(mode: str | None, options: Mapping[str, Any] | None) -> tuple[
 def pass_patches(settings: Settings, patches: Mapping[str, Any]) -> dict[str, Any]:
     """Config entries that run our passes after the user's own of the same stage."""
     config = compat.inductor_config()
+    stages: dict[str, Stage] = {
+        "pre_grad_custom_pass": "pre_grad",
+        "joint_custom_pre_pass": "written_out",
+        "joint_custom_post_pass": "joint",
+        "post_grad_custom_pre_pass": "post_grad",
+    }
     return {
         key: compat.chain(patches.get(key, getattr(config, key)), TilePass(stage, settings))
-        for key, stage in (
-            ("pre_grad_custom_pass", "pre_grad"),
-            ("joint_custom_pre_pass", "written_out"),
-            ("joint_custom_post_pass", "joint"),
-            ("post_grad_custom_pre_pass", "post_grad"),
-        )
+        for key, stage in stages.items()
     }

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from unittest.mock import patch
 
 import torch
 
@@ -80,11 +79,22 @@ def _plain(*args: object, **options: object) -> None:
 
 
 @contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """`owner.name` is `value` inside."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
 def _no_launch(found: list[JITKernel]) -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(patch.object(JITKernel, "__call__", lambda kernel, *args: found.append(kernel)))
+        stack.enter_context(_replaced(JITKernel, "__call__", lambda kernel, *args: found.append(kernel)))
         for module, name in REFERENCES:
-            stack.enter_context(patch.object(module, name, _plain))
+            stack.enter_context(_replaced(module, name, _plain))
         yield
 
 
@@ -94,7 +104,7 @@ def _machine(target: Target) -> Iterator[None]:
     machine = common.Machine(target, UNITS.get(target.capability, 128))
     with ExitStack() as stack:
         for family in FAMILIES:
-            stack.enter_context(patch.object(family, "machine_of", lambda x: machine))
+            stack.enter_context(_replaced(family, "machine_of", lambda x: machine))
         yield
 
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_tile.hardware import Target
 from torch_tile.inductor import driver
 from torch_tile.inductor.compat import no_caches
-from torch_tile.inductor.compile_ahead import kernels as prefetch, workers
+from torch_tile.inductor.compile_ahead import kernels, rehearse as prefetch, workers
 from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 from torch_tile.ir.stmt import Program
@@ -60,7 +60,7 @@ from torch_tile.inductor.dry_run import dry_run
 ours = functools.partial(dry_run, options={"select": "tile"})
 torch.compile(lambda a, b: torch.relu(a @ b), backend=ours)(torch.ones(3, 4), torch.ones(4, 5))
 assert "torch_tile.inductor.patterns.gemm.gemm" in sys.modules
-assert "torch_tile.inductor.compile_ahead.kernels" not in sys.modules
+assert "torch_tile.inductor.compile_ahead.rehearse" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -76,7 +76,7 @@ def test_both_directions_of_attention_are_compiled_before_either_graph(monkeypat
     prefetch_, rehearse = prefetch.prefetch, prefetch.rehearse
     monkeypatch.setattr(driver, "is_on_gpu", lambda graph: True)
     monkeypatch.setattr(workers, "ready", lambda: None)
-    monkeypatch.setattr(prefetch, "_prepare", lambda op, *rest: prepared.append(op.name()))
+    monkeypatch.setattr(kernels, "prepare", lambda op, *rest: prepared.append(op.name()))
 
     def noted(graph, settings, stage):
         for future in (started := prefetch_(graph, settings, stage)):
@@ -120,7 +120,7 @@ def test_prepared_kernels_do_not_run(rehearsed, monkeypatch):
         return with_note
 
     monkeypatch.setattr(Machine, "kernel", spy)
-    prefetch._prepare(node.target, node.args, dict(node.kwargs))
+    kernels.prepare(node.target, node.args, dict(node.kwargs))
     assert len(made) == 1
 
 
@@ -141,7 +141,7 @@ def test_programs_are_traced_here_and_sent_to_workers(rehearsed, monkeypatch, tm
             raise RuntimeError("closed")
 
     with library._machine(Target("cuda", 90)):
-        prefetch._prepare(node.target, node.args, dict(node.kwargs), Pool())
+        kernels.prepare(node.target, node.args, dict(node.kwargs), Pool())
     ((program, target, _, cache),) = sent
     assert isinstance(program, Program) and target == Target("cuda", 90) and cache == str(tmp_path)
     assert len(list(tmp_path.rglob("*.cubin"))) == 1
@@ -157,7 +157,7 @@ def test_calls_of_a_graph_for_a_gpu_are_prepared_in_threads(monkeypatch, pool):
     calls = [graph.call_function(op, (x,)) for op in (torch.relu, torch.exp, torch.tanh)]
     monkeypatch.setattr(workers, "ready", lambda: pool)
     monkeypatch.setattr(prefetch, "rehearse", lambda *args: calls)
-    monkeypatch.setattr(prefetch, "_prepare", lambda *args: prepared.append(args))
+    monkeypatch.setattr(kernels, "prepare", lambda *args: prepared.append(args))
     for future in prefetch.prefetch(graph, None, "post_grad"):
         future.result(60)
     assert len(prepared) == 3 and all((call.target, (x,), {}, pool) in prepared for call in calls)
@@ -177,7 +177,7 @@ class TestForesight:
         def form(op, args, kwargs, pool):
             node = torch.fx.Graph().call_function(op, (), dict(kwargs))
             node._args = args  # of another graph
-            now.append(prefetch._form(node))
+            now.append(kernels.form(node))
 
         def noted(graph, settings, stage):
             for future in (started := original(graph, settings, stage)):
@@ -186,7 +186,7 @@ class TestForesight:
             now.clear()
             return started
 
-        monkeypatch.setattr(prefetch, "_prepare", form)
+        monkeypatch.setattr(kernels, "prepare", form)
         monkeypatch.setattr(prefetch, "prefetch", noted)
         return stages
 

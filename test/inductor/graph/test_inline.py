@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from torch_tile.inductor.graph.inline import REFERENCES
+from torch_tile.inductor.graph.decompositions import REFERENCES
 
 OPS = torch.ops.tile
 CASES = [

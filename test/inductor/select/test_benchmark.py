@@ -6,7 +6,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor.compat import no_caches
-from torch_tile.inductor.compile_ahead import kernels as prefetch
+from torch_tile.inductor.compile_ahead import kernels
 from torch_tile.inductor.select import benchmark
 
 
@@ -47,7 +47,7 @@ def test_kernels_are_compiled_while_the_other_side_is_made_ready(monkeypatch):
 
     made = make_fx(ours, tracing_mode="fake")(*(torch.randn(1, 2, 8, 16) for _ in "qkv"))
     run = benchmark._run
-    monkeypatch.setattr(prefetch, "_prepare", prepare)
+    monkeypatch.setattr(kernels, "prepare", prepare)
     monkeypatch.setattr(benchmark, "_run", lambda call, inputs: (order or together.wait(60), run(call, inputs)))
     monkeypatch.setitem(benchmark.BUDGET, "cpu", 0.01)
     benchmark.times(made, graph_of(torch.mm, (8, 8), (8, 8)), {})

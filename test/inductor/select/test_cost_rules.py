@@ -5,13 +5,14 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_tile.inductor.driver import Context
-from torch_tile.inductor.graph import inline as expand
+from torch_tile.inductor.context import Context
+from torch_tile.inductor.finalize import settle
 from torch_tile.inductor.patterns.gemm import gemm
 from torch_tile.inductor.patterns.norm import fused_norm
 from torch_tile.inductor.patterns.pre_grad import inline_fused_layers
 from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.select import cost_rules, decide as competition, roofline
+from torch_tile.inductor.select.policy import policy_of
 from torch_tile.inductor.settings import Settings
 
 
@@ -89,7 +90,7 @@ def test_norms_of_rows_that_inductor_holds_in_registers(rows, width, lost, thoro
     (node,) = graph.find_nodes(op="call_function", target=torch.ops.tile.layer_norm.default)
     assert bool(cost_rules.in_registers(node)) == lost
     with collect() as report:
-        context = Context(graph, Settings(thorough=thorough), "inference")
+        context = Context(graph, Settings(thorough=thorough), "inference", policy_of(Settings(thorough=thorough)))
         left = fused_norm.left_to_inductor(context, "norm", node, node.args[0], node)
     assert left == (lost and not thorough)
     assert not left or "in registers" in report.rows[0].reason
@@ -157,7 +158,7 @@ def test_a_sure_winner_needs_no_contest(thorough, held, h200, monkeypatch):
 
     graph = make_fx(model)(empty(4096, 4096), empty(4096, 16384)).graph
     with collect() as report:
-        gemm.match(Context(graph, Settings(thorough=thorough), "inference"))
+        gemm.match(Context(graph, Settings(thorough=thorough), "inference", policy_of(Settings(thorough=thorough))))
     (row,) = report.replaced("gemm")
     assert len(contests) == held and ("never stored" in row.reason) == (not held)
 
@@ -169,7 +170,7 @@ def test_norms_along_memory_columns_are_inductors(monkeypatch):
         x, w = empty(4, 640, 64, 64).permute(0, 2, 3, 1), empty(640)
         graph = make_fx(lambda x, w: torch.ops.tile.rms_norm(x, w))(x, w).graph
         (node,) = graph.find_nodes(op="call_function", target=torch.ops.tile.rms_norm.default)
-        context = Context(graph, Settings(), "inference")
+        context = Context(graph, Settings(), "inference", policy_of(Settings()))
         assert fused_norm.left_to_inductor(context, "norm", node, node.args[0], node)
         assert not fused_norm.left_to_inductor(context, "softmax", node, node.args[0], node, "softmax")
     assert "no neighbours in memory" in report.rows[0].reason
@@ -184,9 +185,9 @@ def test_a_norm_of_sums_that_is_left_to_inductor_is_its_own_again():
     with FakeTensorMode() as mode, V.set_fake_mode(mode), collect() as report:
         x, y = (empty(4, 640, 64, 64).permute(0, 2, 3, 1) for _ in range(2))
         graph = make_fx(model)(x, y, empty(640)).graph
-        context = Context(graph, Settings(), "inference")
+        context = Context(graph, Settings(), "inference", policy_of(Settings()))
         fused_norm.take_front(context)
-        expand.settle(context)
+        settle(context)
     (row,) = report.rows
     assert row.status == "kept" and "what makes its input" in row.what
     assert not [n for n in graph.nodes if getattr(n.target, "namespace", "") == "tile"]
@@ -219,7 +220,9 @@ def test_fused_layers_whose_attention_is_little(length, width, mask, stays, sele
     if mask:  # torch asks a GPU which kernel takes it, to write it out
         return
     with collect() as report:
-        inline_fused_layers.write_out(Context(graph, Settings(select=select), "pre_grad"))
+        inline_fused_layers.write_out(
+            Context(graph, Settings(select=select), "pre_grad", policy_of(Settings(select=select)))
+        )
     left = list(graph.find_nodes(op="call_function", target=torch._transformer_encoder_layer_fwd))
     assert bool(left) == (stays and select == "fastest")
     assert len(report.select(None, "kept")) == len(left)

@@ -1,75 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families, in the order they work; each file is one family and exports functions of a `Context`."""
+"""The families: each file registers its functions with stage and order (`context.family`); nothing lists them.
+
+Steps of post_grad are numbered by phase. What only asserts goes away (100). The decomposed softmax becomes an op
+first: it anchors attention (200). Absorbed MLA is looked for before attention, of which it is a special case (300).
+Norms go before products so that no epilogue eats into one (400, 500), and take a residual sum after those, if no
+product did (600).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import importlib
+import pkgutil
 
-if TYPE_CHECKING:
-    from torch_tile.inductor.driver import Family
-    from torch_tile.inductor.settings import Settings
-
-
-def capture_families(settings: Settings) -> list[Family]:
-    """Pre-grad: composite calls to tile ops, one to one, and RMSNorm written out, where its gradient is wanted."""
-    from torch_tile.inductor.patterns.norm import capture_norm
-    from torch_tile.inductor.patterns.pre_grad import inline_fused_layers, sdpa, specialize_scalars
-
-    return [
-        inline_fused_layers.write_out,
-        specialize_scalars.specialise,
-        sdpa.capture,
-        *([capture_norm.capture_norms] if "norm" in settings.families else []),
-    ]
+from torch_tile.inductor.context import Stage
 
 
-def written_out_families(settings: Settings) -> list[Family]:
-    """Forward and backward in one graph, before Inductor's own passes: attention written out."""
-    from torch_tile.inductor.patterns.attention import joint as joint_attention
+@functools.cache
+def load(stage: Stage) -> None:
+    """Import the files whose families run at a stage: for pre_grad those of its room, for others all.
 
-    return [joint_attention.match] if "attention" in settings.families else []
-
-
-def joint_families(settings: Settings) -> list[Family]:
-    """Forward and backward in one graph: what has to be said in both."""
-    from torch_tile.inductor.patterns.attention import joint_masks
-
-    return [joint_masks.share_heads, joint_masks.read_masks] if "attention" in settings.families else []
-
-
-def refine_families(settings: Settings) -> list[Family]:
-    """Post-grad: structure.
-
-    What only asserts goes away. The decomposed softmax becomes an op first (it anchors attention); absorbed MLA is
-    looked for before attention, of which it is a special case. Norms go before products so that no epilogue eats into
-    one, and take a residual sum after it, if no gemm did. Last, what was captured is judged and what was not matched
-    is reported.
+    A Dynamo graph passes pre_grad even when Inductor's cache has the rest. So that stage imports no more than its room.
     """
-    from torch_tile.inductor.graph import inline as expand
-    from torch_tile.inductor.patterns import asserted, input_sizes, unit_dims
-    from torch_tile.inductor.patterns.attention import flex, mla, rewrite
-    from torch_tile.inductor.patterns.gemm import dequant, gemm, grouped, push_through_chunk
-    from torch_tile.inductor.patterns.norm import fused_norm, norm, softmax
-
-    steps: list[tuple[str | None, Family]] = [
-        (None, asserted.drop),
-        (None, input_sizes.use),
-        (None, unit_dims.skip),
-        ("softmax", softmax.recognise),
-        ("mla", mla.match),
-        ("attention", flex.match),
-        ("attention", rewrite.match),
-        ("attention", rewrite.refine),
-        ("norm", norm.match),
-        ("norm", fused_norm.match),
-        ("norm", norm.take_activation),
-        ("dequant", dequant.match),
-        (None, push_through_chunk.compute),
-        ("grouped", grouped.match),
-        ("gemm", gemm.match),
-        ("norm", norm.take_residual),
-        ("norm", fused_norm.take_front),
-        (None, expand.settle),
-        (None, expand.report_missed),
-    ]
-    return [step for family, step in steps if family is None or family in settings.families]
+    path = [f"{folder}/pre_grad" for folder in __path__] if stage == "pre_grad" else __path__
+    prefix = f"{__name__}.pre_grad." if stage == "pre_grad" else f"{__name__}."
+    for module in pkgutil.walk_packages(path, prefix):
+        importlib.import_module(module.name)
+    if stage == "post_grad":
+        importlib.import_module("torch_tile.inductor.finalize")

@@ -6,10 +6,11 @@ Inductor drops these assertions, too, right behind our passes.
 
 from __future__ import annotations
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import aten
 
 
+@family(None, "post_grad", 110)
 def drop(context: Context) -> None:
     """Erase them."""
     for node in context.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import Miss, Rewrite, aten, val
 
 
+@family(None, "post_grad", 120)
 def use(context: Context) -> None:
     """Replace every `sym_size` of a tensor that is no input, where inputs have what it takes."""
     for node in context.graph.find_nodes(op="call_function", target=aten.sym_size.int):

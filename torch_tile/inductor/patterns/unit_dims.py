@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import VIEWS, aten, is_call, known, shape
 
 
+@family(None, "post_grad", 130)
 def skip(context: Context) -> None:
     """Let each view read the tensor under the permutations of units, and the views, on which it stands."""
     for view in (n for n in context.graph.nodes if is_call(n, *VIEWS)):

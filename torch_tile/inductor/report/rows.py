@@ -19,13 +19,32 @@ if TYPE_CHECKING:
     import torch
 
     from torch_tile.inductor.graph.source import Frame
-    from torch_tile.inductor.select.decide import Outcome
     from torch_tile.inductor.select.roofline import Cost
     from torch_tile.kernel import JITKernel
 
 log = logging.getLogger("torch_tile.inductor")
 
 REPLACED, KEPT, MISSED = "replaced", "kept", "missed"
+WORTH = 0.99
+"""What of Inductor's time ours must be below: near ties are noise, and Inductor's code is there already."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Best times of both, in microseconds; `others` at other sizes, which are named: (sizes, tile, inductor)."""
+
+    tile: float
+    inductor: float
+    others: tuple[tuple[str, float, float], ...] = ()
+
+    @property
+    def tile_wins(self) -> bool:
+        """One choice for all sizes: faster at the traced ones (ties go to Inductor) and slower at no others."""
+        return self.tile < WORTH * self.inductor and all(tile <= inductor / WORTH for _, tile, inductor in self.others)
+
+    def __str__(self) -> str:
+        rest = (f"; {sizes}: {tile:.1f} and {inductor:.1f} us" for sizes, tile, inductor in self.others)
+        return f"tile {self.tile:.1f} us, Inductor {self.inductor:.1f} us{''.join(rest)}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch.fx import GraphModule
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.select.decide import Outcome, decide
+from torch_tile.inductor.report.rows import Outcome
+from torch_tile.inductor.select.decide import decide
 from torch_tile.inductor.settings import Settings
 from torch_tile.kernels.attention.memory_order import empty_beside
 

@@ -20,7 +20,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
@@ -28,39 +28,19 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.compiler.parallel import progress
 from torch_tile.inductor import compat
-from torch_tile.inductor.driver import fingerprint
+from torch_tile.inductor.graph.decompositions import REFERENCES
 from torch_tile.inductor.graph.extract import body_of, rivals
-from torch_tile.inductor.graph.inline import REFERENCES, expand
+from torch_tile.inductor.graph.inline import expand
 from torch_tile.inductor.graph.nodes import Rewrite, val
 from torch_tile.inductor.graph.strip_edge_views import without_views
-from torch_tile.inductor.report.rows import log
+from torch_tile.inductor.report.rows import Outcome, log
 from torch_tile.inductor.select import benchmark
 from torch_tile.inductor.select.distributed import agreed
 from torch_tile.inductor.select.extern_only import is_called
 from torch_tile.inductor.select.size_buckets import buckets
 from torch_tile.inductor.settings import Settings
 from torch_tile.runtime.cache import cache_dir
-
-WORTH = 0.99
-"""What of Inductor's time ours must be below: near ties are noise, and Inductor's code is there already."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Best times of both, in microseconds; `others` at other sizes, which are named: (sizes, tile, inductor)."""
-
-    tile: float
-    inductor: float
-    others: tuple[tuple[str, float, float], ...] = ()
-
-    @property
-    def tile_wins(self) -> bool:
-        """One choice for all sizes: faster at the traced ones (ties go to Inductor) and slower at no others."""
-        return self.tile < WORTH * self.inductor and all(tile <= inductor / WORTH for _, tile, inductor in self.others)
-
-    def __str__(self) -> str:
-        rest = (f"; {sizes}: {tile:.1f} and {inductor:.1f} us" for sizes, tile, inductor in self.others)
-        return f"tile {self.tile:.1f} us, Inductor {self.inductor:.1f} us{''.join(rest)}"
+from torch_tile.runtime.source_digest import source_digest
 
 
 def compete(rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], settings: Settings) -> Outcome:
@@ -149,7 +129,14 @@ def _hints(sizes: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _key(new: GraphModule, old: GraphModule, settings: Settings, sizes: Sequence[compat.Sizes]) -> str:
-    facts = (_machine(), str(torch.get_num_threads()), fingerprint(), repr(settings), repr(list(map(_name, sizes))))
+    facts = (
+        _machine(),
+        str(torch.get_num_threads()),
+        source_digest(),
+        torch.__version__,
+        repr(settings),
+        repr(list(map(_name, sizes))),
+    )
     text = "\0".join((_describe(new), _describe(old), *facts))
     return hashlib.sha256(text.encode()).hexdigest()
 

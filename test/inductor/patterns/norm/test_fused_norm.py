@@ -11,11 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor.compat import no_caches
-from torch_tile.inductor.driver import Context, TilePass
+from torch_tile.inductor.context import Context
+from torch_tile.inductor.driver import TilePass
 from torch_tile.inductor.dry_run import dry_run
-from torch_tile.inductor.graph import inline as expand
+from torch_tile.inductor.finalize import settle
 from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.select import decide
+from torch_tile.inductor.select.policy import policy_of
 from torch_tile.inductor.settings import Settings
 
 N = 24
@@ -271,12 +273,12 @@ def test_what_is_too_small_to_matter_is_not_timed(family, rows, device, kept, mo
         x, w = torch.empty(rows, 64, device=device), torch.empty(64, device=device)
         ops = {"softmax": lambda x, w: torch.ops.tile.softmax(x), "norm": lambda x, w: torch.ops.tile.rms_norm(x, w)}
         graph = make_fx(ops[family])(x, w).graph
-        context = Context(graph, Settings(), "inference")
+        context = Context(graph, Settings(), "inference", policy_of(Settings()))
         if not kept:
             with pytest.raises(LookupError):
-                expand.settle(context)
+                settle(context)
             return
-        expand.settle(context)
+        settle(context)
     (row,) = report.rows
     assert row.status == "kept" and "so small" in row.reason
     assert not [n for n in graph.nodes if getattr(n.target, "namespace", "") == "tile"]

@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph import index_expr
 from torch_tile.inductor.graph.axes import axes_of, extent
 from torch_tile.inductor.graph.extract import EXAMPLE, body_of
@@ -48,6 +48,7 @@ LISTS = (
 )  # fmt: skip
 
 
+@family("attention", "post_grad", 320)
 def match(context: Context) -> None:
     """Replace calls whose modifications the kernel's language has words for."""
     for node in context.graph.find_nodes(op="call_function", target=OP):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Graph, Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, trace, views_of
 from torch_tile.inductor.graph.extract import copied
 from torch_tile.inductor.graph.nodes import (
@@ -49,9 +49,10 @@ from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.select import cost_rules
 
 if TYPE_CHECKING:
-    from torch_tile.inductor.select.decide import Outcome
+    from torch_tile.inductor.report.rows import Outcome
 
 
+@family("attention", "written_out", 10)
 def match(context: Context) -> None:
     """Replace attention that is written out, forward and backward together."""
     backward = backward_of(context.graph)
@@ -149,12 +150,12 @@ def _replace(context: Context, found: Found) -> bool:
     except score_program.Unwritable:
         rewrite, pairs = build(found, in_text=False)
     op = next(n for n in rewrite.nodes if is_call(n, LSE))
-    what, why, outcome = f"tile.attention{signature(op)} with its backward", context.refused(rewrite.nodes), None
+    what, why, outcome = f"tile.attention{signature(op)} with its backward", context.select.refused(rewrite.nodes), None
     # Of plain scores Inductor may know the spelling, and call torch's attention.
     sure = "" if found.pattern.scores.modified is None else cost_rules.of_scores(rewrite.nodes)
-    if not why and context.settings.select == "fastest" and (not sure or context.settings.thorough):
+    if not why and context.select.times and (not sure or context.settings.thorough):
         outcome = _contest(context, rewrite, pairs, found.inside([old for old, _ in pairs]))
-        why = "" if outcome.tile_wins else str(outcome)
+        why = "" if outcome is None or outcome.tile_wins else str(outcome)
     if why:
         context.note("attention", report.KEPT, what, found.pattern.output, why, [op], outcome)
         rewrite.discard()
@@ -167,13 +168,13 @@ def _replace(context: Context, found: Found) -> bool:
     return True
 
 
-def _contest(context: Context, rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], inside: set[Node]) -> Outcome:
+def _contest(
+    context: Context, rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], inside: set[Node]
+) -> Outcome | None:
     """Times of the kernels, and of what is `inside`, each with the views in front of it: Inductor looks for these."""
-    from torch_tile.inductor.select.decide import decide, write_out
-
     made, position = set(rewrite.nodes), ordered(context.graph)
     views, inputs = views_of({x for n in (*inside, *made) for x in n.all_input_nodes} - made - inside)
     olds, news = (sorted(views | nodes, key=position.__getitem__) for nodes in (inside, made))
     inputs.sort(key=position.__getitem__)
     old, new = copied(olds, inputs, [old for old, _ in pairs]), copied(news, inputs, [new for _, new in pairs])
-    return decide(new, write_out(old), context.settings)
+    return context.select.of_graphs(new, old)

@@ -13,7 +13,7 @@ import operator
 
 from torch.fx import Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, arrange, axes_of, extent, leaves, trace
 from torch_tile.inductor.graph.nodes import (
     Miss,
@@ -30,6 +30,7 @@ from torch_tile.inductor.patterns.attention.rewrite import BACKWARD, read_mask, 
 from torch_tile.inductor.patterns.attention.sinks import LSE
 
 
+@family("attention", "joint", 10)
 def share_heads(context: Context) -> None:
     """Keys and values of fewer heads, where they were copied for those of queries; the sums over copies fall away."""
     for target, first in ((LSE, 0), (BACKWARD, 1)):
@@ -79,6 +80,7 @@ def _replace(node: Node, new: Node) -> None:
     erase_dead(node)
 
 
+@family("attention", "joint", 20)
 def read_masks(context: Context) -> None:
     """Rules and texts instead of masks, in calls whose mask gets no gradient."""
     for target, first in ((LSE, 0), (BACKWARD, 3)):

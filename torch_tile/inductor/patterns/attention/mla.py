@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, arrange, extent, leaves, unify
 from torch_tile.inductor.graph.look_through import drop_behind
 from torch_tile.inductor.graph.nodes import (
@@ -46,6 +46,7 @@ from torch_tile.inductor.select import cost_rules
 OP = torch.ops.tile.mla_decode.default
 
 
+@family("mla", "post_grad", 310)
 def match(context: Context) -> None:
     """Replace every softmax over a sum of two products whose value is the key of one of them."""
     for node in list(context.graph.find_nodes(op="call_function", target=torch.ops.tile.softmax.default)):

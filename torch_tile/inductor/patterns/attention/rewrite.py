@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, arrange, axes_of, extent, leaves, trace
 from torch_tile.inductor.graph.look_through import bare, drop_behind, unscaled
 from torch_tile.inductor.graph.nodes import (
@@ -57,6 +57,7 @@ FUSED = (
 )
 
 
+@family("attention", "post_grad", 330)
 def match(context: Context) -> None:
     """Replace written-out attention and ATen's fused ops."""
     for node in list(context.graph.nodes):
@@ -235,6 +236,7 @@ def _fused(context: Context, node: Node) -> None:
     context.replace(rewrite, "attention", [(output, rewrite.nodes[-1])], describe(rewrite), node)
 
 
+@family("attention", "post_grad", 340)
 def refine(context: Context) -> None:
     """Captured ops with no copies around them, kv heads un-expanded and masks read; settle() reports them later."""
     for node in context.graph.find_nodes(op="call_function", target=OP):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.axes import Group, arrange, axes_of, extent, leaves, regroup, trace
 from torch_tile.inductor.graph.nodes import (
     CAST,
@@ -317,6 +317,7 @@ def weight_of(node: Node) -> Weight | None:
     return Weight(stored, n, k, prefix)
 
 
+@family("dequant", "post_grad", 510)
 def match(context: Context) -> None:
     """Replace every product with a widened weight."""
     taken: set[Node] = set()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import (
     Miss,
     Rewrite,
@@ -31,6 +31,7 @@ from torch_tile.ops.checks import FLOATING
 PLAIN = {"ret acc0", "v0=add(acc0,x0);ret v0", "v0=add(acc0,x0);v1=add(x1,v0);ret v1"}
 
 
+@family("gemm", "post_grad", 540)
 def match(context: Context) -> None:
     """Replace every product of floating matrices."""
     taken: set[Node] = set()

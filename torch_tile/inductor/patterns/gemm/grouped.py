@@ -13,12 +13,13 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.extract import EXAMPLE
 from torch_tile.inductor.graph.nodes import CAST, Miss, Rewrite, dtype, shape, val
 from torch_tile.inductor.patterns.gemm import gemm, grouped_ops
 
 
+@family("grouped", "post_grad", 530)
 def match(context: Context) -> None:
     """Replace every call of the kind."""
     taken: set[Node] = set()

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import (
     VIEWS,
     Rewrite,
@@ -30,6 +30,7 @@ from torch_tile.inductor.patterns.gemm.epilogue import MAX_OPS, is_product
 from torch_tile.inductor.patterns.gemm.epilogue_words import tensors_of
 
 
+@family(None, "post_grad", 520)
 def compute(context: Context) -> None:
     """Move pointwise steps behind the columns that are read of them, the last step first."""
     for node in reversed(list(context.graph.nodes)):

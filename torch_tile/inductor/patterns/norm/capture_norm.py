@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context
 from torch_tile.inductor.graph.nodes import (
     dtype,
     is_number,

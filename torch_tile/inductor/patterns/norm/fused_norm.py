@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.compat import size_hint
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.extract import REDUCTIONS, Ancestors, is_fused, is_read_in_registers
 from torch_tile.inductor.graph.nodes import (
     Rewrite,
@@ -127,6 +127,7 @@ def _inlines(node: Node, region: Region) -> bool:
     return bool(tensors) and all(region.kind(x, full) is not None for x in tensors)
 
 
+@family("norm", "post_grad", 420)
 def match(context: Context) -> None:
     """Every norm that is an op from the start, with what stands around it; one that was matched had its chance."""
     for node in list(context.graph.nodes):
@@ -307,6 +308,7 @@ def _write(
     return [(last, y), *([(norm.x, rewrite.call(operator.getitem, both, 1))] if keep else [])]
 
 
+@family("norm", "post_grad", 620)
 def take_front(context: Context) -> None:
     """Once products have taken what they can: layer norms of sums that are left, modulated or not."""
     for node in list(context.graph.nodes):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import (
     CAST,
     Miss,
@@ -66,6 +66,7 @@ class Scale:
     offset: float
 
 
+@family("norm", "post_grad", 410)
 def match(context: Context) -> None:
     """Replace every norm that is written out."""
     for node in list(context.graph.nodes):
@@ -261,6 +262,7 @@ def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
     context.replace(rewrite, "norm", [(last, new)], _describe("tile.layer_norm", new), root)
 
 
+@family("norm", "post_grad", 430)
 def take_activation(context: Context) -> None:
     """`silu(rms_norm(x))` and the like become one kernel, however the activation is written."""
     for node in list(context.graph.nodes):
@@ -297,6 +299,7 @@ _RMS_ARGUMENTS = ("x", "weight", "eps", "activation", "weight_offset", "cast_fir
 _RMS_DEFAULTS = (None, None, 1e-6, "none", 0.0, True)
 
 
+@family("norm", "post_grad", 610)
 def take_residual(context: Context) -> None:
     """`rms_norm(a + b)` becomes `add_rms_norm(a, b)`, which also returns the sum."""
     for node in list(context.graph.nodes):

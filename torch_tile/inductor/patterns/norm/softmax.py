@@ -6,11 +6,12 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import Rewrite, arg, aten, dtype, equivalent, is_call, uncast
 from torch_tile.inductor.patterns.norm.statistics import reduced
 
 
+@family("softmax", "post_grad", 210)
 def recognise(context: Context) -> None:
     """Turn every written-out softmax whose parts are not used elsewhere into one node."""
     for node in list(context.graph.nodes):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import aten, is_tensor, known, val
 from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.select import cost_rules
@@ -132,6 +132,7 @@ HIDING: dict[Any, tuple[Callable[[Any, Any], bool], Callable[..., Any]]] = {
 }
 
 
+@family(None, "pre_grad", 10)
 def write_out(context: Context) -> None:
     """Put the operations of every such call in its place; a call that cannot be traced stays."""
     for node in list(context.graph.nodes):

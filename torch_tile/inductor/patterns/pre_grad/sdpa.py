@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from torch_tile.inductor import compat
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import Miss, aten, can_be_guarded, is_tensor, known, val
 from torch_tile.inductor.report import rows as report
 
@@ -129,6 +129,7 @@ FUNCTIONS: dict[Any, tuple[str, Binder]] = {
 METHODS: dict[str, tuple[str, Binder]] = {"softmax": ("softmax", _softmax)}
 
 
+@family(None, "pre_grad", 30)
 def capture(context: Context) -> None:
     """Swap every call that a tile op can take; say why for the others."""
     transforms = 0  # of torch.func, around a node
@@ -190,12 +191,10 @@ def _capture_one(context: Context, node: Node, family: str, binder: Binder) -> N
 
 def _wins_in_training(context: Context, node: Node, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Whether attention and its backward are faster by our kernels; if not, the call is reported as kept."""
-    from torch_tile.inductor.select.attention_training import compete_attention
-
     q, k, v, mask = (val(x) for x in args)
-    outcome = compete_attention((q, k, v, mask), options["causal"], options["scale"], context.settings)
-    if not outcome.tile_wins:
+    outcome = context.select.of_training((q, k, v, mask), options["causal"], options["scale"])
+    if outcome is not None and not outcome.tile_wins:
         shapes = ", ".join(str([compat.size_hint(n) for n in x.shape]) for x in (q, k, v))
         what = f"tile.attention({shapes}) with its backward"
         context.note("attention", report.KEPT, what, node, str(outcome), (), outcome)
-    return outcome.tile_wins
+    return outcome is None or outcome.tile_wins

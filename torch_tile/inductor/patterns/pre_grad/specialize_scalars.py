@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from torch_tile.inductor.driver import Context
+from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.nodes import (
     aten,
     can_be_guarded,
@@ -33,6 +33,7 @@ PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
 MOST_BETWEEN = 24
 
 
+@family(None, "pre_grad", 20)
 def specialise(context: Context) -> None:
     """Make numbers of the symbols in norms and in the scores of attention."""
     families = context.settings.families

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user's `select` means for a context: our kernel wherever it fits, or wherever it beats Inductor's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torch_tile.inductor import compat
+from torch_tile.inductor.context import Select
+from torch_tile.inductor.graph.nodes import Rewrite
+from torch_tile.inductor.report.rows import Outcome
+from torch_tile.inductor.settings import Settings
+
+
+class Always(Select):
+    """`select="tile"`: every replacement that can be called."""
+
+    def refused(self, nodes: Iterable[Node]) -> str:
+        """Why tile ops among `nodes` cannot be called from the C++ that Inductor writes; empty if they can."""
+        if not compat.in_cpp():
+            return ""
+        from torch_tile.inductor.codegen.cpp_wrapper import why_not
+
+        calls = [n for n in nodes if n.op == "call_function" and getattr(n.target, "namespace", "") == "tile"]
+        reasons = filter(None, map(why_not, calls))
+        return next((f"not to be called from C++: {why}" for why in reasons), "")
+
+
+class Fastest(Always):
+    """`select="fastest"`: each replacement is timed against Inductor's code for the same subgraph.
+
+    The benchmark is imported by the first contest: a graph without one does without.
+    """
+
+    times = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def of_rewrite(self, rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]]) -> Outcome:
+        """Times of the new nodes and the old ones."""
+        from torch_tile.inductor.select.decide import compete
+
+        return compete(rewrite, pairs, self.settings)
+
+    def of_captured(self, node: Node, reference: Callable[..., torch.Tensor]) -> Outcome:
+        """Times of the op and its ATen."""
+        from torch_tile.inductor.select.decide import compete_captured
+
+        return compete_captured(node, reference, self.settings)
+
+    def of_graphs(self, new: GraphModule, old: GraphModule) -> Outcome:
+        """Times of both graphs."""
+        from torch_tile.inductor.select import decide
+
+        return decide.decide(new, decide.write_out(old), self.settings)
+
+    def of_training(self, tensors: tuple[Any, Any, Any, Any], causal: bool, scale: float | None) -> Outcome:
+        """Times of attention and its backward by our kernels and by torch's."""
+        from torch_tile.inductor.select.attention_training import compete_attention
+
+        return compete_attention(tensors, causal, scale, self.settings)
+
+
+def policy_of(settings: Settings) -> Select:
+    """The selection that the user chose."""
+    return Fastest(settings) if settings.select == "fastest" else Always()
