@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of targets."""
+"""Names of targets, and the table of chips."""
 
 import pytest
 
 import torch_tile.hardware
 from torch_tile.diagnostics.errors import TileError
-from torch_tile.hardware import Target
+from torch_tile.hardware import (
+    BOARDS,
+    CHIPS,
+    OWN,
+    REGISTERS,
+    UNIT,
+    Target,
+    chip_of,
+    equal_share,
+    flops_of,
+    most_blocks,
+    runs_on,
+)
 
 
 @pytest.fixture
@@ -73,3 +85,72 @@ def test_nonsense_is_refused(name):
 )
 def test_blocks_at_once(arch, threads, registers, shared, blocks):
     assert Target.of(f"cuda:{arch}").blocks_at_once(threads, registers, shared) == blocks
+
+
+@pytest.mark.parametrize(
+    ("threads", "blocks", "share"),
+    [(384, 1, 168), (512, 1, 128), (256, 2, 128), (256, 3, 80), (288, 1, 168), (160, 1, 256), (160, 2, 128)],
+)
+def test_shares_that_the_assembler_grants(threads, blocks, share):
+    assert equal_share(threads, blocks) == share
+
+
+@pytest.mark.parametrize("threads", [32, 128, 160, 256, 384, 1024])
+def test_a_share_leaves_room_for_all_blocks_and_not_for_eight_more_registers(threads):
+    for blocks in range(1, 9):
+        share = equal_share(threads, blocks)
+        assert share % UNIT == 0
+        if share:
+            assert most_blocks(threads, share) >= blocks
+            assert most_blocks(threads, share + UNIT) < blocks or blocks * threads * (share + UNIT) <= REGISTERS
+
+
+FEATURES = ("fp8", "stmatrix", "clusters", "tma", "early_start", "wgmma", "tcgen05")
+HAVE = {
+    80: (),
+    86: (),
+    89: ("fp8",),
+    90: FEATURES[:6],
+    100: (*FEATURES[:5], "tcgen05"),
+    120: FEATURES[:5],
+}
+
+
+@pytest.mark.parametrize("capability", CHIPS)
+def test_features_of_chips(capability):
+    target = Target("cuda", capability)
+    assert tuple(f for f in FEATURES if getattr(target, f"has_{f}")) == HAVE[capability]
+    assert target.is_supported
+
+
+def test_the_cpu_has_no_feature_of_a_gpu():
+    assert not any(getattr(Target("cpu"), f"has_{f}") for f in FEATURES) and Target("cpu").is_supported
+    assert not Target("cuda", 75).is_supported
+
+
+@pytest.mark.parametrize("capability", [87, 101, 103, 121])
+def test_a_chip_that_is_not_listed_is_like_its_predecessor_without_what_was_its_own(capability):
+    before = CHIPS[max(known for known in CHIPS if known < capability)]
+    found = chip_of(capability)
+    assert found.arch == f"sm_{capability}" and found.shared_limit == before.shared_limit
+    assert found.features == before.features - OWN
+
+
+@pytest.mark.parametrize("capability", CHIPS)
+def test_rates_of_a_target_are_those_of_a_board(capability):
+    target, board = Target("cuda", capability), CHIPS[capability].board
+    assert target.bandwidth == board.bandwidth * 1e12
+    assert target.flops("bfloat16") == target.flops("float16") == board.half * 1e12
+    assert not target.flops("int8")
+    assert target.l2_bytes % 2**20 == 0 and target.sms > 0
+
+
+def test_chips_of_named_boards_have_a_named_board():
+    for capability in (80, 90):
+        assert CHIPS[capability].board in BOARDS.values()
+    assert all(set(flops_of(b)) == {"bfloat16", "float16", "float32", "float64"} for b in BOARDS.values())
+
+
+def test_cubins_run_on_their_own_generation():
+    assert runs_on(90, 90) and runs_on(80, 86) and runs_on(80, 89) and runs_on(120, 120)
+    assert not any((runs_on(86, 80), runs_on(80, 90), runs_on(90, 100), runs_on(100, 103), runs_on(89, 90)))

@@ -20,7 +20,7 @@ PACKAGE = "torch_tile"
 # "torch_tile" is the package's own __init__, which may import everything, lazily where that is heavy.
 LAYERS = [
     {"diagnostics.catalog"},
-    {"diagnostics", "registers"},
+    {"diagnostics"},
     {"hardware"},
     {"compiler.context", "ir"},
     {"intrinsics", "options"},
@@ -227,6 +227,43 @@ def import_circles(root: Path) -> Iterator[str]:
             yield f"LATE_IMPORTS: {name} may import {other}, which closes no circle any more"
 
 
+def capability_numbers(root: Path) -> Iterator[str]:
+    """Only the hardware module compares a capability with numbers, or finds something by one."""
+    for path, layer in sources(root):
+        if layer == "hardware":
+            continue
+        for node in ast.walk(parse(path)):
+            parts: list[ast.AST] = []
+            if isinstance(node, ast.Compare):
+                parts = [node.left, *node.comparators]
+                number = any(isinstance(n, ast.Constant) and type(n.value) is int for p in parts for n in ast.walk(p))
+                found = number and any("capability" in ast.unparse(part) for part in parts)
+            elif isinstance(node, ast.Subscript):
+                found = "capability" in ast.unparse(node.slice)
+            else:
+                called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get"
+                found = called and any("capability" in ast.unparse(arg) for arg in node.args[:1])
+            if found:
+                yield f"{path.relative_to(root)}:{node.lineno}: ask `Target` for a feature, `has_...`, or a limit"
+
+
+def hardware_limits(root: Path) -> Iterator[str]:
+    """Numbers that are the hardware's have a name there: no other module gives them one of its own."""
+    own = re.compile(r"WARP(_?GROUP|_SIZE)?|SHARED_(LIMIT|MEMORY)|REGISTERS|PER_THREAD|GRID_LIMITS|MOST_THREADS")
+    for path, layer in sources(root):
+        for node in parse(path).body if layer != "hardware" else ():
+            if isinstance(node, ast.Assign) and any(isinstance(n, ast.Constant) for n in numbers_in(node.value)):
+                names = [n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+                for name in filter(own.fullmatch, names):
+                    yield f"{path.relative_to(root)}:{node.lineno}: `{name}` is the hardware's: import it from there"
+
+
+def numbers_in(value: ast.AST) -> list[ast.AST]:
+    """A number, or those of a tuple."""
+    parts = value.elts if isinstance(value, ast.Tuple) else [value]
+    return [part for part in parts if isinstance(part, ast.Constant) and type(part.value) is int]
+
+
 def mocks(root: Path) -> Iterator[str]:
     """The package replaces nothing of itself with mocks."""
     for path, _ in sources(root):
@@ -310,6 +347,8 @@ RULES = [
     import_direction,
     import_circles,
     mocks,
+    capability_numbers,
+    hardware_limits,
     torch_at_import,
     mirrored_tests,
     file_sizes,
@@ -391,6 +430,19 @@ PLANTED = [
         {"torch_tile/ir/node.py": "def f():\n    from .printer import x\n", "torch_tile/ir/printer.py": ""},
         "ir.node may import ir.printer, which closes no circle any more",
     ),
+    (
+        capability_numbers,
+        {"torch_tile/jit.py": "def f(t):\n    return t.capability >= 90\n"},
+        "jit.py:4: ask `Target`",
+    ),
+    (
+        capability_numbers,
+        {"torch_tile/ops/a.py": "import torch\nx = torch.cuda.get_device_capability() == (9, 0)\n"},
+        "ops/a.py:4: ask `Target`",
+    ),
+    (capability_numbers, {"torch_tile/jit.py": "def f(t):\n    return {90: 1}.get(t.capability)\n"}, "ask `Target`"),
+    (capability_numbers, {"torch_tile/jit.py": "def f(t):\n    return {90: 1}[t.capability]\n"}, "ask `Target`"),
+    (hardware_limits, {"torch_tile/jit.py": "WARP, X = 32, 1\n"}, "jit.py:3: `WARP` is the hardware's"),
     (mocks, {"torch_tile/jit.py": "from unittest.mock import patch\n"}, "jit.py:3: the package may not import"),
     (torch_at_import, {"torch_tile/ir/c.py": "import torch.fx\n"}, "ir/c.py:3: import torch inside"),
     (

@@ -1,31 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel is compiled for. Features are asked for by name, never by comparing versions."""
+"""The machines that kernels are compiled for: chips, boards, limits and rates, each number once.
+
+Other modules ask a `Target` for a feature by name (`has_wgmma`); none compares capabilities or spells a limit. Rates
+are those of data sheets, rounded.
+"""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch_tile.diagnostics.errors import error
-from torch_tile.registers import most_blocks
 
 if TYPE_CHECKING:
     import torch
 
 CPU_SPELLINGS = ("cpu", "c", "llvm", "host")
-# "sm_90" means sm_90a: without the "a" the chip's own instructions are missing.
-ARCHES = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100a", 120: "sm_120a"}
+AMPERE, HOPPER = 80, 90  # capabilities that introduced what intrinsics need
+FALLBACK_ARCH = HOPPER  # what "cuda" means on a machine that has no GPU: kernels can be compiled, not run
+LEAST_ARCH = AMPERE  # whose tensor cores and asynchronous copies every kernel of the library may use
+
+# Of every chip.
+WARP, WARPGROUP = 32, 128  # threads
 MOST_BLOCKS = 32  # of a multiprocessor
 MOST_THREADS = 1024  # of a block
+MOST_BLOCKS_OF_CLUSTER = 8  # for which every chip with clusters has room
 GRID_LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid in x, y and z
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own
-FALLBACK_ARCH = 90  # what "cuda" means on a machine that has no GPU: kernels can be compiled, not run
+SHARED_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that every function may have
+VECTOR_BYTES = 16  # of the widest access of a thread; its address is a multiple of them
+BULK_BYTES = 16  # that sizes and addresses of bulk copies and strides of tensor maps are multiples of
+REGISTERS = 65536  # of a multiprocessor, 4 bytes each
+PER_THREAD = 255  # registers that a thread can have
+UNIT = 8  # registers: threads are given multiples of it
+LARGEST_BOX, MOST_RANK = 256, 5  # of a tensor map: elements of a box in one dimension, and dimensions
+
+
+@dataclass(frozen=True)
+class Board:
+    """A product with a chip: 1e12 operations per second by type of the operands (dense), and 1e12 bytes of memory.
+
+    `half` is for 16-bit operands on tensor cores, `single` for float32 on the ordinary units, `double` for float64.
+    """
+
+    half: float
+    single: float
+    double: float
+    bandwidth: float
+
+
+BOARDS = {
+    "NVIDIA A100-SXM4-40GB": Board(312, 19.5, 19.5, 1.555),
+    "NVIDIA A100-SXM4-80GB": Board(312, 19.5, 19.5, 2.039),
+    "NVIDIA A100 80GB PCIe": Board(312, 19.5, 19.5, 1.935),
+    "NVIDIA H100 PCIe": Board(756, 51.2, 51.2, 2.0),
+    "NVIDIA H100 80GB HBM3": Board(989.4, 66.9, 66.9, 3.35),
+    "NVIDIA H200": Board(989.4, 66.9, 66.9, 4.8),
+}
+"""By the name that the driver gives."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The chip of one compute capability.
+
+    Attributes:
+        arch: what the assembler calls it; with an "a" if the chip's own instructions are wanted.
+        board: the typical product with it, whose rates stand for the chip's.
+        sms: multiprocessors of that product.
+        shared_limit: bytes of shared memory that one block may ask for.
+        thread_limit: threads that a multiprocessor runs at the same time.
+        l2_bytes: bytes of the second-level cache.
+        l2_rate: bytes per second that a multiprocessor reads of it.
+        shared_rate: bytes per second between shared memory and registers of a multiprocessor.
+        features: names of what it has beyond its predecessors; see the properties of `Target`.
+    """
+
+    arch: str
+    board: Board
+    sms: int
+    shared_limit: int
+    thread_limit: int
+    l2_bytes: int
+    l2_rate: float
+    shared_rate: float
+    features: frozenset[str] = field(default_factory=frozenset)
+
+
+_KB, _MB = 1024, 1 << 20
+_ADA = frozenset({"fp8"})
+OWN = frozenset({"wgmma", "tcgen05"})  # features of one chip only
+_BLOCKWISE = _ADA | {"stmatrix", "clusters", "tma", "early_start"}  # what Hopper has and later chips kept
+CHIPS = {
+    80: Chip("sm_80", BOARDS["NVIDIA A100-SXM4-80GB"], 108, 163 * _KB, 2048, 40 * _MB, 4.5e10, 1.8e11),
+    86: Chip("sm_86", Board(143, 37, 0.6, 0.94), 84, 99 * _KB, 1536, 6 * _MB, 2.5e10, 2.2e11),
+    89: Chip("sm_89", Board(362, 91.6, 1.4, 0.96), 142, 99 * _KB, 1536, 96 * _MB, 3.5e10, 3.0e11, _ADA),
+    90: Chip("sm_90a", BOARDS["NVIDIA H200"], 132, 227 * _KB, 2048, 50 * _MB, 5.0e10, 2.2e11, _BLOCKWISE | {"wgmma"}),
+    100: Chip(
+        "sm_100a", Board(2250, 80, 40, 8.0), 148, 227 * _KB, 2048, 126 * _MB, 7.0e10, 2.4e11, _BLOCKWISE | {"tcgen05"}
+    ),
+    120: Chip("sm_120a", Board(503, 126, 2.0, 1.79), 188, 99 * _KB, 1536, 128 * _MB, 4.0e10, 3.0e11, _BLOCKWISE),
+}
+"""By compute capability, 90 for 9.0."""
+
+
+def equal_share(threads: int, blocks: int = 1) -> int:
+    """What each thread of a block may have at its start, where so many blocks shall fit on a multiprocessor at once.
+
+    Registers are counted as if a block had whole warpgroups.
+    """
+    return REGISTERS // blocks // (-(-threads // WARPGROUP) * WARPGROUP) // UNIT * UNIT
+
+
+def most_blocks(threads: int, registers: int) -> int:
+    """For how many blocks a multiprocessor has room whose threads have so many registers each at their start."""
+    return REGISTERS // (-(-threads // WARPGROUP) * WARPGROUP * (-(-registers // UNIT) * UNIT))
+
+
+def chip_of(capability: int) -> Chip:
+    """The chip of a capability; of one that is not listed, its listed predecessor with a generic name."""
+    if capability in CHIPS:
+        return CHIPS[capability]
+    like = CHIPS[max((known for known in CHIPS if known < capability), default=min(CHIPS))]
+    return replace(like, arch=f"sm_{capability}", features=like.features - OWN)
+
+
+def runs_on(compiled: int, found: int) -> bool:
+    """Whether a cubin for one compute capability runs on another; those with an "a" run on their own only."""
+    return compiled == found or (compiled < HOPPER and compiled // 10 == found // 10 and compiled < found)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A machine to compile for: `kind` is "cpu" or "cuda"; `capability` is 80, 89, 90, 120, ... for CUDA."""
+    """A machine to compile for: `kind` is "cpu" or "cuda"; `capability` is 80, 89, 90, 120, ... for CUDA.
+
+    "sm_90" means sm_90a: without the "a" the chip's own instructions are missing.
+    """
 
     kind: str = "cpu"
     capability: int = 0
@@ -60,29 +172,86 @@ class Target:
         return cls("cuda", _capability_of(device.index)) if device.type == "cuda" else cls("cpu")
 
     @property
-    def arch(self) -> str:
-        """What the assembler calls it, "sm_90a"; "" for the CPU."""
-        return ARCHES.get(self.capability, f"sm_{self.capability}") if self.kind == "cuda" else ""
+    def chip(self) -> Chip:
+        """What the GPU is like; that of `FALLBACK_ARCH` for the CPU."""
+        return chip_of(self.capability or FALLBACK_ARCH)
 
     @property
-    def has_stmatrix(self) -> bool:
-        """Whether stmatrix exists."""
-        return self.capability >= 90
+    def arch(self) -> str:
+        """What the assembler calls it, "sm_90a"; "" for the CPU."""
+        return self.chip.arch if self.kind == "cuda" else ""
+
+    def _has(self, feature: str) -> bool:
+        return self.kind == "cuda" and feature in self.chip.features
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether kernels of the library can be compiled for it: a CPU, or a GPU from Ampere on."""
+        return self.kind == "cpu" or self.capability >= LEAST_ARCH
 
     @property
     def has_fp8(self) -> bool:
         """Whether fp8 conversions and mma.sync on fp8 exist."""
-        return self.capability >= 89
+        return self._has("fp8")
+
+    @property
+    def has_stmatrix(self) -> bool:
+        """Whether stmatrix exists."""
+        return self._has("stmatrix")
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks form clusters that reach each other's shared memory."""
+        return self._has("clusters")
+
+    @property
+    def has_tma(self) -> bool:
+        """Whether tensor maps and bulk copies exist."""
+        return self._has("tma")
+
+    @property
+    def has_early_start(self) -> bool:
+        """Whether a kernel may start before its predecessor ends (programmatic dependent launch)."""
+        return self._has("early_start")
+
+    @property
+    def has_wgmma(self) -> bool:
+        """Whether warpgroups multiply asynchronously (wgmma), Hopper's own."""
+        return self._has("wgmma")
+
+    @property
+    def has_tcgen05(self) -> bool:
+        """Whether tensor memory and its products (tcgen05) exist, Blackwell's own."""
+        return self._has("tcgen05")
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors of the typical product."""
+        return self.chip.sms
+
+    @property
+    def l2_bytes(self) -> int:
+        """Bytes of the second-level cache."""
+        return self.chip.l2_bytes
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the typical product's memory."""
+        return self.chip.board.bandwidth * 1e12
+
+    def flops(self, dtype: str) -> float:
+        """Operations per second of the typical product on operands of a dtype's name; 0 if they are not known."""
+        return flops_of(self.chip.board).get(dtype, 0.0)
 
     @property
     def shared_limit(self) -> int:
         """Bytes of shared memory that one block may ask for."""
-        return {80: 163, 86: 99, 89: 99, 120: 99}.get(self.capability, 227) * 1024
+        return self.chip.shared_limit
 
     @property
     def thread_limit(self) -> int:
         """Threads that a multiprocessor runs at the same time."""
-        return {86: 1536, 89: 1536, 120: 1536}.get(self.capability, 2048)
+        return self.chip.thread_limit
 
     def blocks_at_once(self, threads: int, registers: int, shared_bytes: int) -> int:
         """How many blocks of so many threads, each with so many registers, a multiprocessor runs at the same time."""
@@ -92,6 +261,12 @@ class Target:
 
     def __str__(self) -> str:
         return f"cuda:{self.arch}" if self.kind == "cuda" else self.kind
+
+
+def flops_of(board: Board) -> Mapping[str, float]:
+    """Operations per second by the name of the operands' dtype."""
+    rates = {"bfloat16": board.half, "float16": board.half, "float32": board.single, "float64": board.double}
+    return {name: rate * 1e12 for name, rate in rates.items()}
 
 
 def _capability(text: str) -> int:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.compiler.parallel import all_of
 from torch_tile.diagnostics.errors import TileError, diagnose, error
-from torch_tile.hardware import Target
+from torch_tile.hardware import PER_THREAD, Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
@@ -33,7 +33,6 @@ from torch_tile.language.eager import EagerCall, Specialisation, exact_key, run_
 from torch_tile.language.program import PrimFunc, evaluated
 from torch_tile.language.rewrite import result_span, source_tree
 from torch_tile.options import pass_options
-from torch_tile.registers import PER_THREAD
 from torch_tile.runtime.host_compiler import compile_shared
 from torch_tile.runtime.launch import Launcher
 from torch_tile.runtime.library import load_entry

@@ -11,11 +11,11 @@ import torch
 import torch_tile.language as T
 from torch_tile.codegen.cuda import CudaSource, Entry
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.hardware import Target
+from torch_tile.hardware import Target, runs_on
 from torch_tile.ir.dtype import to_dtype
 from torch_tile.ir.expr import Var
 from torch_tile.runtime import cuda_launch
-from torch_tile.runtime.cuda_launch import CudaLauncher, Launch, Plan, overlap, runs_on, slot_of
+from torch_tile.runtime.cuda_launch import CudaLauncher, Launch, Plan, overlap, slot_of
 from torch_tile.runtime.native_launch import native
 
 CUBIN = b"\x7fELF and the rest"

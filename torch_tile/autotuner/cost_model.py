@@ -13,19 +13,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch_tile.hardware import Target
+from torch_tile.hardware import PER_THREAD, Target, equal_share
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Binary, Call, Cast, Expr, Load, Scalar, Select, Unary, Var
 from torch_tile.ir.node import Node, children, walk
 from torch_tile.ir.stmt import Alloc, For, If, Kernel, Let, LoopKind, Program, Store
 from torch_tile.lowering.pipelining.copy_plan import filling
-from torch_tile.registers import equal_share
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.gemm.op import Gemm
 
 UNKNOWN_TRIPS = 8  # iterations of a loop whose bounds depend on data
-MOST_REGISTERS = 255  # of a thread; more are spilt
 OTHER_REGISTERS = 40  # addresses, counters and operands, beside the fragments
 WARPS_AT_FULL_RATE = 8  # that keep the tensor cores of an SM busy
 
@@ -47,17 +45,17 @@ class Rates:
     launch: float
 
 
-# Data sheets, rounded; per SM at the boost clock.
-_AMPERE = Rates(2.9e12, 1.8e11, 4.5e10, 1.8e11, 1.9e12, 6e-7, 3e-6)
-GPUS = {
-    80: _AMPERE,
-    86: Rates(1.7e12, 4.4e11, 2.5e10, 2.2e11, 0.9e12, 6e-7, 3e-6),
-    89: Rates(2.6e12, 6.0e11, 3.5e10, 3.0e11, 1.0e12, 6e-7, 3e-6),
-    90: Rates(7.4e12, 4.4e11, 5.0e10, 2.2e11, 4.0e12, 6e-7, 3e-6),
-    100: Rates(15e12, 4.6e11, 7.0e10, 2.4e11, 7.5e12, 6e-7, 3e-6),
-    120: Rates(2.6e12, 6.0e11, 4.0e10, 3.0e11, 1.7e12, 6e-7, 3e-6),
-}
 CORE = Rates(8e10, 2e10, 8e9, 3e10, 4e10, 0.0, 3e-6)
+STEP, LAUNCH = 6e-7, 3e-6  # seconds that a GPU's loads and launches take
+
+
+def rates_of(target: Target) -> Rates:
+    """The rates of a target; those of a GPU are its typical product's, shared out among its SMs."""
+    if target.kind == "cpu":
+        return CORE
+    chip, sms = target.chip, target.sms
+    product, scalar = (target.flops(dtype) / sms for dtype in ("float16", "float32"))
+    return Rates(product, scalar, chip.l2_rate, chip.shared_rate, target.bandwidth, STEP, LAUNCH)
 
 
 @dataclass
@@ -97,7 +95,7 @@ class Estimate:
 
 def estimate(program: Program, target: Target, units: int, sizes: Mapping[Var, Scalar] | None = None) -> Estimate:
     """The model's word on `program` for a machine of `units` SMs or cores; `sizes` are its run-time sizes, if known."""
-    rates = CORE if target.kind == "cpu" else GPUS.get(target.capability, GPUS[90 if target.capability > 89 else 80])
+    rates = rates_of(target)
     parts = [_launch(kernel, program, target, rates, units, dict(sizes or {})) for kernel in program.kernels]
     return Estimate(
         sum(p.seconds for p in parts),
@@ -122,7 +120,7 @@ def _launch(
     resident = 1
     refused = ""
     if target.kind == "cuda":
-        given = min(registers, MOST_REGISTERS, equal_share(threads, kernel.min_blocks))
+        given = min(registers, PER_THREAD, equal_share(threads, kernel.min_blocks))
         resident = max(1, target.blocks_at_once(threads, given, work.held))
         if work.held > target.shared_limit:
             refused = f"needs {work.held} bytes of shared memory; {target} has {target.shared_limit}"
@@ -131,7 +129,7 @@ def _launch(
     turns = full * _turn(work, resident, threads, target, rates)
     turns += _turn(work, math.ceil(rest / units), threads, target, rates)
     seconds = max(turns, _distinct(work, program, count, values) / rates.memory) + rates.launch
-    seconds *= max(1.0, registers / MOST_REGISTERS) ** 2 if target.kind == "cuda" else 1.0  # spilt registers
+    seconds *= max(1.0, registers / PER_THREAD) ** 2 if target.kind == "cuda" else 1.0  # spilt registers
     flops, moved = count * (work.products + work.scalars), count * work.bytes
     return Estimate(seconds, waves, work.held, registers, flops, moved, refused)
 

@@ -14,8 +14,6 @@ from torch_tile.runtime.find_nvrtc import find_nvrtc
 from torch_tile.runtime.host_compiler import find_compiler, headers_digest
 from torch_tile.runtime.source_digest import source_digest
 
-UNITS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}  # SMs of a chip of each kind
-
 
 def can_measure(target: Target) -> bool:
     """Whether kernels for `target` can be timed now: the GPU is here, and no CUDA graph is being captured."""
@@ -34,7 +32,7 @@ def units_of(target: Target) -> int:
         return torch.get_num_threads()
     if detected() == target.capability:
         return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    return UNITS.get(target.capability, 128)
+    return target.sms
 
 
 def device_name(target: Target) -> str:

@@ -17,7 +17,7 @@ from torch_tile.codegen.cuda_text import is_warpgroup
 from torch_tile.codegen.cuda_wgmma import wgmma_functions
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import error
-from torch_tile.hardware import GRID_LIMITS, Target
+from torch_tile.hardware import BULK_BYTES, GRID_LIMITS, Target
 from torch_tile.intrinsics import lookup
 from torch_tile.intrinsics.memory import option
 from torch_tile.ir import dtype as dtypes
@@ -29,7 +29,7 @@ from torch_tile.ir.stmt import Kernel, Program, Role, Store, dimensions
 from torch_tile.ir.tensor_map import TensorMap
 
 SHARED = "shared_memory"  # the name of the block's shared memory
-MAP_ALIGNMENT = 16  # bytes, of a tensor that has a tensor map
+MAP_ALIGNMENT = BULK_BYTES  # of a tensor that has a tensor map
 LARGEST_GRID, MOST_BLOCKS = GRID_LIMITS[:2]  # in x, and in y and z
 LARGEST_SIZE = 2**31 - 2**16  # of a dimension passed as `int`: rounding it up to whole tiles does not overflow
 KINDS = {
@@ -142,7 +142,7 @@ class _Cuda:
 
     def function(self, number: int, kernel: Kernel) -> tuple[Entry, CudaStatements]:
         """One kernel: its entry, and its text."""
-        if kernel.cluster != (1, 1, 1) and self.build.target.capability < 90:
+        if kernel.cluster != (1, 1, 1) and not self.build.target.has_clusters:
             what, fix = "T.Kernel(cluster_dims=...)", "leave it out, or compile for sm_90 or later"
             raise error("unsupported_on_target", kernel.span, what=what, target=str(self.build.target), fix=fix)
         several = f"_{number}" if len(self.program.kernels) > 1 else ""
@@ -154,7 +154,7 @@ class _Cuda:
         names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
         out = CudaStatements(names, SHARED, kernel)
         waits = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
-        early = waits and self.build.target.capability >= 90
+        early = waits and self.build.target.has_early_start
         args: list[int | Var | MapArg] = []
         params, prologue, kinds = [], [], ""
         for position, buffer in enumerate(self.tensors):

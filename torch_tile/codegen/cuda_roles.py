@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch_tile.hardware import equal_share
 from torch_tile.ir.stmt import Role
-from torch_tile.registers import equal_share
 
 
 def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> str:

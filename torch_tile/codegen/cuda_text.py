@@ -21,8 +21,8 @@ from torch_tile.codegen.c_text import (
     literal,
     storage,
 )
+from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics import lookup
-from torch_tile.intrinsics.wgmma import THREADS
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import (
@@ -316,7 +316,7 @@ class CudaText(Text):
 
 def is_warpgroup(node: Binary, thread: Var) -> bool:
     """Whether an expression is the number of the warpgroup that `thread` belongs to."""
-    return node.op == "//" and node.a is thread and isinstance(node.b, Const) and node.b.value == THREADS
+    return node.op == "//" and node.a is thread and isinstance(node.b, Const) and node.b.value == WARPGROUP
 
 
 def int_type(dtype: DType, is_long: bool) -> str:

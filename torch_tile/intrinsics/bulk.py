@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from torch_tile.hardware import AMPERE, HOPPER
 from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
@@ -203,7 +204,7 @@ def _bulk_wait(call: Call) -> tuple[Access, ...]:
     return tuple(Access(n, "r", -1) for n in range(len(call.args)))
 
 
-def _declare(name: str, arity: int, header: str, arch: int = 90, **fields: Any) -> None:
+def _declare(name: str, arity: int, header: str, arch: int = HOPPER, **fields: Any) -> None:
     declare(Intrinsic(name, arity, same, "", cuda=fields.pop("cuda", name), header=header, arch=arch, **fields))
 
 
@@ -224,8 +225,8 @@ _declare("named_barrier_arrive", 0, "sync.h", convergent="warp")
 for _name in ("turn_open", "turn_take", "turn_pass", "turn_close"):
     _declare(_name, 0, "sync.h", convergent="warpgroup")
 _declare("set_registers", 0, "sync.h", convergent="warpgroup")
-_declare("grid_wait", 0, "sync.h", arch=80)  # nothing before Hopper, where kernels run one after the other
-_declare("grid_launch", 0, "sync.h", arch=80)
+_declare("grid_wait", 0, "sync.h", arch=AMPERE)  # nothing before Hopper, where kernels run one after the other
+_declare("grid_launch", 0, "sync.h", arch=AMPERE)
 _declare("cluster_arrive", 0, "sync.h", convergent="warp")
 _declare("cluster_arrive_relaxed", 0, "sync.h", convergent="warp")
 _declare("cluster_wait", 0, "sync.h", convergent="warp")

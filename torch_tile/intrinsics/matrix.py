@@ -8,17 +8,15 @@ meaning of `mma` are all read off it. The C++ is in csrc/mma.h and csrc/memory.h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch_tile.hardware import AMPERE, HOPPER, Target
 from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
 from torch_tile.intrinsics.memory import elements, option
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr
 from torch_tile.ir.layout import Digit
 from torch_tile.ir.stmt import Do
-
-if TYPE_CHECKING:
-    from torch_tile.hardware import Target
 
 Digits = tuple[Digit, ...]
 
@@ -210,8 +208,8 @@ def _matrix_name(call: Call) -> str:
 _WARP: dict[str, Any] = {"convergent": "warp"}
 declare(
     Intrinsic(
-        "mma", 3, same, "", cuda=lambda call: f"mma_{call.options[0]}", header="mma.h", arch=80, effects=_mma_effects,
-        meaning=_mma, **_WARP,
+        "mma", 3, same, "", cuda=lambda call: f"mma_{call.options[0]}", header="mma.h", arch=AMPERE,
+        effects=_mma_effects, meaning=_mma, **_WARP,
     )
 )  # fmt: skip
 declare(
@@ -222,8 +220,8 @@ declare(
 )  # fmt: skip
 declare(
     Intrinsic(
-        "stmatrix", 2, same, "", cuda=_matrix_name, header="memory.h", arch=90, effects=_stmatrix_effects,
+        "stmatrix", 2, same, "", cuda=_matrix_name, header="memory.h", arch=HOPPER, effects=_stmatrix_effects,
         meaning=_stmatrix, **_WARP,
     )
 )  # fmt: skip
-declare(Intrinsic("round_tf32", 1, same, "", cuda="round_tf32", header="mma.h", arch=80, meaning=_round_tf32))
+declare(Intrinsic("round_tf32", 1, same, "", cuda="round_tf32", header="mma.h", arch=AMPERE, meaning=_round_tf32))

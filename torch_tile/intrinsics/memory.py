@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_tile.hardware import AMPERE, HOPPER
 from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
@@ -236,9 +237,9 @@ def _gpu(name: str, arity: int, header: str, cpu: str = "", **fields: Any) -> No
 _gpu("barrier", 0, "sync.h", convergent="block")
 _gpu("warp_barrier", 0, "sync.h", convergent="warp")
 _gpu("vector_copy", 2, "memory.h", effects=_vector_copy)
-_gpu("cp_async", 3, "memory.h", arch=80, effects=_cp_async)
-_gpu("cp_async_commit", 0, "memory.h", arch=80)
-_gpu("cp_async_wait", 0, "memory.h", arch=80)
+_gpu("cp_async", 3, "memory.h", arch=AMPERE, effects=_cp_async)
+_gpu("cp_async_commit", 0, "memory.h", arch=AMPERE)
+_gpu("cp_async_wait", 0, "memory.h", arch=AMPERE)
 _WARP = {"header": "shuffle.h", "convergent": "warp"}
 _gpu("shuffle_xor", 2, **_WARP, meaning=lambda v, mask, options: _from_lane(v, _lanes(v) ^ mask))
 _gpu("shuffle", 2, **_WARP, meaning=lambda v, lane, options: _from_lane(v, lane % 32 + 0 * _lanes(v)))
@@ -257,6 +258,6 @@ _gpu(
 )  # fmt: skip
 _gpu("memory_fence", 0, "cuda_atomic.h", "memory_fence")
 _gpu("arrive_last", 2, "cuda_atomic.h", effects=lambda call: (Access(0, "rw", 1),))
-_gpu("at_rank", 2, "memory.h", arch=90, effects=lambda call: (Access(0, "r", 1),))
+_gpu("at_rank", 2, "memory.h", arch=HOPPER, effects=lambda call: (Access(0, "r", 1),))
 _gpu("dp4a", 3, "mma.h", meaning=_dp4a)
 _gpu("here", 1, "memory.h", meaning=lambda value, options: value)

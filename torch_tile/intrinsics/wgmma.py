@@ -8,19 +8,16 @@ registers of A, or the shared memory that it reads. The C++ of each shape is gen
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch_tile.hardware import HOPPER, WARPGROUP, Target
 from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
 from torch_tile.intrinsics.matrix import Digits, digits_of
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
 from torch_tile.ir.stmt import Do
 
-if TYPE_CHECKING:
-    from torch_tile.hardware import Target
-
 M = 64  # rows of every shape
-THREADS = 128
 LARGEST_N = 256
 
 # Where the elements of one instruction's operands lie in a warpgroup; columns of the accumulator in blocks of 8.
@@ -61,7 +58,7 @@ class Descriptor:
 
 def step_of(a: str, b: str, d: str, target: Target) -> int:
     """Elements of K that one instruction multiplies for these types (dtype names or "tf32"); 0 if `target` has none."""
-    return PRODUCTS.get((a, b, d), 0) if target.capability == 90 else 0
+    return PRODUCTS.get((a, b, d), 0) if target.has_wgmma else 0
 
 
 def allowed_n(n: int, a: str) -> bool:
@@ -146,13 +143,13 @@ def _spelling(call: Call) -> str:
 
 def accumulators(call: Call) -> int:
     """Elements of the accumulator that one thread holds."""
-    return M * int(str(call.options[0])) // THREADS
+    return M * int(str(call.options[0])) // WARPGROUP
 
 
 def a_registers(call: Call) -> int:
     """Elements of A that one thread holds."""
     a, b, d = (str(x) for x in call.options[1:4])
-    return M * PRODUCTS[a, b, d] // THREADS
+    return M * PRODUCTS[a, b, d] // WARPGROUP
 
 
 def _effects(call: Call) -> tuple[Access, ...]:
@@ -162,7 +159,7 @@ def _effects(call: Call) -> tuple[Access, ...]:
     return Access(0, "rw", accumulators(call)), a, Access(2, "r", -1, True)
 
 
-_GROUP: dict[str, Any] = {"convergent": "warpgroup", "header": "wgmma.h", "arch": 90, "only": True}
+_GROUP: dict[str, Any] = {"convergent": "warpgroup", "header": "wgmma.h", "arch": HOPPER, "only": True}
 declare(Intrinsic("wgmma", 6, same, "", cuda=_spelling, effects=_effects, **_GROUP))
 declare(Intrinsic("wgmma_fence", 0, same, "", cuda="wgmma_fence", **_GROUP))
 declare(Intrinsic("wgmma_commit", 0, same, "", cuda="wgmma_commit", **_GROUP))
@@ -170,6 +167,6 @@ declare(Intrinsic("wgmma_wait", 0, same, "", cuda="wgmma_wait", **_GROUP))
 declare(
     Intrinsic(
         "wgmma_results", 1, same, "", cuda="wgmma_results",
-        effects=lambda call: (Access(0, "rw", int(str(call.options[0]))),), header="wgmma.h", arch=90, only=True,
+        effects=lambda call: (Access(0, "rw", int(str(call.options[0]))),), header="wgmma.h", arch=HOPPER, only=True,
     )
 )  # fmt: skip

@@ -62,10 +62,14 @@ def machine_of(x: torch.Tensor) -> Machine:
     return Machine(Target("cpu"), torch.get_num_threads())
 
 
+def _target_of(index: int) -> Target:
+    return Target.of_device(torch.device("cuda", index))
+
+
 @cache
 def _is_ready(index: int) -> bool:
     """Whether kernels can be compiled for a GPU: tensor cores of Ampere or later, and NVRTC found (else a warning)."""
-    if torch.version.hip or torch.cuda.get_device_capability(index) < (8, 0):
+    if torch.version.hip or not _target_of(index).is_supported:
         return False
     try:
         find_nvrtc()
@@ -77,9 +81,8 @@ def _is_ready(index: int) -> bool:
 
 @cache
 def _gpu(index: int) -> Machine:
-    major, minor = torch.cuda.get_device_capability(index)
     units = torch.cuda.get_device_properties(index).multi_processor_count
-    return Machine(Target("cuda", 10 * major + minor), units, torch.cuda.get_device_name(index))
+    return Machine(_target_of(index), units, torch.cuda.get_device_name(index))
 
 
 def strided(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.hardware import WARP
 from torch_tile.intrinsics import memory
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
@@ -21,7 +22,7 @@ from torch_tile.ir.expr import Expr, Load, Var, cast, const, select, to_expr, tr
 from torch_tile.ir.node import equal
 from torch_tile.ir.stmt import Alloc, Let, Store
 from torch_tile.language.asynchronous import in_kernel
-from torch_tile.language.threads import WARP, get_thread_binding, thread_index
+from torch_tile.language.threads import get_thread_binding, thread_index
 from torch_tile.language.trace import Tracer, let
 from torch_tile.tileop.base import need_region
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.intrinsics import bulk
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Const, Expr, binary, const, to_expr
@@ -17,8 +18,6 @@ from torch_tile.language.roles import check_registers
 from torch_tile.language.threads import numbered, thread_index
 from torch_tile.language.trace import Tracer, tracer
 from torch_tile.tileop.base import is_one, region_of
-
-WARP, WARPGROUP = 32, 128
 
 # mbarriers. A phase is over when its arrivals and the bytes expected have come; a fresh barrier is in phase 0.
 

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.hardware import MOST_BLOCKS_OF_CLUSTER as MOST_BLOCKS
 from torch_tile.intrinsics import bulk, memory
 from torch_tile.ir.expr import Address, Expr
 from torch_tile.language.asynchronous import in_kernel
@@ -17,7 +18,6 @@ from torch_tile.language.trace import Tracer
 from torch_tile.tileop.base import region_of
 
 AXES = 3  # of a grid
-MOST_BLOCKS = 8  # of a cluster, for which every GPU from sm_90 on has room
 
 
 def cluster_arrive() -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import reduce
 
 from torch_tile.diagnostics.errors import Span, error
+from torch_tile.hardware import REGISTERS, WARPGROUP, equal_share
 from torch_tile.intrinsics import memory
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Load, Var
@@ -42,9 +43,7 @@ from torch_tile.language.trace import (
     tracer,
     with_span,
 )
-from torch_tile.registers import REGISTERS, equal_share
 
-WARPGROUP = 128  # threads
 SYMBOLS = (Var, Buffer)
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.hardware import CHIPS
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer
 from torch_tile.ir.expr import Expr, Load, Var, cast, is_number, to_expr
@@ -19,7 +20,7 @@ from torch_tile.language.roles import gather_roles, outermost
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of
 
-MOST_THREADS = 2048  # that run on a multiprocessor at the same time; fewer on some GPUs
+MOST_THREADS = max(chip.thread_limit for chip in CHIPS.values())  # at once on a multiprocessor; fewer on some GPUs
 
 
 class Kernel:

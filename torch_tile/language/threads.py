@@ -10,12 +10,12 @@ import math
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.hardware import WARP
 from torch_tile.intrinsics import bulk, memory
 from torch_tile.ir.expr import Const, Expr, Var, is_number, to_expr
 from torch_tile.ir.node import equal
 from torch_tile.language.trace import Tracer, tracer
 
-WARP = 32
 NUMBERS = range(1, 16)  # of named barriers; 0 is that of the block
 
 

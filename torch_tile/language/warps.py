@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.hardware import WARP
 from torch_tile.intrinsics import memory
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Call, Expr, Load, binary, cast, is_number, select, to_expr, truth
 from torch_tile.ir.stmt import Store
 from torch_tile.language.asynchronous import get_lane_idx, in_kernel
-from torch_tile.language.threads import WARP, thread_index
+from torch_tile.language.threads import thread_index
 from torch_tile.language.trace import let
 from torch_tile.tileop.base import need_region
 from torch_tile.tileop.reduce.op import combine

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_tile.compiler.binding import Binding, Sizes, scalar, size_of
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.hardware import GRID_LIMITS, Target
+from torch_tile.hardware import GRID_LIMITS, Target, runs_on
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.node import walk
@@ -354,11 +354,6 @@ def native_addresses(machine: Driver) -> tuple[int, ...]:
 def failed(status: int) -> None:
     """Raise what the driver says of a launch that it refused."""
     raise LaunchError(f"cuLaunchKernel: {driver().error(status)}")
-
-
-def runs_on(compiled: int, found: int) -> bool:
-    """Whether a cubin for one compute capability runs on another; those with an "a" run on their own only."""
-    return compiled == found or (compiled < 90 and compiled // 10 == found // 10 and compiled < found)
 
 
 def slot_of(param: Var, value: Scalar) -> int:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.hardware import SHARED_WITHOUT_ASKING
 
-SHARED_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that every function may have
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED

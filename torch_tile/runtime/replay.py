@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.hardware import VECTOR_BYTES
 from torch_tile.runtime import cuda_launch
 from torch_tile.runtime.cuda_launch import NUMBER, SCALAR, TENSOR, CudaLauncher, Launch, Plan
 from torch_tile.runtime.driver import driver
@@ -27,7 +28,7 @@ from torch_tile.runtime.tensor_map import TensorMaps
 if TYPE_CHECKING:
     import torch
 
-GRANULE = 16  # bytes: functions and kernels may look at addresses modulo this
+GRANULE = VECTOR_BYTES  # bytes: functions and kernels may look at addresses modulo this
 PIECE = 256  # bytes: what tensors of a workspace begin at multiples of; torch's allocator gives no less
 OFFSET_BITS = 8  # of a place, below the offset: the number of an argument
 EMPTY = frozenset(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch_tile.compiler.binding import size_of
 from torch_tile.diagnostics.errors import InternalError, LaunchError
+from torch_tile.hardware import BULK_BYTES, LARGEST_BOX, MOST_RANK
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.runtime.driver import Driver
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from torch_tile.codegen.cuda_source import MapArg
 
 SIZE, ALIGNMENT = 128, 64  # bytes of a map, and of what its address is a multiple, on the host as in a kernel
-GRANULE = 16  # bytes: addresses, strides and the rows of boxes are multiples of it
-MOST_RANK, LARGEST_SIZE, STRIDE_LIMIT, LARGEST_BOX = 5, 2**32, 2**40, 256
+LARGEST_SIZE, STRIDE_LIMIT = 2**32, 2**40
 KEPT = 16  # maps of one form, for as many addresses
 
 # CUtensorMapDataType. Types of 8 bits are all bytes to it, and products round float32 to tf32 themselves.
@@ -84,7 +84,7 @@ def _check_box(arg: MapArg, name: str) -> None:
     """Boxes are the compiler's choice."""
     row = arg.box[-1] * arg.itemsize if arg.box else 0
     is_whole = 1 <= len(arg.box) == len(arg.sizes) == len(arg.strides) <= MOST_RANK
-    if not is_whole or not all(1 <= n <= LARGEST_BOX for n in arg.box) or row % GRANULE:
+    if not is_whole or not all(1 <= n <= LARGEST_BOX for n in arg.box) or row % BULK_BYTES:
         raise InternalError(f"there is no tensor map of `{name}` with boxes of {arg.box} elements of {arg.dtype}")
     if arg.swizzle not in _SWIZZLES or (arg.swizzle and row > arg.swizzle):
         raise InternalError(f"boxes of `{name}` have rows of {row} bytes, which no swizzle over {arg.swizzle} spans")
@@ -95,12 +95,13 @@ def _check_box(arg: MapArg, name: str) -> None:
 def _step(arg: MapArg, name: str, dim: int, size: int, stride: int) -> int:
     """The stride of an outer dimension in bytes; a single element has none, and torch's may then be anything."""
     if size == 1:
-        return GRANULE
+        return BULK_BYTES
     step = stride * arg.itemsize
-    if step % GRANULE or not 0 <= step < STRIDE_LIMIT:
+    if step % BULK_BYTES or not 0 <= step < STRIDE_LIMIT:
         raise LaunchError(
             f"argument `{name}` has stride {stride} ({step} bytes) in dimension {dim}; copies by tensor map need a "
-            f"multiple of {GRANULE} bytes below 2^40: pass .contiguous(), or rows padded to {GRANULE // arg.itemsize} "
+            f"multiple of {BULK_BYTES} bytes below 2^40: pass .contiguous(), or rows padded to "
+            f"{BULK_BYTES // arg.itemsize} "
             "elements"
         )
     return step
@@ -116,9 +117,9 @@ class TensorMaps:
     def encode(self, address: int) -> ctypes.Array[ctypes.c_char]:
         """The map of a tensor that begins at `address`: what a kernel is given, in memory that does not move."""
         form, memory = self.form, aligned_memory()
-        if address % GRANULE:
+        if address % BULK_BYTES:
             raise LaunchError(
-                f"argument `{form.name}` must begin at a multiple of {GRANULE} bytes, and {address:#x} is none; "
+                f"argument `{form.name}` must begin at a multiple of {BULK_BYTES} bytes, and {address:#x} is none; "
                 "pass .clone(), or a view that begins elsewhere"
             )
         try:

@@ -132,12 +132,13 @@ def check_gpu() -> str:
     """Name and compute capability."""
     import torch
 
+    from torch_tile.hardware import detected
+
     if not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
         raise RuntimeError(f"{why}; kernels run on the CPU")
     names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    major, minor = torch.cuda.get_device_capability()
-    return f"{', '.join(names)}, sm_{major}{minor}"
+    return f"{', '.join(names)}, sm_{detected()}"
 
 
 def check_cuda_kernel() -> str:

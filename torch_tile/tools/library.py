@@ -15,7 +15,6 @@ from functools import partial
 
 import torch
 
-from torch_tile.autotuner.machine import UNITS
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels import common
@@ -101,7 +100,7 @@ def _no_launch(found: list[JITKernel]) -> Iterator[None]:
 @contextmanager
 def _machine(target: Target) -> Iterator[None]:
     """Let the families take CPU tensors for those of a machine of `target`."""
-    machine = common.Machine(target, UNITS.get(target.capability, 128))
+    machine = common.Machine(target, target.sms if target.kind == "cuda" else 128)
     with ExitStack() as stack:
         for family in FAMILIES:
             stack.enter_context(_replaced(family, "machine_of", lambda x: machine))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
-from torch_tile.hardware import Target
+from torch_tile.hardware import WARP, Target
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.banks import passes
 from torch_tile.ir.buffer import Buffer
@@ -26,8 +26,6 @@ from torch_tile.ir.stmt import Alloc, Kernel, Program, Store
 from torch_tile.language import PrimFunc
 from torch_tile.lowering import cuda_passes
 from torch_tile.tools import Mistake
-
-WARP = 32
 
 
 def show(file: str, target: str, stages: list[str], pictures: str = "", formats: tuple[str, ...] = ("svg",)) -> str:

@@ -5,6 +5,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch_tile import hardware
 from torch_tile.inductor.context import Context
 from torch_tile.inductor.finalize import settle
 from torch_tile.inductor.patterns.gemm import gemm
@@ -130,10 +131,10 @@ def test_latents_that_many_heads_read(sizes, widths, sure, h200):
 @pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200", "unknown"])
 def test_other_machines_hold_contests(name, monkeypatch):
     """The rules were checked on Hopper; of an Ampere card the peak is known, too."""
-    capability = (9, 0) if "H200" in name else (8, 0)
+    capability = 90 if "H200" in name else 80
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(hardware, "_capability_of", lambda index: capability)
     with FakeTensorMode() as mode, V.set_fake_mode(mode):
         assert bool(cost_rules.with_epilogue(product(4096, 16384, 4096))) == ("H200" in name)
 

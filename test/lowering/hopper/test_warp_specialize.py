@@ -10,14 +10,13 @@ from expecttest import assert_expected_inline
 
 import torch_tile.language as T
 from torch_tile.compiler.context import Build, PassOptions
-from torch_tile.hardware import Target
+from torch_tile.hardware import Target, equal_share
 from torch_tile.intrinsics.bulk import mbarrier_wait
 from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import Alloc, Block, Do, Let, Role
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.hopper.async_wgmma import async_products
 from torch_tile.lowering.hopper.warp_specialize import split_warps
-from torch_tile.registers import equal_share
 from torch_tile.tileop.arrive import ArriveLast
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torch_tile.hardware import VECTOR_BYTES
 from torch_tile.inductor.compat import size_hint
 from torch_tile.inductor.graph.axes import Group, arrange, axes_of, trace, trace_unrounded
 from torch_tile.inductor.graph.nodes import (
@@ -31,7 +32,6 @@ from torch_tile.inductor.graph.nodes import (
     val,
 )
 
-ROW = 16  # bytes: kernels copy rows fastest that start at multiples of it
 _RESHAPING = (
     *(*VIEWS, *COPIES, aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default),
     *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
@@ -150,7 +150,7 @@ def _reads_as_well(new: torch.Tensor, old: torch.Tensor, root: torch.Tensor) -> 
 
 def _has_aligned_rows(x: torch.Tensor) -> bool:
     starts = (x.storage_offset(), *(s for n, s in zip(x.shape[:-1], x.stride()[:-1], strict=True) if not known(n == 1)))
-    return all(known(start * x.element_size() % ROW == 0) for start in starts)
+    return all(known(start * x.element_size() % VECTOR_BYTES == 0) for start in starts)
 
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

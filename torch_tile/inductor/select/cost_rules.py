@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch.fx import Node
 
+from torch_tile.hardware import VECTOR_BYTES, Target
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.nodes import is_call, known, val
 from torch_tile.inductor.select.roofline import FLOPS, Peak, peak_of, sizes_of
@@ -28,7 +29,7 @@ OF_PRODUCT, OF_ATTENTION = 0.06, 1.0
 # Rows of so many elements at most, a power of two, Inductor holds in registers; other rows it reads twice, or in vain.
 HELD = 2048
 MOST_BYTES = 1 << 25  # of a tensor beside which the second-level cache has room for another
-ALIGNED = 8  # elements
+ALIGNED = VECTOR_BYTES // 2  # elements of 2 bytes
 # Of torch's fused encoder layer: below this share of all products attention's kernel does not matter, and the other
 # kernels are ATen's on both sides. On an H200 ours took 0.97 to 1.02 of its time at 0.08, and compiling 3 s.
 OF_LAYER = 0.1
@@ -41,7 +42,7 @@ ATTENTION = torch.ops.tile.attention.default, torch.ops.tile.attention_lse.defau
 def measured(device: torch.device) -> Peak | None:
     """The peak of a GPU, if it is of the kind on which these rules were checked, Hopper."""
     peak = peak_of(device)
-    return peak if peak is not None and torch.cuda.get_device_capability(device) == (9, 0) else None
+    return peak if peak is not None and Target.of_device(device).has_wgmma else None
 
 
 def with_epilogue(nodes: Sequence[Node]) -> str:
@@ -92,7 +93,6 @@ def _has_large_tiles(q: Node, q_pe: Node, kv: Node) -> bool:
     """Whether decoding has a kernel with the tiles that are best for Hopper: the widest latents leave room for small
     ones only. Those of 640 columns have such tiles, and lose; no model has a width that is no power of two.
     """
-    from torch_tile.hardware import Target
     from torch_tile.kernels.common import Machine, power_of_two  # not before: they bring the compiler along
     from torch_tile.kernels.mla.spec import HOPPER, SHORT, Form, Problem, config_for
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torch_tile.hardware import BOARDS, Board, flops_of
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.nodes import arg, aten, is_tensor, val
 
@@ -50,21 +51,12 @@ class Peak:
         return "arithmetic" if cost.flops / rate > cost.bytes / self.bandwidth else "memory"
 
 
-def _peak(half: float, single: float, double: float, bandwidth: float) -> Peak:
-    """From data sheets, in 1e12 operations and 1e12 bytes per second."""
-    flops = {torch.bfloat16: half, torch.float16: half, torch.float32: single, torch.float64: double}
-    return Peak({dtype: rate * 1e12 for dtype, rate in flops.items()}, bandwidth * 1e12)
+def _peak(board: Board) -> Peak:
+    return Peak({getattr(torch, name): rate for name, rate in flops_of(board).items()}, board.bandwidth * 1e12)
 
 
-# By the name that the driver gives. float32 is that of the ordinary units, float64 that of the tensor cores.
-PEAKS = {
-    "NVIDIA A100-SXM4-40GB": _peak(312, 19.5, 19.5, 1.555),
-    "NVIDIA A100-SXM4-80GB": _peak(312, 19.5, 19.5, 2.039),
-    "NVIDIA A100 80GB PCIe": _peak(312, 19.5, 19.5, 1.935),
-    "NVIDIA H100 PCIe": _peak(756, 51.2, 51.2, 2.0),
-    "NVIDIA H100 80GB HBM3": _peak(989.4, 66.9, 66.9, 3.35),
-    "NVIDIA H200": _peak(989.4, 66.9, 66.9, 4.8),
-}
+PEAKS = {name: _peak(board) for name, board in BOARDS.items()}
+"""By the name that the driver gives."""
 
 
 def peak_of(device: torch.device | None) -> Peak | None:

@@ -95,7 +95,7 @@ def _cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
     if not machine.is_gpu:
         plain = Config(packed=False)
         return Cuts(plain, plain)
-    hopper = machine.target.capability == 90 and form.dtype.itemsize == 2 and form.vector >= 8
+    hopper = machine.target.has_wgmma and form.dtype.itemsize == 2 and form.vector >= 8
     kind = HOPPER if hopper else HALVES if form.dtype.itemsize == 2 else WIDE
 
     def chosen(cuts: Sequence[Config], sums: Sequence[str]) -> Config | None:
@@ -203,7 +203,7 @@ def _finished(config: Config, form: Form, machine: Machine, sums: Sequence[str],
     """
     side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
     # Numbers of 4 bytes that are read across rows take registers that only products by wgmma leave.
-    narrow = "dq" in sums or machine.target.capability == 90 or all(x.stored.itemsize < 4 for x in form.operands)
+    narrow = "dq" in sums or machine.target.has_wgmma or all(x.stored.itemsize < 4 for x in form.operands)
     tiled = narrow and any(x.tiled for x in form.operands)
     room = not tiled or _shared(config, form, sums, _columns(form, sums)) <= machine.target.shared_limit
     staged = form.dtype.itemsize == 2 and room and sums not in (("dk",), ("dv",))

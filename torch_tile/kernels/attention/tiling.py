@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import torch
 
+from torch_tile.hardware import RESERVED
 from torch_tile.kernels.attention.spec import Config, Form
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, typical
 from torch_tile.kernels.tuned import rows_class, tuned
@@ -111,14 +112,14 @@ SHARING = {
 }
 # Under masks, whose tiles stand beside those of keys and values.
 SHARING_MASKED = {64: Config(64, 64, 128, 2, shares=8, blocks=3), 128: SHARING[128]}
-BARRIERS, RESERVED = 1024, 1024  # bytes of shared memory of each block: for mbarriers, and what the driver takes
+BARRIERS = 1024  # bytes of shared memory of each block, for mbarriers
 SIDE_BY_SIDE = 8, 4, 2
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
 
 def _hopper_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
     """The cut for products by wgmma; None where they do not apply."""
-    if machine.target.capability != 90 or form.dtype.itemsize != 2 or form.vector < 8 or problem.rows <= 16:
+    if not machine.target.has_wgmma or form.dtype.itemsize != 2 or form.vector < 8 or problem.rows <= 16:
         return None
     if (sharing := _sharing(form, problem, machine)) is not None:
         return sharing

@@ -78,7 +78,7 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
         return _few_rows(problem, machine)
     if products > MOST_PRODUCTS:
         return None
-    if machine.target.capability != 90 or not problem.aligned:
+    if not machine.target.has_wgmma or not problem.aligned:
         return Config(64 // products, 128, 64, 128, 3)
     wide = 256 // products
     columns = _columns(MANY_COLUMNS // products, problem)  # weights under way stay in registers
@@ -89,7 +89,7 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
 
 def _few_rows(problem: Problem, machine: Machine) -> Config:
     """Long rows of weights in each step; where there are few tiles, they are smaller and blocks share the sum."""
-    block_m, clusters = max(8, power_of_two(problem.m)), machine.target.capability >= 90
+    block_m, clusters = max(8, power_of_two(problem.m)), machine.target.has_clusters
     fills = -(-problem.n // 128) * 5 >= machine.units * 3
     if clusters and not fills and (found := _in_clusters(block_m, problem, machine)) is not None:
         return found

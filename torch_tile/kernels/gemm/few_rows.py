@@ -36,7 +36,7 @@ def turned_config(problem: Problem, machine: Machine) -> Config | None:
 
     A block that streams has about a fiftieth of the memory's rate, so two fifths of the SMs are enough for few rows.
     """
-    if machine.target.capability != 90 or not problem.aligned or problem.dtype.itemsize != 2:
+    if not machine.target.has_wgmma or not problem.aligned or problem.dtype.itemsize != 2:
         return None
     rows = next((r for r in TURNED_ROWS if problem.m <= r), 0)
     config = _turned_tile(rows, problem, machine) if rows and problem.k >= SHORTEST_K else None
@@ -82,7 +82,7 @@ def row_by_tensor_cores(problem: Problem, machine: Machine) -> bool:
 
     For short rows of the matrix, and for such a distance of them that memory is slow to give several at a time.
     """
-    if machine.target.capability != 90 or problem.products > 1 or not problem.aligned:
+    if not machine.target.has_wgmma or problem.products > 1 or not problem.aligned:
         return False
     return problem.k <= 8192 or problem.k * problem.dtype.itemsize % 32768 == 0
 
@@ -92,7 +92,7 @@ def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
     config = next(c for c in FEW_ROWS_CONFIGS if problem.m <= c.block_m)
     if not fitting([Tile(config, 1, 1.0)], problem, machine):
         return None
-    if machine.target.capability >= 90 and (found := _few_rows_in_clusters(config, problem, machine)) is not None:
+    if machine.target.has_clusters and (found := _few_rows_in_clusters(config, problem, machine)) is not None:
         return found
     config = with_room(config, problem, machine)
     count, steps = count_of(config, problem), problem.k // config.block_k
@@ -128,6 +128,6 @@ def joined(config: Config, problem: Problem, machine: Machine, most: int) -> Con
     wanted = power_of_two(-(-5 * machine.units // (4 * count)))
     longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps
     splits = max(1, min(wanted, most, longest))
-    if machine.target.capability < 90 or 5 * count * splits < 2 * machine.units:
+    if not machine.target.has_clusters or 5 * count * splits < 2 * machine.units:
         return None
     return replace(with_room(config, problem, machine), splits=splits, cluster=splits > 1)

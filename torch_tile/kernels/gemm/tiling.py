@@ -161,7 +161,7 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
 def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
     """By wgmma; None for operands that bulk copies and wgmma cannot take, for few rows, and for few tiles."""
     size, units = problem.dtype.itemsize, machine.units
-    if machine.target.capability != 90 or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
+    if not machine.target.has_wgmma or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
         return None
     found = []
     for tile in (*HOPPER_TILES, *SMALL_HOPPER_TILES, *(FEWER_ROWS_TILES if problem.m <= FEWER_ROWS else ())):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch_tile.language as T
+from torch_tile.hardware import WARPGROUP
 from torch_tile.jit import jit
 from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
 from torch_tile.kernels.mla.hopper_halves import PANEL, Halves
@@ -26,7 +27,7 @@ from torch_tile.kernels.mla.scheduler import Units, scheduled_types
 from torch_tile.kernels.mla.spec import Config, Form
 from torch_tile.kernels.mla.tiles import SLACK, hide, store_through
 
-BOTH = 256  # threads of the warpgroups that multiply
+BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
 FIRST, SECOND = 1, 2  # barriers: the weights of the first or second tile of a pair are there
 ENDS = 3, 4  # the sums of the first or second warpgroup are
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import torch_tile.language as T
+from torch_tile.hardware import BULK_BYTES, GRID_LIMITS
 from torch_tile.kernels.common import Machine, power_of_two, strided, typical
 from torch_tile.kernels.tuned import rows_class, tuned
 
@@ -59,7 +60,7 @@ class Form:
     def on_hopper(self, machine: Machine) -> bool:
         """Whether wgmma multiplies tiles that bulk copies bring."""
         wide = self.latent % 128 == 0 and self.rotary % 64 == 0 and self.vector > 1 and self.dtype.itemsize == 2
-        return machine.target.capability == 90 and wide and not self.gathered
+        return machine.target.has_wgmma and wide and not self.gathered
 
     def cache_shapes(self, batch: Any) -> tuple[Any, list[Any], Any]:
         """The first two sizes of the cache; the table's type, if paged; the number of positions that it covers."""
@@ -147,8 +148,7 @@ def splits_for(config: Config, problem: Problem, machine: Machine, wanted: int =
 
 
 LEAST_ROWS, MOST_ROWS = 16, 64  # of a block on a GPU
-MOST_SHARES = 65535  # blocks in the second dimension of a launch
-BULK = 16  # bytes: rows of tensors that bulk copies move begin at multiples of it
+MOST_SHARES = GRID_LIMITS[1]  # blocks in the second dimension of a launch
 LEAST_SHARE = 256  # positions: joining shares takes as long as a block takes for so many
 
 # Cuts by falling size; the first whose tiles fit is taken.
@@ -165,7 +165,7 @@ LONG = (Config(64, 64, 256), Config(64, 32, 256), Config(32, 32, 256, stages=1),
 def _fits(config: Config, form: Form, machine: Machine) -> bool:
     """Whether the tiles fit in shared memory and the sums in registers."""
     size, width = form.dtype.itemsize, form.latent + form.rotary
-    if config.by_turns and form.vector * size < BULK:
+    if config.by_turns and form.vector * size < BULK_BYTES:
         return False
     elements = (config.block_h + config.stages * config.block_kv) * width + config.block_h * config.block_kv
     sums = config.block_h * form.latent * max(1, size // 4) // config.threads

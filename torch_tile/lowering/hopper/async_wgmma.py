@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from torch_tile.compiler.context import Build
+from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics.bulk import in_turns
 from torch_tile.intrinsics.wgmma import wgmma_wait
 from torch_tile.ir import stmt as st
@@ -38,14 +39,13 @@ from torch_tile.tileop.gemm.wgmma_results import WgmmaResults
 
 ZERO = const(0, int32)
 MOST_LEADING = 4  # turns that a loop is not turned for
-WARPGROUP = 128  # threads
 LAST_BARRIER = 15  # with a number, of a block
 MOST_PENDING = 7  # groups that a wait can leave under way
 
 
 def async_products(program: Program, build: Build) -> Program:
     """Defer waits for products in the loops of roles; values do not change."""
-    return _Async(build)(program) if build.target.capability == 90 else program
+    return _Async(build)(program) if build.target.has_wgmma else program
 
 
 class _Async(Rewriter):

@@ -25,7 +25,7 @@ from torch_tile.tileop.gemm.op import Gemm
 
 def peel_branches(program: Program, build: Build) -> Program:
     """Cut loops of roles where a branch begins; values do not change."""
-    return _Peel()(program) if build.target.capability == 90 else program
+    return _Peel()(program) if build.target.has_wgmma else program
 
 
 class _Peel(Rewriter):

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torch_tile.compiler.context import Build
-from torch_tile.hardware import MOST_THREADS
+from torch_tile.hardware import MOST_THREADS, UNIT, WARP, WARPGROUP, equal_share
 from torch_tile.intrinsics.bulk import (
     cluster_arrive,
     cluster_wait,
@@ -59,12 +59,10 @@ from torch_tile.lowering.hopper.plan_tma_loads import (
 )
 from torch_tile.lowering.pipelining.copy_plan import reads_of
 from torch_tile.lowering.pipelining.schedule import without
-from torch_tile.registers import UNIT, equal_share
 from torch_tile.tileop.copy import tma
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
 
-WARP, WARPGROUP = 32, 128
 FEWEST_REGISTERS, MOST_REGISTERS = 24, 240  # of a thread
 REGISTERS_UNDER_CONDITIONS = 40  # of threads that copy in loops in loops, and have to find out whether
 MOST_COPIERS = 4  # warps
@@ -74,7 +72,7 @@ ZERO = const(0, int32)
 
 def split_warps(program: Program, build: Build) -> Program:
     """Give kernels whose products go by wgmma a warp that copies; values do not change."""
-    if build.target.capability != 90:
+    if not build.target.has_wgmma:
         for kernel in program.kernels:
             _each_its_own(kernel, f"{build.target} has no roles of warps", build)
         return program

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Span
+from torch_tile.hardware import VECTOR_BYTES
 from torch_tile.intrinsics.memory import vector_copy
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
@@ -38,7 +39,6 @@ from torch_tile.lowering.common.flatten import linear
 from torch_tile.lowering.threads.vector_conditions import in_all_steps
 from torch_tile.tileop.alignment import aligned_run, strides_of
 
-WIDEST = 16  # bytes of one access
 ON_CHIP = ("local", "var")
 
 
@@ -213,7 +213,7 @@ class _Loop:
         ahead = _WithoutRemainders()(binary("-", last, start.indices[-1]))
         if not equal(simplify(ahead, self.known.ranges), self.var):
             return 1
-        width = math.gcd(self.count, WIDEST // buffer.dtype.itemsize, 1 << 10)
+        width = math.gcd(self.count, VECTOR_BYTES // buffer.dtype.itemsize, 1 << 10)
         while width > 1 and not self.is_aligned(start, width):
             width //= 2
         return width

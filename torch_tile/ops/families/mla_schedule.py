@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import torch
 
+from torch_tile.hardware import GRID_LIMITS
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
 
-MOST_UNITS = 65535  # blocks in the second dimension of a launch
+MOST_UNITS = GRID_LIMITS[1]  # blocks in the second dimension of a launch
 
 
 def _fake_mla_schedule(seq_lens: torch.Tensor, rows: int, units: int = 0) -> torch.Tensor:

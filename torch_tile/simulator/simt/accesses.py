@@ -14,7 +14,7 @@ import numpy as np
 from torch_tile.diagnostics.errors import Span
 from torch_tile.simulator.findings import Findings
 from torch_tile.simulator.simt.race_clocks import VectorClock, View
-from torch_tile.simulator.simt.race_epochs import WARP, Array, Trace
+from torch_tile.simulator.simt.race_epochs import WHOLE_WARP, Array, Trace
 
 COLUMNS = 1 << 16  # a stamp is a time and a column of VectorClock: time * COLUMNS + column; 0 is never
 LANES = 64  # a read of a warp is a time and a lane: time * LANES + lane; 0 is never
@@ -55,8 +55,8 @@ class OrderedTrace(Trace):
 
     def wrote(self, places: Array, who: Array, atomic: bool = False) -> None:
         """Note a write."""
-        wide = who >= WARP
-        warp = np.where(wide, who - WARP, who // 32)
+        wide = who >= WHOLE_WARP
+        warp = np.where(wide, who - WHOLE_WARP, who // 32)
         column = np.where(wide, self.order.lanes + warp * 32, who)
         self.writes[places] = (self.order.epoch[warp] * COLUMNS + column)[:, None]
         self.atomic[places] = atomic
@@ -154,7 +154,7 @@ class OrderedTrace(Trace):
 
     def _race(self, what: str, earlier: str, who: Array, row: int, span: Span | None, bad: Array) -> None:
         now = who[row] if len(who) == len(bad) else who[0]
-        column = now if now < WARP else self.order.lanes + 32 * (now - WARP)
+        column = now if now < WHOLE_WARP else self.order.lanes + 32 * (now - WHOLE_WARP)
         text = f"{what} before by {earlier}, now by {self._name(int(column))}"
         self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
 
@@ -165,8 +165,8 @@ class OrderedTrace(Trace):
         """Note reads; of several lanes of a warp that do not know of each other, that they are several."""
         if self.by_warps is None:
             self.by_warps = np.zeros((self.order.lanes // 32, self.count), np.int64)
-        wide = who >= WARP
-        warp, lane = np.where(wide, who - WARP, who // 32)[:, None], np.where(wide, ALL, who % 32)[:, None]
+        wide = who >= WHOLE_WARP
+        warp, lane = np.where(wide, who - WHOLE_WARP, who // 32)[:, None], np.where(wide, ALL, who % 32)[:, None]
         start = self.order.epoch[warp] * LANES
         before = self.by_warps[warp, places]
         if ((before == start + lane) | (before == start + ALL)).all():

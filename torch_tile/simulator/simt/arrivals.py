@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from torch_tile.simulator.simt.race_epochs import WARP_SIZE, Array
+from torch_tile.hardware import WARP
+from torch_tile.simulator.simt.race_epochs import Array
 
 
 class Heard:
@@ -23,7 +24,7 @@ class Heard:
         self.table = np.zeros((len(self.blocks), width + 1), np.int64)  # the last column is of agents not known
         for row, known in zip(self.table, self.blocks.values(), strict=True):
             row[: len(known)] = known
-            row[lanes : 2 * lanes] = np.repeat(known[:lanes].reshape(-1, WARP_SIZE).min(axis=1), WARP_SIZE)
+            row[lanes : 2 * lanes] = np.repeat(known[:lanes].reshape(-1, WARP).min(axis=1), WARP)
 
     def has(self, when: Array, column: Array) -> Array:
         """Whether what stamps of other blocks say was done before (columns as of View.seen)."""

@@ -18,7 +18,7 @@ from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.simulator.simt import values as va
 from torch_tile.simulator.simt.memory import Memory, Threads, Tile
 from torch_tile.simulator.simt.race_clocks import VectorClock
-from torch_tile.simulator.simt.race_epochs import WARP, Array, Clock
+from torch_tile.simulator.simt.race_epochs import WHOLE_WARP, Array, Clock
 from torch_tile.simulator.simt.registers import Local
 from torch_tile.simulator.simt.roles import Tasks
 from torch_tile.simulator.simt.shared import Owner, Shared
@@ -242,7 +242,7 @@ def _ldmatrix(p: Place) -> Run:
         if not len(ids):
             return
         to, source = p.behind(0), cast(Tile, p.behind(1))
-        raw = source.rows(p.addresses(1, ids), p.counts[1], ids, p.span, who=WARP + ids // 32)
+        raw = source.rows(p.addresses(1, ids), p.counts[1], ids, p.span, who=WHOLE_WARP + ids // 32)
         found = p.meaning(raw.reshape(-1, lanes, raw.shape[1]))
         who = p.threads.ids.reshape(-1, 32)[warps].ravel()
         flat = np.ascontiguousarray(found).reshape(len(who), -1)
@@ -264,7 +264,7 @@ def _stmatrix(p: Place) -> Run:
         found = np.ascontiguousarray(p.meaning(raw.reshape(-1, 32, raw.shape[1])))
         ids = p.threads.ids.reshape(-1, 32)[warps, :lanes].ravel()
         flat = found.reshape(len(ids), -1).view(tile.raw_type)
-        tile.put_rows(p.addresses(0, ids), flat, ids, p.span, who=WARP + ids // 32)
+        tile.put_rows(p.addresses(0, ids), flat, ids, p.span, who=WHOLE_WARP + ids // 32)
 
     return run
 

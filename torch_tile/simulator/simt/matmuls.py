@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from torch_tile.diagnostics.errors import Span
-from torch_tile.intrinsics.wgmma import THREADS
+from torch_tile.hardware import WARPGROUP
 from torch_tile.ir.buffer import Buffer
 from torch_tile.simulator.simt.calls import Calls
 from torch_tile.simulator.simt.memory import Memory
@@ -35,7 +35,7 @@ class Products:
 
     def __init__(self, calls: Calls):
         self.calls = calls
-        groups = -(-calls.threads.lanes // THREADS)
+        groups = -(-calls.threads.lanes // WARPGROUP)
         self.closed = np.zeros(groups, np.int64)  # groups of products
         self.done = np.zeros(groups, np.int64)  # of these, known to be done
         self.fences = np.zeros(groups, np.int64)  # how many there were
@@ -96,7 +96,7 @@ class Products:
         self.done[group] = max(done, self.done[group])
         self.under_way = any(turn > self.done[g] for g, (turn, _) in self.last.items())
         for warp, agent in enumerate(self.agents(group)):
-            order.learn(group * THREADS + 32 * warp + np.arange(32), agent, order.time(done))
+            order.learn(group * WARPGROUP + 32 * warp + np.arange(32), agent, order.time(done))
 
     def finish(self) -> None:
         """A block does not end before its products."""
@@ -141,10 +141,10 @@ class Accumulators(Local):
             return
         mask = self.threads.mask
         if self.last is None or self.last[0] is not mask:
-            self.last = mask, np.unique(self.threads.active() // THREADS)
+            self.last = mask, np.unique(self.threads.active() // WARPGROUP)
         place = np.array(min(max(index, 0), self.size - 1))
         self.calls.state(Products).touch(self, place, self.last[1], span)
 
     def _touch_rows(self, index: Array, count: int, ids: Array, span: Span | None) -> None:
         places = np.clip(index[:, None] + np.arange(count), 0, self.size - 1)
-        self.calls.state(Products).touch(self, places, (ids // THREADS)[:, None], span)
+        self.calls.state(Products).touch(self, places, (ids // WARPGROUP)[:, None], span)

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from torch_tile.simulator.simt.arrivals import Heard
-from torch_tile.simulator.simt.race_epochs import WARP, Array, Clock
+from torch_tile.simulator.simt.race_epochs import WHOLE_WARP, Array, Clock
 
 NOTHING = np.zeros(0, np.int64)  # is what is known before anything is
 
@@ -174,8 +174,8 @@ class VectorClock(Clock):
 
     def view(self, who: Array) -> View:
         """What each accessor knows; a warp as a whole what all of its threads do."""
-        if len(who) and who[0] >= WARP:
-            return View(self.known.reshape(-1, 32, self.known.shape[1]).min(axis=1), who - WARP, self.lanes)
+        if len(who) and who[0] >= WHOLE_WARP:
+            return View(self.known.reshape(-1, 32, self.known.shape[1]).min(axis=1), who - WHOLE_WARP, self.lanes)
         return View(self.known, who, self.lanes)
 
     def common_view(self, ids: Array, rows: int) -> View:

@@ -3,7 +3,7 @@
 
 Each place remembers in which epoch (between two barriers) and by whom it was last written and read. An access is a race
 if another thread touched the place in the same epoch, one of the two writes, and no barrier of their warp lies between.
-Threads are told by number; WARP + w is warp w as a whole (ldmatrix: any lane may receive any byte), ANYONE stands for
+Threads are told by number; WHOLE_WARP + w is warp w (ldmatrix: any lane may receive any byte), ANYONE stands for
 several warps. Global memory also remembers what other blocks have touched, which is in order only for the last block to
 arrive at a counter (arrive_last).
 """
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from torch_tile.diagnostics.errors import Span
+from torch_tile.hardware import MOST_BLOCKS_OF_CLUSTER, MOST_THREADS
 from torch_tile.simulator.findings import Findings
 
-WARP = 8192  # more than the threads of a cluster
-WARP_SIZE = 32
-WHO = 2 * WARP  # accessor codes per epoch: threads, warps from WARP on
+WHOLE_WARP = MOST_BLOCKS_OF_CLUSTER * MOST_THREADS  # above the numbers of threads
+WHO = 2 * WHOLE_WARP  # accessor codes per epoch: threads, warps from WHOLE_WARP on
 ANYONE = WHO - 1
 Array = Any
 
@@ -135,7 +135,7 @@ class Trace:
         """Note accessors of places that others may have accessed in this epoch, too."""
         base, me = self.clock.base, self.clock.base + who[:, None]
         before = stamps[places]
-        known = (before == me) | (before == base + ANYONE) | (before == base + WARP + who[:, None] // 32)
+        known = (before == me) | (before == base + ANYONE) | (before == base + WHOLE_WARP + who[:, None] // 32)
         if known.all():
             return
         stamps[places] = me
@@ -152,7 +152,7 @@ class Trace:
         base = self.clock.base
         a, b = _warp(np.broadcast_to(mine, where.shape)[where] - base), _warp(others[where] - base)
         apart = (a != b) | (a == 32)
-        stamps[here] = base + WARP + a
+        stamps[here] = base + WHOLE_WARP + a
         stamps[here[apart]] = base + ANYONE
 
 
@@ -163,10 +163,10 @@ def _latest(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
 
 def _warp(who: Array) -> Array:
     """The warp of an accessor; 32 for ANYONE."""
-    return np.where(who < WARP, who // 32, np.minimum(who - WARP, 32)).astype(np.int64)
+    return np.where(who < WHOLE_WARP, who // 32, np.minimum(who - WHOLE_WARP, 32)).astype(np.int64)
 
 
 def _name(who: int) -> str:
     if who == ANYONE:
         return "threads of several warps"
-    return f"thread {who}" if who < WARP else f"warp {who - WARP}"
+    return f"thread {who}" if who < WHOLE_WARP else f"warp {who - WHOLE_WARP}"

@@ -10,9 +10,10 @@ from typing import cast
 
 import numpy as np
 
+from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics import wgmma as tw
 from torch_tile.intrinsics.matrix import Digits
-from torch_tile.intrinsics.wgmma import THREADS, Descriptor, M
+from torch_tile.intrinsics.wgmma import Descriptor, M
 from torch_tile.simulator.simt import values as va
 from torch_tile.simulator.simt.bulk import CHUNK, of_thread, swizzled
 from torch_tile.simulator.simt.calls import Handler, Place, Run
@@ -25,7 +26,7 @@ A_DIGITS = {16: tw.A_16, 8: tw.A_8, 32: tw.A_32}  # by bits of an element
 
 def spread(digits: tuple[Digits, Digits], registers: int) -> tuple[Array, Array]:
     """For each register and thread of a warpgroup, `[registers, 128]`: row and column of one instruction's element."""
-    register, thread = np.meshgrid(np.arange(registers), np.arange(THREADS), indexing="ij")
+    register, thread = np.meshgrid(np.arange(registers), np.arange(WARPGROUP), indexing="ij")
     found = []
     for dim in digits:
         index = np.zeros_like(thread)
@@ -80,8 +81,8 @@ class _Product:
 
     def multiply(self, group: int) -> None:
         """One warpgroup's product."""
-        p, lead = self.p, group * THREADS
-        ids = lead + np.arange(THREADS)
+        p, lead = self.p, group * WARPGROUP
+        ids = lead + np.arange(WARPGROUP)
         a = self.factor_in_registers(group, ids) if self.walks[0] is None else self.shared(1, self.walks[0], M, group)
         b = self.shared(2, self.walks[1], self.n, group)
         memory, start, count = p.registers(0)
@@ -108,7 +109,7 @@ class _Product:
 
     def shared(self, operand: int, walk: Descriptor, rows: int, group: int) -> Array:
         """An operand in shared memory, `[row, k]`."""
-        p, tile, lead = self.p, cast(Tile, self.p.behind(operand)), group * THREADS
+        p, tile, lead = self.p, cast(Tile, self.p.behind(operand)), group * WARPGROUP
         dtype, products = tile.dtype, self.products
         index = np.array([of_thread(p.operands[operand](), lead)])
         start = int(tile.address(index)[0]) + of_thread(p.operands[operand + 2](), lead)
@@ -122,7 +123,7 @@ class _Product:
         if ok is not None:
             return np.zeros((rows, self.k))
         turn = p.calls.order.time(int(products.closed[group]) + 1)
-        ids = lead + np.arange(THREADS)
+        ids = lead + np.arange(WARPGROUP)
         raw = p.calls.shared.fetch(chunks.ravel(), CHUNK, ids, products.agents(group), turn, tile.owner, p.span)
         found = va.decode(raw.view(tile.raw_type).reshape(len(chunks), -1), dtype)
         return self.wide(found.T if walk.across else found, operand - 1)
@@ -137,7 +138,7 @@ class _Product:
 
 def whole_groups(p: Place) -> Array:
     """The warpgroups that run; reports those of which only a part does."""
-    running = np.zeros((-(-p.threads.lanes // THREADS), THREADS), bool)
+    running = np.zeros((-(-p.threads.lanes // WARPGROUP), WARPGROUP), bool)
     running.ravel()[p.threads.active()] = True
     torn = running.any(axis=1) & ~running.all(axis=1)
     if torn.any():
@@ -177,7 +178,7 @@ def _wait(p: Place) -> Run:
 def _results(p: Place) -> Run:
     def run() -> None:
         memory, start, count = p.registers(0)
-        groups = np.unique(p.threads.active() // THREADS)
+        groups = np.unique(p.threads.active() // WARPGROUP)
         p.calls.state(Products).show(memory, start + np.arange(count)[:, None], groups, p.span)
 
     return run

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_tile.hardware import WARP
 from torch_tile.intrinsics.matrix import Digits, ldmatrix, stmatrix
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from torch_tile.tileop.copy.op import Copy
     from torch_tile.tileop.threads import ThreadContext
 
-WARP = 32
 ACROSS = (Digit(8, 4, "t"),)  # where the rows of a matrix lie
 
 

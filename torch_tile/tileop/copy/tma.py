@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
+from torch_tile.hardware import BULK_BYTES, LARGEST_BOX, MOST_RANK
 from torch_tile.intrinsics import bulk
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import interval
@@ -28,7 +29,6 @@ from torch_tile.tileop.alignment import strides_of
 from torch_tile.tileop.base import is_one, region_of, same_extents, spread, squeezed, tile_op
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma_boxes import (
-    LARGEST_BOX,
     Sides,
     box_of,
     corners,
@@ -40,7 +40,6 @@ from torch_tile.tileop.gemm.wgmma import panel_span
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 ZERO = const(0, dt.int32)
-MOST_DIMENSIONS = 5
 TYPES = {
     "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
     "uint64", "float8_e4m3fn", "float8_e5m2",
@@ -117,7 +116,7 @@ class TmaCopy(Copy):
 
 def refuses(op: Copy, ctx: ThreadContext) -> str | None:
     """Why bulk copies cannot do it; None if they can."""
-    if ctx.target.capability < 90:
+    if not ctx.target.has_tma:
         return f"{ctx.target} has no bulk copies of tiles"
     if {op.src.buffer.scope, op.dst.buffer.scope} != {"global", "shared"}:
         return "bulk copies go between global and shared memory"
@@ -136,8 +135,8 @@ def _refuses_tensor(region: Region, ctx: ThreadContext) -> str | None:
     tensor, size = region.buffer, region.buffer.dtype.itemsize
     if tensor.dtype.name not in TYPES:
         return f"no bulk copy moves {tensor.dtype}"
-    if tensor.rank > MOST_DIMENSIONS:
-        return f"`{tensor.name}` has {tensor.rank} dimensions, and tensor maps have at most {MOST_DIMENSIONS}"
+    if tensor.rank > MOST_RANK:
+        return f"`{tensor.name}` has {tensor.rank} dimensions, and tensor maps have at most {MOST_RANK}"
     if not tensor.may_start_at(16):
         return f"`{tensor.name}` may not start at a multiple of 16 bytes"
     strides = strides_of(tensor)
@@ -199,7 +198,7 @@ def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
     copied = [(n, number_of(e)) for n, e in zip(shape, region.extents, strict=True) if not is_one(e)]
     if any(n != e for n, e in copied[1:]):
         return f"the slice of `{tile.name}` is not dense"
-    if copied[-1][1] * size % 16 or copied[-1][1] > LARGEST_BOX:
+    if copied[-1][1] * size % BULK_BYTES or copied[-1][1] > LARGEST_BOX:
         return f"rows of {copied[-1][1]} elements are no boxes of whole 16 bytes"
     start: Expr = ZERO
     for index, count in zip(region.starts, shape, strict=True):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from torch_tile.hardware import LARGEST_BOX
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Const, Expr, const
@@ -20,7 +21,6 @@ from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.gemm.wgmma import panel_span
 
 ZERO = const(0, dt.int32)
-LARGEST_BOX = 256
 
 
 @dataclass(frozen=True)

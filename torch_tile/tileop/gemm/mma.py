@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_tile.diagnostics.errors import InternalError
+from torch_tile.hardware import WARP
 from torch_tile.intrinsics.matrix import FRAGMENTS, Digits, shape_for
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Const
 from torch_tile.ir.layout import Layout, shared_tile
 from torch_tile.ir.stmt import Stmt
 from torch_tile.tileop.gemm import steps as gemm_steps
-from torch_tile.tileop.gemm.partition import WARP, Partition, partitions, transposed
+from torch_tile.tileop.gemm.partition import Partition, partitions, transposed
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch_tile.hardware import WARP
 from torch_tile.intrinsics.matrix import Digits, Shape
 from torch_tile.ir.layout import Digit, Layout
-
-WARP = 32
 
 
 @dataclass(frozen=True)

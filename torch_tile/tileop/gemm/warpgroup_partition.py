@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics import wgmma
 from torch_tile.ir.layout import Digit, Layout
 
@@ -35,7 +36,7 @@ class WarpgroupPartition:
 
     def _group_digits(self) -> tuple[Digit, Digit, Digit]:
         """The warpgroup's place along the rows, along the columns, and which of the copies it is."""
-        each = wgmma.THREADS
+        each = WARPGROUP
         row = Digit(self.rows, each * self.columns, "t")
         return row, Digit(self.columns, each, "t"), Digit(self.copies, each * self.columns * self.rows, "t")
 
@@ -51,7 +52,7 @@ class WarpgroupPartition:
         """Where A (m x k) lies: registers count tile row, step of k, element; equal in all columns of warpgroups."""
         row, column, copy = self._group_digits()
         each_rows, each_columns = {8: wgmma.A_8, 16: wgmma.A_16, 32: wgmma.A_32}[bits]
-        registers = 256 // bits * wgmma.M // wgmma.THREADS
+        registers = 256 // bits * wgmma.M // WARPGROUP
         steps = k * bits // 256
         rows = row, Digit(self.tiles(m), steps * registers, "r"), *each_rows
         columns = Digit(steps, registers, "r"), *each_columns

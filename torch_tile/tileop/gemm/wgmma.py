@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_tile.diagnostics.errors import InternalError
+from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics import wgmma
 from torch_tile.intrinsics.wgmma import Descriptor
 from torch_tile.ir.buffer import Buffer, Region
@@ -41,7 +42,7 @@ def refuses(op: Gemm, ctx: ThreadContext) -> str | None:
         return NO_BULK_COPIES
     if not step:
         return f"no wgmma on {ctx.target} multiplies {types[0]} by {types[1]} into {types[2]}"
-    if ctx.count % wgmma.THREADS:
+    if ctx.count % WARPGROUP:
         return f"{ctx.count} threads are not whole warpgroups"
     if sizes is None:
         return "its extents are known only at run time"
@@ -86,13 +87,13 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
     types = operand_types(op, ctx)
     step, m_tiles, columns = wgmma.step_of(*types, ctx.target), p.tiles(m), n // p.columns
     width = instruction_columns(columns, types[0])
-    group = ctx.thread // wgmma.THREADS
+    group = ctx.thread // WARPGROUP
     row, column = group // p.columns % p.rows * (m // p.rows), group % p.columns * columns
     total = ctx.registers(op.C.buffer)
     right = Walk.of(op.B, not op.transpose_B)
     left = Walk.of(op.A, op.transpose_A) if op.A.buffer.scope == "shared" else None
     _note(op, p, (width, step, columns), types, (left, right), ctx)
-    each_a = wgmma.M * step // wgmma.THREADS
+    each_a = wgmma.M * step // WARPGROUP
 
     def one(ks: Expr, mi: Expr, nj: Expr) -> Stmt:
         d = Address(total, (mi * (columns // 2) + nj * (width // 2),))
@@ -200,7 +201,7 @@ def _choices(op: Gemm, ctx: ThreadContext) -> list[WarpgroupPartition]:
     sizes, types = problem(op), operand_types(op, ctx)
     assert sizes is not None
     m, n, _ = sizes
-    found = warpgroup_partitions(m, n, ctx.count // wgmma.THREADS, op.policy.value, types[0])
+    found = warpgroup_partitions(m, n, ctx.count // WARPGROUP, op.policy.value, types[0])
     span = panel_span(op.B.buffer) or 0
     panel = 1 if op.transpose_B else span // op.B.buffer.dtype.itemsize
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from torch_tile.hardware import VECTOR_BYTES
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.divisor import divides
@@ -27,8 +28,6 @@ from torch_tile.tileop.parallel.index_map import (
 )
 from torch_tile.tileop.parallel.nest import Nest, Use, nest_of
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
-
-WIDEST = 16  # bytes of one access of memory
 
 
 def layout_of(nest: Nest, ctx: ThreadContext) -> Layout:
@@ -194,7 +193,7 @@ def vectors(nest: Nest, ctx: ThreadContext) -> dict[int, int]:
         for k, group in sized.items():
             if k in found or k in nest.carried:
                 continue
-            width = WIDEST // max(use.buffer.dtype.itemsize for use in group)
+            width = VECTOR_BYTES // max(use.buffer.dtype.itemsize for use in group)
             while width > 1 and not all(_aligned(use, k, width, nest, ctx) for use in group):
                 width //= 2
             found[k] = max(1, width)
