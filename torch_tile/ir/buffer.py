@@ -29,7 +29,8 @@ class Buffer(Node):
     GPU passes set `layout` (where elements of shared memory and fragments lie; None is row-major) and `offset`, the
     first byte of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes;
     None is whatever the widest access needs, which launches check. Each mbarrier of a "barrier" waits for `arrivals`.
-    `base` is the contiguous global buffer whose elements this one is a view of, in another shape.
+    `guards` is the first of the tiles that a pipeline's barriers hand over: the same for those that say a stage is full
+    and those that say it is empty. `base` is the contiguous global buffer whose elements this one is a view of, in another shape.
     """
 
     is_symbol: ClassVar[bool] = True
@@ -44,6 +45,7 @@ class Buffer(Node):
     align: int | None = None
     arrivals: int = 0
     base: Buffer | None = None
+    guards: Buffer | None = None
 
     def may_start_at(self, bytes: int) -> bool:
         """Whether accesses may rely on an address that is a multiple of so many bytes."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
 from torch_tile.ir.expr import Address
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Do, For, If
+from torch_tile.ir.stmt import Alloc, Do, For, If
 from torch_tile.lowering.hopper.async_wgmma import async_products
 from torch_tile.lowering.hopper.peel_causal import peel_branches
 from torch_tile.lowering.hopper.warp_specialize import split_warps
@@ -384,6 +386,67 @@ def test_arithmetic_waits_for_a_tile_of_its_own() -> None:
 def test_such_a_tile_is_let_go_after_arithmetic_that_waits_for_the_second_products() -> None:
     kernel = biased(late=True)
     assert order(kernel) == "k_full Ps v_full Po W k_empty bias_full W v_empty arithmetic bias_empty arithmetic"
+
+
+def read_by_arithmetic():
+    """Attention whose arithmetic reads the keys after the first product and the values before the second."""
+
+    @T.prim_func
+    def kernel(Q: T.Tensor((128, 64), T.float16), K: T.Tensor((512, 64), T.float16), O: T.Tensor((128, 64), T.float32)):
+        with T.Kernel(2, threads=128) as bx:
+            q, k, v = (T.alloc_shared((64, 64), T.float16) for _ in range(3))
+            s, o = T.alloc_fragment((64, 64), T.float32), T.alloc_fragment((64, 64), T.float32)
+            p = T.alloc_fragment((64, 64), T.float16)
+            T.copy(Q[bx * 64, 0], q)
+            T.clear(o)
+            for j in T.Pipelined(8, num_stages=3):
+                T.copy(K[j * 64, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                for x, y in T.Parallel(64, 64):
+                    s[x, y] += k[x, y]
+                T.copy(K[j * 64, 0], v)
+                for x, y in T.Parallel(64, 64):
+                    p[x, y] = s[x, y] * v[x, y]
+                T.gemm(p, v, o)
+            T.copy(o, O[bx * 64, 0])
+
+    return kernel
+
+
+def ordered(kernel, names: dict[str, str]) -> list[str]:
+    """`order` of a kernel whose tiles have other names, said in the old ones."""
+    tiles = {n.buffer.name: n.buffer for n in walk(kernel.program) if isinstance(n, Alloc) and n.buffer.name in names}
+    for old, tile in tiles.items():
+        object.__setattr__(tile, "name", names[old])
+    build = Build(Target.of("cuda:sm_90a"))
+    program = async_products(split_warps(kernel.program, build), build)
+    old_names = {id(tile): old for old, tile in tiles.items()}
+    (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
+    said = []
+    for one in loop.body.stmts:
+        barriers = [n.buffer for n in walk(one) if isinstance(n, Address) and n.buffer.scope == "barrier"]
+        what = [one.call.name] if isinstance(one, Do) else []
+        said.append(" ".join([type(one).__name__, *what, *(old_names[id(b.guards)] for b in barriers)]))
+    return said
+
+
+@pytest.mark.parametrize(
+    "make", [partial(biased, False), partial(biased, True), read_by_arithmetic], ids=["early", "late", "arithmetic"]
+)
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"k": "v", "v": "k", "bias": "q", "q": "bias"},
+        {"k": "same", "v": "same", "bias": "same"},
+        {"k": "x", "v": "x_full", "bias": "x_empty"},
+        {"k": "x_empty", "v": "x", "bias": "x_full"},
+        {"k": "bias_full", "bias": "bias_empty"},
+    ],
+    ids=str,
+)
+def test_schedules_do_not_depend_on_names(make, names: dict[str, str]) -> None:
+    same = {name: name for name in ("q", "k", "v", "bias")}
+    assert ordered(make(), same | names) == ordered(make(), same)
 
 
 @pytest.mark.parametrize("late", [False, True])

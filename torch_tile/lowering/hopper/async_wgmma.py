@@ -322,13 +322,13 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
     return [n.buffer for n in find(stmt, Address) if n.buffer.scope == "barrier"]
 
 
-def _own(between: Sequence[Stmt], came: bool) -> set[str]:
-    """The tiles that arithmetic waits for, or lets go, by the names that split_warps gives their barriers.
+def _own(between: Sequence[Stmt], came: bool) -> set[int]:
+    """The tiles (by identity) that arithmetic waits for, or lets go: those that the barriers guard.
 
     One that is waited for here and let go behind the second products would be waited for before it is free.
     """
     found = (s for s in between if (calls(s, "mbarrier_wait") if came else _lets_go(s)))
-    return {b.name.removesuffix("_full" if came else "_empty") for s in found for b in _barriers(s)}
+    return {id(b.guards) for s in found for b in _barriers(s)}
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:

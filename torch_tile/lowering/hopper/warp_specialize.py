@@ -162,11 +162,11 @@ class _Roles:
         self.copiers, self.registers = _shares(self.count, self.warps, kernel.min_blocks, few)
         self.tiles = {id(t): versions_of(t, g.stages) for g in self.groups for t in g.tiles}
         self.group_of = {id(t): g for g in self.groups for t in g.tiles}
-        self.full = {id(g): _barriers(f"{g.name}_full", g.stages, 1) for g in self.groups}
+        self.full = {id(g): _barriers(g, "full", 1) for g in self.groups}
         free = [g for g in self.groups if g.body.repeats]
         self.shared = share_loads(kernel, loads, survey, build)
         self.sharers = {id(g): found for g in self.groups if (found := self._sharers(g)) is not None}
-        self.empty = {id(g): _barriers(f"{g.name}_empty", g.stages, self._arrivals(g)) for g in free}
+        self.empty = {id(g): _barriers(g, "empty", self._arrivals(g)) for g in free}
         self.bases = {id(b): Buffer("turns", (), int32, "var") for b in self._counted()}
         leaves = (n for n in find(kernel.body, Stmt) if is_leaf(n))
         self.read = {id(n.buffer) for n in find(kernel.body, Load)}.union(*map(reads_of, leaves))
@@ -408,5 +408,7 @@ def _plain(loop: For) -> For:
     return replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
 
 
-def _barriers(name: str, count: int, arrivals: int) -> Buffer:
-    return Buffer(name, (const(count, int32),), dt.uint64, "barrier", arrivals=arrivals)
+def _barriers(group: Group, what: str, arrivals: int) -> Buffer:
+    """One for each stage of a group's tiles: each says that its stage is `what`, "full" or "empty"."""
+    shape = (const(group.stages, int32),)
+    return Buffer(f"{group.name}_{what}", shape, dt.uint64, "barrier", arrivals=arrivals, guards=group.tiles[0])
