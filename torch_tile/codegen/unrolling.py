@@ -6,6 +6,8 @@ NVRTC's time grows faster than the text; beyond some hundred statements a kernel
 
 from __future__ import annotations
 
+from torch_tile.intrinsics.base import starts, syncs
+from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir.expr import Address, Call, Const, Load, Select
 from torch_tile.ir.node import Node, children, find, symbols
 from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store
@@ -21,8 +23,9 @@ def pragma(loop: For) -> str | None:
     if loop.kind not in (LoopKind.UNROLLED, LoopKind.VECTOR):
         # Copies of asynchronous products, and what is left of them, meet on ways that the assembler cannot follow.
         # Turns that wait for others gain nothing, and those who copy have few registers.
-        calls = {n.name for n in find(loop, Call)}
-        return "#pragma unroll 1" if not calls.isdisjoint(("wgmma", "mbarrier_wait")) else None
+        inside = find(loop, Call)
+        whole = any(starts(n, Engine.WGMMA) or syncs(n, Sync.WAIT, Scope.MBARRIER) for n in inside)
+        return "#pragma unroll 1" if whole else None
     turns, size = turns_of(loop), size_of(loop.body)
     if turns is None or turns * size <= MOST:
         return "#pragma unroll"

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import DType, promote
 from torch_tile.ir.expr import Call, Expr, cast, to_expr
 from torch_tile.ir.expr_printer import TARGET_LEVEL
+from torch_tile.ir.stmt import Do
 
 Rule = Callable[[Sequence[Expr]], tuple[DType, DType]]
 
@@ -54,6 +56,9 @@ class Intrinsic:
     says who must call it together ("block", "role", "warpgroup", "warp" or ""). `meaning` computes it on NumPy arrays,
     one entry per thread, for a warp's whole warps at once (arrays `[warps, 32, ...]`); its last argument is the call's
     options.
+
+    `sync`, `scope` and `engine` are its traits (traits.py). `atomic`: other blocks may touch the memory
+    at the same time. `idle`: it has nothing to do where one thread runs a block.
     """
 
     name: str
@@ -69,6 +74,38 @@ class Intrinsic:
     convergent: str = ""
     meaning: Callable[..., Any] | None = None
     only: bool = False
+    sync: Sync | None = None
+    scope: Scope | None = None
+    engine: Engine | None = None
+    atomic: bool = False
+    idle: bool = False
+
+    @property
+    def starts(self) -> bool:
+        """Whether it gives an engine work."""
+        return self.engine is not None and self.sync is None
+
+    @property
+    def meets(self) -> bool:
+        """Whether several warps, or all, wait for each other."""
+        return self.sync is Sync.BARRIER and self.scope is not Scope.WARP
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether its author orders threads and copies himself."""
+        ordering = self.sync not in (None, Sync.FENCE, Sync.PROXY_FENCE, Sync.TURN)
+        return ordering or self.engine is not None
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it closes or waits for groups that a block's threads count alike: bulk stores are a thread's own."""
+        return self.sync in (Sync.COMMIT, Sync.DRAIN) and self.engine is not Engine.BULK
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether what a thread did before is handed to those that wait at the same barrier, not one of all threads."""
+        apart = self.scope in (Scope.WARP, Scope.GROUP, Scope.MBARRIER)
+        return apart and self.sync in (Sync.ARRIVE, Sync.BARRIER)
 
     def exists_on(self, capability: int) -> bool:
         """Whether GPUs of this compute capability have it."""
@@ -114,6 +151,24 @@ def declare(intrinsic: Intrinsic) -> Intrinsic:
 def lookup(name: str) -> Intrinsic:
     """The intrinsic called `name`; KeyError if there is none."""
     return _REGISTRY[name]
+
+
+def intrinsic_of(node: object) -> Intrinsic | None:
+    """The declaration of what a call, or a statement that is one, calls; None for anything else."""
+    found = node.call if isinstance(node, Do) else node
+    return _REGISTRY.get(found.name) if isinstance(found, Call) else None
+
+
+def starts(node: object, engine: Engine) -> TypeGuard[Call]:
+    """Whether a node is a call that gives `engine` work."""
+    found = intrinsic_of(node) if isinstance(node, Call) else None
+    return found is not None and found.starts and found.engine is engine
+
+
+def syncs(node: object, sync: Sync, scope: Scope | None = None) -> bool:
+    """Whether a node is a call, or a statement that is one, that orders as `sync` among those of `scope`."""
+    found = intrinsic_of(node)
+    return found is not None and found.sync is sync and scope in (None, found.scope)
 
 
 def call(name: str, *args: Any) -> Expr:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_tile.hardware import AMPERE, HOPPER
-from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
+from torch_tile.intrinsics.base import Access, Intrinsic, declare, intrinsic_of, same
+from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
 from torch_tile.ir.stmt import Do
@@ -181,9 +182,10 @@ def cluster_wait() -> Do:
 
 def reaches_others(call: Call) -> bool:
     """Whether a call does something to other blocks of the cluster."""
-    if call.name in ("mbarrier_arrive", "warp_arrive"):
+    found = intrinsic_of(call)
+    if found is not None and found.sync is Sync.ARRIVE and found.scope is Scope.MBARRIER:
         return len(call.args) > 1
-    return call.name == "tma_load" and MULTICAST in call.options
+    return found is not None and found.engine is Engine.BULK and MULTICAST in call.options
 
 
 def box_elements(call: Call) -> int:
@@ -208,33 +210,38 @@ def _declare(name: str, arity: int, header: str, arch: int = HOPPER, **fields: A
     declare(Intrinsic(name, arity, same, "", cuda=fields.pop("cuda", name), header=header, arch=arch, **fields))
 
 
-_declare("mbarrier_init", 1, "mbarrier.h")
-_declare("fence_barrier_init", 0, "mbarrier.h")
-_declare("mbarrier_wait", 2, "mbarrier.h")
-_declare("mbarrier_arrive", -1, "mbarrier.h")
-_declare("warp_arrive", -1, "mbarrier.h", convergent="warp")
-_declare("mbarrier_expect", 2, "mbarrier.h")
-_declare("tma_load", -1, "tma.h", effects=_tma_load, cuda=lambda call: _tma_load_name(call))
-_declare("tma_store", -1, "tma.h", effects=_tma_store, cuda=lambda call: f"tma_store{_suffix(call.options[0])}")
-_declare("bulk_commit", 0, "tma.h")
-_declare("bulk_wait", -1, "tma.h", effects=_bulk_wait)
+_declare("mbarrier_init", 1, "mbarrier.h", sync=Sync.INIT, scope=Scope.MBARRIER)
+_declare("fence_barrier_init", 0, "mbarrier.h", sync=Sync.FENCE, scope=Scope.MBARRIER)
+_declare("mbarrier_wait", 2, "mbarrier.h", sync=Sync.WAIT, scope=Scope.MBARRIER)
+_declare("mbarrier_arrive", -1, "mbarrier.h", sync=Sync.ARRIVE, scope=Scope.MBARRIER)
+_declare("warp_arrive", -1, "mbarrier.h", convergent="warp", sync=Sync.ARRIVE, scope=Scope.MBARRIER)
+_declare("mbarrier_expect", 2, "mbarrier.h", sync=Sync.EXPECT, scope=Scope.MBARRIER)
+_declare("tma_load", -1, "tma.h", effects=_tma_load, cuda=lambda call: _tma_load_name(call), engine=Engine.BULK)
+_declare("tma_store", -1, "tma.h", effects=_tma_store, cuda=lambda call: _tma_store_name(call), engine=Engine.BULK)
+_declare("bulk_commit", 0, "tma.h", engine=Engine.BULK, sync=Sync.COMMIT)
+_declare("bulk_wait", -1, "tma.h", effects=_bulk_wait, engine=Engine.BULK, sync=Sync.DRAIN)
 _declare("prefetch_map", 1, "tma.h")
-_declare("fence_proxy_async", 0, "tma.h")
-_declare("named_barrier", 0, "sync.h", convergent="role")
-_declare("named_barrier_arrive", 0, "sync.h", convergent="warp")
+_declare("fence_proxy_async", 0, "tma.h", sync=Sync.PROXY_FENCE, scope=Scope.BLOCK, idle=True)
+_declare("named_barrier", 0, "sync.h", convergent="role", sync=Sync.BARRIER, scope=Scope.GROUP)
+_declare("named_barrier_arrive", 0, "sync.h", convergent="warp", sync=Sync.ARRIVE, scope=Scope.GROUP)
 for _name in ("turn_open", "turn_take", "turn_pass", "turn_close"):
-    _declare(_name, 0, "sync.h", convergent="warpgroup")
-_declare("set_registers", 0, "sync.h", convergent="warpgroup")
-_declare("grid_wait", 0, "sync.h", arch=AMPERE)  # nothing before Hopper, where kernels run one after the other
-_declare("grid_launch", 0, "sync.h", arch=AMPERE)
-_declare("cluster_arrive", 0, "sync.h", convergent="warp")
-_declare("cluster_arrive_relaxed", 0, "sync.h", convergent="warp")
-_declare("cluster_wait", 0, "sync.h", convergent="warp")
+    _declare(_name, 0, "sync.h", convergent="warpgroup", sync=Sync.TURN, scope=Scope.GROUP)
+_declare("set_registers", 0, "sync.h", convergent="warpgroup", sync=Sync.REGISTERS, scope=Scope.BLOCK)
+# Nothing before Hopper, where kernels run one after the other.
+_declare("grid_wait", 0, "sync.h", arch=AMPERE, sync=Sync.WAIT, scope=Scope.GRID, idle=True)
+_declare("grid_launch", 0, "sync.h", arch=AMPERE, sync=Sync.ARRIVE, scope=Scope.GRID, idle=True)
+_declare("cluster_arrive", 0, "sync.h", convergent="warp", sync=Sync.ARRIVE, scope=Scope.CLUSTER, idle=True)
+_declare("cluster_arrive_relaxed", 0, "sync.h", convergent="warp", sync=Sync.ARRIVE, scope=Scope.CLUSTER, idle=True)
+_declare("cluster_wait", 0, "sync.h", convergent="warp", sync=Sync.WAIT, scope=Scope.CLUSTER, idle=True)
 
 
 def _tma_load_name(call: Call) -> str:
     policy, *multicast = call.options
     return f"tma_load{''.join(map(_suffix, multicast))}{_suffix(policy)}"
+
+
+def _tma_store_name(call: Call) -> str:
+    return f"tma_store{_suffix(call.options[0])}"
 
 
 def _suffix(word: object) -> str:

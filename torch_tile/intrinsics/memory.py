@@ -11,6 +11,7 @@ from typing import Any
 
 from torch_tile.hardware import AMPERE, HOPPER
 from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
+from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
 from torch_tile.ir.stmt import Do
@@ -23,12 +24,6 @@ ORDERS = {
     "relaxed": (False, False), "consume": (False, True), "acquire": (False, True), "release": (True, False),
     "acq_rel": (True, True), "seq_cst": (True, True),
 }  # fmt: skip
-
-# Order the threads of a block, copies, products, or blocks; nothing to do where a block runs as one.
-ORDERING = (
-    "barrier", "warp_barrier", "cp_async_commit", "cp_async_wait", "fence_proxy_async", "wgmma_wait", "grid_wait",
-    "grid_launch", "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait",
-)  # fmt: skip
 
 
 def elements(call: Call, operand: int, size: int) -> int:
@@ -234,12 +229,13 @@ def _gpu(name: str, arity: int, header: str, cpu: str = "", **fields: Any) -> No
     declare(Intrinsic(name, arity, same, cpu, cuda=fields.pop("cuda", name), header=header, **fields))
 
 
-_gpu("barrier", 0, "sync.h", convergent="block")
-_gpu("warp_barrier", 0, "sync.h", convergent="warp")
+_gpu("barrier", 0, "sync.h", convergent="block", sync=Sync.BARRIER, scope=Scope.BLOCK, idle=True)
+_gpu("warp_barrier", 0, "sync.h", convergent="warp", sync=Sync.BARRIER, scope=Scope.WARP, idle=True)
 _gpu("vector_copy", 2, "memory.h", effects=_vector_copy)
-_gpu("cp_async", 3, "memory.h", arch=AMPERE, effects=_cp_async)
-_gpu("cp_async_commit", 0, "memory.h", arch=AMPERE)
-_gpu("cp_async_wait", 0, "memory.h", arch=AMPERE)
+_COPY: dict[str, Any] = {"header": "memory.h", "arch": AMPERE, "engine": Engine.COPY}
+_gpu("cp_async", 3, **_COPY, effects=_cp_async)
+_gpu("cp_async_commit", 0, **_COPY, sync=Sync.COMMIT, idle=True)
+_gpu("cp_async_wait", 0, **_COPY, sync=Sync.DRAIN, idle=True)
 _WARP = {"header": "shuffle.h", "convergent": "warp"}
 _gpu("shuffle_xor", 2, **_WARP, meaning=lambda v, mask, options: _from_lane(v, _lanes(v) ^ mask))
 _gpu("shuffle", 2, **_WARP, meaning=lambda v, lane, options: _from_lane(v, lane % 32 + 0 * _lanes(v)))
@@ -250,14 +246,14 @@ _gpu("vote_any", 1, **_WARP, meaning=lambda c, options: _vote(c, every=False))
 _gpu("vote_all", 1, **_WARP, meaning=lambda c, options: _vote(c, every=True))
 _gpu(
     "atomic", 2, "cuda_atomic.h", "atomic", cuda=lambda call: f"atomic_{call.options[0]}", meaning=_combine,
-    effects=lambda call: (Access(0, "rw", 1),),
+    effects=lambda call: (Access(0, "rw", 1),), atomic=True,
 )  # fmt: skip
 _gpu(
     "atomic_load", 1, "cuda_atomic.h", "atomic_load", cuda=lambda call: f"atomic_load_{call.options[0]}",
-    effects=lambda call: (Access(0, "r", 1),),
+    effects=lambda call: (Access(0, "r", 1),), atomic=True,
 )  # fmt: skip
-_gpu("memory_fence", 0, "cuda_atomic.h", "memory_fence")
-_gpu("arrive_last", 2, "cuda_atomic.h", effects=lambda call: (Access(0, "rw", 1),))
+_gpu("memory_fence", 0, "cuda_atomic.h", "memory_fence", sync=Sync.FENCE, scope=Scope.GRID)
+_gpu("arrive_last", 2, "cuda_atomic.h", effects=lambda call: (Access(0, "rw", 1),), atomic=True)
 _gpu("at_rank", 2, "memory.h", arch=HOPPER, effects=lambda call: (Access(0, "r", 1),))
 _gpu("dp4a", 3, "mma.h", meaning=_dp4a)
 _gpu("here", 1, "memory.h", meaning=lambda value, options: value)

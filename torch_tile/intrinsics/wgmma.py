@@ -13,6 +13,7 @@ from typing import Any
 from torch_tile.hardware import HOPPER, WARPGROUP, Target
 from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
 from torch_tile.intrinsics.matrix import Digits, digits_of
+from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
 from torch_tile.ir.stmt import Do
@@ -159,14 +160,17 @@ def _effects(call: Call) -> tuple[Access, ...]:
     return Access(0, "rw", accumulators(call)), a, Access(2, "r", -1, True)
 
 
-_GROUP: dict[str, Any] = {"convergent": "warpgroup", "header": "wgmma.h", "arch": HOPPER, "only": True}
+_GROUP: dict[str, Any] = {
+    "convergent": "warpgroup", "header": "wgmma.h", "arch": HOPPER, "only": True, "engine": Engine.WGMMA,
+}  # fmt: skip
 declare(Intrinsic("wgmma", 6, same, "", cuda=_spelling, effects=_effects, **_GROUP))
-declare(Intrinsic("wgmma_fence", 0, same, "", cuda="wgmma_fence", **_GROUP))
-declare(Intrinsic("wgmma_commit", 0, same, "", cuda="wgmma_commit", **_GROUP))
-declare(Intrinsic("wgmma_wait", 0, same, "", cuda="wgmma_wait", **_GROUP))
+declare(Intrinsic("wgmma_fence", 0, same, "", cuda="wgmma_fence", **_GROUP, sync=Sync.FENCE))
+declare(Intrinsic("wgmma_commit", 0, same, "", cuda="wgmma_commit", **_GROUP, sync=Sync.COMMIT))
+declare(Intrinsic("wgmma_wait", 0, same, "", cuda="wgmma_wait", **_GROUP, sync=Sync.DRAIN, idle=True))
 declare(
     Intrinsic(
         "wgmma_results", 1, same, "", cuda="wgmma_results",
         effects=lambda call: (Access(0, "rw", int(str(call.options[0]))),), header="wgmma.h", arch=HOPPER, only=True,
+        engine=Engine.WGMMA, sync=Sync.PIN,
     )
 )  # fmt: skip

@@ -29,8 +29,8 @@ class Buffer(Node):
     GPU passes set `layout` (where elements of shared memory and fragments lie; None is row-major) and `offset`, the
     first byte of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes;
     None is whatever the widest access needs, which launches check. Each mbarrier of a "barrier" waits for `arrivals`.
-    `guards` is the first of the tiles that a pipeline's barriers hand over: the same for those that say a stage is full
-    and those that say it is empty. `base` is the contiguous global buffer whose elements this one is a view of, in another shape.
+    `base` is the contiguous global buffer whose elements this one is a view of, in another shape. `guards` is the
+    first of the tiles that a pipeline's barriers hand over, the same for barriers of full stages and of empty ones.
     """
 
     is_symbol: ClassVar[bool] = True

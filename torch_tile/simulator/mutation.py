@@ -10,20 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch_tile.diagnostics.errors import Span
+from torch_tile.intrinsics.base import lookup, names
+from torch_tile.intrinsics.traits import Scope, Sync
 from torch_tile.ir.expr import Call, const
 from torch_tile.ir.node import Node, Rewriter, walk
 from torch_tile.ir.stmt import Block, Do, Program, Stmt, Store
 
-ORDERING = (
-    "barrier", "warp_barrier", "cp_async_wait", "mbarrier_wait", "mbarrier_arrive", "warp_arrive", "fence_barrier_init",
-    "fence_proxy_async", "named_barrier", "named_barrier_arrive", "wgmma_fence", "wgmma_wait", "bulk_wait",
-    "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait",
-)  # fmt: skip
-COUNTING = (
-    "cp_async_wait",
-    "wgmma_wait",
-    "bulk_wait",
-)  # waits for all groups but the newest, as many as the first option
+_SYNCS = Sync.BARRIER, Sync.ARRIVE, Sync.WAIT, Sync.DRAIN, Sync.FENCE, Sync.PROXY_FENCE
+ORDERING = tuple(n for n in names() if lookup(n).sync in _SYNCS and lookup(n).scope is not Scope.GRID)
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,7 @@ def removals(program: Program, names: tuple[str, ...] = ORDERING) -> Iterator[Re
     """
     for number, call in enumerate(ordering(program, names)):
         yield Removal(number, call.name, call.span, _Change(number, names, None)(program))
-        if call.name in COUNTING:
+        if lookup(call.name).sync is Sync.DRAIN:
             laxer = replace(call, options=(int(str(call.options[0])) + 1, *call.options[1:]))
             yield Removal(number, f"{call.name}, one laxer", call.span, _Change(number, names, laxer)(program))
         if call.name == "bulk_wait" and not call.options[1]:

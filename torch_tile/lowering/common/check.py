@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch_tile.diagnostics.errors import Diagnostic, TileError, diagnose
+from torch_tile.intrinsics.base import lookup
 from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Range, Region
@@ -44,7 +45,6 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering.analysis.divergence import Divergence
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.common.check_views import check_views
-from torch_tile.lowering.hopper.plan_tma_loads import BY_HAND
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import describe
 from torch_tile.tileop.copy.tma import TmaCopy
@@ -273,7 +273,7 @@ class _Check(Rewriter):
             if isinstance(node, RegisteredOp) and not node.op_name.startswith("atomic"):
                 fix = "tile operations are done by the whole block: use T.serial around them"
                 self._refuse(node, f"T.{node.op_name} inside {parallel}", fix)
-            elif isinstance(node, Do) and isinstance(node.call, Call) and node.call.name.startswith(BY_HAND):
+            elif isinstance(node, Do) and isinstance(node.call, Call) and lookup(node.call.name).by_hand:
                 fix = "threads run it together: write it before or after the loop, or use T.serial"
                 self._refuse(node, f"`{node.call.name}` inside {parallel}", fix)
         for one in _own_statements(loop.body):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics import lookup
-from torch_tile.intrinsics.memory import ORDERING
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Call, Expr, Load
 from torch_tile.ir.node import Rewriter
@@ -46,7 +45,7 @@ class _Lower(Rewriter):
         """Barriers and waits: what comes before them is done already."""
         if not isinstance(node.call, Call):
             return node
-        if node.call.name in ORDERING:
+        if lookup(node.call.name).idle:
             return Block(())
         if lookup(node.call.name).header and not lookup(node.call.name).cpu:
             fix = "choose a CUDA target, or leave the order of threads to the compiler"

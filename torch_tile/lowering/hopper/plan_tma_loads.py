@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch_tile.compiler.context import Build
+from torch_tile.intrinsics.base import intrinsic_of
+from torch_tile.intrinsics.traits import Scope, Sync
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var
 from torch_tile.ir.node import Node, contains, find, symbols, walk
@@ -40,12 +42,6 @@ from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.threads import ThreadContext
 
 BARRIER = 8  # bytes
-# Calls of authors who order threads and copies themselves.
-BY_HAND = (
-    "barrier", "warp_barrier", "named_barrier", "mbarrier", "warp_arrive", "cp_async", "tma_", "bulk_", "wgmma",
-    "set_registers", "grid_", "cluster_",
-)  # fmt: skip
-
 
 VERSION = 128
 """Bytes of shared memory at multiples of which bulk copies may begin."""
@@ -337,7 +333,8 @@ def is_leaf(stmt: Stmt) -> bool:
 
 def _is_barrier(node: Node) -> bool:
     # That the next kernel may begin concerns no thread of this one.
-    return isinstance(node, Call) and node.name.startswith(BY_HAND) and node.name != "grid_launch"
+    found = intrinsic_of(node) if isinstance(node, Call) else None
+    return found is not None and found.by_hand and (found.sync, found.scope) != (Sync.ARRIVE, Scope.GRID)
 
 
 def is_load(node: Node) -> bool:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_tile.compiler.context import Build
-from torch_tile.ir.expr import Call
+from torch_tile.intrinsics.base import intrinsic_of
+from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir.node import Rewriter, find
 from torch_tile.ir.stmt import Block, Do, For, Program, Stmt
 
-MEETINGS = "barrier", "named_barrier"
 OTHERWISE = "only several warpgroups take them, by wgmma, in a loop of products, arithmetic, and products again"
 
 
@@ -39,13 +39,13 @@ def _turns(program: Program) -> Iterator[tuple[list[Do], bool]]:
     calls: list[Do] = []
     inside = meets = False
     for node in find(program, Do):
-        name = node.call.name if isinstance(node.call, Call) else ""
-        if name.startswith("turn_"):
+        found = intrinsic_of(node)
+        if found is not None and found.sync is Sync.TURN:
             calls.append(node)
-            inside = name == "turn_take"
+            inside = found.name == "turn_take"
         elif inside:
-            meets |= name in MEETINGS
-        if name == "turn_close":
+            meets |= found is not None and found.meets
+        if found is not None and found.name == "turn_close":
             yield calls, meets
             calls, meets = [], False
 

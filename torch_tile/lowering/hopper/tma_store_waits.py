@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.bulk import bulk_wait
+from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Call, Expr, Load, const
@@ -144,12 +146,18 @@ def _is_start(one: Stmt) -> bool:
     """Whether a statement is stores by some threads, all that they do, with a wait for them at the end."""
     if not isinstance(one, If) or one.otherwise.stmts:
         return False
-    calls = [s.call if isinstance(s, Do) else None for s in one.then.stmts]
-    names = [call.name if isinstance(call, Call) else "" for call in calls]
-    if len(names) < 3 or {*names[:-2]} != {"tma_store"} or names[-2:] != ["bulk_commit", "bulk_wait"]:
+    if len(one.then.stmts) < 3:
         return False
-    wait = calls[-1]
-    return isinstance(wait, Call) and wait.options == (0, True) and not wait.args
+    *stores, commit, wait = (s.call if isinstance(s, Do) else None for s in one.then.stmts)
+    if not all(isinstance(s, Call) and s.name == "tma_store" for s in stores) or not _ends(commit, Sync.COMMIT):
+        return False
+    return _ends(wait, Sync.DRAIN) and isinstance(wait, Call) and wait.options == (0, True) and not wait.args
+
+
+def _ends(node: object, how: Sync) -> bool:
+    """Whether a call closes groups of bulk stores, or waits for them."""
+    found = intrinsic_of(node)
+    return found is not None and (found.engine, found.sync) == (Engine.BULK, how)
 
 
 def _touches(one: Stmt, tiles: Sequence[Buffer]) -> bool:
@@ -169,7 +177,7 @@ def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:
 def _commits(one: Stmt, condition: Expr) -> bool:
     if not isinstance(one, If) or not equal(one.condition, condition):
         return False
-    return any(isinstance(s, Do) and isinstance(s.call, Call) and s.call.name == "bulk_commit" for s in one.then.stmts)
+    return any(isinstance(s, Do) and _ends(s, Sync.COMMIT) for s in one.then.stmts)
 
 
 def _alike(group: Sequence[_Started]) -> list[list[_Started]]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from torch_tile.intrinsics.base import lookup
+from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.expr import Call
 from torch_tile.ir.node import Node, Rewriter, contains, find
@@ -18,7 +20,6 @@ from torch_tile.ir.simplify_stmt import simplify_stmt
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.lowering.sync.accesses import trips
 
-COUNTED = ("cp_async", "cp_async_commit", "cp_async_wait")
 DROPPED, LANDED, FLYING = range(3)  # what becomes of a group, as far as a way tells
 MOST_WAYS, MOST_TRIPS = 256, 32  # that are looked at one by one
 
@@ -33,7 +34,7 @@ def drop_groups(program: Program) -> Program:
 
 
 def _dropped(kernel: st.Kernel) -> st.Kernel:
-    waits = [_pending(n) for n in find(kernel, Call) if n.name == "cp_async_wait"]
+    waits = [_pending(n) for n in find(kernel, Call) if _counted(n) is Sync.DRAIN]
     if not waits or contains(kernel, Break, Continue):
         return kernel
     found = _Groups(max(waits), None)
@@ -85,11 +86,11 @@ class _Groups:
         if isinstance(one, For | While):
             return self.loop(one, ways) if _counts(one) else ways
         call = one.call if isinstance(one, Do) else None
-        if not isinstance(call, Call) or call.name not in COUNTED:
+        if not isinstance(call, Call) or not _is_copy(call):
             return ways
-        if call.name == "cp_async":
+        if lookup(call.name).starts:
             return {(True, groups) for _, groups in ways}
-        step = self.commit if call.name == "cp_async_commit" else self.wait
+        step = self.commit if _counted(call) is Sync.COMMIT else self.wait
         return {step(call, *way) for way in ways}
 
     def loop(self, loop: For | While, ways: set[Way]) -> set[Way]:
@@ -129,7 +130,16 @@ class _Groups:
 
 
 def _counts(node: Node) -> bool:
-    return any(n.name in COUNTED for n in find(node, Call))
+    return any(map(_is_copy, find(node, Call)))
+
+
+def _is_copy(call: Call) -> bool:
+    return lookup(call.name).engine is Engine.COPY
+
+
+def _counted(call: Call) -> Sync | None:
+    """Whether a call closes groups of copies or waits for some."""
+    return lookup(call.name).sync if _is_copy(call) else None
 
 
 class _Drop(Rewriter):
@@ -139,9 +149,9 @@ class _Drop(Rewriter):
     def Do(self, node: Do) -> Stmt:
         """A commit or wait, if it is needed."""
         call = node.call
-        if not isinstance(call, Call) or call.name not in COUNTED or call.name == "cp_async":
+        if not isinstance(call, Call) or _counted(call) is None:
             return node
-        is_wait = call.name == "cp_async_wait"
+        is_wait = _counted(call) is Sync.DRAIN
         if id(call) not in self.found.needed and (is_wait or self.agree):
             return Block(())
         count = min(self.found.counts[id(call)]) if is_wait and self.agree else None

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from torch_tile.intrinsics.base import lookup
+from torch_tile.intrinsics.traits import Engine
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
@@ -117,9 +118,8 @@ class Collector:
             place = call.args[effect.operand]
             if isinstance(place, Address):
                 for found in self._made(place, call, effect.kind, loops, conditions):
-                    moving = effect.asynchronous and ("w" in effect.kind or call.name == "wgmma")
-                    atomic = call.name in ("atomic", "atomic_load", "arrive_last")
-                    extra = {"asynchronous": moving, "atomic": atomic, "collective": warp}
+                    moving = effect.asynchronous and ("w" in effect.kind or intrinsic.engine is Engine.WGMMA)
+                    extra = {"asynchronous": moving, "atomic": intrinsic.atomic, "collective": warp}
                     yield replace(found, count=effect.elements, **extra)  # type: ignore[arg-type]
 
     def _made(

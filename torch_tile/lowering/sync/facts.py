@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from torch_tile.diagnostics.errors import error
-from torch_tile.intrinsics.base import lookup
+from torch_tile.intrinsics.base import Intrinsic, intrinsic_of, lookup, starts
 from torch_tile.intrinsics.memory import option
+from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.expr import Address, Call, Expr, Load, Var
 from torch_tile.ir.node import children, contains, find, symbols
@@ -17,8 +18,22 @@ from torch_tile.ir.substitute import Substitute
 from torch_tile.lowering.analysis.divergence import Divergence
 from torch_tile.lowering.sync.accesses import Access, Collector, overlap
 
-ENGINES = "wgmma", "tma_load", "tma_store", "bulk_wait"
-ORDERED = ("barrier", "named_barrier", "cp_async_commit", "cp_async_wait", "wgmma_commit", "wgmma_wait")
+
+def is_ordered(intrinsic: Intrinsic) -> bool:
+    """Whether it orders all that threads of a block did before, or work that they count alike."""
+    return intrinsic.meets or intrinsic.is_grouped
+
+
+def by_engine(node: object) -> bool:
+    """Whether a call's accesses are an engine's, past the proxy of threads, or are ordered with them."""
+    found = intrinsic_of(node)
+    return found is not None and found.engine is not None and found.engine.is_proxy
+
+
+def _fills(call: Call) -> bool:
+    """Whether a bulk copy writes shared memory."""
+    found = lookup(call.name)
+    return starts(call, Engine.BULK) and any("w" in e.kind for e in found.effects(call))
 
 
 def handed_over(kernel: st.Kernel) -> frozenset[int]:
@@ -31,7 +46,7 @@ def handed_over(kernel: st.Kernel) -> frozenset[int]:
             for effect in lookup(node.name).effects(node):
                 place = node.args[effect.operand]
                 if isinstance(place, Address) and "w" in effect.kind:
-                    (filled if node.name == "tma_load" else written).add(id(place.buffer))
+                    (filled if _fills(node) else written).add(id(place.buffer))
     return frozenset(filled - written)
 
 
@@ -40,7 +55,7 @@ def refilled(kernel: st.Kernel) -> frozenset[int]:
 
     None where the compiler has made the roles, whose arrivals are fences, too.
     """
-    loads = [n for n in find(kernel, Call) if n.name == "tma_load"]
+    loads = [n for n in find(kernel, Call) if _fills(n)]
     if not loads or any(not n.by_hand for n in find(kernel, Role)):
         return frozenset()
     often, filled = set[int](), set[int]()
@@ -57,6 +72,11 @@ def refilled(kernel: st.Kernel) -> frozenset[int]:
     return frozenset(often)
 
 
+def _is_numbered(call: Call) -> bool:
+    found = lookup(call.name)
+    return found.scope is Scope.GROUP and found.sync is not Sync.TURN
+
+
 class Crews:
     """The numbers of the barriers at which a kernel's roles wait for themselves: a set of warps has one."""
 
@@ -68,7 +88,7 @@ class Crews:
     def free(self) -> list[int]:
         """Numbers that the author does not use."""
         calls = list(find(self.kernel, Call))
-        taken = {option(call) for call in calls if call.name.startswith("named_barrier")}
+        taken = {option(call) for call in calls if _is_numbered(call)}
         turns = (call for call in calls if call.name == "turn_take")
         taken |= {number for call in turns for number in range(option(call), option(call) + option(call, 2))}
         return [n for n in range(1, 16) if n not in taken]
@@ -91,7 +111,7 @@ class Facts(Divergence):
         touched = (n.buffer for n in find(kernel, Store, Address, Load))
         relevant = {id(b) for b in touched if b.scope == "shared" or (b.scope == "global" and id(b) in written)}
         relevant -= handed_over
-        calls = [n for n in find(kernel, Call) if n.name in ("wgmma", "tma_store")]
+        calls = [n for n in find(kernel, Call) if by_engine(n) and lookup(n.name).starts and not _fills(n)]
         addresses = [a for call in calls for a in call.args if isinstance(a, Address)]
         # What wgmma and bulk copies read, past the proxy through which threads write.
         self.read_by_engines = {id(a.buffer) for a in addresses if a.buffer.scope == "shared"}
@@ -105,7 +125,7 @@ class Facts(Divergence):
                 names[id(let.var)] = value
         self.collector = Collector(names, relevant)
         self.memory: dict[int, tuple[st.Stmt, bool]] = {}
-        self.ordered: tuple[str, ...] = ORDERED
+        self.ordered: Callable[[Intrinsic], bool] = is_ordered
         self.unknown: dict[int, Var] = {}
         self.stand_ins: dict[int, Mapping[int, Expr]] = {}
 
@@ -113,21 +133,21 @@ class Facts(Divergence):
         """Whether a statement holds a barrier, a commit of or wait for copies, or leaves an iteration."""
         if id(one) not in self.memory:
             call = one.call if isinstance(one, Do) else None
-            ordered = isinstance(one, Break | Continue) or (isinstance(call, Call) and call.name in self.ordered)
+            found = intrinsic_of(call)
+            ordered = isinstance(one, Break | Continue) or (found is not None and self.ordered(found))
             below = (child for child in children(one) if isinstance(child, Stmt))
             self.memory[id(one)] = one, ordered or any(map(self.orders, below))
         return self.memory[id(one)][1]
 
     def is_behind(self, access: Access) -> bool:
         """Whether threads write, past the proxy of engines, memory that engines read."""
-        by_engine = isinstance(access.origin, Call) and access.origin.name in ENGINES
-        return access.writes and not by_engine and id(access.buffer) in self.read_by_engines
+        return access.writes and not by_engine(access.origin) and id(access.buffer) in self.read_by_engines
 
     def uses_refilled(self, one: Stmt) -> bool:
         """Whether threads read or write, past the proxy of engines, memory that bulk copies fill again."""
         if self.refilled.isdisjoint(symbols(one)):
             return False
-        engines = {id(a) for n in find(one, Call) if n.name in ENGINES for a in n.args}
+        engines = {id(a) for n in find(one, Call) if by_engine(n) for a in n.args}
         touched = (n for n in find(one, Load, Store, Address) if id(n) not in engines)
         return any(id(n.buffer) in self.refilled for n in touched)
 

@@ -17,8 +17,10 @@ from functools import reduce
 
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics.base import lookup, syncs
 from torch_tile.intrinsics.bulk import named_barrier
 from torch_tile.intrinsics.memory import option, warp_barrier
+from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.expr import Call, Expr, unary
 from torch_tile.ir.node import equal, find, symbols
@@ -26,15 +28,13 @@ from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.ir.substitute import Substitute
 from torch_tile.lowering.sync.accesses import Access, Hazards, trips
-from torch_tile.lowering.sync.facts import ORDERED, Crews, Facts, handed_over, refilled
+from torch_tile.lowering.sync.facts import Crews, Facts, handed_over, is_ordered, refilled
 from torch_tile.lowering.sync.places import Insert, Place, is_barrier
 from torch_tile.lowering.sync.shift import Shifts
-from torch_tile.lowering.sync.state import COMMITS, WAITS, State, most_pending
+from torch_tile.lowering.sync.state import State, most_pending
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
 STARTS = 16  # points of a loop body from which placing is tried
-
-ARRIVALS = "mbarrier_arrive", "warp_arrive", "warp_barrier", "named_barrier", "named_barrier_arrive"
 
 
 def insert_sync(program: Program, build: Build) -> Program:
@@ -74,7 +74,7 @@ class Walk:
         self.others: dict[Place, Do] = {}
         self.own: dict[int, Do] = {}
         self.shown: set[Place] = set()
-        self.arrivals: tuple[str, ...] = ()
+        self.hands_over = False  # whether authors order the threads, so that what they arrive at hands tiles over
         self.arriving = False  # the statement before arrives at the cluster's barrier
         self.crews = Crews(kernel)
         self.after_roles = False
@@ -95,7 +95,8 @@ class Walk:
 
     def by_hand(self, refilled: frozenset[int]) -> None:
         """Authors order the threads: what they arrive at, or meet at, hands over what engines read or fill again."""
-        self.facts.refilled, self.arrivals, self.facts.ordered = refilled, ARRIVALS, (*ORDERED, *ARRIVALS)
+        self.facts.refilled, self.hands_over = refilled, True
+        self.facts.ordered = lambda found: is_ordered(found) or found.hands_over
 
     def block(self, block: Block, state: State) -> dict[Place, float]:
         """Places with their cost, more in loops, less in branches; `state` becomes what holds after the block."""
@@ -126,20 +127,22 @@ class Walk:
         call = one.call if isinstance(one, Do) and isinstance(one.call, Call) else None
         if isinstance(one, Role):
             self._role(one, place, state, places)
-        elif call is not None and (call.name == "barrier" or _is_for_all(call, self.threads)):
+        elif call is not None and _is_for_all(call, self.threads):
             self._clear(place, state)
-        elif call is not None and call.name == "cluster_wait" and self.arriving and not state.is_hidden:
+        elif syncs(call, Sync.WAIT, Scope.CLUSTER) and self.arriving and not state.is_hidden:
             self._clear(place, state)  # a barrier of all blocks
-        elif call is not None and call.name in self.arrivals:
+        elif call is not None and self.hands_over and lookup(call.name).hands_over:
             self._show(place, state)
-        elif call is not None and call.name == "fence_proxy_async":
+        elif syncs(call, Sync.PROXY_FENCE):
             state.used = state.wrote = False
-        elif call is not None and call.name in COMMITS:
-            state.commit(call.name == COMMITS[0])
-        elif call is not None and call.name in WAITS:
-            pending = call.options[0]
-            assert isinstance(pending, int)
-            state.wait(pending, call.name == WAITS[0])
+        elif call is not None and lookup(call.name).is_grouped:
+            of_copies = lookup(call.name).engine is Engine.COPY
+            if syncs(call, Sync.COMMIT):
+                state.commit(of_copies)
+            else:
+                pending = call.options[0]
+                assert isinstance(pending, int)
+                state.wait(pending, of_copies)
         elif isinstance(one, Block):
             places |= self.block(one, state)
         elif isinstance(one, Break | Continue):
@@ -221,7 +224,7 @@ class Walk:
             state.add(access)
         outer = self.divergent, self.conditions, self.showing
         self.divergent = self.divergent or self.facts.is_divergent(one.condition)
-        if self.divergent and any(n.name in self.arrivals for n in find(one, Call)):
+        if self.divergent and self.hands_over and any(lookup(n.name).hands_over for n in find(one, Call)):
             self._show(place, state)  # by all threads, some of which arrive
             self.showing = True
         condition = self.facts.collector.expand(one.condition)
@@ -374,5 +377,6 @@ class Walk:
 
 
 def _is_for_all(call: Call, threads: int) -> bool:
-    """Whether it is a named barrier for all threads of the role, and maybe others."""
-    return call.name == "named_barrier" and option(call, 1) >= threads
+    """Whether it is a barrier for all threads of the role, and maybe others."""
+    found = lookup(call.name)
+    return found.meets and (found.scope is Scope.BLOCK or (found.scope is Scope.GROUP and option(call, 1) >= threads))

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
+from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.bulk import fence_proxy_async
 from torch_tile.intrinsics.memory import barrier
+from torch_tile.intrinsics.traits import Scope
 from torch_tile.ir.node import Node, Rewriter
-from torch_tile.ir.stmt import Block, Do, Role, Stmt, calls
+from torch_tile.ir.stmt import Block, Do, Role, Stmt
 
 Place = tuple[int, int]  # a block by identity, and before which of its statements
 
@@ -26,11 +28,13 @@ class Found(Protocol):
 
 def is_barrier(one: Node) -> bool:
     """Whether a statement is the block's barrier."""
-    return calls(one, "barrier")
+    found = intrinsic_of(one)
+    return found is not None and found.meets and found.scope is Scope.BLOCK
 
 
 def _is_any_barrier(one: Stmt) -> bool:
-    return calls(one, "barrier", "named_barrier")
+    found = intrinsic_of(one)
+    return found is not None and found.meets
 
 
 class Insert(Rewriter):

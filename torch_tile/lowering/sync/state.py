@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch_tile.intrinsics.base import lookup
+from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir.expr import Binary, Call, Const, Expr, Var, binary
 from torch_tile.ir.node import equal, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block
 from torch_tile.lowering.sync.accesses import Access
-
-COMMITS, WAITS = ("cp_async_commit", "wgmma_commit"), ("cp_async_wait", "wgmma_wait")  # of copies, of products
 
 # A write of a copy or read of a product, and how many groups of its kind may have been committed after its own.
 Flight = tuple[Access, frozenset[int]]
@@ -121,7 +121,7 @@ class State:
 
 def most_pending(body: Block) -> int:
     """Of the groups of copies, or of products, that waits leave under way."""
-    waits = (n.options[0] for n in find(body, Call) if n.name in WAITS)
+    waits = (n.options[0] for n in find(body, Call) if lookup(n.name).sync is Sync.DRAIN and lookup(n.name).is_grouped)
     return max((int(str(n)) for n in waits), default=0)
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Span, error
+from torch_tile.intrinsics.base import starts, syncs
+from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Load
 from torch_tile.ir.node import Node, Rewriter, children, find
@@ -96,7 +98,7 @@ def _row(life: Life, offset: int) -> str:
 def lives_of(kernel: Kernel) -> list[Life]:
     """The shared buffers of a kernel that are used, in the order of their allocation."""
     found: dict[int, Life] = {}
-    starts, ends = list[int](), list[int]()  # of the loops, by number
+    begins, ends = list[int](), list[int]()  # of the loops, by number
     inside: list[tuple[Life, tuple[int, ...]]] = []
     filled: set[int] = set()  # addresses that asynchronous copies fill
     used: set[int] = set()  # buffers that something else touches
@@ -111,15 +113,15 @@ def lives_of(kernel: Kernel) -> list[Life]:
             role = group, node.first
         if isinstance(node, For | While):
             loops = (*loops, len(ends))
-            starts.append(clock)
+            begins.append(clock)
             ends.append(0)
         if isinstance(node, Alloc) and node.buffer.scope in SCOPES:
             found[id(node.buffer)] = Life(node.buffer, node.span, loops, alone=node.buffer.scope == "barrier")
-        if isinstance(node, Call) and node.name in ("tma_load", "tma_store"):
+        if starts(node, Engine.BULK):
             for address in node.args:
                 if isinstance(address, Address) and (life := found.get(id(address.buffer))):
                     life.alone = True
-        if isinstance(node, Call) and node.name == "cp_async":
+        if starts(node, Engine.COPY):
             filled.add(id(node.args[0]))
         if isinstance(node, Load | Store | Address) and id(node) not in filled:
             used.add(id(node.buffer))
@@ -130,7 +132,7 @@ def lives_of(kernel: Kernel) -> list[Life]:
             inside.append((life, loops))
         if isinstance(node, Call) and node.name == "at_rank":
             lent.update((id(a.buffer), found[id(a.buffer)]) for a in node.args if isinstance(a, Address))
-        if isinstance(node, Call) and node.name == "cluster_wait":  # by now others have read it
+        if isinstance(node, Call) and syncs(node, Sync.WAIT, Scope.CLUSTER):  # by now others have read it
             for life in lent.values():
                 life.last = clock
                 inside.append((life, loops))
@@ -149,7 +151,7 @@ def lives_of(kernel: Kernel) -> list[Life]:
         life.alone = True
     for life, loops in inside:
         for loop in loops[len(life.loops) :]:
-            life.first, life.last = min(life.first, starts[loop]), max(life.last, ends[loop])
+            life.first, life.last = min(life.first, begins[loop]), max(life.last, ends[loop])
     return [replace(x, alone=x.alone or i not in used) for i, x in found.items() if x.first >= 0]
 
 

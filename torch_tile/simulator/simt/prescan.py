@@ -11,6 +11,8 @@ import numpy as np
 
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.intrinsics import lookup
+from torch_tile.intrinsics.base import intrinsic_of, starts, syncs
+from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr
@@ -18,19 +20,25 @@ from torch_tile.ir.node import Node, walk
 from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.simulator.simt.race_epochs import Array
 
-# Calls whose order block barriers alone do not tell.
-CONCURRENT = {
-    "mbarrier_init", "fence_barrier_init", "mbarrier_wait", "mbarrier_arrive", "warp_arrive", "mbarrier_expect",
-    "tma_load", "tma_store", "bulk_commit", "bulk_wait", "fence_proxy_async", "named_barrier", "named_barrier_arrive",
-    "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "wgmma_results", "turn_open", "turn_take", "turn_pass",
-    "turn_close",
-}  # fmt: skip
-BLOCKING = {"mbarrier_wait", "named_barrier", "barrier"}
+
+def _is_concurrent(node: Node) -> bool:
+    """Whether block barriers alone do not tell the order of what a call does."""
+    found = intrinsic_of(node) if isinstance(node, Call) else None
+    if found is None:
+        return False
+    proxy = found.engine is not None and found.engine.is_proxy
+    return proxy or found.scope in (Scope.MBARRIER, Scope.GROUP) or found.sync is Sync.PROXY_FENCE
+
+
+def _blocks(node: Node) -> bool:
+    """Whether threads wait at a call for others of the block."""
+    found = intrinsic_of(node) if isinstance(node, Call) else None
+    return found is not None and (found.meets or (found.sync is Sync.WAIT and found.scope is Scope.MBARRIER))
 
 
 def is_concurrent(kernel: st.Kernel) -> bool:
     """Whether more than the threads of one role, in step, is at work at a time."""
-    return any(isinstance(n, st.Role) or (isinstance(n, Call) and n.name in CONCURRENT) for n in walk(kernel.body))
+    return any(isinstance(n, st.Role) or _is_concurrent(n) for n in walk(kernel.body))
 
 
 def crews(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array]:
@@ -40,12 +48,12 @@ def crews(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array
     thread alone. A role with products has whole warpgroups as parts.
     """
     inside = list(walk(role.body))
-    unit = 128 if role.count % 128 == 0 and any(isinstance(n, Call) and n.name == "wgmma" for n in inside) else 32
+    unit = 128 if role.count % 128 == 0 and any(starts(n, Engine.WGMMA) for n in inside) else 32
     parts = np.zeros(role.count // unit, np.int64)
     for node in inside:
-        if isinstance(node, Call) and node.name.startswith("turn_"):
+        if isinstance(node, Call) and syncs(node, Sync.TURN):
             parts = np.arange(len(parts))
-        if isinstance(node, st.If) and any(isinstance(n, Call) and n.name in BLOCKING for n in walk(node)):
+        if isinstance(node, st.If) and any(map(_blocks, walk(node))):
             condition = known(node.condition)
             if isinstance(condition, np.ndarray):
                 rows = condition[role.first : role.first + role.count].reshape(-1, unit)
@@ -85,7 +93,8 @@ def writes(node: Node, buffer: Buffer) -> bool:
 def product_registers(kernel: st.Kernel) -> Iterator[int]:
     """`id`s of the buffers that products of warpgroups use as registers."""
     for node in walk(kernel.body):
-        if isinstance(node, Call) and node.name in ("wgmma", "wgmma_results"):
+        found = intrinsic_of(node) if isinstance(node, Call) else None
+        if isinstance(node, Call) and found is not None and found.engine is Engine.WGMMA:
             yield from (id(a.buffer) for a in node.args if isinstance(a, Address) and a.buffer.scope == "local")
 
 

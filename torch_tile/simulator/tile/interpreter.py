@@ -18,7 +18,8 @@ import torch
 
 from torch_tile.diagnostics.errors import Diagnostic, TileError, diagnose, error
 from torch_tile.intrinsics import lookup
-from torch_tile.intrinsics.memory import ORDERING
+from torch_tile.intrinsics.base import intrinsic_of
+from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType
@@ -222,9 +223,10 @@ class Tiles(Expressions):
         storage.raw[index] = bits
 
     def _run_Do(self, node: st.Do) -> None:
-        if not (isinstance(node.call, Call) and node.call.name in (*ORDERING, "memory_fence")):
+        found = intrinsic_of(node)
+        if found is None or not (found.idle or found.sync is Sync.FENCE):
             self.expr(node.call)
-        elif node.call.name == "cluster_wait" and self.crowd is not None:
+        elif found.name == "cluster_wait" and self.crowd is not None:
             self.crowd.wait()
 
     def _value_Call(self, node: Call) -> Value:
