@@ -264,6 +264,23 @@ def numbers_in(value: ast.AST) -> list[ast.AST]:
     return [part for part in parts if isinstance(part, ast.Constant) and type(part.value) is int]
 
 
+def visitors(root: Path) -> Iterator[str]:
+    """Nodes find their methods by one convention, `visit_For`, through `Visitor.method_of`."""
+    for path, _ in sources(root):
+        for node in ast.walk(parse(path)):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if (
+                isinstance(node, ast.Call)
+                and called == "getattr"
+                and re.search(r"type\(\w+\)\.__name__", ast.unparse(node.args[1]))
+            ):
+                yield f"{path.relative_to(root)}:{node.lineno}: derive from `Visitor` and ask `method_of`"
+            if isinstance(node, ast.ClassDef):
+                for each in node.body:
+                    if isinstance(each, ast.FunctionDef) and each.name[0].isupper():
+                        yield f"{path.relative_to(root)}:{each.lineno}: name it visit_{each.name}"
+
+
 def mocks(root: Path) -> Iterator[str]:
     """The package replaces nothing of itself with mocks."""
     for path, _ in sources(root):
@@ -347,6 +364,7 @@ RULES = [
     import_direction,
     import_circles,
     mocks,
+    visitors,
     capability_numbers,
     hardware_limits,
     torch_at_import,
@@ -443,6 +461,12 @@ PLANTED = [
     (capability_numbers, {"torch_tile/jit.py": "def f(t):\n    return {90: 1}.get(t.capability)\n"}, "ask `Target`"),
     (capability_numbers, {"torch_tile/jit.py": "def f(t):\n    return {90: 1}[t.capability]\n"}, "ask `Target`"),
     (hardware_limits, {"torch_tile/jit.py": "WARP, X = 32, 1\n"}, "jit.py:3: `WARP` is the hardware's"),
+    (
+        visitors,
+        {"torch_tile/jit.py": "def f(self, n):\n    return getattr(self, '_' + type(n).__name__)(n)\n"},
+        "jit.py:4: derive from `Visitor`",
+    ),
+    (visitors, {"torch_tile/jit.py": "class A:\n    def For(self, n):\n        return n\n"}, "name it visit_For"),
     (mocks, {"torch_tile/jit.py": "from unittest.mock import patch\n"}, "jit.py:3: the package may not import"),
     (torch_at_import, {"torch_tile/ir/c.py": "import torch.fx\n"}, "ir/c.py:3: import torch inside"),
     (

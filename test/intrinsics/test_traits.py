@@ -71,7 +71,7 @@ class Renamed(Rewriter):
     def __init__(self, old, new):
         self.old, self.new = old, new
 
-    def Do(self, node):
+    def visit_Do(self, node):
         if isinstance(node.call, Call) and node.call.name == self.old:
             return replace(node, call=replace(node.call, name=self.new))
         return node

@@ -12,6 +12,7 @@ from torch_tile.ir.expr import Binary, Const, Load, Var, const
 from torch_tile.ir.node import (
     Node,
     Rewriter,
+    Visitor,
     alike,
     children,
     contains,
@@ -69,7 +70,7 @@ def test_a_rewriter_does_not_look_where_no_method_applies():
     seen = []
 
     class Watch(Rewriter):
-        def Load(self, node):
+        def visit_Load(self, node):
             return node
 
         def __call__(self, node):
@@ -83,7 +84,7 @@ def test_a_rewriter_does_not_look_where_no_method_applies():
 
 def test_a_class_of_nodes_made_later_is_found_and_rewritten():
     class Rename(Rewriter):
-        def Late(self, node):
+        def visit_Late(self, node):
             return Late(node.a + 1)
 
     @dataclass(frozen=True, eq=False, repr=False)
@@ -110,7 +111,7 @@ def test_a_rewrite_of_nothing_keeps_every_expression(random, data):
     e = data.draw(random.integers() | random.floats() | random.conditions())
 
     class Nothing(Rewriter):
-        def Expr(self, e):
+        def visit_Expr(self, e):
             return self.children(e)
 
     assert Nothing()(e) is e and equal(e, e) and alike(e, e)
@@ -118,14 +119,14 @@ def test_a_rewrite_of_nothing_keeps_every_expression(random, data):
 
 def test_a_rewriter_dispatches_to_the_nearest_class():
     class Swap(Rewriter):
-        def Var(self, node):
+        def visit_Var(self, node):
             return j if node is i else node
 
-        def Const(self, node):
+        def visit_Const(self, node):
             return Const(node.value + 1, node.type)
 
     class Deep(Swap):
-        def Binary(self, node):
+        def visit_Binary(self, node):
             new = self.children(node)
             return Binary("-", new.a, new.b)
 
@@ -135,7 +136,7 @@ def test_a_rewriter_dispatches_to_the_nearest_class():
 
 def test_only_what_changes_is_rebuilt():
     class Swap(Rewriter):
-        def Var(self, node):
+        def visit_Var(self, node):
             return j if node is i else node
 
     left, right = i + 1, N * 2
@@ -147,10 +148,10 @@ def test_new_nodes_take_the_place_of_old_ones():
     here, there = Span("k.py", 1, 1, 0, 1), Span("k.py", 2, 2, 0, 1)
 
     class Replace(Rewriter):
-        def Store(self, node):
+        def visit_Store(self, node):
             return Block((Store(node.buffer, node.indices, zero, span=there), Store(node.buffer, node.indices, zero)))
 
-        def Binary(self, node):
+        def visit_Binary(self, node):
             return Binary("-", node.a, node.b)
 
     store = Store(A, (zero,), Binary("+", i, j, span=here), span=here)
@@ -211,3 +212,27 @@ def test_a_copy_for_another_process_says_nothing_of_this_one():
     assert set(vars(copy)) == {*field_names(loop), "span"} and alike(copy, loop)
     (store,) = (node for node in walk(copy) if isinstance(node, Store))
     assert store.indices[0] is copy.vars[0] and symbols(copy).isdisjoint(symbols(loop))
+
+
+def test_methods_are_found_by_the_nearest_class():
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Base(Node):
+        pass
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Below(Base):
+        pass
+
+    class Finds(Visitor):
+        def visit_Base(self, node, more):
+            return "base", node, more
+
+    class FindsMore(Finds):
+        def visit_Below(self, node, more):
+            return "below", node, more
+
+    base, below = Base(), Below()
+    assert Finds().method_of(below)(below, 1) == ("base", below, 1)
+    assert FindsMore().method_of(below)(below, 2) == ("below", below, 2)
+    assert FindsMore().method_of(base)(base, 3) == ("base", base, 3)
+    assert Finds().method_of(const(1, dt.int32)) is None

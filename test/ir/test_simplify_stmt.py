@@ -29,7 +29,7 @@ class Machine:
 
     def value(self, expr):
         class Loads(Rewriter):
-            def Load(loads, node):
+            def visit_Load(loads, node):
                 return const(self.memory.get(self.value(node.indices[0]), 0), dt.int32)
 
         return evaluate(Loads()(expr), self.env)

@@ -48,11 +48,11 @@ class Tables(Rewriter):
     def __init__(self, names: dict[int, int], loads: Callable[[str, Box], int | None], vars: dict[int, int]):
         self.names, self.loads, self.vars = names, loads, vars
 
-    def Var(self, var: Var) -> Expr:
+    def visit_Var(self, var: Var) -> Expr:
         value = self.names.get(id(var))
         return var if value is None else const(value, var.dtype)
 
-    def Load(self, load: Load) -> Expr:
+    def visit_Load(self, load: Load) -> Expr:
         if load.buffer.scope == "var":
             return const(self.vars[id(load.buffer)], load.dtype)
         at = tuple(int(evaluate(self(i), {})) for i in load.indices)

@@ -57,7 +57,7 @@ def _with(kernel, x):
     from torch_tile.ir.node import Rewriter
 
     class Further(Rewriter):
-        def Load(self, node):
+        def visit_Load(self, node):
             return Load(node.buffer, (node.indices[0] + 1,))
 
     changed = Further()(kernel)

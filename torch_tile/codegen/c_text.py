@@ -32,7 +32,7 @@ from torch_tile.ir.expr import (
     Var,
     const,
 )
-from torch_tile.ir.node import children, contains, find
+from torch_tile.ir.node import Visitor, children, contains, find
 
 STORAGE = {
     "bool": "bool", "float32": "float", "float64": "double", "float16": "tile::f16", "bfloat16": "tile::bf16",
@@ -123,7 +123,7 @@ PREFIX = 11
 SPELLING = {"and": "&&", "or": "||", "//": "/"}
 
 
-class Text:
+class Text(Visitor):
     """Prints expressions; `names` gives symbols their names."""
 
     def __init__(self, names: Names):
@@ -163,7 +163,14 @@ class Text:
         """C++ text of a value, and how tightly its outermost operator binds."""
         if wide and expr.dtype not in SIGNED:
             return f"(int64_t){self.value(expr, above=PREFIX)}", PREFIX
-        return getattr(self, f"_{type(expr).__name__.lower()}")(expr, wide)  # type: ignore[no-any-return]
+        return self.text_of(expr, wide)
+
+    def text_of(self, expr: Expr, wide: bool) -> tuple[str, int]:
+        """C++ text of a value by its class, and how tightly its outermost operator binds."""
+        method = self.method_of(expr)
+        if method is None:
+            raise InternalError(f"no C++ for {type(expr).__name__}", expr.span)
+        return method(expr, wide)  # type: ignore[no-any-return]
 
     def index(self, expr: Expr, above: int = 0) -> str:
         """C++ text of an index or size, in 64 bits."""
@@ -214,32 +221,38 @@ class Text:
 
     # Each method is `term` for one kind of node.
 
-    def _var(self, var: Var, wide: bool) -> tuple[str, int]:
+    def visit_Var(self, var: Var, wide: bool) -> tuple[str, int]:
+        """Write a variable."""
         if wide and not self.is_index(var):
             return f"(int64_t){self.names.of(var)}", PREFIX
         return self.names.of(var), 99
 
-    def _const(self, node: Const, wide: bool) -> tuple[str, int]:
+    def visit_Const(self, node: Const, wide: bool) -> tuple[str, int]:
+        """Write a constant."""
         return literal(node), 99
 
-    def _load(self, load: Load, wide: bool) -> tuple[str, int]:
+    def visit_Load(self, load: Load, wide: bool) -> tuple[str, int]:
+        """Write an element."""
         text = self.element(load.buffer, load.indices)
         if is_small(load.dtype) and load.buffer.scope != "var":
             return f"tile::widen({text})", 99
         return (f"(int64_t){text}", PREFIX) if wide else (text, 99)
 
-    def _address(self, node: Address, wide: bool) -> tuple[str, int]:
+    def visit_Address(self, node: Address, wide: bool) -> tuple[str, int]:
+        """Write an address."""
         name, at = self.names.of(node.buffer), self.index(node.indices[0], PRECEDENCE["+"])
         return (name, 99) if at == "0" else (f"{name} + {at}", PRECEDENCE["+"])
 
-    def _unary(self, node: Unary, wide: bool) -> tuple[str, int]:
+    def visit_Unary(self, node: Unary, wide: bool) -> tuple[str, int]:
+        """Write an operator with one operand."""
         inner = self.value(node.a, wide, PREFIX)
         if node.op == "not":
             return f"!{inner}", PREFIX
         inner = f" {inner}" if inner.startswith("-") else inner  # not the operator --
         return self._fit(node, f"{node.op}{inner}", PREFIX)
 
-    def _binary(self, node: Binary, wide: bool) -> tuple[str, int]:
+    def visit_Binary(self, node: Binary, wide: bool) -> tuple[str, int]:
+        """Write an operator with two operands."""
         integer = node.a.dtype.is_integer
         if node.op in COMPARISONS:
             wide = node.a.dtype in SIGNED and (self._computes(node.a) or self._computes(node.b))
@@ -287,7 +300,8 @@ class Text:
             return f"({storage(node.dtype)})({text})", PREFIX
         return text, own
 
-    def _cast(self, node: Cast, wide: bool) -> tuple[str, int]:
+    def visit_Cast(self, node: Cast, wide: bool) -> tuple[str, int]:
+        """Write a conversion."""
         to, of = node.type, node.a.dtype
         if is_small(to) and not is_exact(of, to):
             source = self.value(node.a) if of.is_float else f"(float){self.value(node.a, above=PREFIX)}"
@@ -302,11 +316,13 @@ class Text:
         text = f"({storage(to)}){self.value(node.a, wide and of in SIGNED, PREFIX)}"
         return (f"(int64_t){text}" if wide and to != dt.int64 else text), PREFIX
 
-    def _select(self, node: Select, wide: bool) -> tuple[str, int]:
+    def visit_Select(self, node: Select, wide: bool) -> tuple[str, int]:
+        """Write a choice."""
         a, b = self.value(node.a, wide, 1), self.value(node.b, wide, 1)
         return f"{self.value(node.condition, above=1)} ? {a} : {b}", 0
 
-    def _call(self, node: Call, wide: bool) -> tuple[str, int]:
+    def visit_Call(self, node: Call, wide: bool) -> tuple[str, int]:
+        """Write a call."""
         if node.name == "cpu_reduce":
             return self._reduce(node)
         if node.name == "reinterpret":

@@ -24,7 +24,7 @@ from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Var
-from torch_tile.ir.node import contains, find, walk
+from torch_tile.ir.node import Visitor, contains, find, walk
 from torch_tile.ir.stmt import (
     Alloc,
     Assert,
@@ -62,7 +62,7 @@ def emit_cpu(program: Program, sizes: list[Var] | None = None) -> CpuSource:
     return _Cpu(program, dimensions(program) if sizes is None else sizes).run()
 
 
-class _Cpu(Lines):
+class _Cpu(Visitor, Lines):
     def __init__(self, program: Program, sizes: list[Var]):
         super().__init__()
         self.program, self.sizes = program, sizes
@@ -167,17 +167,17 @@ class _Cpu(Lines):
     # -- statements ----------------------------------------------------------------------------------------------------
     def body(self, block: Block) -> None:
         for stmt in block.stmts:
-            method = getattr(self, f"_{type(stmt).__name__.lower()}", None)
+            method = self.method_of(stmt)
             if method is None:
                 raise InternalError(f"no C++ for {type(stmt).__name__}", stmt.span)
             method(stmt)
 
-    def _block(self, block: Block) -> None:
+    def visit_Block(self, block: Block) -> None:
         self.open()
         self.body(block)
         self.close()
 
-    def _for(self, loop: For) -> None:
+    def visit_For(self, loop: For) -> None:
         stop = self.text.index(loop.stops[0], above=8)
         if reads_memory(loop.stops[0]):
             stop, bound = self.names.of(Var("stop", dt.int64)), self.text.index(loop.stops[0])
@@ -196,12 +196,12 @@ class _Cpu(Lines):
         self.close()
         self.names.release(loop.vars[0])
 
-    def _while(self, loop: While) -> None:
+    def visit_While(self, loop: While) -> None:
         self.open(f"while ({self.text.value(loop.condition)})", loop.span)
         self.body(loop.body)
         self.close()
 
-    def _if(self, node: If) -> None:
+    def visit_If(self, node: If) -> None:
         self.open(f"if ({self.text.value(node.condition)})", node.span)
         self.body(node.then)
         if node.otherwise.stmts:
@@ -209,14 +209,14 @@ class _Cpu(Lines):
             self.body(node.otherwise)
         self.close()
 
-    def _let(self, let: Let) -> None:
+    def visit_Let(self, let: Let) -> None:
         kind = held(let.var.dtype)
         if let.var.dtype.is_integer and self.text.is_index(let.value):
             kind = "int64_t"
             self.text.index_names.add(id(let.var))
         self.line(f"const {kind} {self.names.of(let.var)} = {self.text.value(let.value)};", let.span)
 
-    def _alloc(self, node: Alloc) -> None:
+    def visit_Alloc(self, node: Alloc) -> None:
         buffer = node.buffer
         if id(buffer) in self.arena:
             return
@@ -230,7 +230,7 @@ class _Cpu(Lines):
                 raise InternalError(f"`{buffer.name}` has no static size", node.span)
             self.line(f"alignas({ALIGN}) {storage(buffer.dtype)} {name}[{max(1, size[0])}];", node.span)
 
-    def _store(self, store: Store) -> None:
+    def visit_Store(self, store: Store) -> None:
         place = self.text.element(store.buffer, store.indices)
         if store.buffer.scope == "var":
             value = self.text.value(store.value)
@@ -238,7 +238,7 @@ class _Cpu(Lines):
             value = self.text.converted(store.value, store.buffer.dtype)
         self.line(f"{place} = {value};", store.span)
 
-    def _do(self, node: Do) -> None:
+    def visit_Do(self, node: Do) -> None:
         call = node.call
         if not isinstance(call, Call):
             raise InternalError("only calls can be statements", node.span)
@@ -254,17 +254,17 @@ class _Cpu(Lines):
         args = ", ".join(self.text.value(a) if isinstance(a, Address) else self.text.index(a) for a in call.args)
         return f"tile::gemm<{template}>({args});"
 
-    def _break(self, node: Break) -> None:
+    def visit_Break(self, node: Break) -> None:
         self.line("break;", node.span)
 
-    def _continue(self, node: Continue) -> None:
+    def visit_Continue(self, node: Continue) -> None:
         self.line("continue;", node.span)
 
-    def _assert(self, node: Assert) -> None:
+    def visit_Assert(self, node: Assert) -> None:
         self.asserts.append((node.message, node.span))
         self.line(f"if (!{self.text.value(node.condition, above=PREFIX)}) return {len(self.asserts)};", node.span)
 
-    def _print(self, node: Print) -> None:
+    def visit_Print(self, node: Print) -> None:
         value = node.value
         if not isinstance(value, Expr):
             raise InternalError("regions are printed element by element", node.span)

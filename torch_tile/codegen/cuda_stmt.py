@@ -18,7 +18,7 @@ from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
 from torch_tile.ir.interval import Interval
-from torch_tile.ir.node import contains, find
+from torch_tile.ir.node import Visitor, contains, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
     Alloc,
@@ -40,7 +40,7 @@ from torch_tile.ir.stmt import (
 from torch_tile.ir.substitute import Substitute
 
 
-class CudaStatements(Lines):
+class CudaStatements(Visitor, Lines):
     """Collects the lines of one function; `shared` is the name of the block's shared memory."""
 
     def __init__(self, names: Names, shared: str, kernel: Kernel):
@@ -61,7 +61,7 @@ class CudaStatements(Lines):
 
     def statement(self, stmt: Stmt) -> None:
         """One statement that is no role."""
-        method = getattr(self, f"_{type(stmt).__name__.lower()}", None)
+        method = self.method_of(stmt)
         if method is None:
             raise InternalError(f"no CUDA for {type(stmt).__name__}", stmt.span)
         method(stmt)
@@ -90,7 +90,8 @@ class CudaStatements(Lines):
         self.text.bind(var, interval)
         self.text.intervals.clear()
 
-    def _block(self, block: Block) -> None:
+    def visit_Block(self, block: Block) -> None:
+        """Write statements in order."""
         self.open()
         self.body(block)
         self.close()
@@ -101,7 +102,8 @@ class CudaStatements(Lines):
         self.text.headers.add("wgmma.h")
         self.line(f"tile::{product.spelling}({self.text.arguments(product.call)});", span)
 
-    def _for(self, loop: For) -> None:
+    def visit_For(self, loop: For) -> None:
+        """Write a loop."""
         if (product := joined(loop)) is not None:
             self.product(product, loop.span)
             return
@@ -146,12 +148,14 @@ class CudaStatements(Lines):
         first, other = (self.text.unrounded(value, store.buffer.dtype) for value in (store.value, second))
         self.line(f"tile::narrow_pair(&{where}, {first}, {other});", store.span)
 
-    def _while(self, loop: While) -> None:
+    def visit_While(self, loop: While) -> None:
+        """Write a loop with a condition."""
         self.open(f"while ({self.text.value(loop.condition)})", loop.span)
         self.body(loop.body)
         self.close()
 
-    def _if(self, node: If) -> None:
+    def visit_If(self, node: If) -> None:
+        """Write a branch."""
         read = guarded_read(node)
         if read is not None:
             dst, src = (self.text.value(a) for a in read.args)
@@ -166,7 +170,8 @@ class CudaStatements(Lines):
             self.body(node.otherwise)
         self.close()
 
-    def _let(self, let: Let) -> None:
+    def visit_Let(self, let: Let) -> None:
+        """Write a name."""
         value, text = let.value, self.text
         long = text.is_long(value, False)
         if text.is_made(value):
@@ -175,7 +180,8 @@ class CudaStatements(Lines):
             text.bind(let.var, text.interval(value))
         self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)
 
-    def _alloc(self, node: Alloc) -> None:
+    def visit_Alloc(self, node: Alloc) -> None:
+        """Write a buffer."""
         buffer, name, kind = node.buffer, self.names.of(node.buffer), storage(node.buffer.dtype)
         if buffer.scope == "var":
             init = f" = {self.text.assigned(node.init, buffer.dtype)}" if node.init is not None else ""
@@ -191,7 +197,8 @@ class CudaStatements(Lines):
             raise InternalError(f"`{buffer.name}` has no static size", node.span)
         self.line(f"alignas(16) {kind} {name}[{max(1, size[0])}];", node.span)
 
-    def _store(self, store: Store) -> None:
+    def visit_Store(self, store: Store) -> None:
+        """Write a store."""
         place = self.text.element(store.buffer, store.indices)
         if store.buffer.scope == "var":
             value = self.text.assigned(store.value, store.buffer.dtype)
@@ -199,7 +206,8 @@ class CudaStatements(Lines):
             value = self.text.converted(store.value, store.buffer.dtype)
         self.line(f"{place} = {value};", store.span)
 
-    def _do(self, node: Do) -> None:
+    def visit_Do(self, node: Do) -> None:
+        """Write a call for its effect."""
         if not isinstance(node.call, Call):
             raise InternalError("only calls can be statements", node.span)
         if node.call.name == "wgmma":
@@ -207,20 +215,24 @@ class CudaStatements(Lines):
             return
         self.line(f"{self.text.call(node.call)};", node.span)
 
-    def _break(self, node: Break) -> None:
+    def visit_Break(self, node: Break) -> None:
+        """Write the end of a loop."""
         self.line("break;", node.span)
 
-    def _continue(self, node: Continue) -> None:
+    def visit_Continue(self, node: Continue) -> None:
+        """Write the end of an iteration."""
         self.line("continue;", node.span)
 
-    def _assert(self, node: Assert) -> None:
+    def visit_Assert(self, node: Assert) -> None:
+        """Write an assertion."""
         where = f"{place(node.span)}: " if node.span else ""
         self.open(f"if (!{self.text.value(node.condition, above=PREFIX)})", node.span)
         self.line(f'printf("%s\\n", {string(f"{where}{node.message}")});')
         self.line("__trap();")
         self.close()
 
-    def _print(self, node: Print) -> None:
+    def visit_Print(self, node: Print) -> None:
+        """Write a print."""
         value = node.value
         if not isinstance(value, Expr):
             raise InternalError("regions are printed element by element", node.span)

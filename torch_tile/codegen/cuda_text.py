@@ -164,7 +164,7 @@ class CudaText(Text):
 
         With `wide` int32 arithmetic does not wrap: what may leave 32 bits is computed in 64.
         """
-        return getattr(self, f"_{type(expr).__name__.lower()}")(expr, wide)  # type: ignore[no-any-return]
+        return self.text_of(expr, wide)
 
     def converted(self, expr: Expr, to: DType) -> str:
         """C++ text of the element of type `to` that stores this value."""
@@ -219,33 +219,39 @@ class CudaText(Text):
 
     # Each method is `term` for one kind of node.
 
-    def _var(self, var: Var, wide: bool) -> tuple[str, int]:
+    def visit_Var(self, var: Var, wide: bool) -> tuple[str, int]:
+        """Write a variable."""
         return self.names.of(var), 99
 
-    def _const(self, node: Const, wide: bool) -> tuple[str, int]:
+    def visit_Const(self, node: Const, wide: bool) -> tuple[str, int]:
+        """Write a constant."""
         if node.dtype.is_float and not math.isfinite(node.value):
             value = f"{'-' if node.value < 0 else ''}tile::{'nan' if math.isnan(node.value) else 'infinity'}()"
             return (f"(double){value}" if node.dtype.bits == 64 else value), PREFIX
         return literal(node), 99
 
-    def _load(self, load: Load, wide: bool) -> tuple[str, int]:
+    def visit_Load(self, load: Load, wide: bool) -> tuple[str, int]:
+        """Write an element."""
         buffer = load.buffer
         if load.dtype == dt.bfloat16 and buffer.scope == "local" and (buffer.static_shape or (1,))[0] % 2 == 0:
             return f"tile::widen({self.names.of(buffer)}, {self.index(load.indices[0])})", 99
-        return super()._load(load, False)
+        return super().visit_Load(load, False)
 
-    def _tensormap(self, node: TensorMap, wide: bool) -> tuple[str, int]:
+    def visit_TensorMap(self, node: TensorMap, wide: bool) -> tuple[str, int]:
+        """Write a tensor map."""
         return f"&{self.map_name(node)}", PREFIX
 
-    def _unary(self, node: Unary, wide: bool) -> tuple[str, int]:
-        text, own = super()._unary(node, wide)
+    def visit_Unary(self, node: Unary, wide: bool) -> tuple[str, int]:
+        """Write an operator with one operand."""
+        text, own = super().visit_Unary(node, wide)
         if self.is_long(node, wide) and not self.is_long(node.a, wide):
             return f"-(int64_t){self.value(node.a, wide, PREFIX)}", PREFIX
         return text, own
 
-    def _binary(self, node: Binary, wide: bool) -> tuple[str, int]:
+    def visit_Binary(self, node: Binary, wide: bool) -> tuple[str, int]:
+        """Write an operator with two operands."""
         if node.a.dtype not in SIGNED:
-            return super()._binary(node, False)
+            return super().visit_Binary(node, False)
         if self.warpgroup is not None and is_warpgroup(node, self.warpgroup[0]):
             return self.names.of(self.warpgroup[1]), 99
         wide = wide or node.op in COMPARISONS or self.is_made(node)
@@ -293,19 +299,22 @@ class CudaText(Text):
     def _naturals(self, node: Binary) -> bool:
         return self.is_natural(node.a) and self.is_natural(node.b)
 
-    def _cast(self, node: Cast, wide: bool) -> tuple[str, int]:
+    def visit_Cast(self, node: Cast, wide: bool) -> tuple[str, int]:
+        """Write a conversion."""
         if node.type in SIGNED and node.a.dtype in SIGNED:
             if node.type == dt.int64:
                 if self.is_long(node.a, True):
                     return self.term(node.a, True)
                 return f"(int64_t){self.value(node.a, True, PREFIX)}", PREFIX
             return f"(int){self.value(node.a, wide, PREFIX)}", PREFIX
-        return super()._cast(node, False)
+        return super().visit_Cast(node, False)
 
-    def _select(self, node: Select, wide: bool) -> tuple[str, int]:
-        return super()._select(node, wide)
+    def visit_Select(self, node: Select, wide: bool) -> tuple[str, int]:
+        """Write a choice."""
+        return super().visit_Select(node, wide)
 
-    def _call(self, node: Call, wide: bool) -> tuple[str, int]:
+    def visit_Call(self, node: Call, wide: bool) -> tuple[str, int]:
+        """Write a call."""
         if node.name in ("atomic", "atomic_load", "at_rank"):  # the element as it is stored
             text = self.call(node)
             return (f"tile::widen({text})" if is_small(node.dtype) else text), 99

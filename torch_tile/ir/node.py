@@ -180,26 +180,37 @@ def rebuilt(node: N, **changed: Any) -> N:
     return new
 
 
-class Rewriter:
+class Visitor:
+    """Finds the method for a node by its class: `visit_For` for each `For`, or for the nearest base class that has one.
+
+    Passes, code generators and simulators go by this convention alone.
+    """
+
+    def method_of(self, node: Node) -> Callable[..., Any] | None:
+        """The bound method that handles `node`, or None."""
+        found = _method(type(self), type(node))
+        return None if found is None else found.__get__(self)  # type: ignore[no-any-return]
+
+
+class Rewriter(Visitor):
     """Rewrites bottom-up or top-down by methods named after node classes; others are walked through.
 
-    `def For(self, node)` handles every `For`; `self.children(node)` goes down. A new node without a span takes the
-    span of the node that it replaces. Where no method could be called nothing is looked at.
+    `def visit_For(self, node)` handles every `For`; `self.children(node)` goes down. A new node without a span takes
+    the span of the node that it replaces. Where no method could be called nothing is looked at.
     """
 
     handled: ClassVar[int] = 0  # bits of the classes that have a method
 
     def __init_subclass__(cls) -> None:
         for name in tuple(vars(cls)):
-            if name[0].isupper():
-                cls.handled |= _bit(name)
+            if name.startswith(VISIT):
+                cls.handled |= _bit(name.removeprefix(VISIT))
 
     def __call__(self, node: Any) -> Any:
         """Rewrite `node` with the method of its class, or of the nearest base class that has one."""
         if not contents(node) & self.handled:
             return node
-        key = type(self), type(node)
-        handler = _HANDLERS[key] if key in _HANDLERS else _handler(*key)
+        handler = _method(type(self), type(node))
         new = map_children(node, self) if handler is None else handler(self, node)
         if new is not node and isinstance(new, Node) and new.span is None and not new.is_symbol and node.span:
             new = rebuilt(new, span=node.span)
@@ -210,13 +221,16 @@ class Rewriter:
         return map_children(node, self)
 
 
-_HANDLERS: dict[tuple[type, type], Callable[[Any, Any], Any] | None] = {}
+VISIT = "visit_"
+_METHODS: dict[tuple[type, type], Any] = {}
 
 
-def _handler(rewriter: type, node: type) -> Callable[[Any, Any], Any] | None:
-    methods = (getattr(rewriter, cls.__name__, None) for cls in node.__mro__ if cls is not Node)
-    found = _HANDLERS[rewriter, node] = next((m for m in methods if m is not None), None)
-    return found
+def _method(visitor: type, node: type) -> Any:
+    key = visitor, node
+    if key not in _METHODS:
+        methods = (getattr(visitor, VISIT + cls.__name__, None) for cls in node.__mro__ if cls is not Node)
+        _METHODS[key] = next((m for m in methods if m is not None), None)
+    return _METHODS[key]
 
 
 def equal(a: object, b: object) -> bool:

@@ -40,24 +40,24 @@ class _Statements(Rewriter):
         self.expr = outer
         return new  # type: ignore[no-any-return]
 
-    def Expr(self, e: Expr) -> Expr:
+    def visit_Expr(self, e: Expr) -> Expr:
         """Any expression, under what holds here."""
         return self.expr(e)
 
-    def Kernel(self, k: stmt.Kernel) -> stmt.Kernel:
+    def visit_Kernel(self, k: stmt.Kernel) -> stmt.Kernel:
         """Block indices are below the grid."""
         grid = tuple(self.expr(g) for g in k.grid)
         self.thread = k.thread
         return _rebuilt(k, grid=grid, body=self._inside(k.body, self._known().kernel(k)))
 
-    def Role(self, r: stmt.Role) -> stmt.Role:
+    def visit_Role(self, r: stmt.Role) -> stmt.Role:
         """The thread is one of the role's."""
         if self.thread is None:
             return self.children(r)
         ranges = self._known().within(self.thread, r.first, r.first + r.count - 1)
         return _rebuilt(r, body=self._inside(r.body, ranges))
 
-    def Block(self, b: stmt.Block) -> stmt.Block:
+    def visit_Block(self, b: stmt.Block) -> stmt.Block:
         """Flat, and without what follows a break or continue."""
         outer = self.expr
         stmts: list[stmt.Stmt] = []
@@ -69,13 +69,13 @@ class _Statements(Rewriter):
         self.expr = outer
         return _rebuilt(b, stmts=tuple(stmts))
 
-    def Let(self, s: stmt.Let) -> stmt.Stmt:
+    def visit_Let(self, s: stmt.Let) -> stmt.Stmt:
         """A name for a literal or another name is replaced by what it stands for."""
         value = self.expr(s.value)
         self.expr = self.expr.define(s.var, value)
         return NOTHING if isinstance(value, Const | Var) else _rebuilt(s, value=value)
 
-    def For(self, f: stmt.For) -> stmt.Stmt:
+    def visit_For(self, f: stmt.For) -> stmt.Stmt:
         """Gone if it never runs or does nothing."""
         starts, stops = tuple(self.expr(x) for x in f.starts), tuple(self.expr(x) for x in f.stops)
         ranges = self._known()
@@ -86,7 +86,7 @@ class _Statements(Rewriter):
         body = self._inside(f.body, ranges)
         return _rebuilt(f, starts=starts, stops=stops, body=body) if body.stmts else NOTHING
 
-    def While(self, s: stmt.While) -> stmt.Stmt:
+    def visit_While(self, s: stmt.While) -> stmt.Stmt:
         """Gone if the condition never holds."""
         condition = self.expr(s.condition)
         if is_literal(condition, False):
@@ -94,7 +94,7 @@ class _Statements(Rewriter):
         body = self._inside(s.body, self._known().assume(condition))
         return _rebuilt(s, condition=condition, body=body)
 
-    def If(self, s: stmt.If) -> stmt.Stmt:
+    def visit_If(self, s: stmt.If) -> stmt.Stmt:
         """One branch if the condition is known."""
         condition = self.expr(s.condition)
         if isinstance(condition, Const):
@@ -109,7 +109,7 @@ class _Statements(Rewriter):
             return stmt.If(self.expr(unary("not", condition)), otherwise, then)
         return _rebuilt(s, condition=condition, then=then, otherwise=otherwise)
 
-    def Assert(self, s: stmt.Assert) -> stmt.Stmt:
+    def visit_Assert(self, s: stmt.Assert) -> stmt.Stmt:
         """Gone if the condition always holds."""
         condition = self.expr(s.condition)
         return NOTHING if is_literal(condition, True) else _rebuilt(s, condition=condition)

@@ -20,7 +20,7 @@ class Substitute(Rewriter):
         """The same object without such a variable."""
         return node if self.known.keys().isdisjoint(symbols(node)) else super().__call__(node)
 
-    def Var(self, var: Var) -> Expr:
+    def visit_Var(self, var: Var) -> Expr:
         """What stands for it."""
         return self.known[id(var)]
 
@@ -32,7 +32,7 @@ class Expand(Substitute):
         super().__init__(known)
         self.expanded: dict[int, Expr] = {}
 
-    def Var(self, var: Var) -> Expr:
+    def visit_Var(self, var: Var) -> Expr:
         """What stands for it."""
         if id(var) not in self.expanded:
             self.expanded[id(var)] = self(self.known[id(var)])

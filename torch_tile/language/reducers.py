@@ -174,11 +174,11 @@ class _Apart(Rewriter):
             independent=nest.independent, span=nest.span,
         )  # fmt: skip
 
-    def Load(self, load: Load) -> Load:
+    def visit_Load(self, load: Load) -> Load:
         part = self.parts.get(id(load.buffer))
         return self.children(load) if part is None else Load(part.tile, part.place, span=load.span)
 
-    def Store(self, store: Store) -> Stmt:
+    def visit_Store(self, store: Store) -> Stmt:
         part = self.parts.get(id(store.buffer))
         new: Store = self.children(store)
         return new if part is None else Store(part.tile, part.place, new.value, span=store.span)

@@ -186,13 +186,13 @@ class _Fresh(Rewriter):
         self.new = {id(x): replace(x) for x in bound}
         self.old = bound  # keeps the ids
 
-    def Var(self, var: Var) -> Var:
+    def visit_Var(self, var: Var) -> Var:
         return self.new.get(id(var), var)  # type: ignore[return-value]
 
-    def Buffer(self, buffer: Buffer) -> Buffer:
+    def visit_Buffer(self, buffer: Buffer) -> Buffer:
         return self.new.get(id(buffer), buffer)  # type: ignore[return-value]
 
-    def Stmt(self, node: Stmt) -> Stmt:
+    def visit_Stmt(self, node: Stmt) -> Stmt:
         new = self.children(node)
         return rebuilt(new, **{name: _renamed(getattr(node, name), self) for name in node.binders})
 

@@ -65,7 +65,7 @@ class _Arrived(Rewriter):
     def __init__(self, left: int):
         self.left = left
 
-    def Store(self, node: Store) -> Stmt:
+    def visit_Store(self, node: Store) -> Stmt:
         self.left -= _arrives(node)
         return replace(node, value=const(1, node.buffer.dtype)) if self.left == -1 and _arrives(node) else node
 
@@ -76,7 +76,7 @@ class _Change(Rewriter):
     def __init__(self, number: int, names: tuple[str, ...], by: Call | None):
         self.left, self.names, self.by = number, names, by
 
-    def Do(self, node: Do) -> Stmt:
+    def visit_Do(self, node: Do) -> Stmt:
         if not isinstance(node.call, Call) or node.call.name not in self.names:
             return node
         self.left -= 1

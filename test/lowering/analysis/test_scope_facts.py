@@ -18,7 +18,7 @@ class Ask(Known):
         super().__init__()
         self.question, self.answer = question, None
 
-    def Store(self, store):
+    def visit_Store(self, store):
         self.answer = self.question(self, store.indices[0])
         return store
 

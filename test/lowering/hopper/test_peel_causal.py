@@ -25,7 +25,7 @@ from torch_tile.tileop.gemm.op import Gemm
 class UnderWay(Rewriter):
     """Products that their loop goes on beside."""
 
-    def Gemm(self, op: Gemm) -> Gemm:
+    def visit_Gemm(self, op: Gemm) -> Gemm:
         return replace(op, wg_wait=1)
 
 

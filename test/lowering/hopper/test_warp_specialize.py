@@ -346,7 +346,7 @@ class Without(Rewriter):
     def __init__(self, one, flip):
         self.one, self.flip = one, flip
 
-    def Do(self, do):
+    def visit_Do(self, do):
         if do is not self.one:
             return do
         return mbarrier_wait(do.call.args[0], (do.call.args[1] + 1) % 2) if self.flip else Block(())

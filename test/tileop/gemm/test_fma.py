@@ -28,7 +28,7 @@ class Lowered(Rewriter):
     def __init__(self, ctx):
         self.ctx = ctx
 
-    def Gemm(self, op):
+    def visit_Gemm(self, op):
         return fma.lower(op, self.ctx)
 
 

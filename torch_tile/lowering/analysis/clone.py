@@ -29,7 +29,7 @@ class Instance(Rewriter):
         self.buffers: dict[int, Buffer] = {}
         self.fresh = fresh
 
-    def Buffer(self, buffer: Buffer) -> Buffer:
+    def visit_Buffer(self, buffer: Buffer) -> Buffer:
         """The copy of a buffer that a fresh statement allocates itself."""
         return self.buffers.get(id(buffer), buffer)
 
@@ -40,13 +40,13 @@ class Instance(Rewriter):
         self.values[id(var)] = new
         return new
 
-    def Let(self, let: Let) -> Let:
+    def visit_Let(self, let: Let) -> Let:
         """The value does not see the name."""
         value = self(let.value)
         var = self._renamed(let.var)
         return let if value is let.value and var is let.var else Let(var, value, span=let.span)
 
-    def For(self, loop: For) -> For:
+    def visit_For(self, loop: For) -> For:
         """The bounds do not see the variables."""
         starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
         if not self.fresh:
@@ -54,7 +54,7 @@ class Instance(Rewriter):
         names = tuple(map(self._renamed, loop.vars))
         return replace(loop, vars=names, starts=starts, stops=stops, body=self(loop.body))
 
-    def Alloc(self, node: Alloc) -> Alloc:
+    def visit_Alloc(self, node: Alloc) -> Alloc:
         """A buffer of this iteration."""
         if not self.fresh:
             return self.children(node)
@@ -63,7 +63,7 @@ class Instance(Rewriter):
         self.buffers[id(old)] = new
         return Alloc(new, None if node.init is None else self(node.init), span=node.span)
 
-    def Region(self, region: Region) -> Region:
+    def visit_Region(self, region: Region) -> Region:
         """A box of one version."""
         found = self.versions.get(id(region.buffer))
         if found is None:
@@ -71,15 +71,15 @@ class Instance(Rewriter):
         ranges = tuple(map(self, region.ranges))
         return Region(found[0], (Range(found[1], const(1, int32), keep=False), *ranges), span=region.span)
 
-    def Load(self, load: Load) -> Load:
+    def visit_Load(self, load: Load) -> Load:
         """An element of one version."""
         return self._element(load)
 
-    def Address(self, address: Address) -> Address:
+    def visit_Address(self, address: Address) -> Address:
         """The place of an element of one version."""
         return self._element(address)
 
-    def Store(self, store: Store) -> Store:
+    def visit_Store(self, store: Store) -> Store:
         """An element of one version."""
         return self._element(store)
 
@@ -88,7 +88,7 @@ class Instance(Rewriter):
         found = self.versions.get(id(node.buffer))
         return new if found is None else replace(new, buffer=found[0], indices=(found[1], *new.indices))
 
-    def Var(self, var: Var) -> Expr:
+    def visit_Var(self, var: Var) -> Expr:
         """What a variable stands for in this iteration."""
         return self.values.get(id(var), var)
 

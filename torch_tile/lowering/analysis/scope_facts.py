@@ -24,7 +24,7 @@ class Known(Rewriter):
         self.names: dict[int, Expr] = {}  # what names stand for
         self.values = Substitute(self.names)
 
-    def Kernel(self, kernel: Kernel) -> Kernel:
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
         """Block indices are below the grid, the thread below the number of threads."""
         ranges = self.ranges.kernel(kernel)
         self.thread = kernel.thread
@@ -32,14 +32,14 @@ class Known(Rewriter):
             ranges = ranges.loop(kernel.thread, 0, math.prod(kernel.threads))
         return self.within(ranges, kernel)
 
-    def Role(self, role: Role) -> Stmt:
+    def visit_Role(self, role: Role) -> Stmt:
         """The thread is one of the role's."""
         if self.thread is None:
             return self.children(role)
         last = role.first + role.count - 1
         return self.within(self.ranges.within(self.thread, role.first, last), role)
 
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         """Loop variables are inside their bounds."""
         return self.within(self.entered(loop), loop)
 
@@ -53,7 +53,7 @@ class Known(Rewriter):
                 self.names[id(var)] = Var(var.name, var.type, var.role, multiple)
         return ranges
 
-    def If(self, node: If) -> Stmt:
+    def visit_If(self, node: If) -> Stmt:
         """Each branch knows which one it is."""
         condition = self(node.condition)
         then = self.under(node.condition, node.then)
@@ -62,7 +62,7 @@ class Known(Rewriter):
             return node
         return If(condition, then, otherwise, span=node.span)
 
-    def Block(self, block: Block) -> Block:
+    def visit_Block(self, block: Block) -> Block:
         """Names are known to the end of their block."""
         outer = self.ranges
         new = []
@@ -79,7 +79,7 @@ class Known(Rewriter):
         unchanged = all(a is b for a, b in zip(new, block.stmts, strict=True))
         return block if unchanged else Block(tuple(new), span=block.span)
 
-    def Select(self, node: Select) -> Expr:
+    def visit_Select(self, node: Select) -> Expr:
         """Each value is computed only where it is chosen."""
         condition = self(node.condition)
         a = self.under(node.condition, node.a)

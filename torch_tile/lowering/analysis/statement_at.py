@@ -18,6 +18,6 @@ class _PlaceAt(Rewriter):
     def __init__(self, span: Span | None):
         self.span = span
 
-    def Stmt(self, node: Stmt) -> Stmt:
+    def visit_Stmt(self, node: Stmt) -> Stmt:
         node = self.children(node)
         return node if node.span is not None else rebuilt(node, span=self.span)

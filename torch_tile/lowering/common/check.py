@@ -86,7 +86,7 @@ class _Check(Rewriter):
                     known.add(id(var))
                     self.found.append(diagnose("unbound_const", kernel.span, name=var.name))
 
-    def Kernel(self, kernel: Kernel) -> Kernel:
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
         self.ranges, self.path = Ranges().kernel(kernel), Path().kernel(kernel)
         self.thread = kernel.thread
         self.divergence = None
@@ -95,7 +95,7 @@ class _Check(Rewriter):
             self.divergence = Divergence(kernel)
         return self.children(kernel)
 
-    def Role(self, role: stmt.Role) -> Stmt:
+    def visit_Role(self, role: stmt.Role) -> Stmt:
         outer = self.ranges, self.path
         if self.thread is not None:
             first, last = role.first, role.first + role.count - 1
@@ -105,7 +105,7 @@ class _Check(Rewriter):
         self.ranges, self.path = outer
         return role
 
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         outer = self.ranges
         runs = not any(outer.prove(a >= b) for a, b in zip(loop.starts, loop.stops, strict=True))
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
@@ -119,7 +119,7 @@ class _Check(Rewriter):
         self.ranges = outer
         return loop
 
-    def While(self, loop: stmt.While) -> Stmt:
+    def visit_While(self, loop: stmt.While) -> Stmt:
         self(loop.condition)
         parted = loop.condition if self._parts(loop.condition) else None
         self._within(self.ranges, LOST, loop.body, True, parted)
@@ -152,7 +152,7 @@ class _Check(Rewriter):
         self(body)
         self.ranges, self.path, self.runs, self.parted = outer
 
-    def Block(self, block: Block) -> Block:
+    def visit_Block(self, block: Block) -> Block:
         outer = self.ranges, self.path
         for one in block.stmts:
             self(one)
@@ -163,7 +163,7 @@ class _Check(Rewriter):
         self.ranges, self.path = outer
         return block
 
-    def If(self, node: If) -> Stmt:
+    def visit_If(self, node: If) -> Stmt:
         self(node.condition)
         parted = node.condition if self._tells_apart(node.condition) else None
         self._under(node.condition, True, node.then, parted)
@@ -176,13 +176,13 @@ class _Check(Rewriter):
         path = self.path if known.prove(wanted) else self.path.under(condition, holds)
         self._within(known.assume(wanted), path, node, not known.refute(wanted), parted)
 
-    def Select(self, node: Select) -> Expr:
+    def visit_Select(self, node: Select) -> Expr:
         self(node.condition)
         self._under(node.condition, True, node.a)
         self._under(node.condition, False, node.b)
         return node
 
-    def Binary(self, node: Binary) -> Expr:
+    def visit_Binary(self, node: Binary) -> Expr:
         self(node.a)
         if node.op in LOGICAL:
             self._under(node.a, node.op == "and", node.b)
@@ -190,7 +190,7 @@ class _Check(Rewriter):
             self(node.b)
         return node
 
-    def Alloc(self, node: Alloc) -> Stmt:
+    def visit_Alloc(self, node: Alloc) -> Stmt:
         buffer = node.buffer
         for size in buffer.shape:
             if not isinstance(size, Const):
@@ -201,7 +201,7 @@ class _Check(Rewriter):
                 )
         return node
 
-    def RegisteredOp(self, op: RegisteredOp) -> Stmt:
+    def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
         found = op.check()
         self.found += found
         if not found:
@@ -214,15 +214,15 @@ class _Check(Rewriter):
             self.children(op)
         return op
 
-    def Load(self, load: Load) -> Expr:
+    def visit_Load(self, load: Load) -> Expr:
         self._element(load.buffer, load.indices, load)
         return self.children(load)
 
-    def Address(self, node: Address) -> Expr:
+    def visit_Address(self, node: Address) -> Expr:
         self._element(node.buffer, node.indices, node)
         return self.children(node)
 
-    def Store(self, store: Store) -> Stmt:
+    def visit_Store(self, store: Store) -> Stmt:
         self._element(store.buffer, store.indices, store)
         return self.children(store)
 

@@ -31,12 +31,12 @@ class _Flatten(Rewriter):
         self.flat: dict[int, Buffer] = {}
         self.on_threads = False
 
-    def Kernel(self, kernel: Kernel) -> Kernel:
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
         """Layouts are for the threads of GPUs; a CPU's tiles are row-major whatever the author asks."""
         self.on_threads = kernel.thread is not None
         return self.children(kernel)
 
-    def Program(self, program: Program) -> Program:
+    def visit_Program(self, program: Program) -> Program:
         new = self.children(program)
         params = tuple(self.one(p) if isinstance(p, Buffer) else p for p in program.params)
         workspaces, outputs = tuple(map(self.one, program.workspaces)), tuple(map(self.one, program.outputs))
@@ -60,20 +60,20 @@ class _Flatten(Rewriter):
             self.flat[id(buffer)] = found
         return found
 
-    def Alloc(self, node: Alloc) -> Alloc:
+    def visit_Alloc(self, node: Alloc) -> Alloc:
         new, flat = self.children(node), self.one(node.buffer)
         return new if flat is node.buffer else replace(new, buffer=flat)
 
-    def Load(self, node: Load) -> Load:
+    def visit_Load(self, node: Load) -> Load:
         return self.access(node)
 
-    def Address(self, node: Address) -> Address:
+    def visit_Address(self, node: Address) -> Address:
         return self.access(node)
 
-    def Store(self, node: Store) -> Store:
+    def visit_Store(self, node: Store) -> Store:
         return self.access(node)
 
-    def TensorMap(self, node: TensorMap) -> TensorMap:
+    def visit_TensorMap(self, node: TensorMap) -> TensorMap:
         """Keeps the sizes and strides that the one-dimensional form no longer shows."""
         new, flat = self.children(node), self.one(node.buffer)
         return new if flat is node.buffer else replace(new, buffer=flat)

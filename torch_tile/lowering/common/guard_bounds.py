@@ -50,10 +50,10 @@ class _Guard(Known):
         """The same object where no such buffer is touched."""
         return node if self.outside.isdisjoint(symbols(node)) else super().__call__(node)
 
-    def Load(self, load: Load) -> Expr:
+    def visit_Load(self, load: Load) -> Expr:
         return self.read(self.children(load), self.missing(load.buffer, load.indices))
 
-    def Call(self, call: Call) -> Expr:
+    def visit_Call(self, call: Call) -> Expr:
         """A call that gives a value, as an atomic does."""
         return self.read(self.children(call), self.missing_in(call))
 
@@ -61,11 +61,11 @@ class _Guard(Known):
         """A value of memory, 0 where a condition fails."""
         return Select(conjunction(outside), value, const(0, value.dtype), span=value.span) if outside else value
 
-    def Store(self, store: Store) -> Stmt:
+    def visit_Store(self, store: Store) -> Stmt:
         new = self.children(store)
         return self.only_if(self.missing(store.buffer, store.indices), new)
 
-    def Do(self, node: Do) -> Stmt:
+    def visit_Do(self, node: Do) -> Stmt:
         call = node.call
         inner = self.children(call)  # an address may be computed from memory, which has guards of its own
         node = node if inner is call else replace(node, call=inner)

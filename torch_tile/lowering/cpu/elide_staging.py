@@ -29,7 +29,7 @@ def read_in_place(program: Program) -> Program:
 
 
 class _InPlace(Rewriter):
-    def Kernel(self, kernel: Kernel) -> Kernel:
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
         ops = list(find(kernel.body, RegisteredOp))
         accesses = [op.accesses() for op in ops]
         self.reads = Counter(id(r.buffer) for reads, _ in accesses for r in reads)
@@ -39,7 +39,7 @@ class _InPlace(Rewriter):
         self.stored = {id(n.buffer) for n in single if not isinstance(n, Load)}
         return self.children(kernel)
 
-    def Block(self, block: Block) -> Block:
+    def visit_Block(self, block: Block) -> Block:
         new = self.children(block)
         stmts = list(new.stmts)
         for at, one in enumerate(new.stmts):

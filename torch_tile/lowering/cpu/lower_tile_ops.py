@@ -20,28 +20,28 @@ def lower_tile_ops(program: Program) -> Program:
 
 
 class _Lower(Rewriter):
-    def Kernel(self, kernel: Kernel) -> Kernel:
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
         """What names the running thread is for GPUs: a CPU runs a block as one."""
         if kernel.thread is not None:
             fix = "write T.Parallel, or choose a CUDA target"
             raise error("unsupported_on_target", kernel.span, what="T.get_thread_binding", target="cpu", fix=fix)
         return self.children(kernel)
 
-    def Role(self, role: Role) -> Role:
+    def visit_Role(self, role: Role) -> Role:
         """A block without threads has none to give roles to."""
         fix = "choose a CUDA target, or let all threads do the same"
         raise error(
             "unsupported_on_target", role.span, what="T.ws" if role.by_hand else "T.role", target="cpu", fix=fix
         )
 
-    def Call(self, call: Call) -> Expr:
+    def visit_Call(self, call: Call) -> Expr:
         """Blocks run one after another."""
         if call.name == "at_rank":
             fix = "choose a CUDA target from sm_90 on"
             raise error("unsupported_on_target", call.span, what="T.at_rank", target="cpu", fix=fix)
         return self.children(call)
 
-    def Do(self, node: Do) -> Stmt:
+    def visit_Do(self, node: Do) -> Stmt:
         """Barriers and waits: what comes before them is done already."""
         if not isinstance(node.call, Call):
             return node
@@ -52,10 +52,10 @@ class _Lower(Rewriter):
             raise error("unsupported_on_target", node.span, what=f"`{node.call.name}`", target="cpu", fix=fix)
         return node
 
-    def RegisteredOp(self, op: RegisteredOp) -> Stmt:
+    def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
         return place_at(op, op.lower_cpu())
 
-    def Print(self, node: Print) -> Stmt:
+    def visit_Print(self, node: Print) -> Stmt:
         """A printed region is printed element by element."""
         region = node.value
         if not isinstance(region, Region):

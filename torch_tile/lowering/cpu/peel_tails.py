@@ -52,7 +52,7 @@ def peel_tails(program: Program) -> Program:
 
 
 class _Peel(Rewriter):
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         return self._peel(loop, CONDITIONS_PER_LOOP)
 
     def _peel(self, loop: stmt.For, budget: int) -> Stmt:
@@ -85,10 +85,10 @@ class _Rename(Rewriter):
     def __init__(self, names: dict[int, Var]):
         self.names = names
 
-    def Var(self, var: Var) -> Var:
+    def visit_Var(self, var: Var) -> Var:
         return self.names.get(id(var), var)
 
-    def For(self, loop: For) -> For:
+    def visit_For(self, loop: For) -> For:
         fresh = tuple(Var(v.name, v.type, v.role) for v in loop.vars)
         self.names |= {id(v): f for v, f in zip(loop.vars, fresh, strict=True)}
         starts, stops = tuple(map(self, loop.starts)), tuple(map(self, loop.stops))
@@ -97,7 +97,7 @@ class _Rename(Rewriter):
             ping_pong=loop.ping_pong, span=loop.span,
         )  # fmt: skip
 
-    def Let(self, let: Let) -> Let:
+    def visit_Let(self, let: Let) -> Let:
         value = self(let.value)
         fresh = self.names[id(let.var)] = Var(let.var.name, let.var.type, let.var.role)
         return Let(fresh, value, span=let.span)
@@ -109,18 +109,18 @@ class _Decide(Rewriter):
     def __init__(self, guard: Expr, truth: bool):
         self.guard, self.truth = guard, truth
 
-    def Binary(self, node: Binary) -> Expr:
+    def visit_Binary(self, node: Binary) -> Expr:
         if equal(node, self.guard):
             return Const(self.truth, dt.bool_)
         a, b = self(node.a), self(node.b)
         return node if a is node.a and b is node.b else binary(node.op, a, b)
 
-    def Select(self, node: Select) -> Expr:
+    def visit_Select(self, node: Select) -> Expr:
         condition, a, b = self(node.condition), self(node.a), self(node.b)
         unchanged = condition is node.condition and a is node.a and b is node.b
         return node if unchanged else select(condition, a, b)
 
-    def If(self, node: If) -> Stmt:
+    def visit_If(self, node: If) -> Stmt:
         condition = self(node.condition)
         if isinstance(condition, Const):
             return self(node.then if condition.value else node.otherwise)  # type: ignore[no-any-return]
@@ -129,7 +129,7 @@ class _Decide(Rewriter):
             return node
         return If(condition, then, otherwise, span=node.span)
 
-    def Block(self, block: Block) -> Block:
+    def visit_Block(self, block: Block) -> Block:
         new = [self(s) for s in block.stmts]
         if all(a is b for a, b in zip(new, block.stmts, strict=True)):
             return block

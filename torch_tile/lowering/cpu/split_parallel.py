@@ -31,7 +31,7 @@ def split_parallel(program: Program) -> Program:
 
 
 class _Split(Rewriter):
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         if loop.kind not in (LoopKind.PARALLEL, LoopKind.VECTOR):
             return self.children(loop)
         carried = carried_vars(loop)

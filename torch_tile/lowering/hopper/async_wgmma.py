@@ -57,12 +57,12 @@ class _Async(Rewriter):
         self.thread = Var("thread", int32, "thread")
         self.known = Ranges()
 
-    def Let(self, let: Let) -> Let:
+    def visit_Let(self, let: Let) -> Let:
         """What follows knows the name."""
         self.known = self.known.define(let.var, let.value)
         return let
 
-    def Role(self, role: Role) -> Role:
+    def visit_Role(self, role: Role) -> Role:
         """Loops of a role whose order is the compiler's."""
         if role.by_hand:
             return role
@@ -72,11 +72,11 @@ class _Async(Rewriter):
         self.sums = {id(op.C.buffer) for op in survey.products if op.C.buffer.dtype == int32}
         return self.children(role)
 
-    def Fill(self, op: Fill) -> Stmt:
+    def visit_Fill(self, op: Fill) -> Stmt:
         """Integer zeros are in registers before products add to them; the assembler would move them in between."""
         return Block((op, WgmmaResults(op.dst, span=op.span))) if id(op.dst.buffer) in self.sums else op
 
-    def For(self, loop: st.For) -> Stmt:
+    def visit_For(self, loop: st.For) -> Stmt:
         """A loop with products in its body, inner ones first."""
         new: st.For = self.children(loop)
         counts = is_zero(new.starts[0]) and new.step == 1 and new.kind is LoopKind.SERIAL

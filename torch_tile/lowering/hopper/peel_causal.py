@@ -31,14 +31,14 @@ def peel_branches(program: Program, build: Build) -> Program:
 class _Peel(Rewriter):
     inside = False  # of a role
 
-    def Role(self, role: st.Role) -> st.Role:
+    def visit_Role(self, role: st.Role) -> st.Role:
         """Loops of a role that is the compiler's."""
         self.inside = not role.by_hand
         new = self.children(role)
         self.inside = False
         return new
 
-    def For(self, loop: st.For) -> Stmt:
+    def visit_For(self, loop: st.For) -> Stmt:
         """A loop around products that are under way beside what it does."""
         new: st.For = self.children(loop)
         if not self.inside or new.kind is not LoopKind.SERIAL or new.step != 1:

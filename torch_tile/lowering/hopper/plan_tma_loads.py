@@ -115,12 +115,12 @@ class Survey(Known):
         known = dict(self.names)
         return ThreadContext(self.build, self.running, self.count, self.ranges, known, asynchronous=True)
 
-    def Copy(self, op: Copy) -> Copy:
+    def visit_Copy(self, op: Copy) -> Copy:
         """Copies of every kind."""
         self.contexts[id(op)] = self.here()
         return op
 
-    def Gemm(self, op: Gemm) -> Gemm:
+    def visit_Gemm(self, op: Gemm) -> Gemm:
         """Products that can go by wgmma."""
         if wgmma.refuses(op, self.here()) is None:
             self.products.append(op)

@@ -56,6 +56,6 @@ class _Drop(Rewriter):
     def __init__(self, dropped: set[int]):
         self.dropped = dropped
 
-    def Do(self, node: Do) -> Stmt:
+    def visit_Do(self, node: Do) -> Stmt:
         """Nothing, or what it was."""
         return Block(()) if id(node) in self.dropped else node

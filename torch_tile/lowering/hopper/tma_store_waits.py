@@ -64,7 +64,7 @@ class _Complete(Rewriter):
     def __init__(self, alone: set[int]):
         self.alone = alone
 
-    def Block(self, block: Block) -> Block:
+    def visit_Block(self, block: Block) -> Block:
         """Stores, and after them their wait."""
         new: Block = self.children(block)
         stores = [one for one in block.stmts if calls(one, "tma_store")]
@@ -86,16 +86,16 @@ class _Started:
 class _Defer(Rewriter):
     """Blocks from the inside out; a body of a loop is followed by itself."""
 
-    def Kernel(self, kernel: Kernel) -> Kernel:
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
         """What other blocks wait for is not deferred."""
         return self.children(_completed(kernel))
 
-    def Block(self, block: Block) -> Block:
+    def visit_Block(self, block: Block) -> Block:
         """Straight code."""
         new: Block = self.children(block)
         return _deferred(new, turns=False)[0]
 
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         """A loop whose body is run again."""
         if loop.kind is not LoopKind.SERIAL or contains(loop.body, Break, Continue):
             new: For = self.children(loop)

@@ -134,7 +134,7 @@ class _FromZero(Rewriter):
     What is asked of a name before the loop the assembler need not ask again in it.
     """
 
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         new: For = self.children(loop)
         if loop.kind is LoopKind.PARALLEL or not any(map(is_load, find(loop.body, Copy))):
             return new

@@ -54,12 +54,12 @@ class _Overlap(Rewriter):
     def __init__(self, build: Build):
         self.build = build
 
-    def Kernel(self, kernel: Kernel) -> Kernel:
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
         thread = Var("thread", int32, "thread") if kernel.thread is None else kernel.thread
         self.ctx = ThreadContext(self.build, thread, math.prod(kernel.threads), Ranges())
         return self.children(kernel)
 
-    def Role(self, role: Role) -> Role:
+    def visit_Role(self, role: Role) -> Role:
         """Its threads among themselves, which may multiply by wgmma."""
         outer = self.ctx
         self.ctx = role_context(role, self.build, outer.thread, outer.ranges, {})
@@ -67,7 +67,7 @@ class _Overlap(Rewriter):
         self.ctx = outer
         return new
 
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         new: For = self.children(loop)
         parts = _parts(new)
         if parts is None:

@@ -146,7 +146,7 @@ class _Drop(Rewriter):
     def __init__(self, found: _Groups):
         self.found, self.agree = found, found.agree()
 
-    def Do(self, node: Do) -> Stmt:
+    def visit_Do(self, node: Do) -> Stmt:
         """A commit or wait, if it is needed."""
         call = node.call
         if not isinstance(call, Call) or _counted(call) is None:

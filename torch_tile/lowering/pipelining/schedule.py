@@ -184,9 +184,9 @@ class _Without(Rewriter):
     def __init__(self, gone: set[int]):
         self.gone = gone
 
-    def If(self, node: If) -> Stmt:
+    def visit_If(self, node: If) -> Stmt:
         new = self.children(node)
         return new if new is node or new.then.stmts or new.otherwise.stmts else Block(())
 
-    def Stmt(self, stmt: Stmt) -> Stmt:
+    def visit_Stmt(self, stmt: Stmt) -> Stmt:
         return Block(()) if id(stmt) in self.gone else self.children(stmt)

@@ -69,7 +69,7 @@ class _Pipeline(Rewriter):
         self.later: list[tuple[Stmt, ...]] = []  # what runs after the current statement, innermost first
         self.replaced: set[int] = set()
 
-    def Kernel(self, kernel: Kernel) -> Kernel:
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
         new = self.children(kernel)
         if new is kernel:
             return kernel
@@ -77,7 +77,7 @@ class _Pipeline(Rewriter):
         used |= {id(n.buffer) for n in find(new, Load, Store, Address)}
         return _Drop(self.replaced - used)(new)  # type: ignore[no-any-return]
 
-    def Block(self, block: Block) -> Block:
+    def visit_Block(self, block: Block) -> Block:
         new: list[Stmt] = []
         for n, one in enumerate(block.stmts):
             self.later.insert(0, block.stmts[n + 1 :])
@@ -136,7 +136,7 @@ class _Pipeline(Rewriter):
                 return found == "read"
         return False
 
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         self.later.insert(0, loop.body.stmts)  # the next iteration
         body = self(loop.body)
         self.later.pop(0)
@@ -150,7 +150,7 @@ class _Drop(Rewriter):
     def __init__(self, dead: set[int]):
         self.dead = dead
 
-    def Alloc(self, node: Alloc) -> Stmt:
+    def visit_Alloc(self, node: Alloc) -> Stmt:
         return Block(()) if id(node.buffer) in self.dead else node
 
 

@@ -44,14 +44,14 @@ class Insert(Rewriter):
         self.places, self.found = places, found
         self.wait: Do | None = None  # what threads of the role around wait for
 
-    def Role(self, role: Role) -> Stmt:
+    def visit_Role(self, role: Role) -> Stmt:
         """The block's barrier is for those of the role only."""
         self.wait = self.found.own.get(id(role))
         new = self.children(role)
         self.wait = None
         return new
 
-    def Do(self, node: Do) -> Stmt:
+    def visit_Do(self, node: Do) -> Stmt:
         """An author's barrier."""
         return node if self.wait is None or not is_barrier(node) else replace(self.wait, span=node.span)
 
@@ -64,7 +64,7 @@ class Insert(Rewriter):
         if place in self.places:
             yield replace(self.found.others.get(place) or barrier(), span=span)
 
-    def Block(self, block: Block) -> Block:
+    def visit_Block(self, block: Block) -> Block:
         """With what stands between its statements."""
         new: list[Stmt] = []
         for n, one in enumerate(block.stmts):

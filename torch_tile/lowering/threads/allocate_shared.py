@@ -192,7 +192,7 @@ class _Place(Rewriter):
         self.offsets = offsets
         self.made: dict[int, Buffer] = {}
 
-    def Alloc(self, node: Alloc) -> Stmt:
+    def visit_Alloc(self, node: Alloc) -> Stmt:
         new = self.made_for(node.buffer)
         if new.scope in SCOPES and new.offset is None:
             return Block(())  # never used
@@ -207,5 +207,5 @@ class _Place(Rewriter):
             self.made[id(buffer)] = replace(buffer, offset=self.offsets[id(buffer)])
         return self.made[id(buffer)]
 
-    def Buffer(self, buffer: Buffer) -> Buffer:
+    def visit_Buffer(self, buffer: Buffer) -> Buffer:
         return self.made_for(buffer)

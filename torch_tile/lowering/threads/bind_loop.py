@@ -94,7 +94,7 @@ class _Swap(Rewriter):
     def __init__(self, tiles: Mapping[int, Buffer]):
         self.tiles = tiles
 
-    def Buffer(self, buffer: Buffer) -> Buffer:
+    def visit_Buffer(self, buffer: Buffer) -> Buffer:
         return self.tiles.get(id(buffer), buffer)
 
 
@@ -231,10 +231,10 @@ class _Body(Rewriter):
         self.names = dict(binder.values)
         self.places: dict[Hashable, Expr] = {}  # registers, by layouts and indices
 
-    def Var(self, var: Var) -> Expr:
+    def visit_Var(self, var: Var) -> Expr:
         return self.names.get(id(var), var)
 
-    def Let(self, let: Let) -> Stmt:
+    def visit_Let(self, let: Let) -> Stmt:
         """Names of indices are put in place, so that later passes see how addresses move."""
         new: Let = self.children(let)
         if not let.var.dtype.is_integer:
@@ -245,22 +245,22 @@ class _Body(Rewriter):
         self.names[id(let.var)] = new.value
         return Block(())
 
-    def Load(self, load: Load) -> Load:
+    def visit_Load(self, load: Load) -> Load:
         return load_of(load, self.binder.ctx, self._register(load)) if _is_fragment(load) else self.children(load)
 
-    def Store(self, store: Store) -> Stmt:
+    def visit_Store(self, store: Store) -> Stmt:
         if _is_fragment(store):
             registers = self.binder.ctx.registers(store.buffer)
             return Store(registers, (self._register(store),), self(store.value), span=store.span)
         return self._owned(self.children(store), store.buffer.scope in ("local", "var") and not _updates(store.value))
 
-    def Do(self, node: Do) -> Stmt:
+    def visit_Do(self, node: Do) -> Stmt:
         return self._owned(self.children(node), False)
 
-    def Print(self, node: Print) -> Stmt:
+    def visit_Print(self, node: Print) -> Stmt:
         return self._owned(self.children(node), False)
 
-    def For(self, loop: For) -> For:
+    def visit_For(self, loop: For) -> For:
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
             self.ranges = self.ranges.loop(var, self(start), self(stop), loop.step)
         self.places = {}  # more is known now

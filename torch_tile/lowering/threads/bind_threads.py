@@ -71,16 +71,16 @@ class _Bind(Known):
         """The threads at this point."""
         return self.ctx.at(self.ranges, dict(self.names))
 
-    def Role(self, role: Role) -> Stmt:
+    def visit_Role(self, role: Role) -> Stmt:
         """The threads of a role among themselves."""
         assert self.thread is not None
         outer = self.ctx
         self.ctx = role_context(role, outer.build, self.thread, self.ranges, {})
-        new = super().Role(role)
+        new = super().visit_Role(role)
         self.ctx = outer
         return new
 
-    def RegisteredOp(self, op: RegisteredOp) -> Stmt:
+    def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
         """What a thread does for an op, its nests bound. Only a bare store speaks of the block, not of a thread."""
         lowered = Instance({}, {}, fresh=True)(place_at(op, op.lower_cuda(self.here())))
         outer, self.of_thread = self.of_thread, self.of_thread or not isinstance(lowered, Store | Do)
@@ -88,20 +88,20 @@ class _Bind(Known):
         self.of_thread = outer
         return new  # type: ignore[no-any-return]
 
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         """A nest is bound, its ops lowered first; other loops are kept."""
         if loop.kind is not LoopKind.PARALLEL:
-            return self._apart(self.divergence.parts(loop), super().For, loop)
+            return self._apart(self.divergence.parts(loop), super().visit_For, loop)
         lowered: For = _LowerInside(self.here())(loop)
         if is_static(lowered):
             return bind_loop(lowered, self.here())
         return self(_in_chunks(lowered, self.ctx.count))  # type: ignore[no-any-return]
 
-    def If(self, node: If) -> Stmt:
+    def visit_If(self, node: If) -> Stmt:
         """In a branch that only some threads take, each of them does what it says."""
-        return self._apart(self.divergence.is_divergent(node.condition), super().If, node)
+        return self._apart(self.divergence.is_divergent(node.condition), super().visit_If, node)
 
-    def While(self, loop: While) -> Stmt:
+    def visit_While(self, loop: While) -> Stmt:
         return self._apart(self.divergence.parts(loop), self.children, loop)
 
     def _apart(self, divergent: bool, rewrite: Callable[[Any], Stmt], node: Stmt) -> Stmt:
@@ -110,18 +110,18 @@ class _Bind(Known):
         self.of_thread = outer
         return new
 
-    def Alloc(self, node: Alloc) -> Alloc:
+    def visit_Alloc(self, node: Alloc) -> Alloc:
         """A fragment is an array of each thread."""
         if node.buffer.scope != "fragment":
             return self.children(node)
         return Alloc(self.ctx.registers(node.buffer), span=node.span)
 
-    def Load(self, load: Load) -> Load:
+    def visit_Load(self, load: Load) -> Load:
         """An element of a fragment that all threads hold."""
         new: Load = self.children(load)
         return load_of(new, self.ctx, self.register(new)) if load.buffer.scope == "fragment" else new
 
-    def Store(self, store: Store) -> Stmt:
+    def visit_Store(self, store: Store) -> Stmt:
         """Every thread's own copy, or memory by one thread."""
         new: Store = self.children(store)
         if store.buffer.scope == "fragment":
@@ -140,13 +140,13 @@ class _Bind(Known):
         once = self.by_one(Store(told, (ZERO,), update, span=store.span), update.args)
         return Block((Alloc(told), once, Store(variable, (), Load(told, (ZERO,)), span=store.span)))
 
-    def Do(self, node: Do) -> Stmt:
+    def visit_Do(self, node: Do) -> Stmt:
         """An update of memory by one thread."""
         new: Do = self.children(node)
         atomic = isinstance(new.call, Call) and new.call.name == "atomic"
         return self.by_one(new, new.call.args) if atomic and isinstance(new.call, Call) else new
 
-    def Print(self, node: Print) -> Stmt:
+    def visit_Print(self, node: Print) -> Stmt:
         """By one thread, element by element; fragments go through shared memory."""
         region = node.value
         if not isinstance(region, Region):
@@ -218,5 +218,5 @@ class _LowerInside(Rewriter):
     def __init__(self, ctx: ThreadContext):
         self.ctx = ctx
 
-    def RegisteredOp(self, op: RegisteredOp) -> Stmt:
+    def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
         return place_at(op, op.lower_cuda(self.ctx))

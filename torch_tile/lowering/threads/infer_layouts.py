@@ -167,10 +167,10 @@ class _Survey(Known):
             return ThreadContext(self.build, self.running, self.of_block, self.ranges, known)
         return role_context(self.role, self.build, self.running, self.ranges, known)
 
-    def Role(self, role: Role) -> Role:
+    def visit_Role(self, role: Role) -> Role:
         """What its threads do together."""
         self.role = role
-        super().Role(role)
+        super().visit_Role(role)
         self.role = None
         return role
 
@@ -178,17 +178,17 @@ class _Survey(Known):
         """How many threads share a fragment."""
         return self.counts.get(id(buffer), self.of_block)
 
-    def RegisteredOp(self, op: RegisteredOp) -> RegisteredOp:
+    def visit_RegisteredOp(self, op: RegisteredOp) -> RegisteredOp:
         """An op on whole tiles."""
         ctx, loop = self.context(), op.as_loop()
         nest = nest_of(loop, ctx.values) if loop is not None and is_static(loop) else None
         self.members.append(_Member(op, ctx, nest))
         return op
 
-    def For(self, loop: For) -> For:
+    def visit_For(self, loop: For) -> For:
         """A nest, which is not looked into, or a loop."""
         if loop.kind is not LoopKind.PARALLEL:
-            return super().For(loop)  # type: ignore[return-value]
+            return super().visit_For(loop)  # type: ignore[return-value]
         for node in find(loop.body, Alloc):
             if _is_tile(node.buffer):
                 self._add(node.buffer)
@@ -197,7 +197,7 @@ class _Survey(Known):
             self.members.append(_Member(loop, ctx, nest_of(loop, ctx.values)))
         return loop
 
-    def Alloc(self, node: Alloc) -> Alloc:
+    def visit_Alloc(self, node: Alloc) -> Alloc:
         """A tile."""
         if _is_tile(node.buffer):
             self._add(node.buffer)
@@ -208,11 +208,11 @@ class _Survey(Known):
         if self.role is not None:
             self.counts[id(tile)] = self.role.count
 
-    def Load(self, node: Load) -> Load:
+    def visit_Load(self, node: Load) -> Load:
         """A fragment's element used by all threads."""
         return self._scalar(node)  # type: ignore[return-value]
 
-    def Store(self, node: Store) -> Store:
+    def visit_Store(self, node: Store) -> Store:
         """A fragment's element set by all threads."""
         return self._scalar(node)  # type: ignore[return-value]
 
@@ -230,7 +230,7 @@ class _Apply(Rewriter):
         self.members = {id(m.node): m for m in members}
         self.made: dict[int, Buffer] = {}
 
-    def Buffer(self, buffer: Buffer) -> Buffer:
+    def visit_Buffer(self, buffer: Buffer) -> Buffer:
         if not _is_tile(buffer):
             return buffer
         found = self.made.get(id(buffer))
@@ -239,11 +239,11 @@ class _Apply(Rewriter):
             found = self.made[id(buffer)] = buffer if layout is buffer.layout else replace(buffer, layout=layout)
         return found
 
-    def Alloc(self, node: Alloc) -> Alloc:
-        new, buffer = self.children(node), self.Buffer(node.buffer)
+    def visit_Alloc(self, node: Alloc) -> Alloc:
+        new, buffer = self.children(node), self.visit_Buffer(node.buffer)
         return new if buffer is node.buffer else replace(new, buffer=buffer)
 
-    def For(self, loop: For) -> For:
+    def visit_For(self, loop: For) -> For:
         member = self.members.get(id(loop))
         new: For = self.children(loop)
         if member is None or member.nest is None or loop.layout is not None:

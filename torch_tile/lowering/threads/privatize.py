@@ -74,10 +74,10 @@ class _Own(Rewriter):
         self.private = private
         self.here: dict[int, Buffer] = {}
 
-    def Buffer(self, buffer: Buffer) -> Buffer:
+    def visit_Buffer(self, buffer: Buffer) -> Buffer:
         return self.here.get(id(buffer), buffer)
 
-    def For(self, loop: For) -> For:
+    def visit_For(self, loop: For) -> For:
         if loop.kind is not LoopKind.PARALLEL or self.here:
             return self.children(loop)
         names = {id(n.buffer): n.buffer for n in find(loop.body, Store) if id(n.buffer) in self.private}

@@ -57,7 +57,7 @@ class _Hide(Rewriter):
     def __init__(self, thread: Var):
         self.thread = thread
 
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         """A loop that is not unrolled."""
         new = self.children(loop)
         if loop.kind is not LoopKind.SERIAL or not (_multiplies(loop.body) or _repeats_products(loop.body)):
@@ -85,7 +85,7 @@ def _repeats_products(body: Block) -> bool:
 class _HideOperands(Rewriter):
     """Moves operands of products by wgmma by a zero that is known only inside the iteration."""
 
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         """A loop that is not unrolled; of nested ones the inner ones."""
         new = self.children(loop)
         if loop.kind is not LoopKind.SERIAL:
@@ -107,7 +107,7 @@ class _Move(Rewriter):
         changing = [*loop.vars, *(v for n in inside for v in (n.vars if isinstance(n, For) else (n.var,)))]
         self.changing = {id(v) for v in changing}
 
-    def For(self, loop: For) -> For:
+    def visit_For(self, loop: For) -> For:
         """Inside an unrolled loop each product is several. Loops inside have done their own."""
         if loop.kind is not LoopKind.UNROLLED:
             return loop
@@ -117,7 +117,7 @@ class _Move(Rewriter):
         self.copies = outside
         return new
 
-    def Call(self, call: Call) -> Expr:
+    def visit_Call(self, call: Call) -> Expr:
         """A product."""
         if call.name != "wgmma":
             return call

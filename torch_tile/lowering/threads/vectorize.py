@@ -48,19 +48,19 @@ def vectorize(program: Program, build: Build) -> Program:
 
 
 class _Vectorize(Known):
-    def For(self, loop: For) -> Stmt:
+    def visit_For(self, loop: For) -> Stmt:
         if loop.kind is not LoopKind.VECTOR:
-            return super().For(loop)
+            return super().visit_For(loop)
         loop = replace(loop, kind=LoopKind.UNROLLED)
         count = loop.stops[0]
         if not isinstance(count, Const) or not isinstance(loop.starts[0], Const):
-            return super().For(replace(loop, kind=LoopKind.SERIAL))
+            return super().visit_For(replace(loop, kind=LoopKind.SERIAL))
         if loop.starts[0].value != 0 or loop.step != 1:
-            return super().For(loop)
+            return super().visit_For(loop)
         outer, self.ranges = self.ranges, self.entered(loop)
         new = _Loop(self, loop, int(count.value)).run()
         self.ranges = outer
-        return super().For(loop) if new is None else new
+        return super().visit_For(loop) if new is None else new
 
 
 class _Loop:
@@ -236,7 +236,7 @@ class _Loads(Rewriter):
     def __init__(self, loop: _Loop):
         self.loop, self.protected = loop, False
 
-    def Load(self, load: Load) -> Expr:
+    def visit_Load(self, load: Load) -> Expr:
         new = self.children(load)
         scope = load.buffer.scope
         if new is not load or scope in ON_CHIP or (self.protected and scope != "global"):
@@ -244,7 +244,7 @@ class _Loads(Rewriter):
         wide = self.loop.load(load)
         return load if wide is None else wide
 
-    def Select(self, node: Select) -> Expr:
+    def visit_Select(self, node: Select) -> Expr:
         condition = self(node.condition)
         outer, self.protected = self.protected, True
         a, b = self(node.a), self(node.b)
@@ -253,7 +253,7 @@ class _Loads(Rewriter):
             return node
         return Select(condition, a, b, span=node.span)
 
-    def Binary(self, node: Binary) -> Expr:
+    def visit_Binary(self, node: Binary) -> Expr:
         if node.op not in LOGICAL:
             return self.children(node)
         a = self(node.a)
@@ -266,7 +266,7 @@ class _Loads(Rewriter):
 class _WithoutRemainders(Rewriter):
     """`x % c` as `x - x // c * c`: floor divisions show that they stay the same from step to step."""
 
-    def Binary(self, node: Binary) -> Expr:
+    def visit_Binary(self, node: Binary) -> Expr:
         new = self.children(node)
         if new.op != "%" or not isinstance(new.b, Const) or not new.dtype.is_integer:
             return new

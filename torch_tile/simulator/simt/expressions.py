@@ -15,7 +15,7 @@ import numpy as np
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import expr as ex
 from torch_tile.ir.expr import Expr
-from torch_tile.ir.node import Node
+from torch_tile.ir.node import Node, Visitor
 from torch_tile.simulator.simt import values as va
 from torch_tile.simulator.simt.calls import Calls
 from torch_tile.simulator.simt.memory import Memory, Threads
@@ -35,7 +35,7 @@ class Fixed:
         return self.value
 
 
-class Expressions:
+class Expressions(Visitor):
     """Compiles expressions. `values` holds variables by `id`, `memory` buffers by `id`."""
 
     def __init__(self, threads: Threads, calls: Calls, values: dict[int, Value], memory: Mapping[int, Memory]):
@@ -50,7 +50,7 @@ class Expressions:
         """The function that computes `node`."""
         found = self.known.get(id(node))
         if found is None:
-            handler = getattr(self, "_" + type(node).__name__.lower(), None)
+            handler = self.method_of(node)
             if handler is None:
                 raise InternalError(f"the thread interpreter met {type(node).__name__}", node.span or self.span)
             found = self.known[id(node)] = node, handler(node)
@@ -74,10 +74,12 @@ class Expressions:
             return lambda: function(first(), second())
         return lambda: function(*[r() for r in runs])
 
-    def _const(self, node: ex.Const) -> Run:
+    def visit_Const(self, node: ex.Const) -> Run:
+        """Compile a constant."""
         return Fixed(va.constant(node.value, node.dtype))
 
-    def _var(self, node: ex.Var) -> Run:
+    def visit_Var(self, node: ex.Var) -> Run:
+        """Compile a variable."""
         if node is self.thread:
             return Fixed((self.threads.ids % self.threads.of_block).astype(va.carrier(node.dtype)))
         if id(node) in self.lets:
@@ -85,18 +87,22 @@ class Expressions:
         values, key = self.values, id(node)
         return lambda: values[key]
 
-    def _unary(self, node: ex.Unary) -> Run:
+    def visit_Unary(self, node: ex.Unary) -> Run:
+        """Compile an operator with one operand."""
         return self._pure(va.unary(node.op, node.a.dtype), node.a)
 
-    def _binary(self, node: ex.Binary) -> Run:
+    def visit_Binary(self, node: ex.Binary) -> Run:
+        """Compile an operator with two operands."""
         if node.op in ex.LOGICAL:
             return self._logical(node)
         return self._pure(va.binary(node.op, node.a.dtype), node.a, node.b)
 
-    def _cast(self, node: ex.Cast) -> Run:
+    def visit_Cast(self, node: ex.Cast) -> Run:
+        """Compile a conversion."""
         return self._pure(va.cast(node.a.dtype, node.type), node.a)
 
-    def _load(self, node: ex.Load) -> Run:
+    def visit_Load(self, node: ex.Load) -> Run:
+        """Compile an element."""
         memory, span = self.memory[id(node.buffer)], node.span or self.span
         index = self.index(node)
         return lambda: memory.load(index(), span)
@@ -105,7 +111,8 @@ class Expressions:
         """The one index of an access; variables have none."""
         return self.compile(node.indices[0]) if node.indices else Fixed(0)
 
-    def _call(self, node: ex.Call) -> Run:
+    def visit_Call(self, node: ex.Call) -> Run:
+        """Compile a call."""
         if node.name in self.calls.table:
             return self.calls.compile(node, self)
         return self._pure(va.mathematics(node.name, node.args[0].dtype, node.type), *node.args)
@@ -126,7 +133,8 @@ class Expressions:
 
         return run
 
-    def _select(self, node: ex.Select) -> Run:
+    def visit_Select(self, node: ex.Select) -> Run:
+        """Compile a choice."""
         condition, yes, no = self.compile(node.condition), self.compile(node.a), self.compile(node.b)
         threads, width, dtype = self.threads, va.carrier(node.dtype), node.dtype
         if all(isinstance(r, Fixed) for r in (condition, yes, no)):

@@ -24,7 +24,7 @@ from torch_tile.ir import stmt as st
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Expr, Var
-from torch_tile.ir.node import walk
+from torch_tile.ir.node import Visitor, walk
 from torch_tile.simulator.findings import Findings
 from torch_tile.simulator.simt.accesses import OrderedTrace
 from torch_tile.simulator.simt.barrier_groups import MEETINGS
@@ -74,7 +74,7 @@ def run_threads(
     return findings
 
 
-class _Machine:
+class _Machine(Visitor):
     """One kernel, compiled for running its blocks."""
 
     def __init__(
@@ -195,7 +195,7 @@ class _Machine:
 
     def stmt(self, node: st.Stmt) -> Step:
         """The function that runs one statement."""
-        handler = getattr(self, "_" + type(node).__name__.lower(), None)
+        handler = self.method_of(node)
         if handler is None:
             raise InternalError(f"the thread interpreter met {type(node).__name__}", node.span)
         self.expressions.span = node.span
@@ -205,9 +205,9 @@ class _Machine:
         """The function that computes an expression."""
         return self.expressions.compile(node)
 
-    _block = block
+    visit_Block = block
 
-    def _let(self, node: st.Let) -> Step:
+    def visit_Let(self, node: st.Let) -> Step:
         run, values, key = self.value(node.value), self.values, id(node.var)
         if isinstance(run, Fixed):
             self.expressions.lets[key] = run
@@ -218,7 +218,7 @@ class _Machine:
 
         return let
 
-    def _alloc(self, node: st.Alloc) -> Step:
+    def visit_Alloc(self, node: st.Alloc) -> Step:
         buffer, threads = node.buffer, self.threads
         if buffer.scope == "var":
             variable = self.memory[id(buffer)] = Variable(buffer, threads)
@@ -240,15 +240,15 @@ class _Machine:
         )
         return local.reset
 
-    def _store(self, node: st.Store) -> Step:
+    def visit_Store(self, node: st.Store) -> Step:
         memory, span = self.memory[id(node.buffer)], node.span
         index, value = self.expressions.index(node), self.value(node.value)
         return lambda: memory.store(index(), value(), span)
 
-    def _do(self, node: st.Do) -> Step:
+    def visit_Do(self, node: st.Do) -> Step:
         return self.value(node.call)
 
-    def _assert(self, node: st.Assert) -> Step:
+    def visit_Assert(self, node: st.Assert) -> Step:
         condition, threads = self.value(node.condition), self.threads
 
         def check() -> None:
@@ -259,13 +259,13 @@ class _Machine:
 
         return check
 
-    def _print(self, node: st.Print) -> Step:
+    def visit_Print(self, node: st.Print) -> Step:
         if not isinstance(node.value, Expr):
             raise InternalError("a region is printed at stage FLAT", node.span)
         value = self.value(node.value)
         return lambda: print(f"{node.message}: {value()}" if node.message else value())
 
-    def _if(self, node: st.If) -> Step:
+    def visit_If(self, node: st.If) -> Step:
         condition, threads = self.value(node.condition), self.threads
         then, otherwise = self.block(node.then), self.block(node.otherwise) if node.otherwise.stmts else None
 
@@ -297,14 +297,14 @@ class _Machine:
             return mask
         return ~self.gone if mask is None else mask & ~self.gone
 
-    def _break(self, node: st.Break) -> Step:
+    def visit_Break(self, node: st.Break) -> Step:
         def run() -> None:
             self.broken = self._added(self.broken)
             self._leave()
 
         return run
 
-    def _continue(self, node: st.Continue) -> Step:
+    def visit_Continue(self, node: st.Continue) -> Step:
         return self._leave
 
     def _leave(self) -> None:
@@ -351,7 +351,7 @@ class _Machine:
 
     # Loops.
 
-    def _for(self, node: st.For) -> Step:
+    def visit_For(self, node: st.For) -> Step:
         if len(node.vars) != 1:
             raise InternalError("a loop nest at stage FLAT", node.span)
         start, stop = self.value(node.starts[0]), self.value(node.stops[0])
@@ -371,7 +371,7 @@ class _Machine:
 
         return run
 
-    def _while(self, node: st.While) -> Step:
+    def visit_While(self, node: st.While) -> Step:
         condition, body = self.value(node.condition), self.block(node.body)
 
         def run() -> None:

@@ -14,6 +14,7 @@ from torch_tile.diagnostics.errors import InternalError, LaunchError, Span, erro
 from torch_tile.ir import expr as ex, stmt as st
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Expr
+from torch_tile.ir.node import Visitor
 from torch_tile.simulator import values as va
 from torch_tile.simulator.memory import Index, Storage, inside
 from torch_tile.simulator.tile.nests import Watch
@@ -21,7 +22,7 @@ from torch_tile.simulator.values import Value, both, some
 from torch_tile.tileop.base import describe
 
 
-class Expressions:
+class Expressions(Visitor):
     """The state that expressions depend on. `lanes` are the extents of the nests run side by side, innermost first."""
 
     def __init__(self) -> None:
@@ -35,12 +36,13 @@ class Expressions:
 
     def expr(self, node: Expr) -> Value:
         """The value of an expression in the active lanes."""
-        handler = getattr(self, "_value_" + type(node).__name__, None)
+        handler = self.method_of(node)
         if handler is None:
             raise InternalError(f"the tile interpreter met {type(node).__name__}", node.span or self.span)
         return handler(node)
 
-    def _value_Const(self, node: ex.Const) -> Value:
+    def visit_Const(self, node: ex.Const) -> Value:
+        """Compute a constant."""
         if not node.dtype.is_float:
             return node.value
         found = self.constants.get(id(node))
@@ -48,26 +50,32 @@ class Expressions:
             found = self.constants[id(node)] = node, va.constant(node.value, node.dtype)
         return found[1]
 
-    def _value_Var(self, node: ex.Var) -> Value:
+    def visit_Var(self, node: ex.Var) -> Value:
+        """Compute a variable."""
         if id(node) not in self.values:
             raise LaunchError(f"dimension `{node.name}` does not follow from the shapes of the arguments")
         return self.values[id(node)]
 
-    def _value_Unary(self, node: ex.Unary) -> Value:
+    def visit_Unary(self, node: ex.Unary) -> Value:
+        """Compute an operator with one operand."""
         return va.unary(node.op, self.expr(node.a), node.a.dtype)
 
-    def _value_Binary(self, node: ex.Binary) -> Value:
+    def visit_Binary(self, node: ex.Binary) -> Value:
+        """Compute an operator with two operands."""
         if node.op in ex.LOGICAL:
             return self._logical(node)
         return va.binary(node.op, self.expr(node.a), self.expr(node.b), node.a.dtype)
 
-    def _value_Cast(self, node: ex.Cast) -> Value:
+    def visit_Cast(self, node: ex.Cast) -> Value:
+        """Compute a conversion."""
         return va.cast(self.expr(node.a), node.a.dtype, node.type)
 
-    def _value_Call(self, node: ex.Call) -> Value:
+    def visit_Call(self, node: ex.Call) -> Value:
+        """Compute a call."""
         return va.call(node.name, [self.expr(a) for a in node.args], node.args[0].dtype, node.type)
 
-    def _value_Select(self, node: ex.Select) -> Value:
+    def visit_Select(self, node: ex.Select) -> Value:
+        """Compute a choice."""
         condition = self.expr(node.condition)
         if not isinstance(condition, torch.Tensor):
             return self.expr(node.a if condition else node.b)
@@ -96,7 +104,8 @@ class Expressions:
         finally:
             self.mask = outer
 
-    def _value_Load(self, node: ex.Load) -> Value:
+    def visit_Load(self, node: ex.Load) -> Value:
+        """Compute an element."""
         return self.loaded(self.memory[id(node.buffer)], node)
 
     def loaded(self, storage: Storage, node: ex.Load) -> Value:

@@ -180,21 +180,26 @@ class Tiles(Expressions):
                     raise _InOrder
                 stmt.evaluate(self)
             else:
-                getattr(self, "_run_" + type(stmt).__name__)(stmt)
+                method = self.method_of(stmt)
+                assert method is not None, f"the tile interpreter met {type(stmt).__name__}"
+                method(stmt)
 
-    _run_Block = block
+    visit_Block = block
 
-    def _run_Let(self, node: st.Let) -> None:
+    def visit_Let(self, node: st.Let) -> None:
+        """Run a name."""
         self.values[id(node.var)] = self.expr(node.value)
 
-    def _run_Alloc(self, node: st.Alloc) -> None:
+    def visit_Alloc(self, node: st.Alloc) -> None:
+        """Run a buffer."""
         shape = [*self.lanes, *(self.size(s) for s in node.buffer.shape)]
         storage = Storage(node.buffer, poisoned(shape, node.buffer.dtype), self.lanes)
         self.memory[id(node.buffer)] = storage
         if node.init is not None:
             storage.raw[...] = storage.bits_of(self.expr(node.init))
 
-    def _run_Store(self, node: st.Store) -> None:
+    def visit_Store(self, node: st.Store) -> None:
+        """Run a store."""
         self.put(node, self.memory[id(node.buffer)], self.expr(node.value))
 
     def put(self, node: Load | st.Store, storage: Storage, value: Value) -> None:
@@ -222,14 +227,16 @@ class Tiles(Expressions):
             self.undo.append((storage, index, storage.raw[index].clone()))
         storage.raw[index] = bits
 
-    def _run_Do(self, node: st.Do) -> None:
+    def visit_Do(self, node: st.Do) -> None:
+        """Run a call for its effect."""
         found = intrinsic_of(node)
         if found is None or not (found.idle or found.sync is Sync.FENCE):
             self.expr(node.call)
         elif found.name == "cluster_wait" and self.crowd is not None:
             self.crowd.wait()
 
-    def _value_Call(self, node: Call) -> Value:
+    def visit_Call(self, node: Call) -> Value:
+        """Compute a call."""
         if node.name == "at_rank" and self.crowd is not None:
             return at_rank(node, self.crowd, self)
         if node.name == "atomic":
@@ -238,21 +245,24 @@ class Tiles(Expressions):
             return atomic(node, self)
         if node.name == "atomic_load":
             return atomic_load(node, self)
-        return super()._value_Call(node)
+        return super().visit_Call(node)
 
-    def _run_Assert(self, node: st.Assert) -> None:
+    def visit_Assert(self, node: st.Assert) -> None:
+        """Run an assertion."""
         holds = self.expr(node.condition)
         failed = both(self.mask, ~holds if isinstance(holds, torch.Tensor) else not holds)
         if some(failed):
             raise error("device_assert", node.span, message=node.message)
 
-    def _run_Print(self, node: st.Print) -> None:
+    def visit_Print(self, node: st.Print) -> None:
+        """Run a print."""
         if self.lanes:
             raise _InOrder
         shown = self.read(node.value) if isinstance(node.value, Region) else self.value(node.value)
         print(f"{node.message}: {shown}" if node.message else shown)
 
-    def _run_If(self, node: st.If) -> None:
+    def visit_If(self, node: st.If) -> None:
+        """Run a branch."""
         condition = self.expr(node.condition)
         if not isinstance(condition, torch.Tensor):
             self.block(node.then if condition else node.otherwise)
@@ -270,10 +280,12 @@ class Tiles(Expressions):
         finally:
             self.mask = outer
 
-    def _run_Break(self, node: st.Break) -> None:
+    def visit_Break(self, node: st.Break) -> None:
+        """Run the end of a loop."""
         self._leave(_Break)
 
-    def _run_Continue(self, node: st.Continue) -> None:
+    def visit_Continue(self, node: st.Continue) -> None:
+        """Run the end of an iteration."""
         self._leave(_Continue)
 
     def _leave(self, word: type[Exception]) -> None:
@@ -282,7 +294,8 @@ class Tiles(Expressions):
 
     # Loops.
 
-    def _run_For(self, loop: st.For) -> None:
+    def visit_For(self, loop: st.For) -> None:
+        """Run a loop."""
         if is_nest(loop):
             self._nest(loop)
             return
@@ -301,7 +314,8 @@ class Tiles(Expressions):
             if not some(active) or not self._iteration(loop.body, active):
                 return
 
-    def _run_While(self, node: st.While) -> None:
+    def visit_While(self, node: st.While) -> None:
+        """Run a loop with a condition."""
         outer = self.mask
         while True:
             active = both(outer, self._under(outer, node.condition))  # type: ignore[arg-type]
