@@ -74,6 +74,94 @@ LATE_IMPORTS = {
     ("language.values", "language.views"): "a buffer gives views of itself",
 }
 
+# How often a file takes an identity by hand. It may only become less often: use IdMap and IdSet (ir/idmap.py).
+IDENTITIES = {
+    "autotuner/cost_model.py": 6,
+    "autotuner/inputs.py": 1,
+    "autotuner/session.py": 1,
+    "codegen/c_text.py": 5,
+    "codegen/cpu.py": 4,
+    "codegen/cuda.py": 27,
+    "codegen/cuda_stmt.py": 3,
+    "codegen/cuda_text.py": 9,
+    "codegen/unrolling.py": 1,
+    "codegen/wgmma_steps.py": 3,
+    "compiler/source_cache.py": 2,
+    "inductor/codegen/cpp_text.py": 1,
+    "inductor/patterns/attention/scores.py": 2,
+    "ir/bounds.py": 9,
+    "ir/expr_printer.py": 2,
+    "ir/fingerprint.py": 6,
+    "ir/node.py": 7,
+    "ir/polynomial.py": 5,
+    "ir/printer.py": 3,
+    "ir/simplify.py": 3,
+    "ir/stmt.py": 1,
+    "ir/substitute.py": 5,
+    "ir/verify.py": 8,
+    "language/gathers.py": 1,
+    "language/names.py": 1,
+    "language/products.py": 1,
+    "language/recorder.py": 1,
+    "language/reducers.py": 16,
+    "language/rewrite.py": 2,
+    "language/roles.py": 7,
+    "language/trace.py": 5,
+    "lowering/analysis/branch_range.py": 4,
+    "lowering/analysis/divergence.py": 3,
+    "lowering/analysis/reachability.py": 12,
+    "lowering/analysis/scope_facts.py": 2,
+    "lowering/analysis/thread_values.py": 2,
+    "lowering/common/check.py": 3,
+    "lowering/common/check_limits.py": 1,
+    "lowering/common/check_views.py": 2,
+    "lowering/common/flatten.py": 2,
+    "lowering/common/guard_bounds.py": 1,
+    "lowering/cpu/elide_staging.py": 9,
+    "lowering/cpu/peel_tails.py": 8,
+    "lowering/hopper/cluster_multicast.py": 1,
+    "lowering/pipelining/prefetch_operands.py": 2,
+    "lowering/pipelining/prune_async_groups.py": 6,
+    "lowering/pipelining/software_pipeline.py": 1,
+    "lowering/sync/accesses.py": 9,
+    "lowering/sync/facts.py": 26,
+    "lowering/sync/insert_barriers.py": 17,
+    "lowering/sync/places.py": 3,
+    "lowering/sync/shift.py": 9,
+    "lowering/sync/state.py": 3,
+    "lowering/threads/allocate_shared.py": 15,
+    "lowering/threads/bind_loop.py": 12,
+    "lowering/threads/bind_threads.py": 2,
+    "lowering/threads/infer_layouts.py": 6,
+    "lowering/threads/privatize.py": 5,
+    "lowering/threads/recompute_indices.py": 2,
+    "lowering/threads/vector_conditions.py": 2,
+    "lowering/threads/vectorize.py": 13,
+    "runtime/cuda_launch.py": 3,
+    "runtime/launch.py": 3,
+    "simulator/binding.py": 3,
+    "simulator/interpret.py": 1,
+    "simulator/simt/barriers.py": 1,
+    "simulator/simt/calls.py": 2,
+    "simulator/simt/expressions.py": 6,
+    "simulator/simt/interpreter.py": 12,
+    "simulator/simt/matmuls.py": 2,
+    "simulator/simt/prescan.py": 1,
+    "simulator/tile/atomics.py": 3,
+    "simulator/tile/cluster.py": 1,
+    "simulator/tile/expressions.py": 7,
+    "simulator/tile/interpreter.py": 19,
+    "simulator/tile/nests.py": 19,
+    "tileop/copy/async_loop.py": 6,
+    "tileop/gemm/mma.py": 4,
+    "tileop/parallel/access.py": 6,
+    "tileop/parallel/carried.py": 11,
+    "tileop/parallel/index_map.py": 1,
+    "tileop/parallel/nest.py": 6,
+    "tileop/parallel/op.py": 4,
+    "tileop/threads.py": 5,
+}
+
 MAX_FILE, MAX_FUNCTION = 900, 100
 COMMENT = {".py": "#", ".sh": "#", ".h": "//", ".cpp": "//", ".cu": "//", ".cuh": "//"}
 
@@ -281,6 +369,18 @@ def visitors(root: Path) -> Iterator[str]:
                         yield f"{path.relative_to(root)}:{each.lineno}: name it visit_{each.name}"
 
 
+def identities(root: Path) -> Iterator[str]:
+    """Only IdMap and IdSet take identities, which keep their keys alive, and files that are still to be converted."""
+    for path, _ in sources(root):
+        inside = path.relative_to(root / PACKAGE).as_posix()
+        found = sum(isinstance(n, ast.Name) and n.id == "id" for n in ast.walk(parse(path)))
+        most = IDENTITIES.get(inside, 0)
+        if inside != "ir/idmap.py" and found > most:
+            yield f"{PACKAGE}/{inside}: takes {found} identities by `id`, {most} are known: use IdMap or IdSet"
+        if found < most:
+            yield f"IDENTITIES: {inside} takes {found} identities, not {most}"
+
+
 def mocks(root: Path) -> Iterator[str]:
     """The package replaces nothing of itself with mocks."""
     for path, _ in sources(root):
@@ -364,6 +464,7 @@ RULES = [
     import_direction,
     import_circles,
     mocks,
+    identities,
     visitors,
     capability_numbers,
     hardware_limits,
@@ -467,6 +568,7 @@ PLANTED = [
         "jit.py:4: derive from `Visitor`",
     ),
     (visitors, {"torch_tile/jit.py": "class A:\n    def For(self, n):\n        return n\n"}, "name it visit_For"),
+    (identities, {"torch_tile/jit.py": "def f(n):\n    return {id(n): 1}\n"}, "jit.py: takes 1 identities by `id`"),
     (mocks, {"torch_tile/jit.py": "from unittest.mock import patch\n"}, "jit.py:3: the package may not import"),
     (torch_at_import, {"torch_tile/ir/c.py": "import torch.fx\n"}, "ir/c.py:3: import torch inside"),
     (

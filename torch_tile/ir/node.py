@@ -189,7 +189,7 @@ class Visitor:
     def method_of(self, node: Node) -> Callable[..., Any] | None:
         """The bound method that handles `node`, or None."""
         found = _method(type(self), type(node))
-        return None if found is None else found.__get__(self)  # type: ignore[no-any-return]
+        return None if found is None else found.__get__(self)
 
 
 class Rewriter(Visitor):

@@ -71,7 +71,7 @@ def test_the_next_product_starts_before_this_one_is_rescaled():
     found = schedule(program)
     assert isinstance(found, Schedule)
     assert [item.ahead for item in found.items] == [2, 1, 0, 1, 0]
-    assert {b.name: found.versions[id(b)] for b in found.staged} == {"k_tile": 2, "v_tile": 2}
+    assert {b.name: found.versions[b] for b in found.staged} == {"k_tile": 2, "v_tile": 2}
     assert not any(n.why_not for n in same(program))
 
 
@@ -79,7 +79,7 @@ def test_copies_of_stage_minus_one_go_as_far_as_stages_allow():
     program = attention_like([-1, 1, 0, -1, 2], [-1, 0, 1, -1, 1], 3)
     found = schedule(program)
     assert isinstance(found, Schedule)
-    assert {b.name: found.versions[id(b)] for b in found.staged} == {"k_tile": 3, "v_tile": 4}
+    assert {b.name: found.versions[b] for b in found.staged} == {"k_tile": 3, "v_tile": 4}
     assert not any(n.why_not for n in same(program))
 
 
@@ -102,7 +102,7 @@ def test_the_same_by_hand():
     program = attention_like([2, 1, 3, 0, 4], [0, 1, 1, 1, 1], 0)
     found = schedule(program)
     assert isinstance(found, Schedule)
-    assert {b.name: found.versions[id(b)] for b in found.staged} == {"k_tile": 1, "v_tile": 1}
+    assert {b.name: found.versions[b] for b in found.staged} == {"k_tile": 1, "v_tile": 1}
     assert not any(n.why_not for n in same(program))
 
 

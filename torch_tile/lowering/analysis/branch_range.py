@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import reduce
 
 from torch_tile.ir.expr import Binary, Const, Expr, Load, Var, binary, const
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import contains, find, symbols
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, For, If, Let
@@ -33,7 +34,7 @@ def _turn(place: int, loop: For, begins: bool) -> Expr | None:
         return None
     condition = one.condition
     for let in reversed([s for s in loop.body.stmts[:place] if isinstance(s, Let)]):
-        condition = Instance({id(let.var): let.value}, {}, fresh=False)(condition)
+        condition = Instance(IdMap([(let.var, let.value)]), IdMap(), fresh=False)(condition)
     found = [_start(part, k) if begins else _until(part, k) for part in _parts(condition, "or")]
     known = [turn for turn in found if turn is not None]
     if len(known) < len(found) or not _is_settled(known, loop):
@@ -89,7 +90,7 @@ def _line(comparison: Expr, k: Var) -> tuple[int, Expr, bool] | None:
     apart = a - b
 
     def at(turn: Expr) -> Expr:
-        found: Expr = simplify(Instance({id(k): turn}, {}, fresh=False)(apart))
+        found: Expr = simplify(Instance(IdMap([(k, turn)]), IdMap(), fresh=False)(apart))
         return found
 
     step, rest = simplify(at(k + 1) - at(k)), at(const(0, k.type))

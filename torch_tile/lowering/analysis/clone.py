@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Expr, Load, Var, const
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.layout import Digit
 from torch_tile.ir.node import Rewriter
 from torch_tile.ir.stmt import Alloc, For, Let, Store
@@ -18,26 +18,26 @@ E = TypeVar("E", Load, Address, Store)
 
 
 class Instance(Rewriter):
-    """Rewrites statements: variables become `values`, and tiles in `versions` (by identity) one version of another.
+    """Rewrites statements: variables become `values`, and tiles in `versions` one version of another.
 
     With `fresh`, names and buffers that a statement binds are new ones, so that it may stand beside the original.
     """
 
-    def __init__(self, values: Mapping[int, Expr], versions: Mapping[int, tuple[Buffer, Expr]], fresh: bool):
-        self.values = dict(values)
+    def __init__(self, values: IdMap[Var, Expr], versions: IdMap[Buffer, tuple[Buffer, Expr]], fresh: bool):
+        self.values = IdMap(values.items())
         self.versions = versions
-        self.buffers: dict[int, Buffer] = {}
+        self.buffers: IdMap[Buffer, Buffer] = IdMap()
         self.fresh = fresh
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
         """The copy of a buffer that a fresh statement allocates itself."""
-        return self.buffers.get(id(buffer), buffer)
+        return self.buffers.get(buffer, buffer)
 
     def _renamed(self, var: Var) -> Var:
         if not self.fresh:
             return var
         new = Var(var.name, var.type, var.role)
-        self.values[id(var)] = new
+        self.values[var] = new
         return new
 
     def visit_Let(self, let: Let) -> Let:
@@ -60,12 +60,12 @@ class Instance(Rewriter):
             return self.children(node)
         old = node.buffer
         new = Buffer(old.name, old.shape, old.dtype, old.scope, old.strides, old.origin, old.layout)
-        self.buffers[id(old)] = new
+        self.buffers[old] = new
         return Alloc(new, None if node.init is None else self(node.init), span=node.span)
 
     def visit_Region(self, region: Region) -> Region:
         """A box of one version."""
-        found = self.versions.get(id(region.buffer))
+        found = self.versions.get(region.buffer)
         if found is None:
             return self.children(region)
         ranges = tuple(map(self, region.ranges))
@@ -85,12 +85,12 @@ class Instance(Rewriter):
 
     def _element(self, node: E) -> E:
         new: E = self.children(node)
-        found = self.versions.get(id(node.buffer))
+        found = self.versions.get(node.buffer)
         return new if found is None else replace(new, buffer=found[0], indices=(found[1], *new.indices))
 
     def visit_Var(self, var: Var) -> Expr:
         """What a variable stands for in this iteration."""
-        return self.values.get(id(var), var)
+        return self.values.get(var, var)
 
 
 def versions_of(tile: Buffer, count: int) -> Buffer:

@@ -24,7 +24,8 @@ from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Const, Expr, Var, binary, const
-from torch_tile.ir.node import Rewriter, contains, find, symbols
+from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Alloc, Block, If, Let, LoopKind, Program, Role, Stmt, calls
 from torch_tile.lowering.analysis.branch_range import taken_until
@@ -51,9 +52,9 @@ def async_products(program: Program, build: Build) -> Program:
 class _Async(Rewriter):
     def __init__(self, build: Build):
         self.build = build
-        self.products: set[int] = set()
+        self.products: IdSet[Gemm] = IdSet()
         self.role: Role
-        self.sums: set[int] = set()  # integer accumulators
+        self.sums: IdSet[Buffer] = IdSet()  # integer accumulators
         self.thread = Var("thread", int32, "thread")
         self.known = Ranges()
 
@@ -68,19 +69,19 @@ class _Async(Rewriter):
             return role
         survey = Survey(self.build, self.thread, role.count)
         survey(role.body)
-        self.products, self.role = {id(op) for op in survey.products}, role
-        self.sums = {id(op.C.buffer) for op in survey.products if op.C.buffer.dtype == int32}
+        self.products, self.role = IdSet(survey.products), role
+        self.sums = IdSet(op.C.buffer for op in survey.products if op.C.buffer.dtype == int32)
         return self.children(role)
 
     def visit_Fill(self, op: Fill) -> Stmt:
         """Integer zeros are in registers before products add to them; the assembler would move them in between."""
-        return Block((op, WgmmaResults(op.dst, span=op.span))) if id(op.dst.buffer) in self.sums else op
+        return Block((op, WgmmaResults(op.dst, span=op.span))) if op.dst.buffer in self.sums else op
 
     def visit_For(self, loop: st.For) -> Stmt:
         """A loop with products in its body, inner ones first."""
         new: st.For = self.children(loop)
         counts = is_zero(new.starts[0]) and new.step == 1 and new.kind is LoopKind.SERIAL
-        if not counts or not any(id(s) in self.products for s in new.body.stmts):
+        if not counts or not any(s in self.products for s in new.body.stmts):
             return new
         made = self._deferred(new) or self._turned(new) or self._queued(new)
         return new if made is None else made
@@ -93,7 +94,7 @@ class _Async(Rewriter):
     def _deferred(self, loop: st.For) -> Stmt | None:
         """One turn stays under way; None if the loop does something else, too."""
         stmts = loop.body.stmts
-        products = [s for s in stmts if id(s) in self.products]
+        products = [s for s in stmts if s in self.products]
         waits, arrivals = [s for s in stmts if calls(s, "mbarrier_wait")], [s for s in stmts if _lets_go(s)]
         names = [s for s in stmts if isinstance(s, Let)]
         if len(products) + len(waits) + len(arrivals) + len(names) != len(stmts) or len(products) > MOST_PENDING:
@@ -103,7 +104,7 @@ class _Async(Rewriter):
         k, stop = loop.vars[0], loop.stops[0]
         body: list[Stmt] = []
         for one in stmts:
-            if id(one) in self.products:
+            if one in self.products:
                 assert isinstance(one, Gemm)
                 last = one is products[-1]
                 body.append(replace(one, wg_wait=len(products) if last else -1))
@@ -128,7 +129,7 @@ class _Async(Rewriter):
         row: list[Stmt] = []
         for one in loop.body.stmts:
             goes_on = calls(one, "mbarrier_wait") or _lets_go(one) or self._is_apart(one, row)
-            if id(one) in self.products or (row and goes_on):
+            if one in self.products or (row and goes_on):
                 row.append(one)
             else:
                 body += [*self._row(row), one]
@@ -141,28 +142,28 @@ class _Async(Rewriter):
         if not isinstance(one, Alloc | Let | st.For | RegisteredOp) or contains(one, st.Do):
             return False
         reads, writes = uses(one)
-        products = [s for s in row if isinstance(s, Gemm) and id(s) in self.products]
-        left = {id(op.C.buffer) for op in products}
-        read = {id(r.buffer) for op in products for r in (op.A, op.B)}
-        return not left & {id(r.buffer) for r in reads} and not (left | read) & {id(b) for b in writes}
+        products = [s for s in row if isinstance(s, Gemm) and s in self.products]
+        left = IdSet(op.C.buffer for op in products)
+        read = IdSet(r.buffer for op in products for r in (op.A, op.B))
+        return not left & IdSet(r.buffer for r in reads) and not (left | read) & IdSet(writes)
 
     def _row(self, row: Sequence[Stmt]) -> Sequence[Stmt]:
         """Products one behind the other: each tile is let go when those that read it are done."""
-        left = sum(id(one) in self.products for one in row)
+        left = sum(one in self.products for one in row)
         started, arrivals = _apart(row)
-        after = [sum(id(s) in self.products for s in row[n:]) for n, one in enumerate(row) if one in arrivals]
+        after = [sum(s in self.products for s in row[n:]) for n, one in enumerate(row) if one in arrivals]
         if left < 2 or max(after, default=0) > MOST_PENDING:
             return row
         ends: list[Stmt] = []
         pending = left
         for one in row:
-            left -= id(one) in self.products
+            left -= one in self.products
             if one in arrivals:
                 ends += [wgmma_wait(left), one]
                 pending = left
         if pending:
             ends.append(wgmma_wait(0))
-        self._note(next(s for s in row if id(s) in self.products), "beside what follows")
+        self._note(next(s for s in row if s in self.products), "beside what follows")
         return [*_started(started), *ends, *_results(row)]
 
     # Products, arithmetic, products.
@@ -174,13 +175,13 @@ class _Async(Rewriter):
             return None
         k, stop = loop.vars[0], loop.stops[0]
         lead, count, passed = _lead(loop, parts, self.known)
-        free, bound = _divided(replace(parts, between=tuple(s for s in parts.between if id(s) not in passed)))
+        free, bound = _divided(replace(parts, between=tuple(s for s in parts.between if s not in passed)))
         ahead = simplify(k + 1)
 
         def at(turn: Expr) -> Instance:
-            return Instance({id(k): turn}, {}, fresh=True)
+            return Instance(IdMap([(k, turn)]), IdMap(), fresh=True)
 
-        following, same = at(ahead), Instance({}, {}, fresh=False)
+        following, same = at(ahead), Instance(IdMap(), IdMap(), fresh=False)
         take, give, around = self._turns(loop)
         body = [
             *take,
@@ -221,9 +222,9 @@ class _Async(Rewriter):
             return None
         allocs = tuple(s for s in loop.body.stmts if isinstance(s, Alloc))
         stmts = [s for s in loop.body.stmts if not isinstance(s, Alloc)]
-        if any(id(n) in self.products for s in stmts if not isinstance(s, Gemm) for n in find(s, Gemm)):
+        if any(n in self.products for s in stmts if not isinstance(s, Gemm) for n in find(s, Gemm)):
             return None
-        places = [n for n, s in enumerate(stmts) if id(s) in self.products]
+        places = [n for n, s in enumerate(stmts) if s in self.products]
         if sum(isinstance(s, Gemm) for s in stmts) != len(places) or len(places) < 2:
             return None
         quiet = [calls(s, "mbarrier_wait") or _lets_go(s) for s in stmts]
@@ -243,9 +244,9 @@ class _Async(Rewriter):
             allocs, first, (*early, *stmts[start:begin]), tuple(stmts[begin:finish]), second, (*late, *stmts[last:])
         )
         calm = all(quiet[last:]) and _own(parts.between, came=True) == _own(parts.between, came=False)
-        names = {id(s.var) for s in stmts if isinstance(s, Let)}
+        names = IdSet(s.var for s in stmts if isinstance(s, Let))
         later = (*parts.second, *parts.last)
-        named = any(contains(s, Let) or not names.isdisjoint(symbols(s)) for s in later)
+        named = any(contains(s, Let) or names.meets(s) for s in later)
         return parts if calm and not middle and not named and _keeps(parts) else None
 
 
@@ -263,33 +264,33 @@ class _Parts:
     last: tuple[Stmt, ...]
 
 
-def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr, set[int]]:
+def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr, IdSet[Stmt]]:
     """What runs in front of a turned loop: its first turns one by one, but for the second products of the last of them.
 
     It is one turn, or the few that take branches which no later turn takes, as those of a causal mask do if the last
     keys come first. Also their number, and these branches (by identity).
     """
-    k, between = loop.vars[0], set(map(id, parts.between))
-    ends: dict[int, Expr] = {}
+    k, between = loop.vars[0], IdSet(parts.between)
+    ends: IdMap[Stmt, Expr] = IdMap()
     for n, one in enumerate(loop.body.stmts):
-        end = taken_until(n, loop) if id(one) in between else None
+        end = taken_until(n, loop) if one in between else None
         if end is not None and known.prove(binary("<=", end, const(MOST_LEADING, int32))):
-            ends[id(one)] = end
+            ends[one] = end
     least = const(1, int32)
     several = [end for end in ends.values() if not known.prove(binary("<=", end, least))]
 
     def turn(k_now: Expr, *more: Stmt) -> list[Stmt]:
-        at = Instance({id(k): k_now}, {}, fresh=True)
+        at = Instance(IdMap([(k, k_now)]), IdMap(), fresh=True)
         return [*_all(at, _sync(parts.first)), *_all(at, parts.release), *_all(at, parts.between), *_all(at, more)]
 
     if not several:
-        return turn(ZERO), least, set(ends)
+        return turn(ZERO), least, IdSet(ends)
     name, here = Var(f"{k.name}_lead", int32, "let"), Var(k.name, int32, "loop")
     count = reduce(lambda a, b: binary("max", a, b), several)
     bounded = simplify(binary("max", binary("min", count, loop.stops[0]), least))
     rest = If(binary("<", k + 1, name), Block((*_sync(parts.second), *parts.last)), Block(()))
     first = replace(loop, vars=(here,), stops=(name,), body=Block(tuple(turn(here, rest))))
-    return [Let(name, bounded, span=loop.span), first], name, set(ends)
+    return [Let(name, bounded, span=loop.span), first], name, IdSet(ends)
 
 
 def _apart(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
@@ -304,8 +305,8 @@ def _keeps(parts: _Parts) -> bool:
     """
     first = [s for s in parts.first if isinstance(s, Gemm)]
     second = [s for s in parts.second if isinstance(s, Gemm)]
-    results = {id(op.C.buffer) for op in first}
-    used = {id(r.buffer) for op in second for r in (op.A, op.B, op.C)}
+    results = IdSet(op.C.buffer for op in first)
+    used = IdSet(r.buffer for op in second for r in (op.A, op.B, op.C))
     if results & used or not all(op.clear_accum or op is not first[0] for op in first):
         return False
     waits = [s for s in parts.first if calls(s, "mbarrier_wait")]
@@ -322,13 +323,13 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
     return [n.buffer for n in find(stmt, Address) if n.buffer.scope == "barrier"]
 
 
-def _own(between: Sequence[Stmt], came: bool) -> set[int]:
+def _own(between: Sequence[Stmt], came: bool) -> IdSet[Buffer | None]:
     """The tiles (by identity) that arithmetic waits for, or lets go: those that the barriers guard.
 
     One that is waited for here and let go behind the second products would be waited for before it is free.
     """
     found = (s for s in between if (calls(s, "mbarrier_wait") if came else _lets_go(s)))
-    return {id(b.guards) for s in found for b in _barriers(s)}
+    return IdSet(b.guards for s in found for b in _barriers(s))
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
@@ -337,23 +338,23 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
     Tiles that the arithmetic reads itself are waited for as they come, and let go after all that stands before that.
     """
     second = [s for s in parts.second if isinstance(s, Gemm)]
-    touched = {id(r.buffer) for op in second for r in (op.A, op.B, op.C)}
+    touched = IdSet(r.buffer for op in second for r in (op.A, op.B, op.C))
     written = set(touched)
-    names: set[int] = set()
+    names: IdSet[Var] = IdSet()
     free: list[Stmt] = []
     bound: list[Stmt] = []
     for one in parts.between:
         reads, writes = uses(one)
-        mine = {id(b) for b in writes}
-        read = {id(r.buffer) for r in reads}
-        late = bool((read & written) or (mine & (touched | written)) or not names.isdisjoint(symbols(one)))
+        mine = IdSet(writes)
+        read = IdSet(r.buffer for r in reads)
+        late = bool((read & written) or (mine & (touched | written)) or names.meets(one))
         late = late or bool(bound and _lets_go(one))
         (bound if late else free).append(one)
         if late:
             touched |= read
             written |= mine
             if isinstance(one, Let):
-                names.add(id(one.var))
+                names.add(one.var)
     return free, bound
 
 
@@ -376,7 +377,7 @@ def _started(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
 
 def _results(stmts: Sequence[Stmt]) -> list[Stmt]:
     """What the products among some statements leave is used only from here on."""
-    fragments = {id(s.C.buffer): s.C for s in stmts if isinstance(s, Gemm)}
+    fragments = IdMap((s.C.buffer, s.C) for s in stmts if isinstance(s, Gemm))
     return [WgmmaResults(region, span=region.span) for region in fragments.values()]
 
 
@@ -395,5 +396,5 @@ def _earlier(arrival: Stmt, k: Var, turn: Expr) -> Stmt:
     """The arrival of the turn before `turn`, whose stage is counted without negative numbers."""
     (barrier,) = _barriers(arrival)
     stages = barrier.shape[0]
-    new: Stmt = Instance({id(k): simplify(turn + stages - 1)}, {}, fresh=False)(arrival)
+    new: Stmt = Instance(IdMap([(k, simplify(turn + stages - 1))]), IdMap(), fresh=False)(arrival)
     return new

@@ -18,7 +18,7 @@ from torch_tile.compiler.context import Build
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Const, Expr, Var, binary, const
-from torch_tile.ir.node import symbols
+from torch_tile.ir.idmap import IdMap, mentions
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Kernel
 from torch_tile.ir.substitute import Substitute
@@ -91,14 +91,14 @@ class Sharers:
         return binary("%", self.kernel.blocks[axis], const(self.kernel.cluster[axis], int32))
 
 
-def share_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) -> dict[int, Sharers]:
+def share_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) -> IdMap[Copy, Sharers]:
     """Who shares each load (by identity); loads that are each block's own are missing."""
-    found: dict[int, Sharers] = {}
+    found: IdMap[Copy, Sharers] = IdMap()
     axes = [n for n, size in enumerate(kernel.cluster) if size > 1]
     if not axes:
         return found
-    for body in {id(g.body): g.body for g in loads.groups}.values():
-        for copy in (c for c in body.loads if id(c) in loads.copies):
+    for body in IdMap((g.body, g.body) for g in loads.groups).values():
+        for copy in (c for c in body.loads if c in loads.copies):
             reasons = {axis: _depends(copy, body, kernel, axis, survey) for axis in axes}
             free = [axis for axis in axes if not reasons[axis]]
             among, why = _largest(copy, free, kernel)
@@ -107,7 +107,7 @@ def share_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) -> d
                 became = "each block of a cluster loads its own"
                 build.note(copy.span, "T.copy", f"{became}: {text}" if text else became, why)
                 continue
-            found[id(copy)] = among
+            found[copy] = among
             (mine,) = among.axes
             became = f"loaded once for {among.count} blocks of a cluster, along {' and '.join(AXES[n] for n in mine)}"
             build.note(copy.span, "T.copy", f"{became}; {text}" if text else became, why)
@@ -125,7 +125,7 @@ def _depends(copy: Copy, body: Body, kernel: Kernel, axis: int, survey: Survey) 
     for expr, what in decisive(copy, body):
         if not what and expr.dtype.is_integer:
             continue  # the value of a name, which stands where it is used
-        if id(rank) in symbols(simplify(place(survey.values(expr)), ranges)):
+        if mentions(simplify(place(survey.values(expr)), ranges), rank):
             return f"{what or 'what it reads'} depends on `{block.name}`"
     return ""
 

@@ -15,6 +15,7 @@ from torch_tile.compiler.context import Build
 from torch_tile.ir import stmt as st
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Call, Expr, Var, binary
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Rewriter
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, Do, If, Let, LoopKind, Program, Stmt
@@ -71,6 +72,6 @@ def _cut(loop: st.For, place: int, first: Expr) -> Block:
     assert isinstance(branch, If)
     before = replace(loop, stops=(middle,), body=Block((*stmts[:place], *stmts[place + 1 :])))
     whole = Block((*stmts[:place], *branch.then.stmts, *stmts[place + 1 :]))
-    after: st.For = Instance({}, {}, fresh=True)(replace(loop, starts=(middle,), body=whole))
+    after: st.For = Instance(IdMap(), IdMap(), fresh=True)(replace(loop, starts=(middle,), body=whole))
     bounded = simplify(binary("max", start, binary("min", first, stop)))
     return Block((Let(middle, bounded, span=loop.span), before, after))

@@ -17,7 +17,8 @@ from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.traits import Scope, Sync
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var
-from torch_tile.ir.node import Node, contains, find, symbols, walk
+from torch_tile.ir.idmap import IdMap, IdSet, mentions
+from torch_tile.ir.node import Node, contains, find, walk
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -95,10 +96,10 @@ class Loads:
     why_not: list[tuple[Stmt, str]]
 
     @property
-    def copies(self) -> set[int]:
-        """The statements that are its work, by identity."""
-        tiles = {id(t): g.body for g in self.groups for t in g.tiles}
-        return {id(c) for g in self.groups for c in g.body.loads if id(c.dst.buffer) in tiles}
+    def copies(self) -> IdSet[Copy]:
+        """The statements that are its work."""
+        tiles = IdMap((t, g.body) for g in self.groups for t in g.tiles)
+        return IdSet(c for g in self.groups for c in g.body.loads if c.dst.buffer in tiles)
 
 
 class Survey(Known):
@@ -107,7 +108,7 @@ class Survey(Known):
     def __init__(self, build: Build, thread: Var, count: int):
         super().__init__()
         self.build, self.running, self.count = build, thread, count
-        self.contexts: dict[int, ThreadContext] = {}
+        self.contexts: IdMap[Stmt, ThreadContext] = IdMap()
         self.products: list[Gemm] = []
 
     def here(self) -> ThreadContext:
@@ -117,7 +118,7 @@ class Survey(Known):
 
     def visit_Copy(self, op: Copy) -> Copy:
         """Copies of every kind."""
-        self.contexts[id(op)] = self.here()
+        self.contexts[op] = self.here()
         return op
 
     def visit_Gemm(self, op: Gemm) -> Gemm:
@@ -131,21 +132,21 @@ def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     """The loads of a kernel, or why it keeps all its threads together."""
     if not survey.products:
         return "no product goes by wgmma"
-    last = {id(n) for one in meetings(kernel) for n in walk(one)}
+    last = IdSet(n for one in meetings(kernel) for n in walk(one))
     own_order = contains(kernel.body, Role, Break, Continue, tma.TmaCopy)
-    if own_order or any(_is_barrier(n) and id(n) not in last for n in find(kernel.body, Call)):
+    if own_order or any(_is_barrier(n) and n not in last for n in find(kernel.body, Call)):
         return "its author orders threads by hand, or leaves loops early"
     bodies = list(_bodies(Body(None, kernel.body, None), survey))
-    written = {id(b) for s in find(kernel.body, Stmt) if is_leaf(s) for b in uses(s)[1]}
+    written = IdSet(b for s in find(kernel.body, Stmt) if is_leaf(s) for b in uses(s)[1])
     groups: list[Group] = []
     why_not: list[tuple[Stmt, str]] = []
     for body in bodies:
-        reasons = {id(c): _why_not(c, body, bodies, kernel, written, survey) for c in body.loads}
-        bad = {id(c.dst.buffer) for c in body.loads if reasons[id(c)]}
+        reasons = IdMap((c, _why_not(c, body, bodies, kernel, written, survey)) for c in body.loads)
+        bad = IdSet(c.dst.buffer for c in body.loads if reasons[c])
         pipelined = body.loop is not None and body.loop.kind is LoopKind.PIPELINED and body.loop.stages > 0
-        why_not += [(c, reasons[id(c)]) for c in body.loads if pipelined and reasons[id(c)]]
+        why_not += [(c, reasons[c]) for c in body.loads if pipelined and reasons[c]]
         stages = body.loop.stages if pipelined and body.loop is not None else 1
-        good = {id(c.dst.buffer): c.dst.buffer for c in body.loads if id(c.dst.buffer) not in bad}
+        good = IdMap((c.dst.buffer, c.dst.buffer) for c in body.loads if c.dst.buffer not in bad)
         groups += _groups(body, list(good.values()), stages)
         if pipelined:
             others = [s for s in _own(body.block) if not isinstance(s, Copy) and filling(s) is not None]
@@ -169,9 +170,9 @@ def _fit(groups: list[Group], kernel: Kernel, limit: int) -> None:
 
     Copiers fill stages as long as the kernel runs, so that no other tile can have their place.
     """
-    mine = {id(t) for g in groups for t in g.tiles}
+    mine = IdSet(t for g in groups for t in g.tiles)
     allocs = [n.buffer for n in find(kernel.body, Alloc) if n.buffer.scope == "shared"]
-    largest = max((_bytes(b) for b in allocs if id(b) not in mine), default=0)
+    largest = max((_bytes(b) for b in allocs if b not in mine), default=0)
     while largest + sum(g.stages * (sum(map(_bytes, g.tiles)) + 2 * BARRIER) for g in groups) > limit:
         deepest = max(groups, key=lambda g: g.stages)
         if deepest.stages == 1:
@@ -207,36 +208,36 @@ def _own(block: Block) -> Iterator[Stmt]:
 
 
 def _why_not(
-    copy: Copy, body: Body, bodies: list[Body], kernel: Kernel, written: set[int], survey: Survey
+    copy: Copy, body: Body, bodies: list[Body], kernel: Kernel, written: IdSet[Buffer], survey: Survey
 ) -> str:  # fmt: skip
     """Why a copy is not made ahead by another warp; "" if it can be."""
     tile = copy.dst.buffer
     if copy.disable_tma:
         return "its author does not want it"
-    if why := tma.refuses(copy, survey.contexts[id(copy)]):
+    if why := tma.refuses(copy, survey.contexts[copy]):
         return why
     if body.loop is not None and body.loop.stages > 1 and _bytes(tile) % VERSION:
         return f"versions of `{tile.name}`, of {_bytes(tile)} bytes, do not begin at multiples of {VERSION}"
-    if id(copy.src.buffer) in written:
+    if copy.src.buffer in written:
         return f"the kernel writes `{copy.src.buffer.name}`"
     needed = list(_needed(copy, body))
     for node in needed:
         if isinstance(node, Var) and node.role == "thread":
             return "whether or where it reads depends on the thread"
-        if isinstance(node, Load) and (node.buffer.scope != "global" or id(node.buffer) in written):
+        if isinstance(node, Load) and (node.buffer.scope != "global" or node.buffer in written):
             return f"where it reads depends on `{node.buffer.name}`, which the kernel's threads compute"
-    loads = {id(c) for b in bodies for c in b.loads if c.dst.buffer is tile}
-    if not loads <= {id(c) for c in body.loads}:
+    loads = IdSet(c for b in bodies for c in b.loads if c.dst.buffer is tile)
+    if not loads <= IdSet(body.loads):
         return f"`{tile.name}` is filled in several loops"
-    leafs = (s for s in find(kernel.body, Stmt) if is_leaf(s) and id(s) not in loads)
-    touched = [s for s in leafs if id(tile) in symbols(s)]
-    inside = {id(s) for s in find(body.block, Stmt)}
+    leafs = (s for s in find(kernel.body, Stmt) if is_leaf(s) and s not in loads)
+    touched = [s for s in leafs if mentions(s, tile)]
+    inside = IdSet(find(body.block, Stmt))
     changed = not body.repeats or _is_changed(body.block, tile, survey)
     for stmt in touched:
         reads, writes = uses(stmt)
-        if any(b is tile for b in writes) and not (id(stmt) in inside and changed):
+        if any(b is tile for b in writes) and not (stmt in inside and changed):
             return f"`{tile.name}` is written by the kernel's threads, too"
-        if any(r.buffer is tile for r in reads) and id(stmt) not in inside:
+        if any(r.buffer is tile for r in reads) and stmt not in inside:
             return f"`{tile.name}` is read outside the loop that fills it"
     return why_not_tile(body.block, list(leaves(body.block)), tile)
 
@@ -247,12 +248,12 @@ def _is_changed(block: Block, tile: Buffer, survey: Survey) -> bool:
 
     A fence before that product also orders the writes before the copies of a later turn.
     """
-    touching = [s for s in block.stmts if id(tile) in symbols(s) and not _fills(s, tile) and not isinstance(s, Alloc)]
+    touching = [s for s in block.stmts if mentions(s, tile) and not _fills(s, tile) and not isinstance(s, Alloc)]
     if not touching:
         return False
     last = touching[-1]
     if isinstance(last, If) and len(touching) == 1:
-        return id(tile) not in symbols(last.otherwise) and _is_changed(last.then, tile, survey)
+        return not mentions(last.otherwise, tile) and _is_changed(last.then, tile, survey)
     return any(last is op for op in survey.products)
 
 
@@ -272,7 +273,7 @@ def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
     """The expressions that decide on a copy, and what: "where it reads", "whether it is made", "how often it is made";
     "" for values of names in them.
     """
-    wanted = {id(n) for n in find(copy.src, Var)}
+    wanted = IdSet(find(copy.src, Var))
     for region in (copy.src, copy.dst):
         yield from ((e, "where it reads") for e in (*region.starts, *region.extents))
     above: Body | None = body
@@ -280,16 +281,16 @@ def decisive(copy: Copy, body: Body) -> Iterator[tuple[Expr, str]]:
         for one in _own(above.block):
             if isinstance(one, If) and any(n is copy for n in find(one, Copy)):
                 yield one.condition, "whether it is made"
-                wanted |= {id(n) for n in find(one.condition, Var)}
+                wanted |= IdSet(find(one.condition, Var))
         if above.loop is not None:
             for bound in (*above.loop.starts, *above.loop.stops):
                 yield bound, "how often it is made"
-                wanted |= {id(n) for n in find(bound, Var)}
+                wanted |= IdSet(find(bound, Var))
         lets = [s for s in _own(above.block) if isinstance(s, Let)]
         for let in reversed(lets):
-            if id(let.var) in wanted:
+            if let.var in wanted:
                 yield let.value, ""
-                wanted |= {id(n) for n in find(let.value, Var)}
+                wanted |= IdSet(find(let.value, Var))
         above = above.outer
 
 
@@ -306,7 +307,7 @@ def _users(body: Body, tile: Buffer) -> list[int]:
     """The statements of a body that read a tile, or write to it what copies do not bring."""
     found = []
     for n, one in enumerate(body.block.stmts):
-        if id(tile) not in symbols(one):
+        if not mentions(one, tile):
             continue
         leaves = [s for s in find(one, Stmt) if is_leaf(s)]
         bounds = [n for s in find(one, For, While, If) for n in _heads(s)]

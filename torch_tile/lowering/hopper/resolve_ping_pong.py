@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from torch_tile.compiler.context import Build
 from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.traits import Sync
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Rewriter, find
 from torch_tile.ir.stmt import Block, Do, For, Program, Stmt
 
@@ -24,11 +25,11 @@ def settle_turns(program: Program, build: Build) -> Program:
     asked = {n.span: OTHERWISE for n in find(program, For) if n.ping_pong}
     if not asked:
         return program
-    dropped: set[int] = set()
+    dropped: IdSet[Do] = IdSet()
     for calls, meets in _turns(program):
         why = "threads meet at a barrier between the products" if meets else "" if len(calls) > 2 else "no turn is left"
         asked[calls[0].span] = why
-        dropped |= set(map(id, calls)) if why else set()
+        dropped |= IdSet(calls if why else ())
     for span, why in asked.items():
         build.note(span, "T.Pipelined", f"{'no ' if why else ''}turns of warpgroups in starting products", why)
     return _Drop(dropped)(program) if dropped else program
@@ -51,11 +52,11 @@ def _turns(program: Program) -> Iterator[tuple[list[Do], bool]]:
 
 
 class _Drop(Rewriter):
-    """Drops statements, by identity."""
+    """Drops statements."""
 
-    def __init__(self, dropped: set[int]):
+    def __init__(self, dropped: IdSet[Do]):
         self.dropped = dropped
 
     def visit_Do(self, node: Do) -> Stmt:
         """Nothing, or what it was."""
-        return Block(()) if id(node) in self.dropped else node
+        return Block(()) if node in self.dropped else node

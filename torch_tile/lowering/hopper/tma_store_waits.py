@@ -20,7 +20,8 @@ from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Call, Expr, Load, const
-from torch_tile.ir.node import Rewriter, contains, equal, find, symbols
+from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.node import Rewriter, contains, equal, find
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -50,10 +51,10 @@ def _completed(kernel: Kernel) -> Kernel:
     """With complete waits for the stores whose results other blocks may read, or write over."""
     if not any(call.name == "arrive_last" for call in find(kernel.body, Call)):
         return kernel
-    touched = Counter(id(n.buffer) for n in find(kernel.body, Load, Store, Address, TensorMap))
-    alone = set[int]()  # tensors that one block of statements stores to, and nothing else touches
+    touched = Counter(n.buffer for n in find(kernel.body, Load, Store, Address, TensorMap))
+    alone = IdSet[Buffer]()  # tensors that one block of statements stores to, and nothing else touches
     for block in find(kernel.body, Block):
-        stored = Counter(id(n.buffer) for one in block.stmts if isinstance(one, Do) for n in find(one, TensorMap))
+        stored = Counter(n.buffer for one in block.stmts if isinstance(one, Do) for n in find(one, TensorMap))
         alone |= {n for n, count in stored.items() if count == touched[n]}
     return _Complete(alone)(kernel)  # type: ignore[no-any-return]
 
@@ -61,14 +62,14 @@ def _completed(kernel: Kernel) -> Kernel:
 class _Complete(Rewriter):
     """Stores are waited for until their results are there, but for those to tensors (by identity) of nobody else."""
 
-    def __init__(self, alone: set[int]):
+    def __init__(self, alone: IdSet[Buffer]):
         self.alone = alone
 
     def visit_Block(self, block: Block) -> Block:
         """Stores, and after them their wait."""
         new: Block = self.children(block)
         stores = [one for one in block.stmts if calls(one, "tma_store")]
-        if all(id(n.buffer) in self.alone for one in stores for n in find(one, TensorMap)):
+        if all(n.buffer in self.alone for one in stores for n in find(one, TensorMap)):
             return new
         done = bulk_wait(0, False)
         return replace(new, stmts=tuple(replace(done, span=s.span) if calls(s, "bulk_wait") else s for s in new.stmts))
@@ -114,9 +115,9 @@ def _deferred(block: Block, turns: bool) -> tuple[Block, list[Stmt]]:
     waits: dict[int, list[_Started]] = {}  # before which statement
     left: list[_Started] = []
     moved = set()
-    own = {id(n.buffer) for n in find(block, Alloc)}  # gone where a turn ends
+    own = IdSet(n.buffer for n in find(block, Alloc))  # gone where a turn ends
     for one in _starts(stmts):
-        again = turns and not any(id(t) in own for t in one.tiles)
+        again = turns and not any(t in own for t in one.tiles)
         later = [*range(one.place + 1, len(stmts)), *(range(one.place) if again else ())]
         to = next((n for n in later if _touches(stmts[n], one.tiles) and not _is_start(stmts[n])), None)
         if to is None:
@@ -139,7 +140,7 @@ def _starts(stmts: Sequence[Stmt]) -> Iterator[_Started]:
         if isinstance(one, If) and _is_start(one):
             calls = [s.call for s in one.then.stmts if isinstance(s, Do) and isinstance(s.call, Call)]
             addresses = [a for call in calls if call.name == "tma_store" for a in call.args if isinstance(a, Address)]
-            yield _Started(place, one.condition, list({id(a.buffer): a.buffer for a in addresses}.values()))
+            yield _Started(place, one.condition, list(IdMap((a.buffer, a.buffer) for a in addresses).values()))
 
 
 def _is_start(one: Stmt) -> bool:
@@ -161,7 +162,7 @@ def _ends(node: object, how: Sync) -> bool:
 
 
 def _touches(one: Stmt, tiles: Sequence[Buffer]) -> bool:
-    return not symbols(one).isdisjoint(map(id, tiles))
+    return IdSet(tiles).meets(one)
 
 
 def _pending(stmts: Sequence[Stmt], group: Sequence[_Started], to: int) -> int:
@@ -193,7 +194,7 @@ def _alike(group: Sequence[_Started]) -> list[list[_Started]]:
 
 
 def _wait(group: Sequence[_Started], pending: int, at: Stmt) -> Stmt:
-    tiles = {id(t): t for one in group for t in one.tiles}.values()
+    tiles = IdMap((t, t) for one in group for t in one.tiles).values()
     wait = bulk_wait(pending, True, [Address(t, (ZERO,) * t.rank) for t in tiles])
     return If(group[0].condition, Block((replace(wait, span=at.span),)), Block(()), span=at.span)
 

@@ -29,7 +29,8 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Const, Expr, Load, Var, binary, const
-from torch_tile.ir.node import Rewriter, find, symbols
+from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.node import Rewriter, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
     Alloc,
@@ -142,7 +143,7 @@ class _FromZero(Rewriter):
         if not is_zero(start) or loop.step != 1:
             turn = Var(f"{name}_turn", int32, "loop")
             stop = simplify((stop - start + (loop.step - 1)) // loop.step)
-            body = Instance({id(loop.vars[0]): simplify(start + turn * loop.step)}, {}, fresh=False)(new.body)
+            body = Instance(IdMap([(loop.vars[0], simplify(start + turn * loop.step))]), IdMap(), fresh=False)(new.body)
             new = replace(new, vars=(turn,), starts=(ZERO,), stops=(stop,), step=1, body=body)
         if isinstance(stop, Const | Var):
             return new
@@ -160,23 +161,25 @@ class _Roles:
         self.warps = min(len(self.groups), MOST_COPIERS)
         few = REGISTERS_UNDER_CONDITIONS if self._asks() and kernel.min_blocks == 1 else FEWEST_REGISTERS
         self.copiers, self.registers = _shares(self.count, self.warps, kernel.min_blocks, few)
-        self.tiles = {id(t): versions_of(t, g.stages) for g in self.groups for t in g.tiles}
-        self.group_of = {id(t): g for g in self.groups for t in g.tiles}
-        self.full = {id(g): _barriers(g, "full", 1) for g in self.groups}
+        self.tiles = IdMap((t, versions_of(t, g.stages)) for g in self.groups for t in g.tiles)
+        self.group_of = IdMap((t, g) for g in self.groups for t in g.tiles)
+        self.full = IdMap((g, _barriers(g, "full", 1)) for g in self.groups)
         free = [g for g in self.groups if g.body.repeats]
         self.shared = share_loads(kernel, loads, survey, build)
-        self.sharers = {id(g): found for g in self.groups if (found := self._sharers(g)) is not None}
-        self.empty = {id(g): _barriers(g, "empty", self._arrivals(g)) for g in free}
-        self.bases = {id(b): Buffer("turns", (), int32, "var") for b in self._counted()}
+        self.sharers = IdMap((g, found) for g in self.groups if (found := self._sharers(g)) is not None)
+        self.empty = IdMap((g, _barriers(g, "empty", self._arrivals(g))) for g in free)
+        self.bases = IdMap((b, Buffer("turns", (), int32, "var")) for b in self._counted())
         leaves = (n for n in find(kernel.body, Stmt) if is_leaf(n))
-        self.read = {id(n.buffer) for n in find(kernel.body, Load)}.union(*map(reads_of, leaves))
+        self.read = IdSet(n.buffer for n in find(kernel.body, Load))
+        for leaf in leaves:
+            self.read.update(reads_of(leaf))
 
     def kernel(self) -> Kernel:
         """The kernel with its roles."""
         allocs = [Alloc(tile) for tile in self.tiles.values()]
         allocs += [Alloc(b) for b in (*self.full.values(), *self.empty.values())]
-        versions = {id(t): (self.tiles[id(t)], self.stage(self.group_of[id(t)])) for g in self.groups for t in g.tiles}
-        place = Instance({}, versions, fresh=False)
+        versions = IdMap((t, (self.tiles[t], self.stage(self.group_of[t]))) for g in self.groups for t in g.tiles)
+        place = Instance(IdMap(), versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
         copying = Block((*self._copiers(place), *meetings(self.source)))  # at which all threads of a cluster count
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
@@ -194,22 +197,20 @@ class _Roles:
         """Whether loads of a loop that has another inside are made under a condition."""
         around = [b for g in self.groups if (b := g.body.outer) is not None and b.loop is not None]
         return any(
-            isinstance(s, If) and any(id(c) in self.copies for c in find(s, Copy))
-            for b in around
-            for s in b.block.stmts
+            isinstance(s, If) and any(c in self.copies for c in find(s, Copy)) for b in around for s in b.block.stmts
         )
 
     # Clusters.
 
     def _sharers(self, group: Group) -> Sharers | None:
         """The blocks that a group's copier sends to, whose own ones send to this one."""
-        tiles = {id(t) for t in group.tiles}
-        mine = [self.shared[id(c)] for c in group.body.loads if id(c) in self.shared and id(c.dst.buffer) in tiles]
+        tiles = IdSet(group.tiles)
+        mine = [self.shared[c] for c in group.body.loads if c in self.shared and c.dst.buffer in tiles]
         return functools.reduce(Sharers.joined, mine) if mine else None
 
     def _arrivals(self, group: Group) -> int:
         """One of each warp that reads the group's tiles, of all blocks that they come to."""
-        sharers = self.sharers.get(id(group))
+        sharers = self.sharers.get(group)
         return self.count // WARP * (1 if sharers is None else sharers.count)
 
     # Turns.
@@ -222,7 +223,7 @@ class _Roles:
 
     def _counted(self) -> list[Body]:
         """Bodies of loops that are run again, so that somebody has to remember how often they ran."""
-        bodies = {id(g.body): g.body for g in self.groups}
+        bodies = IdMap((g.body, g.body) for g in self.groups)
         return [b for b in bodies.values() if len(b.loops) > 1]
 
     def turn(self, body: Body) -> Expr:
@@ -230,7 +231,7 @@ class _Roles:
         if body.loop is None:
             return ZERO
         var = body.loop.vars[0]
-        base = self.bases.get(id(body))
+        base = self.bases.get(body)
         return var if base is None else self._before(base, body) + var
 
     def _before(self, base: Buffer, body: Body) -> Expr:
@@ -251,7 +252,7 @@ class _Roles:
 
     def counts(self, body: Body | None) -> list[Stmt]:
         """After a loop that is run again: its turns are added."""
-        if body is None or (base := self.bases.get(id(body))) is None or body.loop is None:
+        if body is None or (base := self.bases.get(body)) is None or body.loop is None:
             return []
         trips = binary("max", body.loop.stops[0], ZERO)
         return [Store(base, (), self._before(base, body) + trips)]
@@ -267,17 +268,17 @@ class _Roles:
                     yield mbarrier_wait(self.barrier(self.full, group), self.parity(group, 0))
             yield from self._reader(one, body)
             for group in mine:
-                if group.last == n and id(group) in self.empty:
+                if group.last == n and group in self.empty:
                     yield self._release(group, body)
 
     def _release(self, group: Group, body: Body) -> Stmt:
         """A warp lets go of a turn's tiles. What only products have read, it has read when they are waited for."""
         where = self.barrier(self.empty, group)
-        tiles = {id(t) for t in group.tiles}
-        products = {id(op) for op in self.survey.products}
-        readers = [n for n in find(body.block, Stmt) if is_leaf(n) and tiles & symbols(n) and tiles & reads_of(n)]
-        only_products = all(id(n) in products or id(n) in self.copies for n in readers)
-        sharers = self.sharers.get(id(group))
+        tiles = IdSet(group.tiles)
+        products = IdSet(self.survey.products)
+        readers = [n for n in find(body.block, Stmt) if is_leaf(n) and tiles.meets(n) and tiles & reads_of(n)]
+        only_products = all(n in products or n in self.copies for n in readers)
+        sharers = self.sharers.get(group)
         if not only_products:
             return warp_arrive(where, None if sharers is None else sharers.blocks)
         lane = binary("%", self.thread, const(WARP, int32))
@@ -286,9 +287,9 @@ class _Roles:
         return If(sharers.include(lane), Block((mbarrier_arrive(where, lane),)), Block(()))
 
     def _reader(self, one: Stmt, body: Body) -> Iterator[Stmt]:
-        if id(one) in self.copies:
+        if one in self.copies:
             return
-        if isinstance(one, Alloc) and id(one.buffer) in self.tiles:
+        if isinstance(one, Alloc) and one.buffer in self.tiles:
             return
         if isinstance(one, If):
             then, other = (Block(tuple(self._read(b, body))) for b in (one.then, one.otherwise))
@@ -306,11 +307,11 @@ class _Roles:
     def _is_store(self, copy: Copy) -> bool:
         if (copy.src.buffer.scope, copy.dst.buffer.scope) != ("shared", "global") or copy.disable_tma:
             return False
-        if id(copy.dst.buffer) in self.read:
+        if copy.dst.buffer in self.read:
             why = f"the kernel reads `{copy.dst.buffer.name}`, and bulk stores would have to be waited for"
             self.build.note(copy.span, "T.copy", "an ordinary copy", why)
             return False
-        return tma.refuses(copy, self.survey.contexts[id(copy)]) is None
+        return tma.refuses(copy, self.survey.contexts[copy]) is None
 
     # What the copiers do.
 
@@ -319,16 +320,16 @@ class _Roles:
         for warp in range(self.warps):
             loads = _Copier(self, warp)
             stmts = Block((*self._bases(), *loads.block(self.source.body, self._top())))
-            made: Block = Instance({}, {}, fresh=True)(place(without(stmts, set())))
+            made: Block = Instance(IdMap(), IdMap(), fresh=True)(place(without(stmts, IdSet())))
             number = (self.count + warp * WARP) // WARP
             if self.copiers == WARP:
                 yield from made.stmts
             else:
                 yield If(binary("==", self.thread // WARP, const(number, int32)), made, Block(()))
 
-    def barrier(self, of: dict[int, Buffer], group: Group) -> Address:
+    def barrier(self, of: IdMap[Group, Buffer], group: Group) -> Address:
         """The one of its barriers that a group's turn uses."""
-        return Address(of[id(group)], (self.stage(group),))
+        return Address(of[group], (self.stage(group),))
 
     def body_of(self, loop: For) -> Body | None:
         """The body of a loop that has loads."""
@@ -350,20 +351,20 @@ class _Copier:
     def __init__(self, roles: _Roles, warp: int):
         self.roles, self.by = roles, warp * WARP
         self.groups = roles.groups[warp :: roles.warps]
-        tiles = {id(t) for g in self.groups for t in g.tiles}
-        self.copies = {id(c) for g in self.groups for c in g.body.loads if id(c.dst.buffer) in tiles}
+        tiles = IdSet(t for g in self.groups for t in g.tiles)
+        self.copies = IdSet(c for g in self.groups for c in g.body.loads if c.dst.buffer in tiles)
 
     def block(self, block: Block, body: Body) -> Iterator[Stmt]:
         """The loads of a body with what they depend on, in stages that are empty."""
         mine = [g for g in self.groups if g.body.block is block]
-        places = {id(g): [n for n, s in enumerate(block.stmts) if self._loads(s, g)] for g in mine}
+        places = IdMap((g, [n for n, s in enumerate(block.stmts) if self._loads(s, g)]) for g in mine)
         for n, one in enumerate(block.stmts):
             for group in mine:
-                if places[id(group)][0] == n and id(group) in self.roles.empty:
+                if places[group][0] == n and group in self.roles.empty:
                     yield mbarrier_wait(self.roles.barrier(self.roles.empty, group), self.roles.parity(group, 1))
             yield from self.stmt(one, body)
             for group in mine:
-                if places[id(group)][-1] == n:
+                if places[group][-1] == n:
                     arrive = mbarrier_arrive(self.roles.barrier(self.roles.full, group))
                     yield If(
                         binary("==", self.roles.thread, const(self.roles.count + self.by, int32)),
@@ -375,18 +376,18 @@ class _Copier:
         """What of a statement the loads need."""
         if isinstance(one, Let):
             yield one
-        elif isinstance(one, Copy) and id(one) in self.copies:
-            group = self.roles.group_of[id(one.dst.buffer)]
+        elif isinstance(one, Copy) and one in self.copies:
+            group = self.roles.group_of[one.dst.buffer]
             where = self.roles.barrier(self.roles.full, group)
             signal = Load(where.buffer, where.indices)
             made = TmaCopy(
                 one.src, one.dst, eviction_policy=one.eviction_policy, barrier=signal, by=self.by, span=one.span
             )
-            among = self.roles.shared.get(id(one))
+            among = self.roles.shared.get(one)
             if among is not None:
                 made = replace(made, blocks=among.blocks, share=among.number, shares=among.count)
             yield made
-        elif not any(id(n) in self.copies for n in find(one, Copy)):
+        elif not any(n in self.copies for n in find(one, Copy)):
             return
         elif isinstance(one, If):
             yield If(
@@ -398,8 +399,8 @@ class _Copier:
             yield from self.roles.counts(inner)
 
     def _loads(self, one: Stmt, group: Group) -> bool:
-        tiles = {id(t) for t in group.tiles}
-        return any(id(n) in self.copies and id(n.dst.buffer) in tiles for n in find(one, Copy))
+        tiles = IdSet(group.tiles)
+        return any(n in self.copies and n.dst.buffer in tiles for n in find(one, Copy))
 
 
 def _plain(loop: For) -> For:

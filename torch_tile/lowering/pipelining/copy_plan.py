@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, unary
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, find
 from torch_tile.ir.stmt import Block, For, If, Let, Stmt, Store
 from torch_tile.tileop import RegisteredOp
@@ -45,8 +46,8 @@ class Leaf:
 
     def excludes(self, other: Leaf) -> bool:
         """Whether the two stand in different branches of one `if`."""
-        mine = {id(b.node): b.holds for b in self.path if isinstance(b, Branch)}
-        return any(isinstance(b, Branch) and mine.get(id(b.node), b.holds) != b.holds for b in other.path)
+        mine = IdMap((b.node, b.holds) for b in self.path if isinstance(b, Branch))
+        return any(isinstance(b, Branch) and mine.get(b.node, b.holds) != b.holds for b in other.path)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def filling(node: Node) -> Filling | None:
     if found is None:
         return None
     assert isinstance(node, For)
-    buffers = {id(n.buffer): n.buffer for n in find(node, Load)}
+    buffers = IdMap((n.buffer, n.buffer) for n in find(node, Load))
     return Filling(found.region, (found.src[0], *buffers.values()))
 
 
@@ -107,15 +108,15 @@ def plan_copies(loop: For) -> Plan:
     """What of `loop`'s body can run ahead."""
     found = list(leaves(loop.body))
     facts = Facts(found)
-    reasons: dict[int, str] = {}  # by destination: tiles are staged as a whole
+    reasons: IdMap[Buffer, str] = IdMap()  # by destination: tiles are staged as a whole
     copies = [(leaf, how) for leaf in found if (how := filling(leaf.node)) is not None]
     for leaf, how in copies:
         why = facts.why_not(leaf, how) or why_not_tile(loop.body, found, how.region.buffer)
         if why:
-            reasons.setdefault(id(how.region.buffer), why)
-    late = [(leaf.node, reasons[id(how.region.buffer)]) for leaf, how in copies if id(how.region.buffer) in reasons]
+            reasons.setdefault(how.region.buffer, why)
+    late = [(leaf.node, reasons[how.region.buffer]) for leaf, how in copies if how.region.buffer in reasons]
     late += [(inner, "it is inside an inner loop") for leaf in found for inner in _inner_copies(leaf.node)]
-    good = [(leaf, how.region.buffer) for leaf, how in copies if id(how.region.buffer) not in reasons]
+    good = [(leaf, how.region.buffer) for leaf, how in copies if how.region.buffer not in reasons]
     groups = tuple(tuple(facts.move(leaf) for leaf in group) for group in _grouped(good, found))
     return Plan(groups, tuple((s, why) for s, why in late if isinstance(s, Stmt)))
 
@@ -155,9 +156,9 @@ def uses(node: Node) -> tuple[list[Region], list[Buffer]]:
     return reads, writes
 
 
-def reads_of(node: Node) -> set[int]:
-    """Identities of the buffers that `node` reads."""
-    return {id(r.buffer) for r in uses(node)[0]}
+def reads_of(node: Node) -> IdSet[Buffer]:
+    """The buffers that `node` reads."""
+    return IdSet(r.buffer for r in uses(node)[0])
 
 
 def _inner_copies(node: Node) -> Iterator[Node]:
@@ -169,14 +170,14 @@ class Facts:
     """What the loop changes, and what names stand for."""
 
     def __init__(self, found: Sequence[Leaf]):
-        self.written = {id(b): b for leaf in found for b in uses(leaf.node)[1]}
+        self.written = IdMap((b, b) for leaf in found for b in uses(leaf.node)[1])
         self.lets = [leaf.node for leaf in found if isinstance(leaf.node, Let)]
 
     def why_names_change(self) -> str:
         """Why the names of the body cannot be told for another iteration; "" if they can."""
         for let in self.lets:
             for node in find(let.value, Load):
-                if id(node.buffer) in self.written:
+                if node.buffer in self.written:
                     return f"`{let.var.name}` depends on `{node.buffer.name}`, which the loop writes"
         return ""
 
@@ -185,12 +186,12 @@ class Facts:
         if how.converts:
             return how.converts
         for src in how.sources:
-            if id(src) in self.written:
+            if src in self.written:
                 return f"the loop writes `{src.name}`"
         for item in (*self.needed(leaf), leaf.node):
             value = item.condition if isinstance(item, Branch) else item.value if isinstance(item, Let) else item
             for node in find(value, Load):
-                if id(node.buffer) in self.written:
+                if node.buffer in self.written:
                     return f"where it reads depends on `{node.buffer.name}`, which the loop writes"
         return ""
 
@@ -201,7 +202,7 @@ class Facts:
         for item in reversed(leaf.path):
             if isinstance(item, Branch):
                 wanted |= _names(item.condition)
-            elif id(item.var) in wanted:
+            elif item.var in wanted:
                 wanted |= _names(item.value)
             else:
                 continue
@@ -214,8 +215,8 @@ class Facts:
         return Move(leaf.node, self.needed(leaf))
 
 
-def _names(node: Node) -> set[int]:
-    return {id(n) for n in find(node, Var)}
+def _names(node: Node) -> IdSet[Var]:
+    return IdSet(find(node, Var))
 
 
 def why_not_tile(body: Block, found: Sequence[Leaf], tile: Buffer) -> str:
@@ -245,7 +246,7 @@ def first_access(stmts: Iterable[Stmt], tile: Buffer, boxes: list[Region] | None
     boxes = [] if boxes is None else boxes
     for one in stmts:
         if isinstance(one, If):
-            if id(tile) in reads_of(one.condition):
+            if tile in reads_of(one.condition):
                 return "read"
             ways = [first_access(branch.stmts, tile, list(boxes)) for branch in (one.then, one.otherwise)]
             if "read" in ways or all(w == "written" for w in ways):
@@ -254,10 +255,10 @@ def first_access(stmts: Iterable[Stmt], tile: Buffer, boxes: list[Region] | None
             boxes += [how.region] if how.region.buffer is tile else []
             if _cover(boxes, tile):
                 return "written"
-        elif isinstance(one, For) and not any(id(tile) in reads_of(b) for b in (*one.starts, *one.stops)):
+        elif isinstance(one, For) and not any(tile in reads_of(b) for b in (*one.starts, *one.stops)):
             if first_access(one.body.stmts, tile, list(boxes)) == "read":
                 return "read"
-        elif id(tile) in reads_of(one):
+        elif tile in reads_of(one):
             return "read"
         elif isinstance(one, RegisteredOp):
             boxes += [r for r in one.accesses()[1] if r.buffer is tile]
@@ -304,14 +305,14 @@ def _sides(box: Region) -> list[tuple[int, int] | None]:
 
 def _grouped(copies: Sequence[tuple[Leaf, Buffer]], found: Sequence[Leaf]) -> list[list[Leaf]]:
     """Copies by the place where their tile is first read; neighbouring places share a group, and so one wait."""
-    moved = {id(leaf.node) for leaf, _ in copies}
-    rest = [leaf.node for leaf in found if id(leaf.node) not in moved and not isinstance(leaf.node, Let)]
+    moved = IdSet(leaf.node for leaf, _ in copies)
+    rest = [leaf.node for leaf in found if leaf.node not in moved and not isinstance(leaf.node, Let)]
     readers = [reads_of(node) for node in rest]
-    place = {id(tile): next(n for n, r in enumerate(readers) if id(tile) in r) for _, tile in copies}
+    place = IdMap((tile, next(n for n, r in enumerate(readers) if tile in r)) for _, tile in copies)
     groups: list[list[Leaf]] = []
     last = -2
-    for leaf, tile in sorted(copies, key=lambda pair: place[id(pair[1])]):
-        where = place[id(tile)]
+    for leaf, tile in sorted(copies, key=lambda pair: place[pair[1]]):
+        where = place[tile]
         if where > last + 1:
             groups.append([])
         groups[-1].append(leaf)

@@ -18,6 +18,7 @@ from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Const, Expr, Var, const
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Rewriter, find, symbols
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.simplify import is_literal, simplify
@@ -190,7 +191,7 @@ class _Overlapped:
 
     def _body(self) -> Iterator[Stmt]:
         yield from self.starts
-        same = Instance({}, {}, fresh=False)
+        same = Instance(IdMap(), IdMap(), fresh=False)
         for step in range(self.count):
             if step + 1 < self.count:
                 yield from (operand.load(step + 1, same) for operand in self.operands.values())
@@ -201,7 +202,7 @@ class _Overlapped:
 
     def _first(self, turn: Expr) -> Stmt:
         """Load the first step of an iteration, if the loop has it."""
-        iteration = Instance({id(self.loop.vars[0]): turn}, {}, fresh=False)
+        iteration = Instance(IdMap([(self.loop.vars[0], turn)]), IdMap(), fresh=False)
         loads = Block(tuple(operand.load(0, iteration) for operand in self.operands.values()))
         has_it = simplify(turn < self.loop.stops[0])
         return loads if is_literal(has_it, True) else If(has_it, loads, Block(()), span=self.loop.span)

@@ -16,6 +16,7 @@ from itertools import groupby
 
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.stmt import Alloc, Block, For, If, Let, Stmt
 from torch_tile.lowering.pipelining.copy_plan import Facts, Leaf, Move, Plan, filled, leaves, uses
@@ -38,24 +39,24 @@ class Item:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The parts of a step in their order, versions of each tile (by identity), and what goes before the loop."""
+    """The parts of a step in their order, versions of each tile, and what goes before the loop."""
 
     items: tuple[Item, ...]
-    versions: dict[int, int]
+    versions: IdMap[Buffer, int]
     before: tuple[Stmt, ...] = ()
 
     @property
     def staged(self) -> list[Buffer]:
         """Tiles with versions, in the order of their copies."""
-        return list({id(tile): tile for item in self.items for tile in item.tiles}.values())
+        return list(IdMap((tile, tile) for item in self.items for tile in item.tiles).values())
 
 
 def usual_schedule(body: Block, plan: Plan, stages: int) -> Schedule:
     """All copies `stages - 1` ahead and first, then the rest in the author's order."""
-    rest = without(body, {id(m.stmt) for m in plan.moves})
+    rest = without(body, IdSet(m.stmt for m in plan.moves))
     copies = tuple(Item(stages - 1, group, True) for group in plan.groups)
     items = (*copies, *(Item(0, (Move(s, ()),)) for s in rest.stmts))
-    return Schedule(items, {id(tile): stages for item in copies for tile in item.tiles})
+    return Schedule(items, IdMap((tile, stages) for item in copies for tile in item.tiles))
 
 
 def single_schedule(body: Block, plan: Plan) -> Schedule | None:
@@ -64,12 +65,12 @@ def single_schedule(body: Block, plan: Plan) -> Schedule | None:
     A copy after the last statement is moved over the end of the step: it starts its own iteration, while statements
     before its first reader run.
     """
-    rest = without(body, {id(m.stmt) for m in plan.moves}).stmts
-    touched = [{id(b) for b in (*(r.buffer for r in reads), *writes)} for reads, writes in map(uses, rest)]
+    rest = without(body, IdSet(m.stmt for m in plan.moves)).stmts
+    touched = [IdSet((*(r.buffer for r in reads), *writes)) for reads, writes in map(uses, rest)]
     starts: dict[int, list[Move]] = {}  # by the number of statements before the copies
     gained = False
     for move in plan.moves:
-        readers = [n for n, used in enumerate(touched) if id(filled(move.stmt)) in used]
+        readers = [n for n, used in enumerate(touched) if filled(move.stmt) in used]
         place = (readers[-1] + 1) % len(rest)
         starts.setdefault(place, []).append(move)
         gained = gained or place > 0 or readers[0] > 0
@@ -78,7 +79,7 @@ def single_schedule(body: Block, plan: Plan) -> Schedule | None:
         if n in starts:
             items.append(Item(1 if n else 0, tuple(starts[n]), True))
         items.append(Item(0, (Move(stmt, ()),)))
-    return Schedule(tuple(items), {id(filled(m.stmt)): 1 for m in plan.moves}) if gained else None
+    return Schedule(tuple(items), IdMap((filled(m.stmt), 1) for m in plan.moves)) if gained else None
 
 
 def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
@@ -91,22 +92,22 @@ def schedule_by_hand(loop: For, plan: Plan) -> Schedule | str:
     facts = Facts(list(leaves(loop.body)))
     if why := facts.why_names_change():
         return why
-    movable = {id(m.stmt) for m in plan.moves}
+    movable = IdSet(m.stmt for m in plan.moves)
     depth = max(loop.stage)
     parts: list[tuple[int, Item, Stmt]] = []
     for n, stmt in enumerate(stmts):
         stage, place = loop.stage[n], (loop.order or range(len(stmts)))[n]
-        if stage < 0 and id(stmt) not in movable:
+        if stage < 0 and stmt not in movable:
             return "a statement of stage -1 is not a copy that can run ahead"
         ahead = depth - stage if stage >= 0 else depth + max(loop.stages, 1) - 1
         move = facts.move(Leaf(stmt, _names_before(loop.body, stmt)))
-        parts.append((place, Item(ahead, (move,), id(stmt) in movable), stmt))
+        parts.append((place, Item(ahead, (move,), stmt in movable), stmt))
     items = [item for _, item, _ in sorted(parts, key=lambda part: part[0])]
     versions = _versions(items)
-    place_of = {id(item): n for n, item in enumerate(items)}
-    timed = [(stmt, item.ahead, place_of[id(item)]) for _, item, stmt in parts]
+    place_of = IdMap((item, n) for n, item in enumerate(items))
+    timed = [(stmt, item.ahead, place_of[item]) for _, item, stmt in parts]
     groups = _grouped(items)
-    filled = [i for group in groups for i in {id(tile) for tile in group.tiles}]
+    filled = [i for group in groups for i in IdSet(group.tiles)]
     if len(filled) != len(set(filled)):
         return "copies into one tile are apart from each other"
     before = tuple(s for s in loop.body.stmts if isinstance(s, Alloc))
@@ -134,21 +135,21 @@ def _grouped(items: Sequence[Item]) -> list[Item]:
     return made
 
 
-def _versions(items: Sequence[Item]) -> dict[int, int]:
+def _versions(items: Sequence[Item]) -> IdMap[Buffer, int]:
     """One for each iteration between the copy into a tile and its last use; none for that of a use right before it."""
-    filled = {id(tile): (item.ahead, n) for n, item in enumerate(items) for tile in item.tiles}
-    count = dict.fromkeys(filled, 1)
+    filled = IdMap((tile, (item.ahead, n)) for n, item in enumerate(items) for tile in item.tiles)
+    count = IdMap((tile, 1) for tile in filled)
     for n, item in enumerate(items):
         if not item.is_group:
             for move in item.moves:
                 reads, writes = uses(move.stmt)
-                for i in {id(b) for b in (*(r.buffer for r in reads), *writes)} & filled.keys():
+                for i in IdSet((*(r.buffer for r in reads), *writes)) & filled.keys():
                     ahead, place = filled[i]
                     count[i] = max(count[i], ahead - item.ahead + (n > place))
     return count
 
 
-def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: dict[int, int]) -> str:
+def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: IdMap[Buffer, int]) -> str:
     """What the schedule would do in the wrong order; "" if nothing.
 
     Iteration m of a statement that runs `ahead` at place p of a step runs at time (m - ahead, p). Of two accesses to
@@ -158,9 +159,9 @@ def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: dict[int, int]) 
     touched = [(*uses(stmt), ahead, place) for stmt, ahead, place in timed]
     for i, (reads, writes, ahead, place) in enumerate(touched):
         for j, (reads2, writes2, ahead2, place2) in enumerate(touched):
-            mine, theirs = {id(b) for b in writes}, {id(b) for b in writes2}
-            names = {id(b): b.name for b in (*writes, *writes2)}
-            shared = (mine & (theirs | {id(r.buffer) for r in reads2})) | (theirs & {id(r.buffer) for r in reads})
+            mine, theirs = IdSet(writes), IdSet(writes2)
+            names = IdMap((b, b.name) for b in (*writes, *writes2))
+            shared = (mine & (theirs | IdSet(r.buffer for r in reads2))) | (theirs & IdSet(r.buffer for r in reads))
             for buffer in shared:
                 if i < j and not (-ahead, place) < (-ahead2, place2):
                     return f"the given order lets a statement meet `{names[buffer]}` too early"
@@ -169,19 +170,19 @@ def _conflict(timed: Sequence[tuple[Stmt, int, int]], versions: dict[int, int]) 
     return ""
 
 
-def without(body: Block, gone: set[int]) -> Block:
+def without(body: Block, gone: IdSet[Stmt]) -> Block:
     """A body without some statements, and without branches and names that then serve nothing."""
     new: Block = _Without(gone)(body)
     while True:
-        used = {id(n) for n in find(new, Var)}
-        dead = {id(n) for n in find(new, Let) if id(n.var) not in used}
+        used = IdSet(find(new, Var))
+        dead = IdSet[Stmt](n for n in find(new, Let) if n.var not in used)
         if not dead:
             return new
         new = _Without(dead)(new)
 
 
 class _Without(Rewriter):
-    def __init__(self, gone: set[int]):
+    def __init__(self, gone: IdSet[Stmt]):
         self.gone = gone
 
     def visit_If(self, node: If) -> Stmt:
@@ -189,4 +190,4 @@ class _Without(Rewriter):
         return new if new is node or new.then.stmts or new.otherwise.stmts else Block(())
 
     def visit_Stmt(self, stmt: Stmt) -> Stmt:
-        return Block(()) if id(stmt) in self.gone else self.children(stmt)
+        return Block(()) if stmt in self.gone else self.children(stmt)

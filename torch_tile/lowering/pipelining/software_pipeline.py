@@ -20,7 +20,8 @@ from torch_tile.intrinsics.memory import cp_async_commit, cp_async_wait
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
-from torch_tile.ir.node import Node, Rewriter, contains, field_names, find, symbols
+from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.node import Node, Rewriter, contains, field_names, find
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.simplify_stmt import simplify_stmt
 from torch_tile.ir.stmt import (
@@ -67,15 +68,15 @@ class _Pipeline(Rewriter):
     def __init__(self, build: Build):
         self.build = build
         self.later: list[tuple[Stmt, ...]] = []  # what runs after the current statement, innermost first
-        self.replaced: set[int] = set()
+        self.replaced: IdSet[Buffer] = IdSet()
 
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
         new = self.children(kernel)
         if new is kernel:
             return kernel
-        used = {id(r.buffer) for r in find(new, Region)}
-        used |= {id(n.buffer) for n in find(new, Load, Store, Address)}
-        return _Drop(self.replaced - used)(new)  # type: ignore[no-any-return]
+        used = IdSet(r.buffer for r in find(new, Region))
+        used |= IdSet(n.buffer for n in find(new, Load, Store, Address))
+        return _Drop(IdSet(self.replaced - used))(new)  # type: ignore[no-any-return]
 
     def visit_Block(self, block: Block) -> Block:
         new: list[Stmt] = []
@@ -99,7 +100,7 @@ class _Pipeline(Rewriter):
         schedule = self._schedule(loop, name)
         if schedule is None:
             return plain
-        self.replaced |= {id(b) for b in schedule.staged}
+        self.replaced |= IdSet(schedule.staged)
         made = _Stages(plain, schedule)
         escaping = [b for b in schedule.staged if self._is_read_later(b)]
         return Block((*made.allocs(), made.prologue(), made.loop(), *made.last_versions(escaping)), span=loop.span)
@@ -147,17 +148,17 @@ class _Pipeline(Rewriter):
 class _Drop(Rewriter):
     """Removes allocations of buffers that nothing uses any more."""
 
-    def __init__(self, dead: set[int]):
+    def __init__(self, dead: IdSet[Buffer]):
         self.dead = dead
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
-        return Block(()) if id(node.buffer) in self.dead else node
+        return Block(()) if node.buffer in self.dead else node
 
 
 def _described(schedule: Schedule) -> str:
     groups = [item for item in schedule.items if item.is_group]
     parts = [f"{len(g.moves)} {'copy' if len(g.moves) == 1 else 'copies'} {g.ahead} ahead" for g in groups]
-    versions = [f"{schedule.versions[id(b)]} versions of {b.name}" for b in schedule.staged]
+    versions = [f"{schedule.versions[b]} versions of {b.name}" for b in schedule.staged]
     later = [f"{item.ahead} ahead" for item in schedule.items if item.ahead and not item.is_group]
     return "; ".join([*parts, *(["statements " + ", ".join(later)] if later else []), ", ".join(versions)])
 
@@ -171,12 +172,12 @@ class _Stages:
 
     def __init__(self, loop: For, schedule: Schedule):
         self.source, self.items, self.versions = loop, schedule.items, schedule.versions
-        self.tiles = {id(b): versions_of(b, self.versions[id(b)]) for b in schedule.staged}
+        self.tiles = IdMap((b, versions_of(b, self.versions[b])) for b in schedule.staged)
         self.before = schedule.before
         self.depth = max(item.ahead for item in self.items)
         groups = [item for item in self.items if item.is_group]
         self.groups = [item.ahead for item in groups]
-        self.group_of = {id(tile): g for g, item in enumerate(groups) for tile in item.tiles}
+        self.group_of = IdMap((tile, g) for g, item in enumerate(groups) for tile in item.tiles)
 
     def allocs(self) -> list[Stmt]:
         """Memory for all versions, and for what the parts of a step hand to each other."""
@@ -224,9 +225,9 @@ class _Stages:
 
     def _overwritten(self, group: Item) -> int | None:
         """The number of the group whose versions it fills again, if that is one of this iteration; None if not."""
-        if min(self.versions[id(tile)] for tile in group.tiles) > group.ahead:
+        if min(self.versions[tile] for tile in group.tiles) > group.ahead:
             return None
-        return self.group_of[id(group.tiles[0])] - group.ahead * len(self.groups)
+        return self.group_of[group.tiles[0]] - group.ahead * len(self.groups)
 
     def _part(self, item: Item, iteration: Expr, begun: list[Expr], arrivals: _Arrivals) -> Iterator[Stmt]:
         """One part of a step for `iteration`, if the loop has it."""
@@ -234,19 +235,18 @@ class _Stages:
         named_again = any(m.path for m in item.moves)
         instance = self._instance(iteration, fresh=item.ahead > 0 or named_again)
         # Names of plain arithmetic are replaced by it, so that alignment can be proved from the text of an address.
-        kept: set[int] = set()
-        for let in {id(let): let for m in item.moves for let in m.path if isinstance(let, Let)}.values():
-            if contains(let.value, Load, Call) or not kept.isdisjoint(symbols(let.value)):
-                kept.add(id(let.var))
+        kept: IdSet[Var] = IdSet()
+        for let in IdMap((let, let) for m in item.moves for let in m.path if isinstance(let, Let)).values():
+            if contains(let.value, Load, Call) or kept.meets(let.value):
+                kept.add(let.var)
             else:
-                instance.values[id(let.var)] = simplify(instance(let.value))
+                instance.values[let.var] = simplify(instance(let.value))
         if item.is_group:
             parts = [(m.path, _started(m.stmt)) for m in item.moves]
         else:
             parts = [(m.path, self._awaited(m.stmt, item.ahead, arrivals)) for m in item.moves]
         named = [
-            (tuple(x for x in path if isinstance(x, Branch) or id(x.var) not in instance.values), s)
-            for path, s in parts
+            (tuple(x for x in path if isinstance(x, Branch) or x.var not in instance.values), s) for path, s in parts
         ]
         body = _nested(named)
         made: Block = instance(Block(tuple(body)))
@@ -293,9 +293,9 @@ class _Stages:
             yield If(start < stop, Block(tuple(moves)), Block(()), span=self.source.span)
 
     def _instance(self, iteration: Expr, fresh: bool) -> Instance:
-        versions = {i: (tile, simplify(iteration % self.versions[i])) for i, tile in self.tiles.items()}
+        versions = IdMap((b, (tile, simplify(iteration % self.versions[b]))) for b, tile in self.tiles.items())
         k = self.source.vars[0]
-        return Instance({} if iteration is k else {id(k): iteration}, versions, fresh)
+        return Instance(IdMap([] if iteration is k else [(k, iteration)]), versions, fresh)
 
 
 class _Arrivals:

@@ -17,6 +17,7 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Expr, Load, Var, binary, const
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Rewriter
 from torch_tile.ir.stmt import (
     Alloc,
@@ -82,7 +83,7 @@ class _Bind(Known):
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> Stmt:
         """What a thread does for an op, its nests bound. Only a bare store speaks of the block, not of a thread."""
-        lowered = Instance({}, {}, fresh=True)(place_at(op, op.lower_cuda(self.here())))
+        lowered = Instance(IdMap(), IdMap(), fresh=True)(place_at(op, op.lower_cuda(self.here())))
         outer, self.of_thread = self.of_thread, self.of_thread or not isinstance(lowered, Store | Do)
         new = self(lowered)
         self.of_thread = outer

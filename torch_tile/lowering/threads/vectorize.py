@@ -29,6 +29,7 @@ from torch_tile.ir.expr import (
     binary,
     const,
 )
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, Rewriter, children, contains, equal, find, symbols
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, For, If, Let, LoopKind, Program, Stmt, Store
@@ -120,7 +121,7 @@ class _Loop:
 
     def again(self, body: Block, kind: LoopKind) -> Stmt:
         """Another loop of the same length."""
-        loop = Instance({}, {}, fresh=True)(replace(self.loop, kind=kind, body=body))
+        loop = Instance(IdMap(), IdMap(), fresh=True)(replace(self.loop, kind=kind, body=body))
         return self.known(loop)  # type: ignore[no-any-return]
 
     def moved(self, body: Block) -> Stmt | None:

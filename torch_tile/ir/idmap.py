@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Maps and sets by identity, for nodes: `==` on expressions builds a comparison, so no dictionary can hold them.
+
+The keys are kept, so that the identity of each stays its own for as long as the map lives. Both keep the order in which
+keys came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping, MutableSet, Set
+from typing import Any, TypeVar
+
+from torch_tile.ir.node import Node, symbols
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class IdMap(MutableMapping[K, V]):
+    """A dictionary from objects, by identity."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterable[tuple[K, V]] = ()) -> None:
+        self._items: dict[int, tuple[K, V]] = {id(key): (key, value) for key, value in items}
+
+    def __getitem__(self, key: K) -> V:
+        found = self._items.get(id(key))
+        if found is None:
+            raise KeyError(key)
+        return found[1]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        old = self._items.get(id(key))
+        self._items[id(key)] = (key if old is None else old[0], value)
+
+    def __delitem__(self, key: K) -> None:
+        if self._items.pop(id(key), None) is None:
+            raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return id(key) in self._items
+
+    def __iter__(self) -> Iterator[K]:
+        return (key for key, _ in self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"IdMap({list(self._items.values())})"
+
+
+class IdSet(MutableSet[K]):
+    """A set of objects, by identity."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterable[K] = ()) -> None:
+        self._items: dict[int, K] = {id(item): item for item in items}
+
+    def __contains__(self, item: object) -> bool:
+        return id(item) in self._items
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, value: K) -> None:
+        """Put an object in."""
+        self._items[id(value)] = value
+
+    def discard(self, value: K) -> None:
+        """Take an object out, if it is in."""
+        self._items.pop(id(value), None)
+
+    def update(self, items: Iterable[K]) -> None:
+        """Put several objects in."""
+        for item in items:
+            self.add(item)
+
+    def meets(self, node: Node) -> bool:
+        """Whether a node mentions one of the symbols of this set."""
+        return not self._items.keys().isdisjoint(symbols(node))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Set) and len(self) == len(other) and all(item in other for item in self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"IdSet({list(self)})"
+
+
+def mentions(node: Node, symbol: Any) -> bool:
+    """Whether a variable or buffer occurs in a node."""
+    return id(symbol) in symbols(node)
