@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Const, Expr, Load, binary, unary
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Rewriter, equal, find
 from torch_tile.ir.stmt import Block, If, Kernel, Program, Stmt, Store
 from torch_tile.tileop import RegisteredOp
@@ -32,11 +33,11 @@ class _InPlace(Rewriter):
     def visit_Kernel(self, kernel: Kernel) -> Kernel:
         ops = list(find(kernel.body, RegisteredOp))
         accesses = [op.accesses() for op in ops]
-        self.reads = Counter(id(r.buffer) for reads, _ in accesses for r in reads)
-        self.writes = Counter(id(r.buffer) for _, writes in accesses for r in writes)
+        self.reads = Counter(r.buffer for reads, _ in accesses for r in reads)
+        self.writes = Counter(r.buffer for _, writes in accesses for r in writes)
         single = list(find(kernel.body, Load, Store, Address))
-        self.elements = {id(n.buffer) for n in single}
-        self.stored = {id(n.buffer) for n in single if not isinstance(n, Load)}
+        self.elements = IdSet(n.buffer for n in single)
+        self.stored = IdSet(n.buffer for n in single if not isinstance(n, Load))
         return self.children(kernel)
 
     def visit_Block(self, block: Block) -> Block:
@@ -54,9 +55,9 @@ class _InPlace(Rewriter):
         source, tile = copy.src.buffer, copy.dst.buffer
         if source.scope != "global" or tile.scope == "global" or source.dtype != tile.dtype:
             return False
-        if self.writes[id(source)] or id(source) in self.stored or not _has_dense_rows(source):
+        if self.writes[source] or source in self.stored or not _has_dense_rows(source):
             return False
-        alone = self.writes[id(tile)] == self.reads[id(tile)] == 1 and id(tile) not in self.elements
+        alone = self.writes[tile] == self.reads[tile] == 1 and tile not in self.elements
         return alone and _is_whole(copy.dst) and _is_matrix(copy.src, copy.dst)
 
 

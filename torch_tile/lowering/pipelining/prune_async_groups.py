@@ -8,13 +8,13 @@ and a wait goes at which no copy can be under way. If ways to a wait would have 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from torch_tile.intrinsics.base import lookup
 from torch_tile.intrinsics.traits import Engine, Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.expr import Call
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, contains, find
 from torch_tile.ir.simplify_stmt import simplify_stmt
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
@@ -54,11 +54,11 @@ def _pending(wait: Call) -> int:
 class _Groups:
     """What is known of each commit and wait, by identity of its call. `commits` are those that stay, if known."""
 
-    def __init__(self, most: int, commits: Collection[int] | None):
+    def __init__(self, most: int, commits: IdSet[Call] | None):
         self.most, self.commits = most, commits
-        self.needed: set[int] = set()  # commits of copies, and waits for some
+        self.needed: IdSet[Call] = IdSet()  # commits of copies, and waits for some
         self.lost = False  # whether there were too many ways
-        self.counts: dict[int, set[int]] = {}  # how many groups that stay a wait leaves under way
+        self.counts: IdMap[Call, set[int]] = IdMap()  # how many groups that stay a wait leaves under way
 
     def kernel(self, kernel: st.Kernel) -> bool:
         """Follow all ways through a kernel; whether they are few enough."""
@@ -109,8 +109,8 @@ class _Groups:
     def commit(self, call: Call, is_open: bool, groups: tuple[int, ...]) -> Way:
         """A group is closed. The oldest entry stands for all groups that every wait is for."""
         if is_open:
-            self.needed.add(id(call))
-        stays = is_open if self.commits is None else id(call) in self.commits
+            self.needed.add(call)
+        stays = is_open if self.commits is None else call in self.commits
         oldest = max(groups[:2]) if self.most else groups[0]
         new = FLYING if stays else DROPPED
         return False, (oldest, *groups[2:], new) if self.most else (max(oldest, new),)
@@ -120,8 +120,8 @@ class _Groups:
         first = len(groups) - _pending(call)
         old, young = groups[:first], groups[first:]
         if FLYING in old:
-            self.needed.add(id(call))
-        self.counts.setdefault(id(call), set()).add(sum(g != DROPPED for g in young))
+            self.needed.add(call)
+        self.counts.setdefault(call, set()).add(sum(g != DROPPED for g in young))
         return is_open, (*(min(g, LANDED) for g in old), *young)
 
     def agree(self) -> bool:
@@ -152,7 +152,7 @@ class _Drop(Rewriter):
         if not isinstance(call, Call) or _counted(call) is None:
             return node
         is_wait = _counted(call) is Sync.DRAIN
-        if id(call) not in self.found.needed and (is_wait or self.agree):
+        if call not in self.found.needed and (is_wait or self.agree):
             return Block(())
-        count = min(self.found.counts[id(call)]) if is_wait and self.agree else None
+        count = min(self.found.counts[call]) if is_wait and self.agree else None
         return node if count is None or count == _pending(call) else replace(node, call=replace(call, options=(count,)))

@@ -19,7 +19,8 @@ from torch_tile.diagnostics.errors import Span, error
 from torch_tile.intrinsics.base import starts, syncs
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Call, Load
+from torch_tile.ir.expr import Address, Call, Expr, Load
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, children, find
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Program, Role, Stmt, Store, While
 
@@ -82,7 +83,7 @@ def _placed(kernel: Kernel, build: Build) -> Kernel:
         offsets, total = apart, more
     if total > build.target.shared_limit:
         worst = max(lives, key=lambda life: life.size)
-        table = "\n".join(_row(life, offsets[id(life.buffer)]) for life in sorted(lives, key=lambda x: -x.size))
+        table = "\n".join(_row(life, offsets[life.buffer]) for life in sorted(lives, key=lambda x: -x.size))
         notes = [(None, table)]
         limit = build.target.shared_limit
         raise error("shared_memory", worst.span, notes, need=total, target=str(build.target), limit=limit)
@@ -97,12 +98,12 @@ def _row(life: Life, offset: int) -> str:
 
 def lives_of(kernel: Kernel) -> list[Life]:
     """The shared buffers of a kernel that are used, in the order of their allocation."""
-    found: dict[int, Life] = {}
+    found: IdMap[Buffer, Life] = IdMap()
     begins, ends = list[int](), list[int]()  # of the loops, by number
     inside: list[tuple[Life, tuple[int, ...]]] = []
-    filled: set[int] = set()  # addresses that asynchronous copies fill
-    used: set[int] = set()  # buffers that something else touches
-    lent: dict[int, Life] = {}  # tiles that other blocks of the cluster may be reading, as this one reads theirs
+    filled: IdSet[Expr] = IdSet()  # addresses that asynchronous copies fill
+    used: IdSet[Buffer] = IdSet()  # buffers that something else touches
+    lent: IdMap[Buffer, Life] = IdMap()  # tiles that other blocks may be reading, as this one reads theirs
     clock = group = 0
     role: tuple[int, int] | None = None
 
@@ -116,22 +117,22 @@ def lives_of(kernel: Kernel) -> list[Life]:
             begins.append(clock)
             ends.append(0)
         if isinstance(node, Alloc) and node.buffer.scope in SCOPES:
-            found[id(node.buffer)] = Life(node.buffer, node.span, loops, alone=node.buffer.scope == "barrier")
+            found[node.buffer] = Life(node.buffer, node.span, loops, alone=node.buffer.scope == "barrier")
         if starts(node, Engine.BULK):
             for address in node.args:
-                if isinstance(address, Address) and (life := found.get(id(address.buffer))):
+                if isinstance(address, Address) and (life := found.get(address.buffer)):
                     life.alone = True
         if starts(node, Engine.COPY):
-            filled.add(id(node.args[0]))
-        if isinstance(node, Load | Store | Address) and id(node) not in filled:
-            used.add(id(node.buffer))
-        if isinstance(node, Load | Store | Address) and (life := found.get(id(node.buffer))):
+            filled.add(node.args[0])
+        if isinstance(node, Load | Store | Address) and node not in filled:
+            used.add(node.buffer)
+        if isinstance(node, Load | Store | Address) and (life := found.get(node.buffer)):
             life.first = clock if life.first < 0 else life.first
             life.last = clock
             life.roles |= {role} if role else frozenset()
             inside.append((life, loops))
         if isinstance(node, Call) and node.name == "at_rank":
-            lent.update((id(a.buffer), found[id(a.buffer)]) for a in node.args if isinstance(a, Address))
+            lent.update((a.buffer, found[a.buffer]) for a in node.args if isinstance(a, Address))
         if isinstance(node, Call) and syncs(node, Sync.WAIT, Scope.CLUSTER):  # by now others have read it
             for life in lent.values():
                 life.last = clock
@@ -155,7 +156,7 @@ def lives_of(kernel: Kernel) -> list[Life]:
     return [replace(x, alone=x.alone or i not in used) for i, x in found.items() if x.first >= 0]
 
 
-def _offsets(lives: Sequence[Life]) -> tuple[dict[int, int], int]:
+def _offsets(lives: Sequence[Life]) -> tuple[IdMap[Buffer, int], int]:
     """Offsets by buffer: of the gaps between what is alive at the same time, the smallest that fits. And the total."""
     placed: list[tuple[Life, int]] = []
     for life in sorted(lives, key=lambda x: -x.size):
@@ -164,7 +165,7 @@ def _offsets(lives: Sequence[Life]) -> tuple[dict[int, int], int]:
         fitting = [(end - at, at) for at, end in _gaps(taken, unit) if end - at >= life.size]
         placed.append((life, min(fitting)[1]))
     total = max((offset + life.size for life, offset in placed), default=0)
-    return {id(life.buffer): offset for life, offset in placed}, total
+    return IdMap((life.buffer, offset) for life, offset in placed), total
 
 
 def _alignment(buffer: Buffer) -> int:
@@ -188,9 +189,9 @@ def _gaps(taken: Sequence[tuple[int, int]], unit: int) -> Iterator[tuple[int, fl
 class _Place(Rewriter):
     """Replaces buffers by the same with an offset."""
 
-    def __init__(self, offsets: dict[int, int]):
+    def __init__(self, offsets: IdMap[Buffer, int]):
         self.offsets = offsets
-        self.made: dict[int, Buffer] = {}
+        self.made: IdMap[Buffer, Buffer] = IdMap()
 
     def visit_Alloc(self, node: Alloc) -> Stmt:
         new = self.made_for(node.buffer)
@@ -201,11 +202,11 @@ class _Place(Rewriter):
 
     def made_for(self, buffer: Buffer) -> Buffer:
         """`buffer` where it lies."""
-        if id(buffer) not in self.offsets:
+        if buffer not in self.offsets:
             return buffer
-        if id(buffer) not in self.made:
-            self.made[id(buffer)] = replace(buffer, offset=self.offsets[id(buffer)])
-        return self.made[id(buffer)]
+        if buffer not in self.made:
+            self.made[buffer] = replace(buffer, offset=self.offsets[buffer])
+        return self.made[buffer]
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
         return self.made_for(buffer)

@@ -16,6 +16,7 @@ from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Load, Var
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.layout import replicated, row_major, spread
 from torch_tile.ir.node import Rewriter, find
 from torch_tile.ir.stmt import Alloc, For, Kernel, LoopKind, Program, Role, Store
@@ -155,7 +156,7 @@ class _Survey(Known):
         self.of_block = math.prod(kernel.threads)
         self.running = Var("thread", dt.int32, "thread") if kernel.thread is None else kernel.thread
         self.role: Role | None = None
-        self.counts: dict[int, int] = {}  # how many threads share a buffer
+        self.counts: IdMap[Buffer, int] = IdMap()  # how many threads share a buffer
         self.members: list[_Member] = []
         self.buffers: list[Buffer] = []
         self.scalars: list[Buffer] = []
@@ -176,7 +177,7 @@ class _Survey(Known):
 
     def count(self, buffer: Buffer) -> int:
         """How many threads share a fragment."""
-        return self.counts.get(id(buffer), self.of_block)
+        return self.counts.get(buffer, self.of_block)
 
     def visit_RegisteredOp(self, op: RegisteredOp) -> RegisteredOp:
         """An op on whole tiles."""
@@ -206,7 +207,7 @@ class _Survey(Known):
     def _add(self, tile: Buffer) -> None:
         self.buffers.append(tile)
         if self.role is not None:
-            self.counts[id(tile)] = self.role.count
+            self.counts[tile] = self.role.count
 
     def visit_Load(self, node: Load) -> Load:
         """A fragment's element used by all threads."""
@@ -227,16 +228,16 @@ class _Apply(Rewriter):
 
     def __init__(self, known: Layouts, members: list[_Member]):
         self.known = known
-        self.members = {id(m.node): m for m in members}
-        self.made: dict[int, Buffer] = {}
+        self.members = IdMap((m.node, m) for m in members)
+        self.made: IdMap[Buffer, Buffer] = IdMap()
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
         if not _is_tile(buffer):
             return buffer
-        found = self.made.get(id(buffer))
+        found = self.made.get(buffer)
         if found is None:
             layout = self.known.get(buffer)
-            found = self.made[id(buffer)] = buffer if layout is buffer.layout else replace(buffer, layout=layout)
+            found = self.made[buffer] = buffer if layout is buffer.layout else replace(buffer, layout=layout)
         return found
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
@@ -244,7 +245,7 @@ class _Apply(Rewriter):
         return new if buffer is node.buffer else replace(new, buffer=buffer)
 
     def visit_For(self, loop: For) -> For:
-        member = self.members.get(id(loop))
+        member = self.members.get(loop)
         new: For = self.children(loop)
         if member is None or member.nest is None or loop.layout is not None:
             return new
