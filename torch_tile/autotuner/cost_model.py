@@ -17,6 +17,7 @@ from torch_tile.hardware import PER_THREAD, Target, equal_share
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Binary, Call, Cast, Expr, Load, Scalar, Select, Unary, Var
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, children, walk
 from torch_tile.ir.stmt import Alloc, For, If, Kernel, Let, LoopKind, Program, Store
 from torch_tile.lowering.pipelining.copy_plan import filling
@@ -65,7 +66,7 @@ class Work:
     products: float = 0.0
     scalars: float = 0.0
     shared_bytes: float = 0.0  # read by products
-    moved: dict[int, float] = field(default_factory=dict)  # bytes of each global buffer, by identity
+    moved: IdMap[Buffer, float] = field(default_factory=IdMap)  # bytes of each global buffer
     steps: float = 0.0
     waits: float = 0.0  # steps that nothing overlaps
     held: int = 0  # bytes of shared memory, at the least
@@ -149,9 +150,9 @@ def _distinct(work: Work, program: Program, count: int, values: Mapping[Var, Sca
     """Bytes that have to come from or go to memory at least once: no more of a buffer than it holds."""
     total = 0.0
     for buffer in (*program.params, *program.workspaces, *program.outputs, *program.views):
-        if isinstance(buffer, Buffer) and id(buffer) in work.moved:
+        if isinstance(buffer, Buffer) and buffer in work.moved:
             held = math.prod(_number(size, values, 1) for size in buffer.shape) * buffer.dtype.bits / 8
-            total += min(held, count * work.moved[id(buffer)])
+            total += min(held, count * work.moved[buffer])
     return total
 
 
@@ -169,7 +170,7 @@ class _Counter:
     def __init__(self, kernel: Kernel, values: dict[Var, Scalar], target: Target):
         self.work, self.values, self.target = Work(), values, target
         self.warps = max(1, math.prod(kernel.threads) // 32)
-        self.shared: dict[int, int] = {}  # bytes of each tile, by identity
+        self.shared: IdMap[Buffer, int] = IdMap()  # bytes of each tile
         self.held = 0  # bytes of the tiles that a loop fills, all versions of them
 
     def visit(self, node: Node, times: float) -> None:
@@ -209,7 +210,7 @@ class _Counter:
         if loop.kind is LoopKind.PIPELINED:
             tiles = [f.region.buffer for n in walk(loop.body) if (f := filling(n)) is not None]
             versions = max(1, loop.stages)
-            self.held = max(self.held, sum(versions * _bytes(b) for b in {id(b): b for b in tiles}.values()))
+            self.held = max(self.held, sum(versions * _bytes(b) for b in IdMap((b, b) for b in tiles).values()))
         if loop.kind in (LoopKind.PIPELINED, LoopKind.SERIAL) and any(isinstance(n, RegisteredOp) for n in walk(loop)):
             self.work.steps += times * trips
             self.work.waits += times * trips / max(1, loop.stages) ** 2
@@ -224,7 +225,7 @@ class _Counter:
     def alloc(self, buffer: Buffer) -> None:
         """A tile comes to life."""
         if buffer.scope == "shared":
-            self.shared[id(buffer)] = _bytes(buffer)
+            self.shared[buffer] = _bytes(buffer)
         elif buffer.scope in ("fragment", "local"):
             self.work.fragments += _bytes(buffer) * (1 if buffer.scope == "fragment" else 32 * self.warps)
 
@@ -261,7 +262,7 @@ class _Counter:
         """Elements that go to or come from a buffer; those on the chip cost nothing here."""
         if buffer.scope == "global":
             moved = self.work.moved
-            moved[id(buffer)] = moved.get(id(buffer), 0.0) + elements * buffer.dtype.bits / 8
+            moved[buffer] = moved.get(buffer, 0.0) + elements * buffer.dtype.bits / 8
 
     def elements(self, region: Region) -> float:
         """How many elements a region has."""

@@ -32,6 +32,7 @@ from torch_tile.ir.expr import (
     Var,
     const,
 )
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Visitor, children, contains, find
 
 STORAGE = {
@@ -93,24 +94,22 @@ class Names:
 
     def __init__(self, reserved: Iterable[str] = ()):
         self.taken = set(_WORDS.split()) | set(reserved)
-        self.by_symbol: dict[int, str] = {}
-        self.keep: list[object] = []
+        self.by_symbol: IdMap[Var | Buffer, str] = IdMap()
 
     def release(self, symbol: Var | Buffer) -> None:
         """The symbol's scope is closed: its name may be used again."""
-        self.taken.discard(self.by_symbol.get(id(symbol), ""))
+        self.taken.discard(self.by_symbol.get(symbol, ""))
 
     def of(self, symbol: Var | Buffer) -> str:
         """The name of a symbol, made at its first use."""
-        found = self.by_symbol.get(id(symbol))
+        found = self.by_symbol.get(symbol)
         if found is None:
             base = identifier(symbol.name)
             found, n = base, 1
             while found in self.taken:
                 found, n = f"{base}_{n}", n + 1
             self.taken.add(found)
-            self.by_symbol[id(symbol)] = found
-            self.keep.append(symbol)
+            self.by_symbol[symbol] = found
         return found
 
 
@@ -128,15 +127,15 @@ class Text(Visitor):
 
     def __init__(self, names: Names):
         self.names = names
-        self.index_names: set[int] = set()  # names bound to index values
-        self.natural: set[int] = set()  # loop variables that are never negative
+        self.index_names: IdSet[Var] = IdSet()  # names bound to index values
+        self.natural: IdSet[Var] = IdSet()  # loop variables that are never negative
 
     def is_index(self, expr: Expr) -> bool:
         """Whether an integer is made from indices and sizes and therefore held in 64 bits."""
         if expr.dtype not in SIGNED:
             return False
         if isinstance(expr, Var):
-            return expr.role in ("loop", "block", "dim", "param") or id(expr) in self.index_names
+            return expr.role in ("loop", "block", "dim", "param") or expr in self.index_names
         if isinstance(expr, Select):
             return self.is_index(expr.a) or self.is_index(expr.b)
         return not isinstance(expr, Load) and any(isinstance(c, Expr) and self.is_index(c) for c in children(expr))
@@ -146,7 +145,7 @@ class Text(Visitor):
         if isinstance(expr, Const):
             return expr.value >= 0
         if isinstance(expr, Var):
-            return expr.role in ("block", "dim") or id(expr) in self.natural
+            return expr.role in ("block", "dim") or expr in self.natural
         if isinstance(expr, Binary) and expr.op in ("+", "*", "//", "%", "min", "max"):
             return self.is_natural(expr.a) and self.is_natural(expr.b)
         return isinstance(expr, Cast) and expr.type in SIGNED and expr.a.dtype in SIGNED and self.is_natural(expr.a)

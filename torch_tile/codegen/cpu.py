@@ -24,6 +24,7 @@ from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Var
+from torch_tile.ir.idmap import IdSet
 from torch_tile.ir.node import Visitor, contains, find, walk
 from torch_tile.ir.stmt import (
     Alloc,
@@ -110,7 +111,7 @@ class _Cpu(Visitor, Lines):
             self.line(
                 f"{kind}* const {self.names.of(buffer)} = ({kind}*)__builtin_assume_aligned(arena + {offset}, {ALIGN});"
             )
-        self.arena = {id(b) for b, _ in offsets}
+        self.arena = IdSet(b for b, _ in offsets)
         self.body(kernel.body)
         self.line("return 0;")
         self.close()
@@ -191,7 +192,7 @@ class _Cpu(Visitor, Lines):
         advance = f"++{var}" if loop.step == 1 else f"{var} += {loop.step}"
         self.open(f"for (int64_t {var} = {start}; {var} < {stop}; {advance})", loop.span)
         if self.text.is_natural(loop.starts[0]):
-            self.text.natural.add(id(loop.vars[0]))
+            self.text.natural.add(loop.vars[0])
         self.body(loop.body)
         self.close()
         self.names.release(loop.vars[0])
@@ -213,12 +214,12 @@ class _Cpu(Visitor, Lines):
         kind = held(let.var.dtype)
         if let.var.dtype.is_integer and self.text.is_index(let.value):
             kind = "int64_t"
-            self.text.index_names.add(id(let.var))
+            self.text.index_names.add(let.var)
         self.line(f"const {kind} {self.names.of(let.var)} = {self.text.value(let.value)};", let.span)
 
     def visit_Alloc(self, node: Alloc) -> None:
         buffer = node.buffer
-        if id(buffer) in self.arena:
+        if buffer in self.arena:
             return
         name = self.names.of(buffer)
         if buffer.scope == "var":

@@ -23,6 +23,7 @@ from torch_tile.intrinsics.memory import option
 from torch_tile.ir import dtype as dtypes
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Binary, Call, Const, Load, Var
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.interval import Interval
 from torch_tile.ir.node import Node, children, find, walk
 from torch_tile.ir.stmt import Kernel, Program, Role, Store, dimensions
@@ -53,25 +54,25 @@ def tensors_of(program: Program) -> list[Buffer]:
     return [*params, *program.outputs, *program.workspaces]
 
 
-def long_dimensions(source: Program) -> set[int]:
-    """Ids of the dimensions that may exceed 32 bits: those that appear in strides, and those declared so."""
+def long_dimensions(source: Program) -> IdSet[Var]:
+    """The dimensions that may exceed 32 bits: those that appear in strides, and those declared so."""
     strides = [x for b in tensors_of(source) for s in b.strides or () for x in find(s, Var)]
     wide = [v for v in dimensions(source) if v.dtype.bits == 64]
-    return {id(x) for x in (*strides, *wide)}
+    return IdSet((*strides, *wide))
 
 
-def used_symbols(kernel: Kernel) -> dict[int, Buffer | Var]:
-    """The variables and buffers that a kernel's body needs, by id. What a tensor map says only its launcher needs."""
-    found: dict[int, Buffer | Var] = {}
+def used_symbols(kernel: Kernel) -> IdSet[Buffer | Var]:
+    """The variables and buffers that a kernel's body needs. What a tensor map says only its launcher needs."""
+    found: IdSet[Buffer | Var] = IdSet()
     waiting: list[Node] = [kernel.body]
     while waiting:
         node = waiting.pop()
         if isinstance(node, Var):
-            found[id(node)] = node
+            found.add(node)
         elif isinstance(node, Load | Address | Store):
-            found[id(node.buffer)] = node.buffer
+            found.add(node.buffer)
         elif isinstance(node, Role) and kernel.thread is not None:
-            found[id(kernel.thread)] = kernel.thread
+            found.add(kernel.thread)
         if not isinstance(node, TensorMap):
             waiting += children(node)
     return found
@@ -89,19 +90,19 @@ def check_calls(nodes: Sequence[Node], target: Target) -> None:
         )  # fmt: skip
 
 
-def written_buffers(nodes: Sequence[Node]) -> set[int]:
-    """Ids of the buffers that `nodes` may write to."""
-    found: set[int] = set()
+def written_buffers(nodes: Sequence[Node]) -> IdSet[Buffer]:
+    """The buffers that `nodes` may write to."""
+    found: IdSet[Buffer] = IdSet()
     for node in nodes:
         if isinstance(node, Store):
-            found.add(id(node.buffer))
+            found.add(node.buffer)
         elif isinstance(node, Call):
             for access in lookup(node.name).effects(node):
                 address = node.args[access.operand]
                 if "w" in access.kind and isinstance(address, Address):
-                    found.add(id(address.buffer))
+                    found.add(address.buffer)
             if node.name == "tma_store":
-                found |= {id(a.buffer) for a in node.args if isinstance(a, TensorMap)}
+                found |= IdSet(a.buffer for a in node.args if isinstance(a, TensorMap))
     return found
 
 
@@ -150,7 +151,7 @@ class _Cuda:
         nodes = self.nodes[number]
         used, written = used_symbols(kernel), written_buffers(nodes)
         if may_fold(kernel):
-            used |= {id(n): n for extent in kernel.grid[:2] for n in find(extent, Var)}
+            used |= IdSet(n for extent in kernel.grid[:2] for n in find(extent, Var))
         names = Names(reserved=(name, SHARED, "tile", "blockIdx", "threadIdx", "gridDim", "blockDim"))
         out = CudaStatements(names, SHARED, kernel)
         waits = any(isinstance(n, Call) and n.name == "grid_wait" for n in nodes)
@@ -158,9 +159,9 @@ class _Cuda:
         args: list[int | Var | MapArg] = []
         params, prologue, kinds = [], [], ""
         for position, buffer in enumerate(self.tensors):
-            if id(buffer) in used:
+            if buffer in used:
                 args.append(position)
-                constant = "" if id(buffer) in written else "const "
+                constant = "" if buffer in written else "const "
                 # Other threads write what this one reads, or overwrite what it stores: by a restricted pointer, loads
                 # may be dropped and stores moved across barriers. Of constants, loads may move in front of the wait for
                 # kernels that write them.
@@ -172,12 +173,12 @@ class _Cuda:
             params.append(f"const __grid_constant__ tile::TensorMap {name_of_map}")
             kinds += "M"
         for var in (*self.sizes, *self.scalars):
-            if id(var) in used:
+            if var in used:
                 args.append(var)
                 declared, unpacked = self.parameter(var, out)
                 params.append(declared)
                 prologue += unpacked
-                kinds += ("q" if id(var) in self.long else "i") if var.role == "dim" else KINDS[var.dtype.name]
+                kinds += ("q" if var in self.long else "i") if var.role == "dim" else KINDS[var.dtype.name]
         threads = 1
         for extent in kernel.threads:
             threads *= extent
@@ -201,8 +202,8 @@ class _Cuda:
         found: set[tuple[int, int]] = set()
         for nodes in self.nodes:
             written = written_buffers(nodes)
-            touched = {id(n.buffer) for n in nodes if isinstance(n, Load | Address | Store | TensorMap)}
-            places = [(n, id(b) in written) for n, b in enumerate(self.tensors) if id(b) in touched]
+            touched = IdSet(n.buffer for n in nodes if isinstance(n, Load | Address | Store | TensorMap))
+            places = [(n, b in written) for n, b in enumerate(self.tensors) if b in touched]
             found |= {(n, m) for n, one in places for m, other in places if other and not one}
         return tuple(sorted(found))
 
@@ -211,25 +212,25 @@ class _Cuda:
         for node in nodes:
             if isinstance(node, TensorMap):
                 out.text.map_name(node)
-        positions = {id(b): position for position, b in enumerate(self.tensors)}
-        return [(_map_arg(each, positions[id(each.buffer)]), name) for each, name in out.text.maps]
+        positions = IdMap((b, position) for position, b in enumerate(self.tensors))
+        return [(_map_arg(each, positions[each.buffer]), name) for each, name in out.text.maps]
 
     def parameter(self, var: Var, out: CudaStatements) -> tuple[str, list[str]]:
         """A dimension or scalar: its declaration, and what the function's first lines make of it."""
         name = out.names.of(var)
         if var.role == "dim":
-            long = id(var) in self.long
+            long = var in self.long
             out.text.bind(var, Interval(low=0) if long else Interval(0, LARGEST_SIZE))
             return f"const {'int64_t' if long else 'int'} {name}", []
         if is_small(var.dtype):
             return f"const {storage(var.dtype)} {name}_bits", [f"const float {name} = tile::widen({name}_bits);"]
         return f"const {storage(var.dtype)} {name}", []
 
-    def indices(self, kernel: Kernel, threads: int, used: dict[int, Buffer | Var], out: CudaStatements) -> None:
+    def indices(self, kernel: Kernel, threads: int, used: IdSet[Buffer | Var], out: CudaStatements) -> None:
         """Names for the thread and the block."""
         if kernel.thread is not None:
             out.text.bind(kernel.thread, Interval(0, threads - 1))
-            if id(kernel.thread) in used:
+            if kernel.thread in used:
                 out.line(f"const int {out.names.of(kernel.thread)} = threadIdx.x;")
         for axis, (var, extent) in enumerate(zip(kernel.blocks, kernel.grid, strict=True)):
             out.text.bind_block(var, extent, most_blocks(kernel, axis))
@@ -243,7 +244,7 @@ class _Cuda:
             self.swizzled(kernel, place, out)
             return
         for var, here in zip(kernel.blocks, place, strict=False):
-            if id(var) in used:
+            if var in used:
                 out.line(f"const int {out.names.of(var)} = {here};")
 
     def warpgroup(self, thread: Var | None, nodes: Sequence[Node], out: CudaStatements) -> None:
@@ -270,15 +271,15 @@ class _Cuda:
 
     def alignment(self) -> tuple[int, ...]:
         """For each tensor, the bytes that its widest access takes, or a tensor map of it."""
-        found = {id(b): b.dtype.itemsize for b in self.tensors}
+        found = IdMap((b, b.dtype.itemsize) for b in self.tensors)
         for node in (n for nodes in self.nodes for n in nodes):
             if isinstance(node, TensorMap):
-                found[id(node.buffer)] = max(found[id(node.buffer)], MAP_ALIGNMENT)
+                found[node.buffer] = max(found[node.buffer], MAP_ALIGNMENT)
             elif isinstance(node, Call) and node.name in ("vector_copy", "cp_async"):
                 for address in node.args:
-                    if isinstance(address, Address) and id(address.buffer) in found:
-                        found[id(address.buffer)] = max(found[id(address.buffer)], option(node))
-        return tuple(found[id(b)] for b in self.tensors)
+                    if isinstance(address, Address) and address.buffer in found:
+                        found[address.buffer] = max(found[address.buffer], option(node))
+        return tuple(found[b] for b in self.tensors)
 
 
 def _map_arg(node: TensorMap, position: int) -> MapArg:

@@ -175,7 +175,7 @@ class CudaStatements(Visitor, Lines):
         value, text = let.value, self.text
         long = text.is_long(value, False)
         if text.is_made(value):
-            text.index_names.add(id(let.var))
+            text.index_names.add(let.var)
         if value.dtype.is_integer:
             text.bind(let.var, text.interval(value))
         self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)

@@ -40,6 +40,7 @@ from torch_tile.ir.expr import (
     Var,
     const,
 )
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.interval import Interval, of_binary, range_of
 from torch_tile.ir.node import children, equal
 from torch_tile.ir.tensor_map import TensorMap
@@ -52,18 +53,18 @@ class CudaText(Text):
 
     def __init__(self, names: Names):
         super().__init__(names)
-        self.known: dict[int, Interval] = {}  # of variables, by id
-        self.intervals: dict[int, Interval] = {}  # of expressions, by id
-        self.parts: dict[int, tuple[tuple[Expr, Expr], ...]] = {}  # of block indices whose extent is a product
-        self.made: dict[int, bool] = {}
-        self.keep: list[Expr] = []  # so that ids stay their own
+        self.known: IdMap[Var, Interval] = IdMap()
+        self.intervals: IdMap[Expr, Interval] = IdMap()
+        # Of block indices whose extent is a product.
+        self.parts: IdMap[Expr, tuple[tuple[Expr, Expr], ...]] = IdMap()
+        self.made: IdMap[Expr, bool] = IdMap()
         self.headers: set[str] = set()
         self.maps: list[tuple[TensorMap, str]] = []  # with their names
         self.warpgroup: tuple[Var, Var] | None = None  # the thread's index, and the name of that over 128
 
     def bind(self, var: Var, interval: Interval) -> None:
         """`var` lies in `interval`."""
-        self.known[id(var)] = interval
+        self.known[var] = interval
 
     def map_name(self, tensor_map: TensorMap) -> str:
         """The parameter that holds a tensor map; maps that say the same share one."""
@@ -79,7 +80,7 @@ class CudaText(Text):
         limit = self.interval(extent).high
         self.bind(var, Interval(0, min(limit, most) - 1))
         if isinstance(extent, Binary) and extent.op == "*":  # then var // one factor is below the other
-            self.parts[id(var)] = ((extent.a, extent.b), (extent.b, extent.a))
+            self.parts[var] = ((extent.a, extent.b), (extent.b, extent.a))
 
     def positive(self, extent: Expr) -> None:
         """A product is at least 1: so are its factors if only one of them may be negative."""
@@ -93,14 +94,13 @@ class CudaText(Text):
 
     def interval(self, expr: Expr) -> Interval:
         """Where an integer or bool expression lies, in numbers that do not wrap where its type does not."""
-        found = self.intervals.get(id(expr))
+        found = self.intervals.get(expr)
         if found is None:
             found = self._find(expr)
             wraps = expr.dtype not in SIGNED and not expr.dtype.is_float
             if wraps and not found.within(range_of(expr.dtype)):
                 found = range_of(expr.dtype)
-            self.intervals[id(expr)] = found
-            self.keep.append(expr)
+            self.intervals[expr] = found
         return found
 
     def _find(self, expr: Expr) -> Interval:
@@ -109,13 +109,13 @@ class CudaText(Text):
         if isinstance(expr, Const):
             return Interval(int(expr.value), int(expr.value))
         if isinstance(expr, Var):
-            return self.known.get(id(expr), range_of(expr.dtype))
+            return self.known.get(expr, range_of(expr.dtype))
         if isinstance(expr, Binary) and expr.op not in COMPARISONS and expr.op not in LOGICAL:
             a, b = self.interval(expr.a), self.interval(expr.b)
             if expr.op in ("//", "%") and b.low == 0:
                 b = b & Interval(low=1)  # nothing is divided by 0
             found = of_binary(expr.op, a, b)
-            others = self.parts.get(id(expr.a), ()) if expr.op == "//" else ()
+            others = self.parts.get(expr.a, ()) if expr.op == "//" else ()
             for other in (p for d, p in others if equal(d, expr.b)):
                 found = found & Interval(0, self.interval(other).high - 1)
             return found
@@ -138,17 +138,16 @@ class CudaText(Text):
 
     def is_made(self, expr: Expr) -> bool:
         """Whether a signed integer is made from indices and sizes, so that its arithmetic never wraps."""
-        found = self.made.get(id(expr))
+        found = self.made.get(expr)
         if found is None:
-            self.keep.append(expr)
-            found = self.made[id(expr)] = self._is_made(expr)
+            found = self.made[expr] = self._is_made(expr)
         return found
 
     def _is_made(self, expr: Expr) -> bool:
         if expr.dtype not in SIGNED or isinstance(expr, Load):
             return False
         if isinstance(expr, Var):
-            return expr.role in ("loop", "block", "thread", "dim", "param") or id(expr) in self.index_names
+            return expr.role in ("loop", "block", "thread", "dim", "param") or expr in self.index_names
         return any(isinstance(c, Expr) and self.is_made(c) for c in children(expr))
 
     def is_index(self, expr: Expr) -> bool:

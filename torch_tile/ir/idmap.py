@@ -47,6 +47,10 @@ class IdMap(MutableMapping[K, V]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._items.clear()
+
     def __repr__(self) -> str:
         return f"IdMap({list(self._items.values())})"
 

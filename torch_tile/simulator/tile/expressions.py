@@ -113,7 +113,7 @@ class Expressions(Visitor):
         index, found = self._place(storage, node)
         active = both(self.mask, found)
         for watch in self.watches:
-            if id(node.buffer) in watch.targets and some(active):
+            if node.buffer in watch.targets and some(active):
                 watch.note(storage, index, self.lanes, active, write=False)
         if found is True:
             return storage.get(index)

@@ -217,7 +217,7 @@ class Tiles(Expressions):
             head = torch.as_tensor(index[0]).expand(self.lanes)
             index, bits = (head, *index[1:]), bits.expand(self.lanes)
             for watch in self.watches:
-                if id(buffer) in watch.targets:
+                if buffer in watch.targets:
                     watch.note(storage, index, self.lanes, active, write=True)
             if active is not None:
                 active = active.expand(self.lanes)

@@ -17,6 +17,7 @@ import torch
 
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Const, Expr, Load, Var
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, equal, walk
 from torch_tile.ir.stmt import (
     Alloc,
@@ -58,8 +59,8 @@ def plan(nest: For) -> Plan:
 def written(nest: For) -> list[Buffer]:
     """Buffers that the nest writes and does not itself allocate."""
     nodes = list(walk(nest.body))
-    own = {id(n.buffer) for n in nodes if isinstance(n, Alloc)}
-    return list({id(n.buffer): n.buffer for n in nodes if isinstance(n, Store) and id(n.buffer) not in own}.values())
+    own = IdSet(n.buffer for n in nodes if isinstance(n, Alloc))
+    return list(IdMap((n.buffer, n.buffer) for n in nodes if isinstance(n, Store) and n.buffer not in own).values())
 
 
 class _Facts:
@@ -67,25 +68,25 @@ class _Facts:
 
     def __init__(self, nest: For, nodes: Sequence[Node]):
         self.nodes = nodes
-        self.targets = {id(b) for b in written(nest)}
-        self.lets = {id(n.var): n.value for n in nodes if isinstance(n, Let)}
-        self.bound = {id(v) for v in nest.vars} | {id(v) for n in nodes if isinstance(n, For) for v in n.vars}
-        self.own = {id(n.buffer) for n in nodes if isinstance(n, Alloc)}
+        self.targets = IdSet(written(nest))
+        self.lets = IdMap((n.var, n.value) for n in nodes if isinstance(n, Let))
+        self.bound = IdSet(nest.vars) | IdSet(v for n in nodes if isinstance(n, For) for v in n.vars)
+        self.own = IdSet(n.buffer for n in nodes if isinstance(n, Alloc))
 
     def accesses(self) -> Iterator[list[tuple[Expr, ...]]]:
         """The index tuples of each written buffer."""
-        found: dict[int, list[tuple[Expr, ...]]] = {}
+        found: IdMap[Buffer, list[tuple[Expr, ...]]] = IdMap()
         for n in self.nodes:
-            if isinstance(n, Load | Store) and id(n.buffer) in self.targets:
-                found.setdefault(id(n.buffer), []).append(n.indices)
+            if isinstance(n, Load | Store) and n.buffer in self.targets:
+                found.setdefault(n.buffer, []).append(n.indices)
         yield from found.values()
 
     def is_free(self, expr: Expr) -> bool:
         """Whether every iteration of the nest sees the same value."""
         for n in walk(expr):
-            if isinstance(n, Var) and (id(n) in self.bound or id(n) in self.lets):
+            if isinstance(n, Var) and (n in self.bound or n in self.lets):
                 return False
-            if isinstance(n, Load) and (id(n.buffer) in self.targets or id(n.buffer) in self.own):
+            if isinstance(n, Load) and (n.buffer in self.targets or n.buffer in self.own):
                 return False
         return True
 
@@ -95,8 +96,8 @@ class _Facts:
 
     def moves_with(self, index: Expr) -> Expr | None:
         """The variable `v` if the index is `v` plus something free."""
-        while isinstance(index, Var) and id(index) in self.lets:
-            index = self.lets[id(index)]
+        while isinstance(index, Var) and index in self.lets:
+            index = self.lets[index]
         if isinstance(index, Var):
             return index
         if isinstance(index, Binary) and index.op in ("+", "-"):
@@ -109,12 +110,12 @@ class _Facts:
 
 def _apart(accesses: list[tuple[Expr, ...]], nest: For, facts: _Facts) -> bool:
     """Whether different iterations certainly touch different elements of one buffer."""
-    covered = set()
+    covered: IdSet[Expr] = IdSet()
     for dim, first in enumerate(accesses[0]):
         var = facts.moves_with(first)
         if var is not None and all(equal(first, other[dim]) for other in accesses[1:]):
-            covered.add(id(var))
-    return all(id(v) in covered or _is_single(nest, d) for d, v in enumerate(nest.vars))
+            covered.add(var)
+    return all(v in covered or _is_single(nest, d) for d, v in enumerate(nest.vars))
 
 
 def _is_single(nest: For, dim: int) -> bool:
@@ -131,7 +132,7 @@ class Watch:
     """Which addresses each iteration of a nest touched; lanes of nests around it are not compared with each other."""
 
     def __init__(self, targets: Sequence[Buffer], extents: Sequence[int], outer: Sequence[int]):
-        self.targets = {id(b) for b in targets}
+        self.targets = IdSet(targets)
         self.count, groups = math.prod(extents), math.prod(outer)
         iteration = torch.arange(self.count).reshape(*extents, *[1] * len(outer))
         self.owner = iteration + self.count * torch.arange(groups).reshape(tuple(outer))

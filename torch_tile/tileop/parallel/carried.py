@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Load, Unary, Var
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, equal, find, walk
 from torch_tile.ir.stmt import Alloc, For, Let, Store
 from torch_tile.tileop.parallel.access import Places
@@ -41,27 +42,27 @@ def _carriers(loop: For) -> list[tuple[Var, Store]]:
             meets = any(not places.together(var, x, store) for x in others)
             if meets or (not moves and uses.depends(store.value, var)):
                 found.append((var, store))
-    first = {id(var): (var, store) for var, store in reversed(found)}
-    return [first[id(var)] for var in loop.vars if id(var) in first]
+    first = IdMap((var, (var, store)) for var, store in reversed(found))
+    return [first[var] for var in loop.vars if var in first]
 
 
 class Uses:
     """Which loop variables a value depends on, through the names bound in the body."""
 
     def __init__(self, loop: For):
-        self.lets: dict[int, Expr] = {}
-        self.private: set[int] = set()
+        self.lets: IdMap[Var | Buffer, Expr] = IdMap()
+        self.private: IdSet[Buffer] = IdSet()
         for node in find(loop.body, Let, Alloc):
             if isinstance(node, Let):
-                self.lets[id(node.var)] = node.value
+                self.lets[node.var] = node.value
             else:
-                self.private.add(id(node.buffer))
+                self.private.add(node.buffer)
                 if node.init is not None:
-                    self.lets[id(node.buffer)] = node.init
+                    self.lets[node.buffer] = node.init
 
     def is_private(self, buffer: Buffer) -> bool:
         """Whether each iteration has its own."""
-        return id(buffer) in self.private
+        return buffer in self.private
 
     def depends(self, expr: Expr, var: Var) -> bool:
         """Whether the value may change with `var`."""
@@ -70,13 +71,13 @@ class Uses:
     def _reach(self, expr: Node) -> Iterator[Node]:
         for node in walk(expr):
             yield node
-            if isinstance(node, Var) and id(node) in self.lets:
-                yield from self._reach(self.lets[id(node)])
+            if isinstance(node, Var) and node in self.lets:
+                yield from self._reach(self.lets[node])
 
     def resolve(self, expr: Expr) -> Expr:
         """The definition of a bound name, or the expression itself."""
-        while isinstance(expr, Var) and id(expr) in self.lets:
-            expr = self.lets[id(expr)]
+        while isinstance(expr, Var) and expr in self.lets:
+            expr = self.lets[expr]
         return expr
 
 
