@@ -4,24 +4,34 @@
 from __future__ import annotations
 
 import math as python_math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_tile import intrinsics
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import bits, dtype as dt
+from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.expr import (
+    Call,
     Const,
     Expr,
+    Load,
+    Var,
     cast as cast_expr,
     const,
     is_number,
     maximum,
     minimum,
+    pair,
     select,
     to_expr,
     to_number,
 )
+from torch_tile.ir.interval import Interval, range_of
+from torch_tile.ir.node import children
+from torch_tile.ir.polynomial import EXACT
+from torch_tile.ir.stmt import Let
+from torch_tile.language.trace import is_tracing, tracer
 from torch_tile.language.values import dtype_of
 from torch_tile.tileop.base import highest_of, lowest_of
 
@@ -111,10 +121,63 @@ def reinterpret(value: Any, dtype: Any) -> Any:
 
 
 def ceildiv(a: Any, b: Any) -> Any:
-    """`a / b` rounded up; a Python integer if both are."""
+    """`a / b` rounded up, for every value of the type and divisors of either sign; a Python integer if both are."""
     if is_number(a) and is_number(b):
+        a, b = to_number(a), to_number(b)
+    if not isinstance(a, Expr) and not isinstance(b, Expr):
         return -(-a // b)
-    return (a + (b - 1)) // b
+    x, y = pair(a, b, "T.ceildiv")
+    if _has_room(x, y):
+        return (a + (b - 1)) // b
+    quotient = x // y
+    return quotient + cast_expr(x % y != 0, quotient.dtype)
+
+
+def _has_room(a: Expr, b: Expr) -> bool:
+    """Whether `b` is positive and `a + (b - 1)` stays in its type. Sizes and positions are computed as wide as needed."""
+    dtype = a.dtype
+    if dtype.is_float or dtype.kind == "bool":
+        return False
+    ranges, leaves = _known(a, b)
+    if ranges.interval(b).low < 0:
+        return False
+    if dtype in EXACT and any(isinstance(n, Var) for n in leaves):
+        if dtype == dt.int32 or not any(isinstance(n, Load | Call) for n in leaves):
+            return True
+    most = ranges.interval(a) + ranges.interval(b)
+    return (most + Interval(-1, -1)).within(range_of(dtype))
+
+
+def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
+    """Where the names in `values` lie, and the variables and elements that `values` are made of."""
+    lets: dict[int, Expr] = {}
+    for scope in tracer("T.ceildiv").scopes if is_tracing() else ():
+        lets.update((id(s.var), s.value) for s in scope.stmts if isinstance(s, Let))
+    ranges, leaves, defined = Ranges(), [], set[int]()
+
+    def visit(value: Expr) -> None:
+        nonlocal ranges
+        for leaf in _leaves(value):
+            if not isinstance(leaf, Var) or id(leaf) not in lets:
+                leaves.append(leaf)
+            elif id(leaf) not in defined:
+                defined.add(id(leaf))
+                visit(lets[id(leaf)])
+                ranges = ranges.define(leaf, lets[id(leaf)])
+
+    for value in values:
+        visit(value)
+    return ranges, leaves
+
+
+def _leaves(value: Expr) -> Iterator[Expr]:
+    """The variables, elements and calls that a value is computed from; the indices of elements are not."""
+    if isinstance(value, Var | Load | Call):
+        yield value
+    else:
+        for child in children(value):
+            if isinstance(child, Expr):
+                yield from _leaves(child)
 
 
 def floordiv(a: Any, b: Any) -> Any:
