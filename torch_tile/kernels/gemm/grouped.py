@@ -96,8 +96,8 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
             for i in T.Parallel(PLANNERS):
                 group = turn * PLANNERS + i
                 first[i], end[i] = bounds_of(group, offsets, rows)
-                tiles_of_group = (end[i] - first[i] + (height - 1)) // height  # rows are far below the top of int32
-                count[i] = T.if_then_else(group <= groups, tiles_of_group, 0)
+                # Rounded up in one sum, since rows are far below the top of int32.
+                count[i] = T.if_then_else(group <= groups, (end[i] - first[i] + (height - 1)) // height, 0)
             T.copy(count, until)
             T.cumsum(until)
             for i in T.Parallel(PLANNERS, independent=True):

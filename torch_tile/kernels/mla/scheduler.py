@@ -71,8 +71,8 @@ def plan_units() -> Any:
             total = T.alloc_var("int32", 0)
             for b in T.serial(batch):
                 total = T.min(total + blocks_of(seq_lens[b]) + BEGINNING, MOST_BLOCKS)
-            rounded_up = (total + (units - 1)) // units  # of at most MOST_BLOCKS, and of one unit or more
-            load = T.max(rounded_up + BEGINNING, 2 * BEGINNING)
+            # Rounded up in one sum, since there are MOST_BLOCKS at most, and one unit at least.
+            load = T.max((total + (units - 1)) // units + BEGINNING, 2 * BEGINNING)
             sequence: Any = T.alloc_var("int32", 0)
             done: Any = T.alloc_var("int32", 0)
             last: Any = T.alloc_var("int32", 0)
