@@ -295,6 +295,8 @@ def binary(op: str, a: Any, b: Any) -> Expr:
     """`a op b` with Python's spelling of the operator, constants folded."""
     if op in LOGICAL:
         return _logical(op, truth(a), truth(b))
+    if op in COMPARISONS and (told := _outside(op, a, b)) is not None:
+        return told
     x, y = pair(a, b, op)
     if op in INTEGER_ONLY and x.dtype.is_float:
         raise error("bad_operand", x.span or y.span, op=op, got=f"a value of dtype {x.dtype}")
@@ -307,6 +309,26 @@ def binary(op: str, a: Any, b: Any) -> Expr:
         if folded is not None:
             return folded
     return Binary(op, x, y)
+
+
+def _leaves(value: Any, other: Any) -> bool:
+    """Whether `value` is an integer of Python's outside the integer type of the expression `other`."""
+    if not isinstance(other, Expr) or not other.dtype.is_integer or other.dtype.kind == "bool" or not is_number(value):
+        return False
+    number = to_number(value)
+    return isinstance(number, int) and const(number, other.dtype).value != number
+
+
+def _outside(op: str, a: Any, b: Any) -> Expr | None:
+    """A comparison with an integer outside the other operand's type, exactly; None for other comparisons."""
+    if _leaves(a, b):
+        return _outside({"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(op, op), b, a)
+    if not _leaves(b, a):
+        return None
+    number = to_number(b)
+    if a.dtype == dt.int32 and -(2**63) <= number < 2**63:  # index arithmetic may leave its type
+        return binary(op, cast(a, dt.int64), number)
+    return Const(_NUMBERS[op](0, number), dt.bool_)
 
 
 def fold(op: str, x: Const, y: Const) -> Const | None:
@@ -393,6 +415,12 @@ def maximum(a: Any, b: Any) -> Expr:
 
 
 def _extremum(op: str, a: Any, b: Any) -> Expr:
+    for value, other in ((a, b), (b, a)):
+        if _leaves(value, other):
+            number = to_number(value)
+            if (number > 0) == (op == "min"):  # no value of the type lies beyond that end
+                return to_expr(other)
+            raise error("bad_operand", other.span, op=f"T.{op}", got=f"{number}, outside {other.dtype}")
     x, y = pair(a, b, f"T.{op}")
     if isinstance(x, Const) and isinstance(y, Const):
         pick = min if op == "min" else max
