@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics import memory
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Const, Expr, Load, binary, cast, const, select, to_expr
@@ -18,10 +19,12 @@ from torch_tile.tileop.base import (
     conjunction,
     describe,
     identity_of,
+    may_overlap,
     need_region,
     parallel,
     same_extents,
 )
+from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 
 
@@ -33,6 +36,19 @@ def transpose(src: Any, dst: Any) -> None:
         why = f"is {describe(b.tile_shape)} for a source of {describe(a.tile_shape)}"
         fix = "give tiles of two dimensions, (m, n) and (n, m)"
         raise error("bad_argument", None, op="T.transpose", name="dst", why=why, fix=fix)
+
+    if may_overlap(a, b):  # every element is read before any is written
+        stage = Buffer(f"{a.buffer.name}_before", a.tile_shape, a.buffer.dtype, "fragment")
+        if stage.static_shape is None:
+            why, fix = "may overlap the source, whose size is not constant", "go by way of another tensor"
+            raise error("bad_argument", None, op="T.transpose", name="dst", why=why, fix=fix)
+        at.emit(Alloc(stage))
+        at.own(stage)
+        before = need_region(stage, "transpose", "src")
+        at.emit(Copy(a, before))
+        if a.buffer.scope == "global":
+            at.emit(memory.barrier())
+        a = before
 
     def move(point: tuple[Expr, ...]) -> Stmt:
         value = Load(a.buffer, _place(a, point))

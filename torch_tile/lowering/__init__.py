@@ -16,6 +16,7 @@ from torch_tile.lowering.common.check import check_kernel
 from torch_tile.lowering.common.check_limits import check_limits
 from torch_tile.lowering.common.flatten import flatten
 from torch_tile.lowering.common.guard_bounds import guard_bounds
+from torch_tile.lowering.common.part_overlaps import part_overlaps
 from torch_tile.lowering.common.simplify import simplify_program
 from torch_tile.lowering.cpu.elide_staging import read_in_place
 from torch_tile.lowering.cpu.lower_tile_ops import lower_tile_ops
@@ -42,6 +43,7 @@ Pass = Callable[[Program], Program]
 # What holds after each pass stands beside it.
 CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
     (check_kernel, Stage.TILE),  # no error that the author can mend is left
+    (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
     (read_in_place, Stage.TILE),  # right operands of products are tiles only where those end past a bound
     (lower_tile_ops, Stage.LOOPS),  # only loops, stores and helper calls
     (split_parallel, Stage.LOOPS),  # every loop has one variable and a known order
@@ -65,6 +67,7 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
     return (
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
         (bound(check_limits), Stage.TILE),  # nor one of those that a GPU does not launch
+        (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
         (bound(split_warps), Stage.TILE),  # products by wgmma: a warp of its own copies tiles ahead
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
         (bound(overlap_products), Stage.TILE),  # pipelined products load operands a step ahead

@@ -20,6 +20,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Const, Expr, Load, Var, binary, const, to_expr
 from torch_tile.ir.node import equal
+from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, TileOp
 
 if TYPE_CHECKING:
@@ -123,6 +124,20 @@ def same_extents(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
         (isinstance(x, Const) and isinstance(y, Const) and x.value == y.value) or equal(x, y)
         for x, y in zip(a, b, strict=True)
     )
+
+
+def may_overlap(a: Region, b: Region) -> bool:
+    """Whether two regions may share an element: False only where one dimension, or their memory, tells them apart."""
+    if a.buffer is not b.buffer:
+        return (a.buffer.base or a.buffer) is (b.buffer.base or b.buffer)
+    for x, y in zip(a.ranges, b.ranges, strict=True):
+        between = simplify(binary("-", y.start, x.start))
+        if not isinstance(between, Const):
+            continue
+        ahead, room = (x.extent, between.value) if between.value > 0 else (y.extent, -between.value)
+        if isinstance(ahead, Const) and ahead.value <= room:
+            return False
+    return True
 
 
 def describe(extents: Iterable[Expr]) -> str:
