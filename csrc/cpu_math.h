@@ -273,9 +273,14 @@ template <class T> inline T divisor(T b) {
 template <class T> inline T negative(T a) { return T(uint64_t(0) - uint64_t(a)); }
 
 // Quotient rounded down; a // 0 is a, as the simulators have it, and the least number over -1 is itself.
+// Of floats as torch.floor_divide: from the exact remainder, since a / b may round up to an integer.
 template <class T> inline T floordiv(T a, T b) {
-  if constexpr (is_native_float<T>) return floor(a / b);
-  else if constexpr (T(-1) < T(0)) {
+  if constexpr (is_native_float<T>) {
+    T r = fmod(a, b), q = (a - r) / b;
+    if (r != T(0) && (r < T(0)) != (b < T(0))) q -= T(1);
+    T down = floor(q), nearest = q - down > T(0.5) ? down + T(1) : down;
+    return b == T(0) ? a / b : q == T(0) ? copysign(T(0), a / b) : nearest;
+  } else if constexpr (T(-1) < T(0)) {
     T d = divisor(b), q = T(a / d), r = T(a % d);
     return b == T(-1) ? negative(a) : T(q - ((r != 0) & ((a < 0) != (b < 0))));
   } else {
@@ -283,7 +288,7 @@ template <class T> inline T floordiv(T a, T b) {
   }
 }
 
-// a - floordiv(a, b) * b: has the sign of b; a % 0 is 0.
+// a - floordiv(a, b) * b: has the sign of b; a % 0 is 0. Of floats as torch.remainder.
 template <class T> inline T floormod(T a, T b) {
   if constexpr (is_native_float<T>) {
     T r = fmod(a, b);

@@ -255,12 +255,13 @@ class Text(Visitor):
         integer = node.a.dtype.is_integer
         if node.op in COMPARISONS:
             wide = node.a.dtype in SIGNED and (self._computes(node.a) or self._computes(node.b))
-        if node.op in ("min", "max") or (integer and node.op in ("//", "%") and not self.is_natural(node)):
+        if node.op in ("//", "%") and not integer:
+            name, kind = "floordiv" if node.op == "//" else "floormod", held(node.dtype)
+            return self._fit(node, f"tile::{name}<{kind}>({self.value(node.a)}, {self.value(node.b)})", 99)
+        if node.op in ("min", "max") or (node.op in ("//", "%") and not self.is_natural(node)):
             kind = f"<{'int64_t' if wide or self.is_index(node) else storage(node.a.dtype)}>" if integer else ""
             name = {"//": "floordiv", "%": "floormod"}.get(node.op, node.op)
             return f"tile::{name}{kind}({self.value(node.a, wide)}, {self.value(node.b, wide)})", 99
-        if node.op in ("//", "%") and not integer:
-            return self._floor_float(node)
         if node.op == "+" and isinstance(node.b, Const) and integer and node.b.value < 0:
             node = Binary("-", node.a, const(-node.b.value, node.b.type))
         own = PRECEDENCE[node.op]
@@ -285,11 +286,6 @@ class Text(Visitor):
     def _computes(self, expr: Expr) -> bool:
         """Whether a signed integer may leave its type on the way to a comparison."""
         return self.is_index(expr) or any(n.op in ("+", "-", "*", "<<") for n in find(expr, Binary))
-
-    def _floor_float(self, node: Binary) -> tuple[str, int]:
-        a, b = self.value(node.a, above=10), self.value(node.b, above=11)
-        quotient = f"tile::floor({a} / {b})"
-        return self._fit(node, quotient, 99) if node.op == "//" else self._fit(node, f"{a} - {quotient} * {b}", 9)
 
     def _fit(self, node: Expr, text: str, own: int) -> tuple[str, int]:
         """The result of an operation brought back into its type."""

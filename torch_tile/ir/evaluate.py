@@ -71,6 +71,8 @@ def _binary(expr: Binary, values: Values) -> Scalar:
     b = evaluate(expr.b, values)
     if expr.op == "/":
         return _typed(_quotient(float(a), float(b)), expr)
+    if expr.op in ("//", "%") and expr.dtype.is_float:
+        return _typed(_floored(expr.op, float(a), float(b)), expr)
     return _typed(_OPERATORS[expr.op](a, b), expr)
 
 
@@ -79,6 +81,20 @@ def _quotient(a: float, b: float) -> float:
     if b != 0:
         return a / b
     return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1, b)
+
+
+def _floored(op: str, a: float, b: float) -> float:
+    """`a // b` and `a % b` of floats, as torch.floor_divide and torch.remainder."""
+    rest = math.nan if b == 0 or not math.isfinite(a) else math.fmod(a, b)
+    short = rest != 0 and (rest < 0) != (b < 0)
+    if op == "%":
+        return rest + b if short else rest
+    quotient = _quotient(a - rest, b) - short
+    if b == 0 or quotient == 0:
+        return _quotient(a, b) if b == 0 else math.copysign(0.0, _quotient(a, b))
+    if not math.isfinite(quotient):
+        return quotient
+    return math.floor(quotient) + (quotient % 1 > 0.5)
 
 
 def _typed(value: Scalar, expr: Expr) -> Scalar:

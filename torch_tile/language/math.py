@@ -134,16 +134,16 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 
 def _has_room(a: Expr, b: Expr) -> bool:
-    """Whether `b` is positive and `a + (b - 1)` stays in its type. Sizes and positions are computed as wide as needed."""
+    """Whether `b` is positive and `a + (b - 1)` stays in its type. Indices and sizes are computed as wide as needed."""
     dtype = a.dtype
     if dtype.is_float or dtype.kind == "bool":
         return False
     ranges, leaves = _known(a, b)
     if ranges.interval(b).low < 0:
         return False
-    if dtype in EXACT and any(isinstance(n, Var) for n in leaves):
-        if dtype == dt.int32 or not any(isinstance(n, Load | Call) for n in leaves):
-            return True
+    widened = dtype == dt.int32 or not any(isinstance(n, Load | Call) for n in leaves)
+    if dtype in EXACT and widened and any(isinstance(n, Var) for n in leaves):
+        return True
     most = ranges.interval(a) + ranges.interval(b)
     return (most + Interval(-1, -1)).within(range_of(dtype))
 

@@ -23,6 +23,25 @@ from torch_tile.ir.expr import COMPARISONS
 
 Value = Any  # int, bool or torch.Tensor
 
+
+def remainder(a: Any, b: Any) -> Any:
+    """`a % b` of NumPy's floats, exact before its one rounding. torch.remainder of long tensors loses wide pairs."""
+    with np.errstate(all="ignore"):
+        rest = np.fmod(a, b)
+        return np.asarray(np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest))
+
+
+def floor_divide(a: Any, b: Any) -> Any:
+    """`a // b` of NumPy's floats, as torch.floor_divide: from the exact remainder, since a / b may round up."""
+    with np.errstate(all="ignore"):
+        rest = np.fmod(a, b)
+        quotient = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0)))
+        down = np.floor(quotient)
+        nearest = np.where(quotient - down > 0.5, down + 1, down).astype(quotient.dtype)
+        zero = np.where(quotient == 0, np.copysign(np.zeros_like(quotient), a / b), nearest)
+        return np.asarray(np.where(b == 0, a / b, zero))
+
+
 _BOTH: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "<": operator.lt, "<=": operator.le, ">": operator.gt,
     ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
@@ -37,7 +56,9 @@ _ORDERED: dict[str, Callable[[Any, Any], Any]] = {
     ">=": np.greater_equal, "min": np.minimum, "max": np.maximum, ">>": np.right_shift,
 }  # fmt: skip
 _FLOAT: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
-    "/": operator.truediv, "//": torch.floor_divide, "%": torch.remainder,
+    "/": operator.truediv,
+    "//": lambda a, b: torch.from_numpy(floor_divide(np.asarray(a), np.asarray(b))),
+    "%": lambda a, b: torch.from_numpy(remainder(np.asarray(a), np.asarray(b))),
     # As the CPU target: a NaN on either side gives the second operand.
     "min": lambda a, b: torch.where(a < b, a, b), "max": lambda a, b: torch.where(a > b, a, b),
 }  # fmt: skip

@@ -18,6 +18,7 @@ import torch
 from torch_tile.intrinsics import lookup
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import COMPARISONS, Scalar
+from torch_tile.simulator.values import floor_divide, remainder
 
 Value = Any  # int, bool, np.floating, or an array with one element per thread
 Function = Callable[..., Value]
@@ -132,7 +133,7 @@ _INTEGER = _BOTH | {
     "//": _floor(operator.floordiv), "%": _floor(operator.mod), "<<": operator.lshift, ">>": operator.rshift,
     "&": operator.and_, "|": operator.or_, "^": operator.xor,
 }  # fmt: skip
-_FLOAT = _BOTH | {"/": operator.truediv, "//": np.floor_divide, "%": np.remainder}
+_FLOAT = _BOTH | {"/": operator.truediv, "//": floor_divide, "%": remainder}
 
 
 _UNSIGNED: dict[str, Function] = {"maximum": np.maximum, "minimum": np.minimum, "abs": np.positive}
