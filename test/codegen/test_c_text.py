@@ -72,7 +72,7 @@ TEXTS = {
     "(float)d": cast(d, "float32"),
     "tile::widen(H[i])": Load(H, (i,)),
     "tile::convert<int8_t>(x)": cast(x, "int8"),
-    "tile::floor(x / (y + 1.0f))": x // (y + 1),
+    "tile::floordiv<float>(x, y + 1.0f)": x // (y + 1),
     "tile::max(h, 0.0f)": maximum(h, 0),
 }
 

@@ -19,10 +19,7 @@ def numbers(dtype, rows, columns):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("op", ["max", "min", "absmax", "abssum"])
-def test_reductions(way, op, dtype, request):
-    if dtype == "uint64" and "meaning" in request.node.name:
-        pytest.skip("torch has no order of uint64")
-
+def test_reductions(way, op, dtype):
     @T.prim_func
     def kernel(A: T.Tensor((4, 40), dtype), O: T.Tensor((4,), dtype)):
         with T.Kernel(1, threads=64):
@@ -57,10 +54,7 @@ def test_truncated_quotients(way, dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_running_maxima(way, dtype, request):
-    if dtype == "uint64" and "meaning" in request.node.name:
-        pytest.skip("torch has no order of uint64")
-
+def test_running_maxima(way, dtype):
     @T.prim_func
     def kernel(A: T.Tensor((4, 40), dtype), O: T.Tensor((4, 40), dtype)):
         with T.Kernel(1, threads=64):
@@ -73,3 +67,20 @@ def test_running_maxima(way, dtype, request):
     o = torch.from_numpy(np.zeros((4, 40), dtype))
     way(kernel, torch.from_numpy(a), o)
     assert o.tolist() == np.maximum.accumulate(a, axis=1).tolist()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_magnitudes_and_conversions(way, dtype):
+    @T.prim_func
+    def kernel(A: T.Tensor((40,), dtype), O: T.Tensor((40,), dtype), F: T.Tensor((2, 40), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(40):
+                O[i] = T.abs(A[i])
+                F[0, i] = A[i]
+                F[1, i] = T.cast(A[i], "float32") / 2
+
+    a = numbers(dtype, 2, 20).reshape(40)
+    o, f = torch.from_numpy(np.zeros(40, dtype)), torch.zeros(2, 40)
+    way(kernel, torch.from_numpy(a), o, f)
+    assert o.tolist() == a.tolist()
+    assert f.tolist() == [a.astype("float32").tolist(), (a.astype("float32") / 2).tolist()]

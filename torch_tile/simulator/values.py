@@ -55,6 +55,7 @@ _ORDERED: dict[str, Callable[[Any, Any], Any]] = {
     "//": np.floor_divide, "%": np.remainder, "<": np.less, "<=": np.less_equal, ">": np.greater,
     ">=": np.greater_equal, "min": np.minimum, "max": np.maximum, ">>": np.right_shift,
 }  # fmt: skip
+_OF_UINT64 = {"maximum": "max", "minimum": "min", "abs": ""}  # intrinsics that depend on more than the lower bits
 _FLOAT: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
     "/": operator.truediv,
     "//": lambda a, b: torch.from_numpy(floor_divide(np.asarray(a), np.asarray(b))),
@@ -108,6 +109,8 @@ def call(name: str, args: Sequence[Value], operand: DType, result: DType) -> Val
         return reinterpret(args[0], operand, result)
     meaning = lookup(name).evaluate
     assert meaning is not None
+    if operand.name == "uint64" and name in _OF_UINT64:
+        return args[0] if name == "abs" else _by_numbers(_OF_UINT64[name], *args)
     if not operand.is_float:
         args = [a if isinstance(a, torch.Tensor) else torch.tensor(a) for a in args]
         return wrap_result(shared(meaning(*args)), result, name)
@@ -135,7 +138,8 @@ def cast(value: Value, source: DType, to: DType) -> Value:
         return wrap(shared(value.double().to(torch.int64)), to)
     if to.is_integer:
         return wrap(value.to(torch.int64) if isinstance(value, torch.Tensor) else int(value), to)
-    number = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    number = value if isinstance(value, torch.Tensor) else torch.tensor(wrap(value, source))
+    number = number.view(torch.uint64) if source.name == "uint64" else number
     return number.to(torch.float32 if to.bits < 16 else to.as_torch()).to(to.as_torch())
 
 

@@ -137,13 +137,14 @@ class Reduce(RegisteredOp):
         """Fold in float64 (int64 for integers)."""
         wide = env.wide(self.dst.buffer.dtype)
         tile = env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(wide)
-        folded = fold_tensor(self.kind, tile, self.dim)
+        unsigned = self.src.buffer.dtype == dt.uint64
+        folded = fold_tensor(self.kind, tile, self.dim, unsigned)
         old = env.read(self.dst)
         if not self.clear:
             import torch
 
             both = torch.stack([old.to(wide).reshape(folded.shape), folded])
-            folded = fold_tensor(self.merging, both, 0)
+            folded = fold_tensor(self.merging, both, 0, self.dst.buffer.dtype == dt.uint64)
         env.write(self.dst, folded.to(old.dtype).reshape(old.shape))
 
 
@@ -176,8 +177,17 @@ def magnitude(x: Expr) -> Expr:
     return Const(abs(x.value), x.dtype) if isinstance(x, Const) else abs(x)
 
 
-def fold_tensor(kind: str, tile: Any, dim: int) -> Any:
-    """The fold of a torch tensor along `dim`."""
+def ordered(bits: Any) -> Any:
+    """int64 in the order of the uint64 whose bits they hold, and back again."""
+    return bits ^ -(2**63)
+
+
+def fold_tensor(kind: str, tile: Any, dim: int, unsigned: bool = False) -> Any:
+    """The fold of a torch tensor along `dim`; of int64 that hold the bits of uint64 if `unsigned`."""
+    if unsigned and not tile.is_floating_point():
+        kind = {"absmax": "max", "abssum": "sum"}.get(kind, kind)
+        if kind in ("max", "min"):
+            return ordered(fold_tensor(kind, ordered(tile), dim))
     if kind in ("sum", "abssum"):
         return (tile.abs() if kind == "abssum" else tile).sum(dim)
     if kind in ("max", "absmax"):

@@ -20,7 +20,7 @@ from torch_tile.tileop.base import (
     serial,
     tile_op,
 )
-from torch_tile.tileop.reduce.op import combine
+from torch_tile.tileop.reduce.op import combine, ordered
 from torch_tile.tileop.reduce.scan_threads import scan_on_threads
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
@@ -100,7 +100,12 @@ class Scan(RegisteredOp):
             env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(env.wide(self.dst.buffer.dtype))
         )
         tile = tile.flip(self.dim) if self.reverse else tile
-        tile = torch.cumsum(tile, self.dim) if self.kind == "sum" else torch.cummax(tile, self.dim).values
+        unsigned = self.src.buffer.dtype == dt.uint64 and not tile.is_floating_point()
+        if self.kind == "sum":
+            tile = torch.cumsum(tile, self.dim)
+        else:
+            tile = torch.cummax(ordered(tile) if unsigned else tile, self.dim).values
+            tile = ordered(tile) if unsigned else tile
         tile = tile.flip(self.dim) if self.reverse else tile
         env.write(self.dst, tile.to(old.dtype).reshape(old.shape))
 
