@@ -123,10 +123,6 @@ template <class T> TILE_DEVICE T abs(T x) {
   else return x;
 }
 
-// A NaN on either side gives `b`, as C's ternary does.
-template <class T> TILE_DEVICE T min(T a, T b) { return a < b ? a : b; }
-template <class T> TILE_DEVICE T max(T a, T b) { return a > b ? a : b; }
-
 // A NaN on either side gives NaN.
 template <class T> TILE_DEVICE T minimum(T a, T b) {
   if constexpr (same<T, float>) {
@@ -145,6 +141,20 @@ template <class T> TILE_DEVICE T maximum(T a, T b) {
   } else {
     return a > b || a != a ? a : b;
   }
+}
+
+// T.min and T.max: a NaN on either side gives NaN, and -0.0 is below 0.0 (minimum and maximum of IEEE 754-2019).
+template <class T> TILE_DEVICE T min(T a, T b) {
+  if constexpr (same<T, double>) {
+    if (a == b) return __longlong_as_double(__double_as_longlong(a) | __double_as_longlong(b));
+  }
+  return minimum(a, b);
+}
+template <class T> TILE_DEVICE T max(T a, T b) {
+  if constexpr (same<T, double>) {
+    if (a == b) return __longlong_as_double(__double_as_longlong(a) & __double_as_longlong(b));
+  }
+  return maximum(a, b);
 }
 
 // An integer and a literal of another width.

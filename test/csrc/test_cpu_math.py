@@ -172,13 +172,12 @@ def test_integers(dtype, library, c_names, seed):
         assert torch.equal(got[defined].long(), want[defined]), name
 
 
-def test_min_max_are_ternaries(library):
-    """A NaN on the left gives the right operand; a NaN on the right is given."""
+def test_min_max_keep_nan(library):
+    """A NaN on either side is given."""
     built = library(
         '#include "cpu_math.h"\nextern "C" void f(float* x) { x[2] = tile::min(x[0], x[1]);'
         " x[3] = tile::max(x[0], x[1]); x[4] = tile::min(x[1], x[0]); x[5] = tile::max(x[1], x[0]); }"
     )
     x = torch.tensor([torch.nan, 2.0, 0, 0, 0, 0])
     built("f", x)
-    assert x[2:4].tolist() == [2.0, 2.0]
-    assert x[4:].isnan().all()
+    assert x[2:].isnan().all()

@@ -24,6 +24,7 @@ from torch_tile.ir.expr import (
     Unary,
     Var,
     const,
+    extremum,
 )
 from torch_tile.ir.polynomial import EXACT
 
@@ -71,6 +72,8 @@ def _binary(expr: Binary, values: Values) -> Scalar:
     b = evaluate(expr.b, values)
     if expr.op == "/":
         return _typed(_quotient(float(a), float(b)), expr)
+    if expr.op in ("min", "max") and expr.dtype.is_float:
+        return _typed(extremum(expr.op, float(a), float(b)), expr)
     if expr.op in ("//", "%") and expr.dtype.is_float:
         return _typed(_floored(expr.op, float(a), float(b)), expr)
     return _typed(_OPERATORS[expr.op](a, b), expr)

@@ -405,12 +405,12 @@ def select(condition: Any, a: Any, b: Any) -> Expr:
 
 
 def minimum(a: Any, b: Any) -> Expr:
-    """The smaller of two values."""
+    """The smaller of two values: NaN if one is, and -0.0 is below 0.0."""
     return _extremum("min", a, b)
 
 
 def maximum(a: Any, b: Any) -> Expr:
-    """The larger of two values."""
+    """The larger of two values: NaN if one is, and -0.0 is below 0.0."""
     return _extremum("max", a, b)
 
 
@@ -423,6 +423,15 @@ def _extremum(op: str, a: Any, b: Any) -> Expr:
             raise error("bad_operand", other.span, op=f"T.{op}", got=f"{number}, outside {other.dtype}")
     x, y = pair(a, b, f"T.{op}")
     if isinstance(x, Const) and isinstance(y, Const):
-        pick = min if op == "min" else max
-        return const(pick(x.value, y.value), x.dtype)
+        return const(extremum(op, x.value, y.value), x.dtype)
     return Binary(op, x, y)
+
+
+def extremum(op: str, a: Any, b: Any) -> Any:
+    """The smaller or larger of two numbers, as IEEE 754-2019 has it: NaN if one is, and -0.0 is below 0.0."""
+    for x in (a, b):
+        if isinstance(x, float) and math.isnan(x):
+            return x
+    if isinstance(a, float) and isinstance(b, float) and a == b:
+        return a if (math.copysign(1, a) < 0) == (op == "min") else b
+    return min(a, b) if op == "min" else max(a, b)

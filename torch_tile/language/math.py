@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math as python_math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
 from typing import Any
 
 from torch_tile import intrinsics
@@ -19,6 +20,7 @@ from torch_tile.ir.expr import (
     Var,
     cast as cast_expr,
     const,
+    extremum,
     is_number,
     maximum,
     minimum,
@@ -50,12 +52,12 @@ def function(name: str) -> Callable[..., Expr]:
 
 
 def max(*values: Any) -> Any:
-    """The largest of two or more values."""
+    """The largest of two or more values: NaN if one is, and -0.0 is below 0.0."""
     return _fold(values, maximum, "max")
 
 
 def min(*values: Any) -> Any:
-    """The smallest of two or more values."""
+    """The smallest of two or more values: NaN if one is, and -0.0 is below 0.0."""
     return _fold(values, minimum, "min")
 
 
@@ -65,23 +67,21 @@ def _fold(values: tuple[Any, ...], step: Callable[[Any, Any], Expr], name: str) 
             "bad_argument", None, op=f"T.{name}", name="values", why="is a single value", fix="give two or more"
         )
     if all(is_number(v) for v in values):
-        pick: Any = python_math.inf
-        for v in values:
-            number = to_number(v)
-            pick = (
-                number
-                if pick is python_math.inf
-                else ((pick if pick >= number else number) if name == "max" else (pick if pick <= number else number))
-            )
-        return pick
+        return reduce(partial(_of_numbers, name), map(to_number, values))
     total = values[0]
     for value in values[1:]:
         total = step(total, value)
     return total
 
 
+def _of_numbers(name: str, a: Any, b: Any) -> Any:
+    if a == b and isinstance(a, float) != isinstance(b, float):  # 0 and -0.0 meet as floats
+        a, b = float(a), float(b)
+    return extremum(name, a, b)
+
+
 def clamp(value: Any, low: Any, high: Any) -> Any:
-    """`value` limited to [low, high]."""
+    """`value` limited to [low, high]; NaN if one of the three is."""
     return min(max(value, low), high)
 
 

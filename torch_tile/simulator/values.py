@@ -60,8 +60,9 @@ _FLOAT: dict[str, Callable[[Any, Any], Any]] = _BOTH | {
     "/": operator.truediv,
     "//": lambda a, b: torch.from_numpy(floor_divide(np.asarray(a), np.asarray(b))),
     "%": lambda a, b: torch.from_numpy(remainder(np.asarray(a), np.asarray(b))),
-    # As the CPU target: a NaN on either side gives the second operand.
-    "min": lambda a, b: torch.where(a < b, a, b), "max": lambda a, b: torch.where(a > b, a, b),
+    # As the targets: a NaN on either side gives NaN, and -0.0 is below 0.0.
+    "min": lambda a, b: torch.where((a < b) | (a != a) | ((a == b) & torch.signbit(a)), a, b),
+    "max": lambda a, b: torch.where((a > b) | (a != a) | ((a == b) & torch.signbit(b)), a, b),
 }  # fmt: skip
 
 
