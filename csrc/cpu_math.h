@@ -233,23 +233,17 @@ template <class T> inline T abs(T x) {
 }
 
 // T.min and T.max: a NaN on either side gives NaN, and -0.0 is below 0.0 (minimum and maximum of IEEE 754-2019).
-// Either ternary is one instruction that gives its second operand for NaN and equal operands: both bits joined are right.
-template <class T> inline T min(T a, T b) {
-  if constexpr (is_small<T>) {
-    return narrow<T>(min(widen(a), widen(b)));
-  } else if constexpr (same<T, float>) {
-    return bits_float(float_bits(a < b ? a : b) | float_bits(b < a ? b : a));
-  } else if constexpr (same<T, double>) {
-    return reinterpret<double>(reinterpret<uint64_t>(a < b ? a : b) | reinterpret<uint64_t>(b < a ? b : a));
-  } else {
-    return a < b ? a : b;
-  }
-}
-
+// The sum of two zeros is the greater one. Compilers vectorise these ternaries.
 template <class T> inline T max(T a, T b) {
   if constexpr (is_small<T>) return narrow<T>(max(widen(a), widen(b)));
-  else if constexpr (is_native_float<T>) return -min(T(-a), T(-b));
+  else if constexpr (is_native_float<T>) return (a == T(0)) & (b == T(0)) ? a + b : (a > b) | (a != a) ? a : b;
   else return a > b ? a : b;
+}
+
+template <class T> inline T min(T a, T b) {
+  if constexpr (is_small<T>) return narrow<T>(min(widen(a), widen(b)));
+  else if constexpr (is_native_float<T>) return (a == T(0)) & (b == T(0)) ? -(-a - b) : (a < b) | (a != a) ? a : b;
+  else return a < b ? a : b;
 }
 
 // A NaN on either side gives NaN.
