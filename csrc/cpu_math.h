@@ -257,7 +257,26 @@ template <class T> inline T maximum(T a, T b) {
   else return (a > b) | (a != a) ? a : b;
 }
 
+// A number if either is one. Not C's function, which no compiler vectorises.
+template <class T> inline T fmin(T a, T b) {
+  if constexpr (is_small<T>) return narrow<T>(fmin(widen(a), widen(b)));
+  else return (a < b) | (b != b) ? a : b;
+}
+
+template <class T> inline T fmax(T a, T b) {
+  if constexpr (is_small<T>) return narrow<T>(fmax(widen(a), widen(b)));
+  else return (a > b) | (b != b) ? a : b;
+}
+
 // An integer and a literal of another width.
+template <class A, class B> inline auto fmin(A a, B b) -> decltype(a + b) {
+  using T = decltype(a + b);
+  return fmin(static_cast<T>(a), static_cast<T>(b));
+}
+template <class A, class B> inline auto fmax(A a, B b) -> decltype(a + b) {
+  using T = decltype(a + b);
+  return fmax(static_cast<T>(a), static_cast<T>(b));
+}
 template <class A, class B> inline auto minimum(A a, B b) -> decltype(a + b) {
   using T = decltype(a + b);
   return minimum(static_cast<T>(a), static_cast<T>(b));

@@ -22,6 +22,22 @@ struct Min {
   template <class A> static A apply(A acc, A x) { return (x < acc) | (x != x) ? x : acc; }
   template <class A> static A merge(A a, A b) { return apply(a, b); }
 };
+// The same of numbers only: the accumulator never is NaN, and what compares false to it is left out.
+struct MaxNumber {
+  template <class A> static A start() { return lowest<A>(); }
+  template <class A> static A apply(A acc, A x) { return x > acc ? x : acc; }
+  template <class A> static A merge(A a, A b) { return apply(a, b); }
+};
+struct MinNumber {
+  template <class A> static A start() { return highest<A>(); }
+  template <class A> static A apply(A acc, A x) { return x < acc ? x : acc; }
+  template <class A> static A merge(A a, A b) { return apply(a, b); }
+};
+struct AbsMaxNumber {
+  template <class A> static A start() { return A(0); }
+  template <class A> static A apply(A acc, A x) { return MaxNumber::apply(acc, x < A(0) ? A(A(0) - x) : x); }
+  template <class A> static A merge(A a, A b) { return MaxNumber::apply(a, b); }
+};
 struct AbsMax {
   template <class A> static A start() { return A(0); }
   template <class A> static A apply(A acc, A x) { return Max::apply(acc, x < A(0) ? A(A(0) - x) : x); }

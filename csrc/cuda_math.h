@@ -157,7 +157,35 @@ template <class T> TILE_DEVICE T max(T a, T b) {
   return maximum(a, b);
 }
 
+// A number if either is one.
+template <class T> TILE_DEVICE T fmin(T a, T b) {
+  if constexpr (same<T, float>) {
+    float y;
+    asm("min.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+  } else {
+    return a < b || b != b ? a : b;
+  }
+}
+template <class T> TILE_DEVICE T fmax(T a, T b) {
+  if constexpr (same<T, float>) {
+    float y;
+    asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+  } else {
+    return a > b || b != b ? a : b;
+  }
+}
+
 // An integer and a literal of another width.
+template <class A, class B> TILE_DEVICE auto fmin(A a, B b) -> decltype(a + b) {
+  using T = decltype(a + b);
+  return fmin(static_cast<T>(a), static_cast<T>(b));
+}
+template <class A, class B> TILE_DEVICE auto fmax(A a, B b) -> decltype(a + b) {
+  using T = decltype(a + b);
+  return fmax(static_cast<T>(a), static_cast<T>(b));
+}
 template <class A, class B> TILE_DEVICE auto minimum(A a, B b) -> decltype(a + b) {
   using T = decltype(a + b);
   return minimum(static_cast<T>(a), static_cast<T>(b));

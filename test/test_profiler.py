@@ -64,6 +64,41 @@ def test_inputs(profiled, supply):
         assert a.abs().max() <= 1
 
 
+TYPES = ("float16", "float64", "float8_e4m3fn", "int8", "int32", "uint8", "bool")
+# (least, greatest, mean, how far it may be off) of 4096 values of each type, as TileLang documents them.
+INTEGERS = {
+    "float8_e4m3fn": (-128, 128, -0.5, 5), "uint8": (0, 2, 1, 0.1), "bool": (0, 1, 0.5, 0.1)
+}  # fmt: skip
+WITHIN_TWO, WITHIN_ONE, NORMAL = (-2, 2, 0, 0.2), (-1, 1, 0, 0.1), (-7, 5, -1, 0.1)
+DISTRIBUTIONS = {
+    TensorSupplyType.Integer: dict.fromkeys(TYPES, WITHIN_TWO) | INTEGERS,
+    TensorSupplyType.Auto: dict.fromkeys(TYPES, WITHIN_TWO) | INTEGERS | {"float16": WITHIN_ONE},
+    TensorSupplyType.Uniform: dict.fromkeys(("float16", "float64", "float8_e4m3fn"), WITHIN_ONE)
+    | {"int8": (1, 1, 1, 0), "int32": WITHIN_TWO},
+    TensorSupplyType.Normal: dict.fromkeys(("float16", "float64", "float8_e4m3fn"), NORMAL) | {"int8": (1, 1, 1, 0)},
+    TensorSupplyType.Randn: {"float16": (-6, 6, 0, 0.1), "int8": (-6, 6, 0, 0.1)},
+    TensorSupplyType.Zero: dict.fromkeys(TYPES, (0, 0, 0, 0)),
+    TensorSupplyType.One: dict.fromkeys(TYPES, (1, 1, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("supply", TensorSupplyType)
+def test_distributions_are_tilelangs(supply):
+    wanted = DISTRIBUTIONS[supply]
+
+    @T.prim_func
+    def kernel(*xs: [T.Tensor((4096,), dtype) for dtype in wanted]):
+        with T.Kernel(1) as _:
+            xs[0][0] = xs[0][0]
+
+    made = torch_tile.compile(kernel).get_profiler(supply).inputs()
+    for x, (low, high, mean, off) in zip(made, wanted.values(), strict=True):
+        x = x.double()
+        assert x.min() >= low and x.max() <= high and abs(x.mean() - mean) <= off
+        if off and (low, high) in ((-2, 2), (0, 2), (0, 1)):
+            assert x.unique().tolist() == list(range(low, high + 1))
+
+
 def test_kernels_with_run_time_arguments_need_inputs():
     m = T.dynamic("m")
 

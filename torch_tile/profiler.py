@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import DType
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +25,15 @@ PICK: dict[str, Callable[[list[float]], float]] = {
 }  # fmt: skip
 # TileLang's names of timers, and which of ours each is.
 BACKENDS = {"auto": "auto", "event": "event", "wall": "wall", "cupti": "event", "cudagraph": "event"}
-WITHOUT_EFFECT = {"dynamic_symbolic_constraints", "early_stop_baseline"}  # TileLang's, which change no time
 
 
 class TensorSupplyType(enum.Enum):
-    """How inputs are made up."""
+    """How inputs are made up, with TileLang's distributions.
+
+    Integer: -2 to 2 (0 to 2 of unsigned types, 0 or 1 of bool, -128 to 127 of 8-bit floats). Uniform: from -1 to 1.
+    Normal: mean -1, deviation 1. Randn: mean 0, deviation 1. Auto: Uniform of floats up to 32 bits, else Integer.
+    Uniform and Normal give ones of int8, and Integer of the other types that are no floats.
+    """
 
     Integer = 1
     Uniform = 2
@@ -42,21 +47,20 @@ class TensorSupplyType(enum.Enum):
 def do_bench(
     fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median", backend: str = "auto",
     fast_flush: bool = True, quantiles: Sequence[float] | None = None, n_warmup: int = 0, n_repeat: int = 0,
-    **hints: Any,
+    dynamic_symbolic_constraints: Any = None, early_stop_baseline: Any = None,
 ) -> Any:  # fmt: skip
     """Milliseconds of one call of `fn`: calls for `warmup` ms, then samples for `rep` ms.
 
     `return_mode` is one of median, mean, min, max; with `quantiles` (between 0 and 1) a list has one number for each.
     `backend` is "event" (the GPU's own time, with its L2 cache flushed before each sample unless `fast_flush` is
     False), "wall" (until `fn` returns), or "auto": "event" once the process uses a GPU. `n_warmup` and `n_repeat` are
-    numbers of calls instead of times. Raises ValueError for another mode or backend.
+    numbers of calls instead of times. `dynamic_symbolic_constraints` and `early_stop_baseline` are TileLang's, which
+    change no time. Raises ValueError for another mode or backend.
     """
     if return_mode not in PICK:
         raise ValueError(f"return_mode is one of {', '.join(PICK)}, got {return_mode!r}")
     if backend not in BACKENDS:
         raise ValueError(f"backend is one of {', '.join(BACKENDS)}, got {backend!r}")
-    if unknown := hints.keys() - WITHOUT_EFFECT:
-        raise TypeError(f"do_bench() got an unexpected keyword argument {min(unknown)!r}")
     backend = BACKENDS[backend]
     if backend == "auto":
         import torch
@@ -139,22 +143,33 @@ class Profiler:
             return torch.zeros(shape, dtype=to, device=device)
         if self.supply is TensorSupplyType.One:
             return torch.ones(shape, dtype=to, device=device)
-        if not param.dtype.is_float or self.supply is TensorSupplyType.Integer:
-            low = 0 if param.dtype.kind in ("uint", "bool") else -2
-            return torch.randint(low, 2, shape, device=device).to(to)
-        if self.supply is TensorSupplyType.Uniform:
+        supply, dtype = self.supply, param.dtype
+        if supply is TensorSupplyType.Auto:
+            small = dtype.is_float and 8 < dtype.bits < 64
+            supply = TensorSupplyType.Uniform if small else TensorSupplyType.Integer
+        if supply is TensorSupplyType.Randn:
+            return torch.randn(shape, device=device).to(to)
+        if supply is TensorSupplyType.Integer or not dtype.is_float:
+            if supply is not TensorSupplyType.Integer and dtype.name == "int8":
+                return torch.ones(shape, dtype=to, device=device)
+            return torch.randint(*_integers(dtype), shape, device=device).to(to)
+        if supply is TensorSupplyType.Uniform:
             return torch.rand(shape, device=device).mul(2).sub(1).to(to)
-        return torch.randn(shape, device=device).to(to)
+        return torch.randn(shape, device=device).sub(1).to(to)
 
     def do_bench(
         self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100,
-        input_tensors: Sequence[Any] | None = None, return_mode: str = "median", **hints: Any,
+        input_tensors: Sequence[Any] | None = None, return_mode: str = "median", backend: str | None = None,
+        fast_flush: bool = True, quantiles: Sequence[float] | None = None, n_warmup: int = 0, n_repeat: int = 0,
+        dynamic_symbolic_constraints: Any = None, early_stop_baseline: Any = None,
     ) -> Any:  # fmt: skip
-        """Milliseconds of one run of the kernel, or of `func` on the same inputs; `hints` are more of do_bench's."""
+        """Milliseconds of one run of the kernel, or of `func` on the same inputs; the rest is as for do_bench."""
         args = list(input_tensors) if input_tensors is not None else self.inputs()
         run = func or self.kernel
-        backend = hints.pop("backend", "event" if self.kernel.launcher.kind == "cuda" else "wall")
-        return do_bench(lambda: run(*args), warmup, rep, return_mode, backend, **hints)
+        backend = backend or ("event" if self.kernel.launcher.kind == "cuda" else "wall")
+        return do_bench(
+            lambda: run(*args), warmup, rep, return_mode, backend, fast_flush, quantiles, n_warmup, n_repeat
+        )  # fmt: skip
 
     def run_once(self, func: Callable[..., Any] | None = None) -> Any:
         """One run on fresh inputs."""
@@ -162,7 +177,7 @@ class Profiler:
 
     def assert_allclose(
         self, reference: Callable[..., Any], atol: float = 1e-2, rtol: float = 1e-2,
-        input_tensors: Sequence[Any] | None = None, max_mismatched_ratio: float = 0.01, **hints: Any,
+        input_tensors: Sequence[Any] | None = None, max_mismatched_ratio: float = 0.01,
     ) -> None:  # fmt: skip
         """Compare with `reference` on the same inputs. Where one of the two returns nothing, its last tensor counts."""
         got, expected = self._both(reference, input_tensors)
@@ -205,6 +220,13 @@ class Profiler:
         return _listed(self.kernel(*args), args), expected
 
 
+def _integers(dtype: DType) -> tuple[int, int]:
+    """The least integer to make up, and the first too large one."""
+    if dtype.is_float:
+        return (-128, 128) if dtype.bits == 8 else (-2, 3)
+    return {"bool": (0, 2), "uint": (0, 3)}.get(dtype.kind, (-2, 3))
+
+
 def _copies(args: Sequence[Any]) -> list[Any]:
     return [a.clone() if hasattr(a, "clone") else a for a in args]
 
@@ -226,13 +248,15 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def compare(a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float) -> None:
+def compare(
+    a: torch.Tensor, b: torch.Tensor, atol: float, rtol: float, ratio: float, equal_nan: bool = True
+) -> None:  # fmt: skip
     """AssertionError if the shapes or more than `ratio` of the elements differ."""
     import torch
 
     if a.shape != b.shape:
         raise AssertionError(f"shapes differ: {list(a.shape)} and {list(b.shape)}")
-    wrong = ~torch.isclose(a.double(), b.double(), atol=atol, rtol=rtol, equal_nan=True)
+    wrong = ~torch.isclose(a.double(), b.double(), atol=atol, rtol=rtol, equal_nan=equal_nan)
     share = wrong.double().mean().item() if wrong.numel() else 0.0
     if share > ratio:
         worst = (a.double() - b.double()).abs().max().item()

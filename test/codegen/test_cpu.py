@@ -185,7 +185,7 @@ for (int64_t i = 0; i < 4; ++i) {
   rows[i] = tile::reduce<tile::Sum, float>(x + i * 8, 8);
 }
 for (int64_t i = 0; i < 4; ++i) {
-  rows[i] = tile::maximum(rows[i], tile::reduce<tile::AbsMax, float>(x + i * 8, 8));
+  rows[i] = tile::fmax(rows[i], tile::reduce<tile::AbsMaxNumber, float>(x + i * 8, 8));
 }
 #pragma omp simd
 for (int64_t i = 0; i < 8; ++i) {
@@ -194,7 +194,7 @@ for (int64_t i = 0; i < 8; ++i) {
 for (int64_t k = 0; k < 4; ++k) {
   #pragma omp simd
   for (int64_t i = 0; i < 8; ++i) {
-    columns[i] = tile::maximum(columns[i], tile::widen(x[k * 8 + i]));
+    columns[i] = tile::fmax(columns[i], tile::widen(x[k * 8 + i]));
   }
 }""")  # fmt: skip
 

@@ -345,7 +345,10 @@ class Text(Visitor):
         wide = "double" if "float64" in (source.name, to.name) else "float" if to.is_float else "int64_t"
         if source.name == to.name == "uint64":
             wide = "uint64_t"
-        names = {"absmax": "AbsMax", "abssum": "AbsSum", "bitand": "BitAnd", "bitor": "BitOr", "bitxor": "BitXor"}
+        names = {
+            "absmax": "AbsMax", "abssum": "AbsSum", "bitand": "BitAnd", "bitor": "BitOr", "bitxor": "BitXor",
+            "fmax": "MaxNumber", "fmin": "MinNumber", "absfmax": "AbsMaxNumber",
+        }  # fmt: skip
         op = names.get(kind, kind.capitalize())
         text = f"tile::reduce<tile::{op}, {wide}>({self.value(row)}, {self.index(count)})"
         if is_small(to):

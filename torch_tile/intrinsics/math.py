@@ -58,6 +58,9 @@ _unary("isfinite", rule=predicate)
 # NaN if either operand is NaN, as IEEE 754-2019 has it; the operators min and max give their second operand.
 _declare("maximum", 2, same, _torch("maximum"))
 _declare("minimum", 2, same, _torch("minimum"))
+# A number if either operand is one, as C's fmax has it.
+_declare("fmax", 2, same, _torch("fmax"))
+_declare("fmin", 2, same, _torch("fmin"))
 _declare("pow", 2, floating, _torch("pow"))
 _declare("atan2", 2, floating, _torch("atan2"))
 _declare("fmod", 2, floating, _torch("fmod"))

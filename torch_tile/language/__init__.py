@@ -31,6 +31,7 @@ from torch_tile.language.asynchronous import (
     shuffle_elect,
 )  # fmt: skip
 from torch_tile.language.atomics import atomic_load
+from torch_tile.language.calls import check_all as _check_all, recorded as _recorded
 from torch_tile.language.cluster import (
     at_rank,
     block_rank_in_cluster,
@@ -139,7 +140,6 @@ from torch_tile.language.threads import (
     thread_binding,
     thread_index,
 )  # fmt: skip
-from torch_tile.language.trace import with_author as _with_author
 from torch_tile.language.values import StridedTensor, Tensor, TensorType
 from torch_tile.language.views import reshape, view
 from torch_tile.language.warps import (
@@ -184,7 +184,7 @@ globals().update({f"atomic_{n}": _atomics.update(n) for n in _ATOMICS})
 globals().update({f"atomic_addx{n}": _atomics.add_neighbours(n) for n in (2, 4)})
 
 # Tile ops: T.copy, T.gemm, T.reduce_max, ...; those that give a value have a function of their own above.
-globals().update({n: _with_author(n, op.build) for n, op in _tileop.tile_ops().items() if n not in globals()})
+globals().update({n: _recorded(n, op.build) for n, op in _tileop.tile_ops().items() if n not in globals()})
 
 
 def clear(buffer: Any) -> None:
@@ -195,6 +195,9 @@ def clear(buffer: Any) -> None:
 def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: Any = True) -> None:
     """T.reduce_<reduce_type>."""
     globals()[f"reduce_{reduce_type}"](buffer, out, dim=dim, clear=clear)
+
+
+_check_all(globals())  # a call that does not fit is an error on its line
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ from torch_tile.ir.stmt import Alloc, Let, Store
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.threads import get_thread_binding, thread_index
 from torch_tile.language.trace import Tracer, let
-from torch_tile.tileop.base import need_region
+from torch_tile.tileop.base import Scalar, Tile, need_region
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,13 @@ def _folding(at: Tracer, by: CommReducer) -> Iterator[None]:
         at.folds_by = outer
 
 
-def tvm_thread_allreduce(size: Any, value: Any, condition: Any, result: Any, *bindings: Any, **hints: Any) -> None:
-    """`result`, an element of each thread's own memory, becomes the fold of `value` over the threads that differ in
-    `bindings` only, indices by T.get_thread_binding; `value` counts where `condition` holds. All threads come here.
+def tvm_thread_allreduce(
+    size: int, value: Scalar, condition: Scalar, result: Tile, *bindings: Scalar, dtype: str = "handle"
+) -> None:
+    """Fold `value` over the threads that differ in `bindings` only, indices by T.get_thread_binding, into `result`.
+
+    `result` is an element of each thread's own memory; `value` counts where `condition` holds. All threads come here.
+    `dtype` is TIR's, of the call.
     """
     what = "T.tvm_thread_allreduce"
     at = in_kernel(what)
@@ -84,13 +88,13 @@ def tvm_thread_allreduce(size: Any, value: Any, condition: Any, result: Any, *bi
     if why:
         raise error("bad_argument", None, op=what, name=name, why=why, fix=fix)
     assert isinstance(by, CommReducer)
-    dtype = target.buffer.dtype
-    total = cast(to_expr(value, op=what), dtype)
+    to = target.buffer.dtype
+    total = cast(to_expr(value, op=what), to)
     holds = truth(to_expr(condition))
-    total = select(holds, total, cast(to_expr(by.identity), dtype))
+    total = select(holds, total, cast(to_expr(by.identity), to))
 
     def fold(a: Expr, b: Expr) -> Expr:
-        return let("total", cast(to_expr(by.combine(a, b)), dtype))
+        return let("total", cast(to_expr(by.combine(a, b)), to))
 
     for binding in bindings:
         total = _over(at, let("part", total), _dimension(at, what, binding), fold)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.intrinsics import memory
@@ -15,7 +14,7 @@ from torch_tile.ir.stmt import Store
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.trace import Tracer, make_variable
 from torch_tile.tileop.atomic import ATOMICS, Atomic, check_order
-from torch_tile.tileop.base import is_one, need_region
+from torch_tile.tileop.base import Scalar, Tile, is_one, need_region
 
 
 def update(name: str) -> Callable[..., Expr | None]:
@@ -23,7 +22,7 @@ def update(name: str) -> Callable[..., Expr | None]:
     what = f"T.atomic_{name}"
 
     def apply(
-        dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, **hints: Any
+        dst: Tile, value: Tile | Scalar, memory_order: str | None = None, return_prev: bool = False
     ) -> Expr | None:  # fmt: skip
         at = in_kernel(what)
         op = ATOMICS[name].build(dst, value, memory_order)
@@ -32,7 +31,13 @@ def update(name: str) -> Callable[..., Expr | None]:
         at.emit(op)
         return None
 
-    apply.__name__ = apply.__qualname__ = f"atomic_{name}"
+    def add(
+        dst: Tile, value: Tile | Scalar, memory_order: str | None = None, return_prev: bool = False,
+        use_tma: bool = False,
+    ) -> Expr | None:  # fmt: skip
+        return apply(dst, value, memory_order, return_prev)
+
+    apply.__name__ = apply.__qualname__ = add.__name__ = add.__qualname__ = f"atomic_{name}"
     apply.__doc__ = f"""Update an element, or each element of a region, in one step that nobody divides: {name}.
 
     With `return_prev`, of one element, gives the value that stood there before: to the thread that makes the update,
@@ -40,7 +45,8 @@ def update(name: str) -> Callable[..., Expr | None]:
     is "relaxed" (others may see what was written before and after it in any order), "acquire", "release", "acq_rel" or
     "seq_cst". Bitwise updates take integers and bool.
     """
-    return apply
+    add.__doc__ = f"{apply.__doc__}`use_tma` is a hint of TileLang's without effect.\n    "
+    return add if name == "add" else apply
 
 
 def _previous(at: Tracer, what: str, op: Atomic) -> Expr:
@@ -69,7 +75,7 @@ def add_neighbours(count: int) -> Callable[..., None]:
     """The language's function T.atomic_addx<count>."""
     what = f"T.atomic_addx{count}"
 
-    def apply(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> None:
+    def apply(dst: Tile, value: Tile, memory_order: str | None = None, return_prev: bool = False) -> None:
         at = in_kernel(what)
         if return_prev:
             why, fix = f"is asked for of {count} elements", "ask T.atomic_add for it, element by element"
@@ -91,7 +97,7 @@ def _neighbour(region: Region, n: int) -> Load:
     return Load(region.buffer, (*outer, binary("+", last, const(n, dt.int32)) if n else last))
 
 
-def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
+def atomic_load(src: Tile, memory_order: str = "seq_cst") -> Expr:
     """The value of one element, read in one step, again each time: others may change it meanwhile.
 
     `memory_order` is "relaxed", "acquire" or "seq_cst", which also show what was written before the value was.

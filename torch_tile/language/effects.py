@@ -13,12 +13,19 @@ from torch_tile.ir.stmt import Assert, Do, Print
 from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, dtype_of
-from torch_tile.tileop.base import region_of
+from torch_tile.tileop.base import Scalar, Tile, region_of
 
 
-def print(value: Any, msg: str = "", **hints: Any) -> None:
-    """Print a scalar or a whole buffer or region from inside the kernel, once per block."""
+def print(value: Tile | Scalar, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> None:
+    """Print a scalar or a whole buffer or region from inside the kernel, once per block, after the text `msg`.
+
+    TileLang's `warp_group_id` and `warp_id`, of the warp that prints, are 0: TileError otherwise.
+    """
     at = tracer("T.print")
+    for name, number in (("warp_group_id", warp_group_id), ("warp_id", warp_id)):
+        if not is_number(number) or number != 0:
+            why, fix = f"is {number!r}", "leave it out: a block prints once, whichever warp does"
+            raise error("bad_argument", None, op="T.print", name=name, why=why, fix=fix)
     if isinstance(value, str) and not msg:
         raise error("bad_argument", None, op="T.print", name="value", why="is a string", fix="T.print(value, msg=...)")
     scalar = isinstance(value, Expr) or is_number(value)

@@ -16,6 +16,8 @@ from torch_tile.ir.stmt import Alloc, For, Stmt, Store
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.reducers import folded
 from torch_tile.tileop.base import (
+    Scalar,
+    Tile,
     conjunction,
     describe,
     identity_of,
@@ -24,11 +26,11 @@ from torch_tile.tileop.base import (
     parallel,
     same_extents,
 )
-from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.copy.op import Copy, policy_of
 from torch_tile.tileop.fill import Fill
 
 
-def transpose(src: Any, dst: Any) -> None:
+def transpose(src: Tile, dst: Tile) -> None:
     """`dst[j, i] = src[i, j]`, of tiles or regions of two dimensions, converted to dst's dtype."""
     at = in_kernel("T.transpose")
     a, b = need_region(src, "transpose", "src"), need_region(dst, "transpose", "dst")
@@ -58,14 +60,17 @@ def transpose(src: Any, dst: Any) -> None:
 
 
 def im2col(
-    img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: int, dilation: int, pad: int, **hints: Any
+    img: Tile, col: Tile, nhw_step: Scalar, c_step: Scalar, kernel: int, stride: int, dilation: int, pad: int,
+    eviction_policy: str | None = None,
 ) -> None:  # fmt: skip
     """A tile of the matrix whose product with a convolution's weights is its result.
 
     `img` is a tensor (N, H, W, C) and `col` a tile (m, k): number `nhw_step` of those along rows, one for each pixel
     of the result (N * OH * OW), number `c_step` along the columns, one for each weight (kernel * kernel * C). What lies
     in the padding, or past the last row or column, is 0. Where k divides C, copies run ahead in pipelined loops.
+    `eviction_policy` is a hint of TileLang's without effect.
     """
+    policy_of("im2col", eviction_policy)
     at = in_kernel("T.im2col")
     image, tile = _tensor(img), need_region(col, "im2col", "col")
     for name, value, least in (

@@ -63,10 +63,14 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _swizzled(span: int) -> Callable[..., IRLayout]:
-    def make(buffer: Handle, **hints: object) -> IRLayout:
+    def make(buffer: Handle, k_major: bool = True, allow_pad: bool = True) -> IRLayout:
         return shared_tile(_sizes(buffer.shape), buffer.dtype.bits, span)
 
-    make.__doc__ = f"Memory in panels of {span} bytes (or fewer) whose 16-byte chunks are XORed with their row."
+    make.__name__ = make.__qualname__ = "make_swizzled_layout"
+    make.__doc__ = f"""Memory in panels of {span} bytes (or fewer) whose 16-byte chunks are XORed with their row.
+
+    `k_major` and `allow_pad` are hints of TileLang's without effect: panels fit either order of a product's operands.
+    """
     return make
 
 
@@ -75,7 +79,7 @@ make_half_bank_swizzled_layout = _swizzled(64)
 make_quarter_bank_swizzled_layout = _swizzled(32)
 
 
-def make_linear_layout(buffer: Handle, **hints: object) -> IRLayout:
+def make_linear_layout(buffer: Handle) -> IRLayout:
     """Plain row-major memory."""
     return row_major(_sizes(buffer.shape))
 

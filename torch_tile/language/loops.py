@@ -15,6 +15,7 @@ from torch_tile.ir.stmt import For, LoopKind
 from torch_tile.language.layout import loop_layout as requested
 from torch_tile.language.reducers import folded
 from torch_tile.language.trace import close_body, let, tracer
+from torch_tile.tileop.base import Annotations, Scalar
 from torch_tile.tileop.copy.async_loop import AsyncLoop
 
 
@@ -83,8 +84,9 @@ def index_bound(value: Any, what: str) -> Expr:
     raise error("bad_loop_range", None, what=what, got=repr(value)[:60])
 
 
-def _range(kind: LoopKind, start: Any, stop: Any, step: Any = 1, **fields: Any) -> Loop:
+def _range(kind: LoopKind, start: Scalar, stop: Scalar, step: Any = 1, **fields: Any) -> Loop:
     what = f"T.{kind.value}"
+    step = 1 if step is None else step
     if stop is None:
         start, stop = 0, start
     if not is_number(step) or not isinstance(to_number(step), int) or step == 0:
@@ -92,24 +94,37 @@ def _range(kind: LoopKind, start: Any, stop: Any, step: Any = 1, **fields: Any) 
     return Loop(kind, (index_bound(start, what),), (index_bound(stop, what),), int(step), **fields)
 
 
-def serial(start: Any, stop: Any = None, step: Any = 1, **hints: Any) -> Loop:
-    """A loop run in order; downwards where the step is negative."""
+def serial(start: Scalar, stop: Scalar = None, step: int | None = 1, *, annotations: Annotations = None) -> Loop:
+    """A loop from `start` (0 if one bound is given) to below `stop`, in order; downwards where `step` is negative.
+
+    `annotations` has no effect.
+    """
     return _range(LoopKind.SERIAL, start, stop, step)
 
 
-def unroll(start: Any, stop: Any = None, step: Any = 1, **hints: Any) -> Loop:
-    """A loop run in order, its body repeated in the generated code."""
+def unroll(
+    start: Scalar, stop: Scalar = None, step: int | None = 1, *, explicit: bool = False,
+    unroll_factor: int | None = None, annotations: Annotations = None,
+) -> Loop:  # fmt: skip
+    """As T.serial, its body repeated in the generated code.
+
+    `explicit`, `unroll_factor` and `annotations` are hints of TileLang's without effect.
+    """
     return _range(LoopKind.UNROLLED, start, stop, step)
 
 
-def vectorized(start: Any, stop: Any = None, **hints: Any) -> Loop:
-    """A loop of one thread whose iterations are independent: one vector instruction where possible."""
+def vectorized(start: Scalar, stop: Scalar = None, *, annotations: Annotations = None) -> Loop:
+    """A loop of one thread whose iterations are independent: one vector instruction where possible.
+
+    `annotations` has no effect.
+    """
     return _range(LoopKind.VECTOR, start, stop)
 
 
 def Parallel(
-    *extents: Any, loop_layout: Any = None, asynchronous: bool = False, independent: bool = False, **hints: Any
-) -> Loop:
+    *extents: Scalar, loop_layout: Any = None, asynchronous: bool = False, independent: bool = False,
+    coalesced_width: int | None = None, prefer_async: bool | None = None, annotations: Annotations = None,
+) -> Loop:  # fmt: skip
     """An elementwise nest over a box, spread over the threads of the block.
 
     Where iterations may meet in an element that one of them writes, they run in order, which on a GPU one thread does.
@@ -118,6 +133,7 @@ def Parallel(
 
     `loop_layout`, a T.Fragment or a function as it takes, says which thread runs which iterations, in which order.
     With `asynchronous`, a loop that only fills a shared tile from global memory is started as T.async_copy is.
+    `coalesced_width`, `prefer_async` and `annotations` are hints of TileLang's without effect.
     """
     if not extents:
         raise error(
@@ -132,13 +148,15 @@ def Parallel(
 
 
 def Pipelined(
-    start: Any, stop: Any = None, num_stages: int = 0, order: Sequence[int] | None = None,
-    stage: Sequence[int] | None = None, ping_pong: bool = False, **hints: Any,
+    start: Scalar, stop: Scalar = None, num_stages: int = 0, order: Sequence[int] | None = None,
+    stage: Sequence[int] | None = None, sync: Sequence[Sequence[int]] | None = None,
+    group: Sequence[Sequence[int]] | None = None, *, ping_pong: bool = False, annotations: Annotations = None,
 ) -> Loop:  # fmt: skip
     """A loop run in order whose copies may run `num_stages` iterations ahead; results do not depend on it.
 
     With `ping_pong`, of a loop of products, arithmetic and products again, warpgroups take turns in starting products
-    (Hopper): while the products of one run, the others do their arithmetic.
+    (Hopper): while the products of one run, the others do their arithmetic. `sync`, `group` and `annotations` are hints
+    of TileLang's without effect.
     """
     if not isinstance(num_stages, int) or num_stages < 0:
         fix = "give a non-negative integer"

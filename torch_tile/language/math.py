@@ -33,9 +33,10 @@ from torch_tile.ir.interval import Interval, range_of
 from torch_tile.ir.node import children
 from torch_tile.ir.polynomial import EXACT
 from torch_tile.ir.stmt import Let
+from torch_tile.language.rounding import cast_rounded, greatest, least
 from torch_tile.language.trace import is_tracing, tracer
 from torch_tile.language.values import dtype_of
-from torch_tile.tileop.base import highest_of, lowest_of
+from torch_tile.tileop.base import Scalar
 
 FUNCTIONS = tuple(n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None)
 
@@ -43,20 +44,30 @@ FUNCTIONS = tuple(n for n in intrinsics.names() if intrinsics.lookup(n).evaluate
 def function(name: str) -> Callable[..., Expr]:
     """The language's function for an intrinsic."""
 
-    def apply(*args: Any, **hints: Any) -> Expr:
-        return intrinsics.call(name, *args)
+    def of_one(x: Scalar) -> Expr:
+        return intrinsics.call(name, x)
 
-    apply.__name__ = name
-    apply.__doc__ = f"`{name}`, elementwise on scalar expressions."
+    def of_two(x: Scalar, y: Scalar) -> Expr:
+        return intrinsics.call(name, x, y)
+
+    def of_three(x: Scalar, y: Scalar, z: Scalar) -> Expr:
+        return intrinsics.call(name, x, y, z)
+
+    arity = intrinsics.lookup(name).arity
+    functions: tuple[Callable[..., Expr], ...] = of_one, of_two, of_three
+    apply = functions[arity - 1]
+    apply.__name__ = apply.__qualname__ = name
+    given = ", ".join("xyz"[:arity])
+    apply.__doc__ = f"`{name}({given})` of numbers or expressions: of an element in each iteration of T.Parallel."
     return apply
 
 
-def max(*values: Any) -> Any:
+def max(*values: Scalar) -> Any:
     """The largest of two or more values: NaN if one is, and -0.0 is below 0.0."""
     return _fold(values, maximum, "max")
 
 
-def min(*values: Any) -> Any:
+def min(*values: Scalar) -> Any:
     """The smallest of two or more values: NaN if one is, and -0.0 is below 0.0."""
     return _fold(values, minimum, "min")
 
@@ -93,12 +104,19 @@ def if_then_else(condition: Any, a: Any, b: Any) -> Expr:
 Select = if_then_else
 
 
-def cast(value: Any, dtype: Any, **hints: Any) -> Expr:
-    """`value` converted to `dtype`: floats round to nearest even, float to integer truncates."""
-    return cast_expr(value, dtype_of(dtype))
+def cast(
+    value: Scalar, dtype: Any, round: str | None = None, sat: str | None = None, rbits: Scalar = None
+) -> Expr:  # fmt: skip
+    """`value` converted to `dtype`: floats round to nearest even, float to integer truncates.
+
+    `round` asks for another rounding: "rn" to nearest even, "rz" to zero, "ru" up, "rd" down; "rs" away from zero with
+    a probability that grows with the distance, by `rbits`, 32 random bits. With sat="satfinite", what is too large for
+    `dtype` becomes its greatest finite value, and NaN becomes 0 in an integer. Raises TileError for other names.
+    """
+    return cast_rounded(value, dtype_of(dtype), round, sat, rbits)
 
 
-def Cast(dtype: Any, value: Any, **hints: Any) -> Expr:
+def Cast(dtype: Any, value: Scalar) -> Expr:
     """`cast` with the dtype in front, as TIR and kernels for TileLang have it; either order is taken."""
     if isinstance(dtype, Expr) or is_number(dtype):
         dtype, value = value, dtype
@@ -276,17 +294,11 @@ def infinity(dtype: Any = "float32") -> Const:
     return const(python_math.inf, dtype_of(dtype))
 
 
-_FINITE = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
-           "float64": 1.7976931348623157e308, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # fmt: skip
-
-
 def max_value(dtype: Any) -> Const:
     """The greatest finite value of `dtype`."""
-    to = dtype_of(dtype)
-    return const(_FINITE[to.name] if to.is_float else (True if to == dt.bool_ else highest_of(to)), to)
+    return greatest(dtype_of(dtype))
 
 
 def min_value(dtype: Any) -> Const:
     """The least finite value of `dtype`."""
-    to = dtype_of(dtype)
-    return const(-_FINITE[to.name] if to.is_float else (False if to == dt.bool_ else lowest_of(to)), to)
+    return least(dtype_of(dtype))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from torch_tile.diagnostics.errors import Span, TileError, error
@@ -37,7 +38,7 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
             what = f"`{str(problem.obj)[:60]}` has no `{problem.name}`"
             fix = _HAVE.get(kind, "write operators and T's functions, such as T.exp(x) or T.cast(x, dtype)")
             return error("python_value", span, problem=what, fix=fix)
-    called = re.match(r"(\w+)\(\) (got|missing|takes)", text)
+    called = re.match(r"(\w+)(\.__init__)?\(\) (got|missing|takes)", text)
     function = getattr(language, called[1], None) if called else None
     if callable(function):
         return bad_call(called[1], function, text, span)  # type: ignore[index]
@@ -53,9 +54,25 @@ def explain(problem: Exception, span: Span | None, language: Any) -> TileError |
 
 def bad_call(name: str, function: Callable[..., Any], text: str, span: Span | None) -> TileError:
     """The error for a call of `T.name` whose arguments do not fit, with Python's `text` about it."""
+    given = inspect.signature(function).parameters.values()
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
+    if unknown:
+        known = [p.name for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)]
+        near = nearest(unknown[1], known)
+        fix = (
+            f"did you mean `{near}`?" if near else f"its parameters are {', '.join(known)}" if known else "leave it out"
+        )
+        return error("unknown_keyword", span, name=name, keyword=unknown[1], fix=fix)
     why = text[text.index("()") + 3 :] if "()" in text else text
-    parameters = [str(p).split(":")[0].split(" =")[0] for p in inspect.signature(function).parameters.values()]
+    parameters = [str(p).split(":")[0].split(" =")[0] for p in given]
     return error("bad_call", span, name=name, why=why, parameters=", ".join(parameters))
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The name of `known` that is spelt most like `name`; empty if none is."""
+    spellings = {k.lower(): k for k in known}
+    found = get_close_matches(name.lower(), spellings, 1)
+    return spellings[found[0]] if found else ""
 
 
 def _kind(name: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics import memory, wgmma
@@ -17,6 +16,7 @@ from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Call
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Stmt, While
 from torch_tile.language.trace import tracer
+from torch_tile.tileop.base import Annotations, Tile
 from torch_tile.tileop.gemm.op import Gemm, GemmWarpPolicy
 from torch_tile.tileop.gemm.wgmma_results import WgmmaResults
 
@@ -26,15 +26,15 @@ Ages = Mapping[int, tuple[int, Region]]
 
 
 def wgmma_gemm(
-    A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
-    policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, **hints: Any,
+    A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, *, annotations: Annotations = None,
 ) -> None:  # fmt: skip
     """T.gemm by wgmma, which is not waited for: C is there, and A and B may be written, after T.wait_wgmma.
 
     Hopper only. An author error where wgmma cannot do it.
     """
     at = tracer("T.wgmma_gemm")
-    made = Gemm.build(A, B, C, transpose_A, transpose_B, policy, clear_accum, **hints)
+    made = Gemm.build(A, B, C, transpose_A, transpose_B, policy, clear_accum)
     at.emit(replace(made, wg_wait=-1, wgmma=True))
 
 

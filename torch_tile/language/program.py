@@ -41,11 +41,17 @@ class PrimFunc:
         return repr(self.program)
 
 
-def prim_func(function: Any = None, **options: Any) -> Any:
+def prim_func(
+    function: Any = None, *, private: bool = False, check_well_formed: bool = True, eager_jit: bool = False
+) -> Any:
     """Decorator: trace the function into a Program at once. Parameters are annotated with T.Tensor or scalar types.
 
     `*xs: types`, with a sequence of types, declares one parameter `xs_0, xs_1, ...` for each.
+    `private` and `check_well_formed` are TileLang's, without effect. Raises TileError for `eager_jit`.
     """
+    if eager_jit:
+        why, fix = "is for kernels whose body declares its tensors", "decorate them with torch_tile.jit alone"
+        raise error("bad_argument", author_span(), op="T.prim_func", name="eager_jit", why=why, fix=fix)
     if function is None:
         return lambda f: _prim_func(f, sys._getframe(1).f_locals)
     return _prim_func(function, sys._getframe(1).f_locals)
@@ -144,8 +150,14 @@ class Ref:
     """Annotation of a macro's parameter that the macro may assign: `v: T.Ref`."""
 
 
-def macro(function: Any = None, **options: Any) -> Any:
-    """Decorator: a function that may use device control flow; each call is inlined where it stands."""
+def macro(function: Any = None, *, hygienic: bool = True) -> Any:
+    """Decorator: a function that may use device control flow; each call is inlined where it stands.
+
+    Names in it are its own: TileError for `hygienic=False`.
+    """
+    if not hygienic:
+        why, fix = "would let it bind names of its callers", "return the values"
+        raise error("bad_argument", author_span(), op="T.macro", name="hygienic", why=why, fix=fix)
     if function is None:
         return macro
     rewritten = rewrite_lazily(function)

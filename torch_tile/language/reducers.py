@@ -21,7 +21,7 @@ from torch_tile.ir.stmt import Alloc, Block, For, Let, Stmt, Store
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.scopes import alloc_fragment
 from torch_tile.language.values import Handle, stored
-from torch_tile.tileop.base import identity_of, need_region
+from torch_tile.tileop.base import Annotations, Scalar, Tile, identity_of, need_choice, need_region
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.reduce.op import REDUCTIONS, combine
@@ -34,12 +34,16 @@ UPDATES = {
 Reducers = Mapping[int, tuple[Buffer, str]]
 
 
-def alloc_reducer(shape: Any, dtype: Any = "float32", op: str = "sum", replication: Any = None, **hints: Any) -> Handle:
+def alloc_reducer(
+    shape: Any, dtype: Any = "float32", op: str = "sum", replication: str | None = None, annotations: Annotations = None
+) -> Handle:  # fmt: skip
     """A fragment into which T.Parallel loops fold values by `op`: sum, max, min, bitand, bitor or bitxor.
 
     `acc[i] += v`, `acc[i] = T.max(acc[i], v)` and T.reducer_update(acc[i], v) update it, wherever `i` may stand in the
-    loop. What it holds is undefined until T.reducer_init, T.fill or T.clear. `replication` is TileLang's hint.
+    loop. What it holds is undefined until T.reducer_init, T.fill or T.clear. `replication` ("all" or "none") and
+    `annotations` are hints of TileLang's without effect.
     """
+    need_choice("alloc_reducer", "replication", replication, (None, "all", "none"))
     at = in_kernel("T.alloc_reducer")
     if op not in UPDATES:
         why, fix = f"is {op!r}", f"give one of {', '.join(UPDATES)}"
@@ -52,13 +56,13 @@ def alloc_reducer(shape: Any, dtype: Any = "float32", op: str = "sum", replicati
     return made
 
 
-def reducer_init(reducer: Any, init: Any = None) -> None:
+def reducer_init(reducer: Tile, init: Scalar = None) -> None:
     """Begin anew, from `init`, or from what changes nothing: 0 for a sum, the least value for a maximum."""
     buffer, op = _reducer("T.reducer_init", reducer)
     in_kernel("T.reducer_init").emit(Fill.build(buffer, identity_of(op, buffer.dtype) if init is None else init))
 
 
-def reducer_update(target: Any, value: Any) -> None:
+def reducer_update(target: Tile, value: Scalar) -> None:
     """Fold `value` into the element `acc[i]` of a reducer."""
     what = "T.reducer_update"
     buffer, op = _reducer(what, target)
@@ -68,8 +72,11 @@ def reducer_update(target: Any, value: Any) -> None:
     in_kernel(what).emit(Store(buffer, target.indices, combine(op, target, stored(value, buffer))))
 
 
-def finalize_reducer(reducer: Any, dst: Any = None, **hints: Any) -> None:
-    """What was folded is complete; with `dst`, a tile of the same shape, it is copied there."""
+def finalize_reducer(reducer: Tile, dst: Tile | None = None, *, batch: int = 1) -> None:
+    """What was folded is complete; with `dst`, a tile of the same shape, it is copied there.
+
+    `batch` is a hint of TileLang's without effect.
+    """
     buffer, _ = _reducer("T.finalize_reducer", reducer)
     if dst is not None:
         in_kernel("T.finalize_reducer").emit(Copy.build(Handle(buffer), dst))
@@ -112,12 +119,13 @@ class _Part:
     def reductions(self) -> Iterator[Stmt]:
         """From the last dimension on; the last reduction adds what the reducer held."""
         source, reduction = self.tile, REDUCTIONS[self.op]
+        keeping: dict[str, Any] = {"nan_propagate": True} if self.op in ("max", "min") else {}  # as updates do
         for _ in range(self.lost - 1):
             smaller = Buffer(self.tile.name, source.shape[:-1], source.dtype, "fragment")
             yield Alloc(smaller)
-            yield reduction.build(source, smaller, dim=-1)
+            yield reduction.build(source, smaller, dim=-1, **keeping)
             source = smaller
-        yield reduction.build(source, Region(self.reducer, self.target), dim=-1, clear=False)
+        yield reduction.build(source, Region(self.reducer, self.target), dim=-1, clear=False, **keeping)
 
 
 def _part(nest: For, reducer: Buffer, op: str) -> _Part | None:

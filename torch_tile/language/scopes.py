@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -28,10 +29,18 @@ class Kernel:
 
     `blocks` are up to three sizes, x first; sizes may be symbolic. `threads` is an integer or up to three integers.
     Blocks of a cluster, `cluster_dims` of them along each dimension, run at the same time (sm_90 and later).
+    `is_cpu` is a hint of TileLang's without effect; `shared_bytes` is for printed kernels: the compiler finds it.
+    Raises TileError for a `prelude`, as kernels hold no CUDA text.
     """
 
-    def __init__(self, *blocks: Any, threads: Any = None, cluster_dims: Any = None, **hints: Any):
+    def __init__(
+        self, *blocks: Any, threads: int | Sequence[int] | None = None, cluster_dims: int | Sequence[int] | None = None,
+        is_cpu: bool = False, prelude: str | None = None, shared_bytes: int = 0,
+    ):  # fmt: skip
         at = tracer("T.Kernel")
+        if prelude is not None:
+            why, fix = "is CUDA text, and kernels hold none", "write it in the language, as a T.macro"
+            raise error("bad_argument", None, op="T.Kernel", name="prelude", why=why, fix=fix)
         if at.scopes:
             raise error("nested_kernel", None)
         if not 1 <= len(blocks) <= 3:
@@ -42,7 +51,7 @@ class Kernel:
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
         self.threads = tuple(int(t) for t in given)
         self.names: tuple[str | None, ...] = ("bx", "by", "bz")
-        self.shared_bytes = int(hints.get("shared_bytes", 0))  # of printed kernels
+        self.shared_bytes = int(shared_bytes)  # of printed kernels
         self.cluster = clusters(cluster_dims, len(blocks))
         self.min_blocks = 1
         self.span = author_span()

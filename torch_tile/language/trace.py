@@ -8,7 +8,6 @@ After tracing, every node knows the author's line and columns.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import linecache
 import math
 import os
@@ -16,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from types import CodeType, FrameType
 from typing import Any
 
@@ -260,43 +258,7 @@ def with_span(node: Any, span: Span | None) -> Any:
     return replace(node, span=span) if span else node
 
 
-# TileLang's hints that change no result here, by operation: accepted beside the operation's own parameters.
-HINTS = {
-    "gemm": ("annotations", "k_pack", "mbar"),
-    "reduce": ("annotations", "batch", "nan_propagate"),
-}
-
-
-def with_author(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A builder of statements as the function `T.name` of the language: it records what `function` returns."""
-
-    known: set[str] = set()
-    if name == "gemm" or name.startswith("reduce_"):
-        named = [n for n, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
-        known = {*named, *HINTS["gemm" if name == "gemm" else "reduce"]}
-
-    def emitting(*args: Any, **kwargs: Any) -> None:
-        at = tracer(f"T.{name}")
-        for given in kwargs if known else ():
-            if given not in known:
-                near = get_close_matches(given, known, n=1)
-                fix = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(sorted(known))}"
-                raise error("unknown_keyword", author_span(), name=name, keyword=given, fix=fix)
-        try:
-            stmt = function(*args, **kwargs)
-        except TypeError as problem:
-            if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
-                raise
-            from torch_tile.language.misuse import bad_call
-
-            raise bad_call(name, function, str(problem), None) from None  # Python could not even call it
-        at.emit(stmt)
-
-    emitting.__name__, emitting.__doc__ = name, function.__doc__
-    return emitting
-
-
 __all__ = [
     "Scope", "Tracer", "author_span", "close_body", "current_span", "is_tracing", "let", "make_variable", "name_symbol",
-    "span_at", "tracer", "tracing", "with_author", "with_span",
+    "span_at", "tracer", "tracing", "with_span",
 ]  # fmt: skip

@@ -17,6 +17,8 @@ from torch_tile.ir.expr import Address, Expr, Load, cast, is_number
 from torch_tile.ir.stmt import Block, Do, Stmt
 from torch_tile.tileop.base import (
     RegisteredOp,
+    Scalar,
+    Tile,
     describe,
     parallel,
     region_of,
@@ -43,7 +45,7 @@ class Atomic(RegisteredOp):
     memory_order: str = "relaxed"
 
     @classmethod
-    def build(cls, dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> Atomic:
+    def build(cls, dst: Tile, value: Tile | Scalar, memory_order: str | None = None) -> Atomic:
         """`dst` is an element, a slice or a buffer; `value` a scalar, or a region of the same shape."""
         order = check_order(f"T.{cls.op_name}", memory_order or "relaxed")
         target = region_of(dst)

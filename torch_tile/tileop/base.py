@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from torch_tile.diagnostics.errors import Diagnostic, error
 from torch_tile.ir import dtype as dt
@@ -25,6 +26,12 @@ from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, TileOp
 
 if TYPE_CHECKING:
     from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
+
+
+# What authors give, in signatures. Any value of Python may come, so each operation checks what it takes.
+Tile: TypeAlias = Any  # a buffer, a region A[a:b, :] or an element A[i, j], from which on the other side's shape counts
+Scalar: TypeAlias = Any  # a number or an expression
+Annotations: TypeAlias = Mapping[str, Any] | None  # TileLang's hints by name, which change no result here
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,6 +113,14 @@ def need_region(value: Any, op: str, name: str) -> Region:
             fix="pass a buffer, a slice A[a:b, :] or an element A[i, j]",
         )  # fmt: skip
     return region
+
+
+def need_choice(op: str, name: str, value: Any, known: Sequence[Any]) -> None:
+    """An author error unless `value` is one of `known`."""
+    if value not in known:
+        near = get_close_matches(str(value), [str(k) for k in known], 1)
+        fix = f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(repr(k) for k in known)}"
+        raise error("bad_argument", None, op=f"T.{op}", name=name, why=f"is {value!r}"[:80], fix=fix)
 
 
 def is_one(extent: Expr) -> bool:

@@ -13,6 +13,8 @@ from torch_tile.ir.expr import Expr, Var, const, is_number
 from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store
 from torch_tile.tileop.base import (
     RegisteredOp,
+    Scalar,
+    Tile,
     need_region,
     parallel,
     same_extents,
@@ -36,9 +38,9 @@ class Fill(RegisteredOp):
     value: Expr
 
     @classmethod
-    def build(cls, dst: Any, value: Any) -> Fill:
-        """Any region and a scalar, converted to the buffer's type."""
-        region = need_region(dst, "fill", "buffer")
+    def build(cls, buffer: Tile, value: Scalar) -> Fill:
+        """Set every element of a buffer, region or element to `value`, converted to its dtype."""
+        region = need_region(buffer, "fill", "buffer")
         if not isinstance(value, Expr) and not is_number(value):
             raise error("fill_value", None, got=type(value).__name__)
         return cls(region, scalar(value, "T.fill", region.buffer.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.intrinsics.memory import vote_any
@@ -15,6 +15,7 @@ from torch_tile.ir.expr import Expr, Load, Var, binary, cast, const
 from torch_tile.ir.stmt import Block, For, If, Stmt, Store
 from torch_tile.tileop.base import (
     RegisteredOp,
+    Tile,
     describe,
     need_region,
     parallel,
@@ -40,8 +41,8 @@ class ScaleRows(RegisteredOp):
     factors: Region
 
     @classmethod
-    def build(cls, tile: Any, factors: Any) -> ScaleRows:
-        """A tile, and factors for its first dimension."""
+    def build(cls, tile: Tile, factors: Tile) -> ScaleRows:
+        """`tile[i, ...] *= factors[i]`: one factor for each index of the tile's first dimension."""
         return cls(need_region(tile, "scale_rows", "tile"), need_region(factors, "scale_rows", "factors"))
 
     def check(self) -> list[Diagnostic]:

@@ -28,7 +28,7 @@ def exponentiate(
     old_peak = T.alloc_fragment((rows,), peak.dtype)
     base = T.alloc_fragment((rows,), peak.dtype)
     T.copy(peak, old_peak)
-    T.reduce_max(scores, peak, dim=1, clear=False)
+    T.reduce_max(scores, peak, dim=1, clear=False, nan_propagate=True)
     for i in T.Parallel(rows):
         if slack:
             peak[i] = T.if_then_else(peak[i] * factor > old_peak[i] * factor + slack, peak[i], old_peak[i])

@@ -60,7 +60,7 @@ class Share:
     def look(self, top: Any) -> None:
         """Let the maxima follow new scores where weights would pass 2 ** SLACK otherwise, and show them in `top`."""
         T.copy(self.peak, self.before)
-        T.reduce_max(self.scores, self.peak, dim=1, clear=False)
+        T.reduce_max(self.scores, self.peak, dim=1, clear=False, nan_propagate=True)
         for i in T.Parallel(self.peak.shape[0]):
             is_high = self.peak[i] * self.factor > self.before[i] * self.factor + SLACK
             self.peak[i] = T.if_then_else(is_high, self.peak[i], self.before[i])

@@ -64,7 +64,7 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
                     inside = config.exact or step * width + j < n
                     tile[i, j] = T.if_then_else(inside, value, -T.infinity(compute))
                 T.copy(peak, old_peak)
-                T.reduce_max(tile, peak, dim=1, clear=False)
+                T.reduce_max(tile, peak, dim=1, clear=False, nan_propagate=True)
                 for i in T.Parallel(rows):
                     base[i] = T.if_then_else(peak[i] == -T.infinity(compute), 0.0, peak[i])  # nothing but -inf so far
                 for i, j in T.Parallel(rows, width):

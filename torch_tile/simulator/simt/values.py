@@ -141,7 +141,9 @@ _FLOAT = _BOTH | {
 }  # fmt: skip
 
 
-_UNSIGNED: dict[str, Function] = {"maximum": np.maximum, "minimum": np.minimum, "abs": np.positive}
+_UNSIGNED: dict[str, Function] = {
+    "maximum": np.maximum, "minimum": np.minimum, "fmax": np.maximum, "fmin": np.minimum, "abs": np.positive,
+}  # fmt: skip
 
 
 def binary(op: str, dtype: DType) -> Function:

@@ -13,9 +13,12 @@ from torch_tile.ir.layout import shared_tile
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import For, Stmt, Store
 from torch_tile.tileop.base import (
+    Annotations,
     RegisteredOp,
+    Tile,
     describe,
     is_one,
+    need_choice,
     parallel,
     region_of,
     same_extents,
@@ -30,6 +33,9 @@ from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
     from torch_tile.simulator.tile.env import Env
+
+POLICIES = (None, "evict_normal", "evict_first", "evict_last")  # of lines in the L2 cache
+INSTRUCTIONS = (None, "tma", "cp_async", "sync")
 
 
 @tile_op("copy")
@@ -48,7 +54,26 @@ class Copy(RegisteredOp):
     prefer_instruction: str | None = None
 
     @classmethod
-    def build(cls, src: Any, dst: Any, **hints: Any) -> Copy:
+    def build(
+        cls, src: Tile, dst: Tile, *, coalesced_width: int | None = None, disable_tma: bool = False,
+        eviction_policy: str | None = None, prefer_instruction: str | None = None, annotations: Annotations = None,
+        loop_layout: Any = None,
+    ) -> Copy:  # fmt: skip
+        """`dst = src`, converted to dst's dtype: buffers, regions, or an element from which the other's shape counts.
+
+        Dimensions of size 1 are ignored. What lies outside a tensor reads as 0 and is not written.
+
+        The rest says how a GPU moves the data and changes no result. `eviction_policy` is "evict_normal", "evict_first"
+        or "evict_last"; `prefer_instruction` is "tma", "cp_async" or "sync"; `coalesced_width`, `disable_tma`,
+        `annotations` and `loop_layout` are TileLang's. Raises TileError where the shapes differ.
+        """
+        need_choice(cls.op_name, "prefer_instruction", prefer_instruction, INSTRUCTIONS)
+        policy = policy_of(cls.op_name, eviction_policy)
+        a, b = cls.regions(src, dst)
+        return cls(a, b, coalesced_width, bool(disable_tma), policy, prefer_instruction)
+
+    @staticmethod
+    def regions(src: Tile, dst: Tile) -> tuple[Region, Region]:
         """Regions from buffers, slices or head addresses; a head address takes the other side's extents."""
         a, b = region_of(src), region_of(dst)
         for value, region, what in ((src, a, "the source"), (dst, b, "the destination")):
@@ -60,7 +85,7 @@ class Copy(RegisteredOp):
             a = _extend(a, b)
         elif b_head and not a_head:
             b = _extend(b, a)
-        return cls(a, b, **{k: v for k, v in hints.items() if k not in ("annotations", "loop_layout")})
+        return a, b
 
     def check(self) -> list[Diagnostic]:
         """Extents must agree once dimensions of size 1 are dropped."""
@@ -116,6 +141,12 @@ class Copy(RegisteredOp):
         """Read the box, convert, write the box."""
         tile = env.read(self.src)
         env.write(self.dst, tile.to(self.dst.buffer.dtype.as_torch()).reshape(env.extents(self.dst)))
+
+
+def policy_of(op: str, eviction_policy: str | None) -> str | None:
+    """A policy of the L2 cache by TileLang's name; None is the normal one."""
+    need_choice(op, "eviction_policy", eviction_policy, POLICIES)
+    return None if eviction_policy == "evict_normal" else eviction_policy
 
 
 def _extend(head: Region, other: Region) -> Region:

@@ -26,8 +26,18 @@ from torch_tile.ir.stmt import Block, If, Stmt
 from torch_tile.ir.substitute import Expand
 from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.tileop.alignment import strides_of
-from torch_tile.tileop.base import is_one, region_of, same_extents, spread, squeezed, tile_op
-from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.base import (
+    Annotations,
+    Scalar,
+    Tile,
+    is_one,
+    region_of,
+    same_extents,
+    spread,
+    squeezed,
+    tile_op,
+)
+from torch_tile.tileop.copy.op import Copy, policy_of
 from torch_tile.tileop.copy.tma_boxes import (
     Sides,
     box_of,
@@ -63,21 +73,37 @@ class TmaCopy(Copy):
     by: int = 0
 
     @classmethod
-    def build(
-        cls, src: Any, dst: Any, barrier: Any = None, blocks: Any = None, share: Any = None, shares: int = 1,
-        by: int = 0, **hints: Any,
+    def build(  # type: ignore[override]
+        cls, src: Tile, dst: Tile, barrier: Any = None, blocks: Scalar = None, share: Scalar = None, *,
+        shares: int = 1, by: int = 0, eviction_policy: str | None = None, cluster_mask: Scalar = None,
+        leader_scope_threads: int | None = None, annotations: Annotations = None,
     ) -> TmaCopy:  # fmt: skip
-        """Regions as for T.copy; `barrier` is one element of a T.alloc_barrier."""
+        """T.copy in bulk between global and shared memory, started by one thread of those that run it (Hopper).
+
+        A load needs a `barrier`, one element of a T.alloc_barrier, which then waits for its bytes; a store has none and
+        is complete after the call. `by` is the number of the thread. `eviction_policy` is as for T.copy.
+
+        In a cluster, each block whose bit of `blocks` is set runs the copy: it starts part `share` of `shares` equal
+        parts, which comes to all of them. Raises TileError for `cluster_mask` and `leader_scope_threads`, which
+        TileLang has instead; `annotations` has no effect.
+        """
+        several = "lets several threads start the copy"
+        for name, value, why, fix in (
+            ("cluster_mask", cluster_mask, "lets one block load for others", "give `blocks`, `share` and `shares`"),
+            ("leader_scope_threads", leader_scope_threads, several, "give `by`, the number of one thread"),
+        ):
+            if value is not None:
+                raise error("bad_argument", None, op="T.tma_copy", name=name, why=why, fix=fix)
         where = None if barrier is None else region_of(barrier)
         if barrier is not None and not (where and where.buffer.scope == "barrier" and all(map(is_one, where.extents))):
             fix = "give one mbarrier, as in barrier=ready[stage]"
             raise error("bad_argument", None, op="T.tma_copy", name="barrier", why=f"is {barrier!r}"[:80], fix=fix)
         signal = None if where is None else Load(where.buffer, where.starts)
-        made = Copy.build(src, dst, **{k: v for k, v in hints.items() if k == "eviction_policy"})
+        a, b = cls.regions(src, dst)
         to, number = (None if e is None else to_expr(e) for e in (blocks, share))
+        policy = policy_of("tma_copy", eviction_policy)
         return cls(
-            made.src, made.dst, eviction_policy=made.eviction_policy, barrier=signal, blocks=to, share=number,
-            shares=shares, by=by,
+            a, b, eviction_policy=policy, barrier=signal, blocks=to, share=number, shares=shares, by=by,
         )  # fmt: skip
 
     def check(self) -> list[Diagnostic]:

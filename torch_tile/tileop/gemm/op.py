@@ -13,7 +13,9 @@ from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call, Expr, const
 from torch_tile.ir.stmt import Block, Do, Stmt
 from torch_tile.tileop.base import (
+    Annotations,
     RegisteredOp,
+    Tile,
     describe,
     is_one,
     need_region,
@@ -77,11 +79,22 @@ class Gemm(RegisteredOp):
 
     @classmethod
     def build(
-        cls, A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
-        policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, wg_wait: int = 0,
-        wgmma: bool = False, **hints: Any,
+        cls, A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
+        policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, *, wg_wait: int = 0,
+        wgmma: bool = False, k_pack: int = 1, mbar: Any = None, annotations: Annotations = None,
     ) -> Gemm:  # fmt: skip
-        """Operands are buffers or slices; `hints` (k_pack, mbar) only concern GPUs."""
+        """`C += A B`, of tiles in shared memory or fragments, summed in C's dtype.
+
+        A is (M, K), or (K, M) with `transpose_A`; B is (K, N), or (N, K) with `transpose_B`; C is (M, N). Leading
+        dimensions have size 1. `clear_accum` sets C to 0 before. `policy` says how warps split C.
+
+        With `wgmma` the product goes by wgmma or not at all; `wg_wait` groups of such products may stay under way.
+        `k_pack` and `annotations` are hints of TileLang's without effect. Raises TileError for shapes and dtypes that
+        have no product, and for `mbar`, which only products of sm_100 signal.
+        """
+        if mbar is not None:
+            why, fix = "is signalled by products of sm_100 only", "leave it out: the product is complete after T.gemm"
+            raise error("bad_argument", None, op="T.gemm", name="mbar", why=why, fix=fix)
         a, b, c = (need_region(x, "gemm", name) for x, name in ((A, "A"), (B, "B"), (C, "C")))
         return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait), bool(wgmma))
 

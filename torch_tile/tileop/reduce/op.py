@@ -13,7 +13,9 @@ from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, cast, const
 from torch_tile.ir.stmt import Block, Stmt, Store
 from torch_tile.tileop.base import (
+    Annotations,
     RegisteredOp,
+    Tile,
     describe,
     identity_of,
     is_one,
@@ -48,13 +50,25 @@ class Reduce(RegisteredOp):
     clear: bool = True
 
     @classmethod
-    def build(cls, src: Any, dst: Any, dim: int = -1, clear: bool = True, **hints: Any) -> Reduce:
-        """`dim` counts the dimensions of the source region; `hints` (batch, nan_propagate) only concern GPUs."""
-        a, b = need_region(src, cls.op_name, "buffer"), need_region(dst, cls.op_name, "out")
+    def build(
+        cls, buffer: Tile, out: Tile, dim: int = -1, clear: bool = True, *, batch: int = 1,
+        annotations: Annotations = None,
+    ) -> Reduce:  # fmt: skip
+        """Fold dimension `dim` of `buffer` into `out`, which lacks it or has size 1 there.
+
+        Without `clear`, what `out` holds is folded in, too. `batch` and `annotations` are hints of TileLang's without
+        effect. Raises TileError for another dimension or shape.
+        """
+        return cls(*cls.operands(buffer, out, dim), bool(clear))
+
+    @classmethod
+    def operands(cls, buffer: Tile, out: Tile, dim: int) -> tuple[Region, Region, int]:
+        """Source, result and the folded dimension, counted from 0."""
+        a, b = need_region(buffer, cls.op_name, "buffer"), need_region(out, cls.op_name, "out")
         rank = len(a.tile_shape)
         if not (isinstance(dim, int) and -rank <= dim < rank):
             raise error("reduce_dim", None, op=cls.op_name, dim=dim, rank=rank)
-        return cls(a, b, dim % rank, bool(clear))
+        return a, b, dim % rank
 
     def check(self) -> list[Diagnostic]:
         """The result is the source without the dimension, or with size 1 there."""
@@ -76,9 +90,14 @@ class Reduce(RegisteredOp):
         return [self.src] + ([] if self.clear else [self.dst]), [self.dst]
 
     @property
+    def fold(self) -> str:
+        """How a value is folded in: the kind, for `combine`."""
+        return self.kind
+
+    @property
     def merging(self) -> str:
         """How what was there before, or a part, meets a part: as it is, since an integer's sum may have wrapped."""
-        return self.kind.removeprefix("abs")
+        return self.fold.removeprefix("abs")
 
     def _points(self, outer: tuple[Expr, ...], inner: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
         """Indices of a source element and of its result, for a point without and an index along the dimension."""
@@ -99,14 +118,14 @@ class Reduce(RegisteredOp):
 
         def row(point: tuple[Any, ...]) -> Stmt:
             source, result = self._points(point, const(0, dt.int32))
-            folded = Call("cpu_reduce", (Address(self.src.buffer, source), shape[self.dim]), target.dtype, (self.kind,))
+            folded = Call("cpu_reduce", (Address(self.src.buffer, source), shape[self.dim]), target.dtype, (self.fold,))
             value = folded if self.clear else combine(self.merging, Load(target, result), folded)
             return Store(target, result, value)
 
         def element(point: tuple[Any, ...], k: Expr) -> Stmt:
             source, result = self._points(point, k)
             value = cast(Load(self.src.buffer, source), target.dtype)
-            return Store(target, result, combine(self.kind, Load(target, result), value))
+            return Store(target, result, combine(self.fold, Load(target, result), value))
 
         if last:
             return _rows(outer, row)
@@ -138,7 +157,7 @@ class Reduce(RegisteredOp):
         wide = env.wide(self.dst.buffer.dtype)
         tile = env.read(self.src).reshape([env.size(e) for e in self.src.tile_shape]).to(wide)
         unsigned = self.src.buffer.dtype == dt.uint64
-        folded = fold_tensor(self.kind, tile, self.dim, unsigned)
+        folded = fold_tensor(self.fold, tile, self.dim, unsigned)
         old = env.read(self.dst)
         if not self.clear:
             import torch
@@ -161,14 +180,45 @@ def _rows(outer: tuple[Expr, ...], row: Any) -> Stmt:
     return nest(outer, ())
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Extremum(Reduce):
+    """A maximum or minimum, which leaves NaN out unless it is told to keep it."""
+
+    nan_propagate: bool = False
+
+    @classmethod
+    def build(
+        cls, buffer: Tile, out: Tile, dim: int = -1, clear: bool = True, *, batch: int = 1, nan_propagate: bool = False,
+        annotations: Annotations = None,
+    ) -> Extremum:  # fmt: skip
+        """Fold dimension `dim` of `buffer` into `out`, which lacks it or has size 1 there.
+
+        Without `clear`, what `out` holds is folded in, too. NaN counts as no element, so that of nothing but NaN the
+        result is what changes nothing, -inf of a maximum; with `nan_propagate` it makes the result NaN. `batch` and
+        `annotations` are hints of TileLang's without effect. Raises TileError for another dimension or shape.
+        """
+        return cls(*cls.operands(buffer, out, dim), bool(clear), bool(nan_propagate))
+
+    @property
+    def fold(self) -> str:
+        """The kind, or the one of it that leaves NaN out."""
+        floats = self.src.buffer.dtype.is_float or self.dst.buffer.dtype.is_float
+        return self.kind if self.nan_propagate or not floats else WITHOUT_NAN[self.kind]
+
+
+WITHOUT_NAN = {"max": "fmax", "min": "fmin", "absmax": "absfmax"}
+
+
 def combine(kind: str, a: Expr, b: Expr) -> Expr:
-    """One folding step. NaN stays: max and min are torch.amax and amin."""
+    """One folding step. NaN stays in max and min, as in torch.amax; fmax and fmin leave it out, as C's do."""
     if kind in ("sum", "abssum"):
         return a + (magnitude(b) if kind == "abssum" else b)
     if kind in ("max", "absmax"):
         return intrinsics.call("maximum", a, magnitude(b) if kind == "absmax" else b)
-    if kind == "min":
-        return intrinsics.call("minimum", a, b)
+    if kind in ("fmax", "absfmax"):
+        return intrinsics.call("fmax", a, magnitude(b) if kind == "absfmax" else b)
+    if kind in ("min", "fmin"):
+        return intrinsics.call("minimum" if kind == "min" else "fmin", a, b)
     return {"bitand": a & b, "bitor": a | b, "bitxor": a ^ b}[kind]
 
 
@@ -194,6 +244,12 @@ def fold_tensor(kind: str, tile: Any, dim: int, unsigned: bool = False) -> Any:
         return (tile.abs() if kind == "absmax" else tile).amax(dim)
     if kind == "min":
         return tile.amin(dim)
+    if kind in WITHOUT_NAN.values():
+        import torch
+
+        tile = tile.abs() if kind == "absfmax" else tile
+        without = torch.where(tile.isnan(), {"fmax": -torch.inf, "fmin": torch.inf, "absfmax": 0.0}[kind], tile)
+        return without.amin(dim) if kind == "fmin" else without.amax(dim)
     steps = tile.unbind(dim)
     total = steps[0]
     for step in steps[1:]:
@@ -202,7 +258,8 @@ def fold_tensor(kind: str, tile: Any, dim: int, unsigned: bool = False) -> Any:
 
 
 def _declare(kind: str) -> type[Reduce]:
-    cls = type(f"Reduce{kind.capitalize()}", (Reduce,), {"kind": kind, "__doc__": Reduce.__doc__})
+    base = Extremum if kind in WITHOUT_NAN else Reduce
+    cls = type(f"Reduce{kind.capitalize()}", (base,), {"kind": kind, "__doc__": base.__doc__})
     return tile_op(f"reduce_{kind}")(dataclass(frozen=True, eq=False, repr=False)(cls))
 
 

@@ -13,6 +13,7 @@ from torch_tile.ir.expr import Expr, Load, cast, const, select
 from torch_tile.ir.stmt import Stmt, Store
 from torch_tile.tileop.base import (
     RegisteredOp,
+    Tile,
     describe,
     need_region,
     parallel,
@@ -39,8 +40,11 @@ class Scan(RegisteredOp):
     reverse: bool = False
 
     @classmethod
-    def build(cls, src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> Scan:
-        """In place when `dst` is None."""
+    def build(cls, src: Tile, dst: Tile | None = None, dim: int = 0, reverse: bool = False) -> Scan:
+        """Running values of `src` along `dim`, the element itself included, into `dst` of its shape, or in place.
+
+        With `reverse` they run from the last element to the first.
+        """
         a = need_region(src, cls.op_name, "src")
         b = a if dst is None else need_region(dst, cls.op_name, "dst")
         rank = len(a.tile_shape)

@@ -202,7 +202,7 @@ class ThreadReduce:
             value = select(conjunction(conditions), value, identity)
         way = self.inner[-1].var if self.ways > 1 else ZERO
         total = Load(self.partial, (slot + way,))
-        fold = Store(self.partial, (slot + way,), self.merge(op.kind, total, value))
+        fold = Store(self.partial, (slot + way,), self.merge(op.fold, total, value))
         start = [Store(self.partial, (slot + n,), identity) for n in range(self.ways)]
         merged = [
             Store(self.partial, (slot,), self.plain(Load(self.partial, (slot,)), Load(self.partial, (slot + n,))))
@@ -212,7 +212,7 @@ class ThreadReduce:
 
     def plain(self, a: Expr, b: Expr) -> Expr:
         """Two partial results as one."""
-        return self.merge(self.op.kind.removeprefix("abs"), a, b)
+        return self.merge(self.op.merging, a, b)
 
     def in_warp(self) -> list[Stmt]:
         """Butterflies over the lanes that share a row."""

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions that round and saturate as the author asks: T.cast(x, dtype, round=, sat=, rbits=).
+
+They are made of the ordinary conversion, which rounds to nearest even: where it went the wrong way, the bits of the
+result are one step off. So every target has them, and constants are folded as anything else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_tile import intrinsics
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import bits, dtype as dt
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Const, Expr, binary, cast, const, select, to_expr
+from torch_tile.tileop.base import highest_of, lowest_of, need_choice
+
+ROUNDINGS = {"rn": "rn", "rz": "rz", "ru": "ru", "rd": "rd", "rs": "rs", "rp": "ru", "rm": "rd"}  # PTX's names last
+TO_INTEGER = {"rn": "round", "ru": "ceil", "rd": "floor"}
+SATURATING = (None, "satfinite")
+_FINITE = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38,
+           "float64": 1.7976931348623157e308, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # fmt: skip
+
+
+def greatest(to: DType) -> Const:
+    """The greatest finite value of a type."""
+    return const(_FINITE[to.name] if to.is_float else (True if to == dt.bool_ else highest_of(to)), to)
+
+
+def least(to: DType) -> Const:
+    """The least finite value of a type."""
+    return const(-_FINITE[to.name] if to.is_float else (False if to == dt.bool_ else lowest_of(to)), to)
+
+
+def cast_rounded(value: Any, to: DType, how: str | None, sat: str | None, rbits: Any) -> Expr:
+    """`value` converted to `to`, rounded by `how` and saturated by `sat`; None asks for nothing special."""
+    need_choice("cast", "round", how, (None, *ROUNDINGS))
+    need_choice("cast", "sat", sat, SATURATING)
+    how = None if how is None else ROUNDINGS[how]
+    if (rbits is None) == (how == "rs"):
+        why, fix = 'belong to round="rs", and to nothing else', "give an expression of 32 random bits with it"
+        raise error("bad_argument", None, op="T.cast", name="rbits", why=why, fix=fix)
+    if how is None and sat is None:
+        return cast(value, to)
+    x = to_expr(value, op="T.cast")
+    if to.kind == "bool" or not (x.dtype.is_float or to.is_float):
+        return cast(_clamped(x, to) if sat is not None and to.is_integer else x, to)
+    if to.is_integer:
+        return _integer(x, to, how, sat is not None)
+    if x.dtype.is_integer and x.dtype.bits == 64:
+        why, fix = f"is asked for of {x.dtype}, of which no float holds every value", "cast to float64 before"
+        raise error("bad_argument", None, op="T.cast", name="round", why=why, fix=fix)
+    exact = "float64" in (x.dtype.name, to.name) or (x.dtype.is_integer and x.dtype.bits == 32)
+    wide = dt.float64 if exact else dt.float32
+    x = cast(x, wide)
+    if sat is not None:
+        x = _within(x, const(-_FINITE[to.name], wide), const(_FINITE[to.name], wide))
+    nearest = cast(x, to)
+    if how in (None, "rn") or to.bits >= wide.bits:
+        return nearest
+    size, found = abs(x), abs(cast(nearest, wide))
+    below, beyond = binary("<", found, size), binary(">", found, size)
+    if to.name == "float8_e4m3fn":  # whose greatest value NaN follows, not infinity
+        below = binary("and", below, binary("<", found, const(_FINITE[to.name], wide)))
+    code = cast(bits.reinterpret(nearest, dt.BY_NAME[f"uint{to.bits}"]), dt.int32)
+    if how == "rs":
+        code = select(beyond, code - 1, code)
+        near, far = (abs(cast(_of_code(c, to), wide)) for c in (code, code + 1))
+        share = binary("/", size - near, far - near)
+        random = cast(cast(to_expr(rbits, op="T.cast"), dt.uint32) >> 8, wide) * const(2.0**-24, wide)
+        return _of_code(select(binary("<", random, share), code + 1, code), to)
+    if how == "rz":
+        return _of_code(select(beyond, code - 1, code), to)
+    outwards = binary(">" if how == "ru" else "<", x, const(0, wide))  # codes grow with the magnitude
+    return _of_code(select(outwards, select(below, code + 1, code), select(beyond, code - 1, code)), to)
+
+
+def _integer(x: Expr, to: DType, how: str | None, saturating: bool) -> Expr:
+    """A float as an integer; saturated, NaN gives 0."""
+    if how == "rs":
+        why, fix = "is 'rs', which rounds to a float", 'give "rn", "rz", "ru" or "rd"'
+        raise error("bad_argument", None, op="T.cast", name="round", why=why, fix=fix)
+    if x.dtype.bits < 32:
+        x = cast(x, dt.float32)
+    if how in TO_INTEGER:
+        x = intrinsics.call(TO_INTEGER[how], x)
+    if not saturating:
+        return cast(x, to)
+    low, high = lowest_of(to), highest_of(to)
+    # A power of two is exact as a float: what is below the upper one fits.
+    zero, fits = const(0, x.dtype), binary("<", x, const(high + 1, x.dtype))
+    least_or_more = select(binary("<=", x, const(low, x.dtype)), const(low, x.dtype), x)
+    clamped = select(fits, cast(select(fits, least_or_more, zero), to), const(high, to))
+    return select(binary("==", x, x), clamped, const(0, to))
+
+
+def _clamped(x: Expr, to: DType) -> Expr:
+    """An integer limited to the values of an integer type."""
+    low, high = max(lowest_of(to), lowest_of(x.dtype)), min(highest_of(to), highest_of(x.dtype))
+    if x.dtype.kind == "bool":
+        return x
+    return _within(x, const(low, x.dtype), const(high, x.dtype))
+
+
+def _within(x: Expr, low: Expr, high: Expr) -> Expr:
+    """`x` limited to [low, high]; NaN stays."""
+    return select(binary(">", x, high), high, select(binary("<", x, low), low, x))
+
+
+def _of_code(code: Expr, to: DType) -> Expr:
+    """The float whose bits are those of a small integer."""
+    return bits.reinterpret(cast(code, dt.BY_NAME[f"uint{to.bits}"]), to)
