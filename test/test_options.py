@@ -3,13 +3,13 @@ import pytest
 
 from torch_tile.compiler.context import PassOptions
 from torch_tile.diagnostics.errors import TileError
-from torch_tile.options import PassConfigKey, pass_options
+from torch_tile.options import TILELANGS, PassConfigKey, pass_options
 
 
 def test_keys_are_tilelangs_names():
     assert PassConfigKey.TL_ENABLE_FAST_MATH == "tl.enable_fast_math"
     assert PassConfigKey.TIR_DISABLE_VECTORIZE == "tir.disable_vectorize"
-    assert PassConfigKey.TL_NOT_YET_KNOWN == "tl.not_yet_known"
+    assert PassConfigKey.TIRX_DISABLE_CSE_TIR == "tirx.disable_cse_tir"
 
 
 def test_dunder_names_are_not_keys():
@@ -23,7 +23,10 @@ def test_dunder_names_are_not_keys():
         ({}, PassOptions()),
         ({"strict": True}, PassOptions(strict=True)),
         ({"pass_configs": {PassConfigKey.TL_ENABLE_FAST_MATH: True}}, PassOptions(fast_math=True)),
-        ({"pass_configs": {"tl.enable_fast_math": False, "tl.unheard_of": 3}}, PassOptions()),
+        (
+            {"pass_configs": {"tl.enable_fast_math": False, "tl.Simplify": {}}},
+            PassOptions(),
+        ),
         ({"pass_configs": {PassConfigKey.TL_DISABLE_FAST_MATH: False}}, PassOptions(fast_math=True)),
         ({"pass_configs": {PassConfigKey.TL_ENABLE_TF32: True, "tl.strict": 1}}, PassOptions(strict=True, tf32=True)),
         ({"compile_flags": ["-O3", "--use_fast_math"]}, PassOptions(fast_math=True)),
@@ -48,3 +51,23 @@ def test_misspelt_options_are_refused():
         pass_options("jit", pass_config={})
     with pytest.raises(TileError, match="give one of out_idx, target"):
         pass_options("jit", zzz=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("tl.enable_fastmath", "'tl.enable_fast_math'"),
+        (PassConfigKey.TL_DISABLE_WARP_SPECIALISED, "'tl.disable_warp_specialized'"),
+        (PassConfigKey.TL_STRICTT, "'tl.strict'"),
+        ("zzz", "leave it out; those that matter are tl.enable_fast_math"),
+    ],
+)
+def test_misspelt_keys_are_refused(key, near):
+    with pytest.raises(TileError, match="which nobody knows") as caught:
+        pass_options("jit", pass_configs={key: True})
+    assert near in str(caught.value)
+
+
+def test_all_keys_of_tilelang_are_accepted():
+    assert pass_options("jit", pass_configs=dict.fromkeys(TILELANGS.split(), 0)) == PassOptions()
+    assert len(TILELANGS.split()) >= 50

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of `jit` and `compile` by TileLang's names, so that kernels written for it run unchanged.
 
-Those that change nothing here are accepted; a name that nobody knows is an error. Keys of pass_configs are free.
+Those that change nothing here are accepted; a name that nobody knows is an error, and so is a key of
+pass_configs that is none of TileLang's.
 """
 
 from __future__ import annotations
@@ -19,13 +20,36 @@ KNOWN = ("out_idx", "target", "pass_configs", "compile_flags", "strict", *ACCEPT
 FAST_MATH_FLAGS = ("--use_fast_math", "-use_fast_math")
 
 
+# Keys of pass_configs: those that matter here, and TileLang's, which change no result.
+EFFECTIVE = ("tl.enable_fast_math", "tl.disable_fast_math", "tl.enable_tf32", "tl.strict")
+TILELANGS = """
+    tl.disable_warp_specialized tl.disable_tma_lower tl.disable_wgmma tl.enable_async_copy tl.disable_vectorize_256
+    tl.enable_lower_ldgstg tl.enable_lower_ldgstg_predicated tl.disable_shuffle_elect tl.disable_loop_unswitching
+    tl.loop_unswitching_allow_non_trivial_else tl.enable_aggressive_shared_memory_merge
+    tl.disable_shared_memory_reuse tl.disable_thread_storage_sync tl.force_let_inline
+    tl.if_stmt_binding_inline_replayable_binds tl.storage_rewrite_detect_inplace tl.layout_cost_model
+    tl.reducer_force_baseline tl.config_index_bitwidth tl.ptxas_register_usage_level tl.device_compile_flags
+    tl.enable_fp32x2_reduction tl.enable_auto_warp_specialization tl.enable_auto_schedule
+    tl.disable_safe_memory_legalize tl.disable_safe_memory_access tl.disable_out_of_bound_warning
+    tl.disable_data_race_check tl.disable_prelower_semantic_check tl.disable_buffer_init_check
+    tl.disable_dynamic_tail_split tl.dynamic_alignment tl.simplify tl.ast_print_enable tl.enable_dump_ir tl.dump_ir_path
+    tl.layout_visualization_enable tl.layout_visualization_formats tl.debug_merge_shared_memory_allocations
+    tl.enable_vectorize_planner_verbose tl.enable_reducer_plan_verbose tl.emit_line_directives tl.pass_profile
+    tl.pass_profile_threshold_ms tl.enable_ptxas_verbose_output tir.enable_equiv_terms_in_cse_tir tir.disable_cse_tir
+    tirx.disable_cse_tir tir.simplify tir.enable_debug tir.disable_storage_rewrite tir.disable_vectorize
+    tir.use_async_copy tir.merge_static_smem tir.add_lower_pass tir.noalias cuda.kernels_output_dir
+"""
+FAMILIES = ("tl.simplify.", "tir.simplify.")  # each with keys of its own
+
+
 class _Keys(type):
-    """Any name is a key: an unknown option of another version is accepted, as TileLang asks."""
+    """Any name is a key here; `pass_options` knows which there are."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
             raise AttributeError(name)
-        return name.lower().replace("tl_", "tl.", 1).replace("tir_", "tir.", 1)
+        family, _, rest = name.lower().partition("_")
+        return f"{family}.{rest}" if family in ("tl", "tir", "tirx", "cuda") else name.lower()
 
 
 class PassConfigKey(metaclass=_Keys):
@@ -33,6 +57,18 @@ class PassConfigKey(metaclass=_Keys):
 
     Those that matter here: TL_ENABLE_FAST_MATH, TL_ENABLE_TF32 (products of float32 on tensor cores), TL_STRICT.
     """
+
+
+def check_key(op: str, key: str) -> None:
+    """TileError for a key of pass_configs that there is not."""
+    known = (*EFFECTIVE, *TILELANGS.split())
+    if key in known or key.startswith(FAMILIES):
+        return
+    near = difflib.get_close_matches(key, known, 1)
+    fix = f"did you mean {near[0]!r}?" if near else f"leave it out; those that matter are {', '.join(EFFECTIVE)}"
+    raise error(
+        "bad_argument", None, op=op, name="pass_configs", why=f"has the key {key!r}, which nobody knows", fix=fix
+    )
 
 
 def pass_options(
@@ -50,6 +86,8 @@ def pass_options(
             fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(KNOWN)}"
             raise error("bad_argument", None, op=op, name=name, why="is not an option", fix=fix)
     configs = {str(key).lower(): value for key, value in (pass_configs or {}).items()}
+    for key in configs:
+        check_key(op, key)
     flags = compile_flags.split() if isinstance(compile_flags, str) else list(compile_flags or ())
     fast = configs.get("tl.enable_fast_math", not configs.get("tl.disable_fast_math", not base.fast_math))
     return PassOptions(

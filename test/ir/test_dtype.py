@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import math
+import pickle
 import random
 import struct
 
+import numpy
 import pytest
 import torch
 
@@ -89,3 +92,32 @@ def test_e4m3fn_saturates():
     for value in (449.0, 480.0, 1e30, math.inf):
         assert dt.rounded(value, dt.float8_e4m3fn) == 448.0 and dt.rounded(-value, dt.float8_e4m3fn) == -448.0
     assert math.isnan(dt.rounded(math.nan, dt.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("t", dt.ALL, ids=str)
+def test_a_type_is_its_name(t):
+    """So that branches of an author go the same way whichever of the spellings a kernel was given."""
+    assert isinstance(t, str) and t == t.name and t.name == t and (t != t.name) is False and hash(t) == hash(t.name)
+    assert type(t.name) is str and f"{t}" == t.name and t.startswith(t.name[:3]) and t.upper() == t.name.upper()
+    assert {t: 1}[t.name] == 1 and {t.name: 2}[t] == 2 and t in (t.name,) and t.name in (t,) and t in {t.name}
+    assert getattr(torch, t) is t.as_torch()
+    assert t == t.as_torch() and t.as_torch() == t and (t != t.as_torch()) is False
+    assert copy.deepcopy(t) is t and pickle.loads(pickle.dumps(t)) is t
+    assert [u for u in dt.ALL if u == t] == [t] and [u for u in dt.ALL if u == t.name] == [t]
+    assert t != "float" and t != 3 and t is not None and t != torch.complex64
+    if hasattr(numpy, t.name):
+        kind = numpy.dtype(t.name)
+        assert t == kind and t == kind.type and dt.to_dtype(kind) is t and dt.to_dtype(kind.type) is t and kind == t
+        assert numpy.zeros(2, t).dtype == t
+    else:
+        assert t != numpy.dtype("float16")
+
+
+def test_types_of_numpy_are_told_apart():
+    assert dt.float16 != numpy.dtype("float32") and dt.float16 != numpy.float32 and dt.bool_ == numpy.bool_
+    with pytest.raises(ValueError, match="is not a dtype"):
+        dt.to_dtype(numpy.zeros(2, "float16"))
+
+
+def test_a_type_of_nothing_is_itself():
+    assert dt.int32() is dt.int32

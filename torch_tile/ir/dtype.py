@@ -8,37 +8,61 @@ signed and an unsigned integer of one width give the signed one of twice the wid
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-    from torch_tile.ir.expr import Expr
 
+class DType(str):
+    """A scalar type, of which there is one object: a string, its name, as TileLang's are.
 
-@dataclass(frozen=True, eq=False)
-class DType:
-    """A scalar type, of which there is one object. `kind` is one of bool, int, uint, float."""
+    `kind` is one of bool, int, uint, float. It equals its name and the types of torch and NumPy of that name, and
+    hashes as the name does.
+    """
 
-    name: str
     kind: str
     bits: int
+
+    def __new__(cls, name: str, kind: str, bits: int) -> DType:
+        """The type `name`, made once, below."""
+        made = super().__new__(cls, name)
+        made.kind, made.bits = kind, bits
+        return made
+
+    @property
+    def name(self) -> str:
+        """The name as plain text."""
+        return str(self)
 
     def __repr__(self) -> str:
         return f"T.{self.name}"
 
-    def __str__(self) -> str:
-        return self.name
+    to_language = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, str):
+            return not isinstance(other, DType) and str.__eq__(self, other)
+        if (found := name_of(other)) is None:
+            return NotImplemented
+        return str.__eq__(self, found)
+
+    def __ne__(self, other: object) -> bool:
+        found = self.__eq__(other)
+        return found if found is NotImplemented else not found
+
+    __hash__ = str.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return to_dtype, (self.name,)  # copies are the same object
 
-    def __call__(self, value: Any) -> Expr:
-        """`T.float32(x)`: `x` converted to this type."""
+    def __call__(self, value: Any = None) -> Any:
+        """`T.float32(x)`: `x` converted to this type. `T.float32()`, an annotation of TileLang's, is the type."""
         from torch_tile.ir.expr import cast
 
-        return cast(value, self)
+        return self if value is None else cast(value, self)
 
     @property
     def itemsize(self) -> int:
@@ -101,15 +125,27 @@ def rounded(value: float, dtype: DType) -> float:
     return math.copysign(math.inf if has_inf else finite, value) if abs(value) > finite else value
 
 
+def name_of(value: object) -> str | None:
+    """The name of a dtype of torch or NumPy, or of a NumPy scalar class; None of anything else."""
+    kind = type(value)
+    if kind.__module__ == "torch" and kind.__name__ == "dtype":
+        return str(value).removeprefix("torch.")
+    if isinstance(value, type):
+        return value.__name__.rstrip("_") if value.__module__ in ("numpy", "ml_dtypes") else None
+    if kind.__module__.startswith("numpy") and hasattr(value, "itemsize") and hasattr(value, "fields"):
+        return str(getattr(value, "name", ""))
+    return None
+
+
 def to_dtype(value: object) -> DType:
-    """`value` as a DType: a DType, a name, a torch dtype, or Python's bool/int/float. ValueError otherwise."""
+    """`value` as a DType: one, a name, a dtype of torch or NumPy, or Python's bool/int/float. ValueError otherwise."""
     if isinstance(value, DType):
         return value
     python = {bool: bool_, int: int32, float: float32}
     if isinstance(value, type) and value in python:
         return python[value]
-    name = value if isinstance(value, str) else str(value).removeprefix("torch.")
-    if (isinstance(value, str) or type(value).__module__ == "torch") and name in BY_NAME:
+    name = value if isinstance(value, str) else name_of(value)
+    if name in BY_NAME:
         return BY_NAME[name]
     raise ValueError(f"{value!r} is not a dtype")
 

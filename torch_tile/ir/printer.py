@@ -182,8 +182,8 @@ class Printer(ExprPrinter):
         b = s.buffer
         name = self.names.bind(b)
         if b.scope == "var":
-            init = "" if s.init is None else f", {self.value(s.init, b.dtype)}"
-            self.line(f"{name} = T.alloc_var({b.dtype!r}{init})")
+            init = "..." if s.init is None else self.value(s.init, b.dtype)
+            self.line(f"{name} = T.alloc_var({b.dtype!r}, {init})")
         else:
             if b.scope == "barrier":
                 placed = "" if b.offset is None else f", offset={b.offset}"

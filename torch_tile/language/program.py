@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -100,7 +100,7 @@ def annotations_of(function: FunctionType, scope: dict[str, Any]) -> dict[str, A
 
 def evaluated(function: FunctionType, name: str, annotation: Any, scope: dict[str, Any]) -> Any:
     """An annotation, which may have been kept as text; what is wrong in that is shown where the parameter stands."""
-    if not isinstance(annotation, str):
+    if not isinstance(annotation, str) or isinstance(annotation, DType):
         return annotation
     try:
         return eval(annotation, function.__globals__, {**scope})
@@ -160,7 +160,7 @@ def macro(function: Any = None, *, hygienic: bool = True) -> Any:
         raise error("bad_argument", author_span(), op="T.macro", name="hygienic", why=why, fix=fix)
     if function is None:
         return macro
-    rewritten = rewrite_lazily(function)
+    rewritten = rewrite_lazily(function, sys._getframe(1).f_locals)
 
     def inlined(*args: Any, **kwargs: Any) -> Any:
         return rewritten(*args, **kwargs)
@@ -169,14 +169,14 @@ def macro(function: Any = None, *, hygienic: bool = True) -> Any:
     return inlined
 
 
-def rewrite_lazily(function: FunctionType) -> Callable[..., Any]:
+def rewrite_lazily(function: FunctionType, scope: Mapping[str, Any]) -> Callable[..., Any]:
     """`rewrite` at the first call, when the names around a nested definition are bound."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         at = tracer(function.__name__)
         bound = inspect.signature(function).bind(*args, **kwargs)
         for name, value in bound.arguments.items():
-            if is_computed(value) and not takes_reference(function, name):
+            if is_computed(value) and not takes_reference(function, name, scope):
                 bound.arguments[name] = let(name, value)
         return rewrite(function, lambda: Recorder(at))(*bound.args, **bound.kwargs)
 
@@ -190,7 +190,12 @@ def is_computed(value: Any) -> bool:
     return isinstance(value, Expr) and contains(value, Load)
 
 
-def takes_reference(function: FunctionType, name: str) -> bool:
-    """Whether a macro's parameter is annotated with T.Ref."""
+def takes_reference(function: FunctionType, name: str, scope: Mapping[str, Any]) -> bool:
+    """Whether a macro's parameter is annotated with T.Ref; `scope` holds the names around the definition."""
     annotation = function.__annotations__.get(name)
-    return annotation is Ref or (isinstance(annotation, str) and annotation.split(".")[-1] == "Ref")
+    if isinstance(annotation, str) and not isinstance(annotation, DType):  # kept as text
+        try:
+            annotation = eval(annotation, function.__globals__, dict(scope))
+        except (NameError, AttributeError):  # what is there for type checkers only
+            return False
+    return annotation is Ref

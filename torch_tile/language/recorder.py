@@ -65,7 +65,6 @@ class Recorder:
         self.now: dict[str, Any] = {}  # what names are bound to after a branch or loop
 
     unbound = UNBOUND
-    range = staticmethod(serial)
 
     # -- names ---------------------------------------------------------------------------------------------------------
     def bind(self, name: str, value: Any, old: Callable[[], Any], mutable: bool) -> Any:
@@ -288,6 +287,11 @@ class Recorder:
         with self._around(_DEVICE, carried, self._flag(tells_end)), self.tracer.open("while") as scope:
             yield
         self.tracer.emit(While(condition, close_body(scope)))
+
+    @staticmethod
+    def counter(function: Any) -> Any:
+        """What is called in `for i in function(...)`: Python's range, under whatever name, is T.serial there."""
+        return serial if function is range else function
 
     @staticmethod
     def _flag(tells_end: bool) -> Any:

@@ -268,8 +268,8 @@ class _Reroute(ast.NodeTransformer):
         carried = _literal(tuple(self.reads.carried(node)))
         over = self.visit(node.iter)
         # Only `for i in range(...)` is a device loop; in comprehensions, zip and the like, range is Python's.
-        if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "range":
-            over.func = ast.copy_location(ast.Attribute(ast.Name(RECORDER, ast.Load()), "range", ast.Load()), over.func)
+        if isinstance(over, ast.Call):
+            over.func = _call("counter", over.func, at=over.func)
         loop = _call("loop", over, _names(node.target), carried, _tells_end(node), at=node.iter)
         new = ast.For(node.target, loop, *self._loop(node, node.iter))
         return ast.copy_location(new, node)

@@ -20,6 +20,7 @@ from torch_tile.language.products import pin_results
 from torch_tile.language.roles import gather_roles, outermost
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of
+from torch_tile.tileop.base import Scalar
 
 MOST_THREADS = max(chip.thread_limit for chip in CHIPS.values())  # at once on a multiprocessor; fewer on some GPUs
 
@@ -170,14 +171,18 @@ def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = Non
     return Handle(buffer)
 
 
-def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Load:
-    """A mutable scalar; `v = e` and `v += e` inside the kernel write it."""
+def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Load:
+    """A mutable scalar of each thread, which starts at `init`, or at 0; `v = e` and `v += e` in the kernel write it.
+
+    In a loop it starts anew in each iteration. An `init` of `...` leaves it undefined, as printed kernels have it.
+    """
     if isinstance(init, str):  # alloc_var(dtype, "local.var")
         init, scope = None, init
     if SPELLINGS.get(scope) != "var":
         raise error("bad_scope", None, got=scope, known="local.var")
     to = dtype_of(dtype)
-    return make_variable("", to, None if init is None else cast(to_expr(init, to), to))
+    value = 0 if init is None else init
+    return make_variable("", to, None if value is ... else cast(to_expr(value, to), to))
 
 
 def empty(*shape: Any, dtype: Any = "float32") -> Handle:
