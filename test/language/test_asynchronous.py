@@ -90,13 +90,13 @@ def test_who_runs(name):
 
 
 WRONG = {
-    "no barrier": (lambda bar: T.mbarrier_arrive(3), "barrier"),
-    "several barriers": (lambda bar: T.mbarrier_arrive(bar), "barrier"),
+    "no barrier": (lambda bar: T.mbarrier_arrive(3), "mbarrier"),
+    "several barriers": (lambda bar: T.mbarrier_arrive(bar), "mbarrier"),
     "no such parity": (lambda bar: T.mbarrier_wait_parity(bar[0], 2), "parity"),
     "a fractional parity": (lambda bar: T.barrier_wait(bar[0], 0.5), "parity"),
     "another block": (lambda bar: T.mbarrier_arrive(bar[0], 1), "cta_id"),
-    "too many bytes": (lambda bar: T.mbarrier_expect_tx(bar[0], 2**20), "size"),
-    "fewer than none": (lambda bar: T.mbarrier_arrive_expect_tx(bar[0], -1), "size"),
+    "too many bytes": (lambda bar: T.mbarrier_expect_tx(bar[0], 2**20), "tx"),
+    "fewer than none": (lambda bar: T.mbarrier_arrive_expect_tx(bar[0], -1), "tx"),
     "number 0": (lambda bar: T.named_barrier_arrive(0, 64), "barrier_id"),
     "part of a warp": (lambda bar: T.named_barrier_arrive(1, 16), "arrive_count"),
     "part of a warp elects": (lambda bar: T.shuffle_elect(48), "extent"),

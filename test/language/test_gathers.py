@@ -169,21 +169,12 @@ def asked_in_a_nest():
                 B[i] = T.any_of(A[i, :])  # here
 
 
-def asked_of_a_thread():
-    @T.prim_func
-    def kernel(B: T.Tensor((4,), "bool")):
-        with T.Kernel(1):
-            own = T.alloc_local((4,), "bool")
-            B[0] = T.all_of(own)  # here
-
-
 MISTAKES = {
     transposed_shape: "T.transpose(A, B)",
     image_of_three_dimensions: "T.im2col(A, tile, 0, 0, 3, 1, 1, 1)",
     columns_of_one_dimension: "T.im2col(A, tile, 0, 0, 3, 1, 1, 1)",
     no_stride: "T.im2col(A, tile, 0, 0, 3, 0, 1, 1)",
     asked_in_a_nest: "T.any_of(A[i, :])",
-    asked_of_a_thread: "T.all_of(own)",
 }
 
 

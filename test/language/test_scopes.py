@@ -76,15 +76,16 @@ def test_memory_of_every_scope():
             T.alloc_var("float32", 1)
             T.alloc_var("float32", "local.var")
             T.alloc_var(T.int64, init=7, scope="local.var")
+            T.alloc_var("int32", ...)
 
     allocs = [n for n in walk(kernel.program) if isinstance(n, Alloc)]
     found = [(a.buffer.scope, a.buffer.dtype.name, a.buffer.static_shape) for a in allocs]
     assert found == [
         ("shared", "float16", (4, 2)), ("shared", "bool", (4,)), ("fragment", "bfloat16", (3,)),
         ("local", "int8", (2,)), ("var", "int32", ()), ("var", "float32", ()), ("var", "float32", ()),
-        ("var", "int64", ()),
+        ("var", "int64", ()), ("var", "int32", ()),
     ]  # fmt: skip
-    assert [a.init if a.init is None else a.init.value for a in allocs[4:]] == [None, 1.0, None, 7]
+    assert [a.init if a.init is None else a.init.value for a in allocs[4:]] == [0, 1.0, 0.0, 7, None]
 
 
 def test_dynamic_dimensions():

@@ -8,7 +8,14 @@ from typing import Any
 from torch_tile import tileop as _tileop
 from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
 from torch_tile.language import atomics as _atomics, math as _math
-from torch_tile.language.allreduce import attr, comm_reducer, tvm_thread_allreduce
+from torch_tile.language.allreduce import (
+    attr,
+    comm_reducer,
+    syncthreads_and,
+    syncthreads_count,
+    syncthreads_or,
+    tvm_thread_allreduce,
+)  # fmt: skip
 from torch_tile.language.arrive import arrive_last
 from torch_tile.language.asynchronous import (
     barrier_arrive,
@@ -80,6 +87,8 @@ from torch_tile.language.math import (
     cast,
     ceildiv,
     clamp,
+    exp10,
+    fast_rcp,
     floordiv,
     floormod,
     if_then_else,
@@ -100,7 +109,7 @@ from torch_tile.language.math import (
 )  # fmt: skip
 from torch_tile.language.missing import unknown_name as _unknown_name
 from torch_tile.language.persistent import Persistent, PersistentTileScheduler
-from torch_tile.language.products import wait_wgmma, wgmma_gemm
+from torch_tile.language.products import gemm, wait_wgmma, wgmma_gemm
 from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
 from torch_tile.language.reducers import (
     alloc_reducer,
@@ -147,6 +156,8 @@ from torch_tile.language.warps import (
     any_sync,
     ballot_sync,
     dp4a,
+    match_all_sync,
+    match_any_sync,
     shfl_down,
     shfl_sync,
     shfl_up,
@@ -175,6 +186,7 @@ globals().update({n: _math.function(n) for n in _math.FUNCTIONS})
 globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "log10", "sin", "cos", "tan", "pow")})
 fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
 power = _math.function("pow")
+globals()["__ffs"] = _math.ffs
 
 # What the lanes of a warp have together: T.warp_reduce_sum, ...
 globals().update({f"warp_reduce_{n}": _warp_reduce(n) for n in ("sum", "max", "min", "bitand", "bitor")})
@@ -217,18 +229,19 @@ __all__ = [
     "at_rank", "atomic_load", "attr", "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear",
     "cluster_arrive", "cluster_sync", "cluster_wait", "comm_reducer", "const", "dec_max_nreg", "device_assert",
-    "disable_warp_group_reg_alloc", "dp4a", "dtype", "dynamic", "empty", "evaluate", "fence_proxy_async",
-    "finalize_reducer", "floordiv", "floormod", "get_block_binding", "get_block_bindings", "get_block_extent",
-    "get_block_extents", "get_cluster_dims", "get_cluster_id", "get_lane_idx", "get_thread_binding",
-    "get_thread_bindings", "get_thread_extent", "get_thread_extents", "get_warp_group_idx", "get_warp_idx", "grid",
-    "if_then_else", "im2col", "inc_max_nreg", "index_to_coordinates", "infinity", "logical_and", "logical_not",
-    "logical_or", "macro", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout", "make_linear_layout",
-    "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "max", "max_value", "mbarrier_arrive",
+    "disable_warp_group_reg_alloc", "dp4a", "dtype", "dynamic", "empty", "evaluate", "exp10", "fast_rcp",
+    "fence_proxy_async", "finalize_reducer", "floordiv", "floormod", "gemm", "get_block_binding",
+    "get_block_bindings", "get_block_extent", "get_block_extents", "get_cluster_dims", "get_cluster_id",
+    "get_lane_idx", "get_thread_binding", "get_thread_bindings", "get_thread_extent", "get_thread_extents",
+    "get_warp_group_idx", "get_warp_idx", "grid", "if_then_else", "im2col", "inc_max_nreg", "index_to_coordinates",
+    "infinity", "logical_and", "logical_not", "logical_or", "macro", "make_full_bank_swizzled_layout",
+    "make_half_bank_swizzled_layout", "make_linear_layout", "make_quarter_bank_swizzled_layout",
+    "make_swizzled_layout", "match_all_sync", "match_any_sync", "max", "max_value", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity", "min", "min_value",
     "named_barrier_arrive", "no_set_max_nreg", "pdl_sync", "pdl_trigger", "prim_func", "print", "ptx_commit_group",
     "ptx_wait_group", "reducer_init", "reducer_update", "reinterpret", "reshape", "role", "serial", "set_max_nreg",
     "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shift_left", "shift_right", "shuffle_elect", "symbolic",
-    "sync_threads", "sync_warp", "tensor_map", "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod",
-    "tvm_thread_allreduce", "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma",
-    "wgmma_gemm", "ws",
+    "sync_threads", "sync_warp", "syncthreads_and", "syncthreads_count", "syncthreads_or", "tensor_map",
+    "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod", "tvm_thread_allreduce",
+    "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 """TIR's reduction over threads: `with T.attr(T.comm_reducer(...), "reduce_scope", ...)` around T.tvm_thread_allreduce.
 
 Threads that differ in an index of T.get_thread_binding fold their values: lanes of a warp by shuffles, and what is left
-through shared memory, where the compiler places the barriers.
+through shared memory, where the compiler places the barriers. So do T.syncthreads_count, _or and _and.
 """
 
 from __future__ import annotations
@@ -99,6 +99,46 @@ def tvm_thread_allreduce(
     for binding in bindings:
         total = _over(at, let("part", total), _dimension(at, what, binding), fold)
     at.emit(Store(target.buffer, target.starts, total))
+
+
+def syncthreads_count(predicate: Scalar) -> Expr:
+    """In how many threads of the block `predicate` holds, an int32, told to all of them, who come here together.
+
+    What they wrote to shared and global memory before, all see after it. For GPUs.
+    """
+    return _counted("T.syncthreads_count", predicate)
+
+
+def syncthreads_or(predicate: Scalar) -> Expr:
+    """An int32: 1 where `predicate` holds in any thread of the block, else 0. As T.syncthreads_count."""
+    return cast(_counted("T.syncthreads_or", predicate) != 0, dt.int32)
+
+
+def syncthreads_and(predicate: Scalar) -> Expr:
+    """An int32: 1 where `predicate` holds in all threads of the block, else 0. As T.syncthreads_count."""
+    total = _counted("T.syncthreads_and", predicate)
+    return cast(total == math.prod(in_kernel("T.syncthreads_and").launch.threads), dt.int32)
+
+
+def _counted(what: str, predicate: Any) -> Expr:
+    at = in_kernel(what)
+    why, fix = "", "write it outside T.Parallel and T.ws, in a line before"
+    if at.crew or at.in_nest:
+        why = "is asked for where not all threads come"
+    elif at.doubtful:
+        why = f"is wanted only if {at.doubtful} asks for it"
+    if why:
+        raise error("bad_argument", None, op=what, name="predicate", why=why, fix=fix)
+    total: Expr = cast(truth(to_expr(predicate, op=what)), dt.int32)
+    at.emit(memory.barrier())
+
+    def add(a: Expr, b: Expr) -> Expr:
+        return let("total", a + b)
+
+    for dim, count in enumerate(at.launch.threads):
+        if count > 1:
+            total = _over(at, let("part", total), dim, add)
+    return let("total", total)
 
 
 def _dimension(at: Tracer, what: str, binding: Any) -> int:

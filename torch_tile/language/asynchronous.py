@@ -17,14 +17,14 @@ from torch_tile.ir.stmt import Do
 from torch_tile.language.roles import check_registers
 from torch_tile.language.threads import numbered, thread_index
 from torch_tile.language.trace import Tracer, tracer
-from torch_tile.tileop.base import is_one, region_of
+from torch_tile.tileop.base import Scalar, Tile, is_one, region_of
 
 # mbarriers. A phase is over when its arrivals and the bytes expected have come; a fresh barrier is in phase 0.
 
 
-def mbarrier_wait_parity(barrier: Any, parity: Any) -> None:
+def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar) -> None:
     """Wait until the phase of this parity of a T.alloc_barrier is over; of a fresh one, that of parity 1 is."""
-    at, where = _barrier("T.mbarrier_wait_parity", barrier)
+    at, where = _barrier("T.mbarrier_wait_parity", mbarrier)
     value = to_expr(parity)
     if not value.dtype.is_integer or (isinstance(value, Const) and value.value not in (0, 1)):
         why, fix = f"is {parity!r}", "give 0 or 1: for turn k through n stages, k // n % 2"
@@ -32,43 +32,43 @@ def mbarrier_wait_parity(barrier: Any, parity: Any) -> None:
     at.emit(bulk.mbarrier_wait(where, value))
 
 
-def mbarrier_arrive(barrier: Any, cta_id: Any = None) -> None:
+def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:
     """Each thread that runs this arrives."""
-    at, where = _barrier("T.mbarrier_arrive", barrier)
+    at, where = _barrier("T.mbarrier_arrive", mbarrier)
     if cta_id is not None:
         why, fix = "names another block of the cluster", "arrive at mbarriers of the own block only"
         raise error("bad_argument", None, op="T.mbarrier_arrive", name="cta_id", why=why, fix=fix)
     at.emit(bulk.mbarrier_arrive(where))
 
 
-def mbarrier_expect_tx(barrier: Any, size: Any) -> None:
-    """The phase waits for `size` bytes more, for each thread that runs this; T.tma_copy says it for itself."""
-    at, where = _barrier("T.mbarrier_expect_tx", barrier)
-    at.emit(_expect("T.mbarrier_expect_tx", where, size))
+def mbarrier_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
+    """The phase waits for `tx` bytes more, for each thread that runs this; T.tma_copy says it for itself."""
+    at, where = _barrier("T.mbarrier_expect_tx", mbarrier)
+    at.emit(_expect("T.mbarrier_expect_tx", where, tx))
 
 
-def mbarrier_arrive_expect_tx(barrier: Any, size: Any) -> None:
-    """Expect `size` bytes more, then arrive."""
-    at, where = _barrier("T.mbarrier_arrive_expect_tx", barrier)
-    at.emit(_expect("T.mbarrier_arrive_expect_tx", where, size))
+def mbarrier_arrive_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
+    """Expect `tx` bytes more, then arrive."""
+    at, where = _barrier("T.mbarrier_arrive_expect_tx", mbarrier)
+    at.emit(_expect("T.mbarrier_arrive_expect_tx", where, tx))
     at.emit(bulk.mbarrier_arrive(where))
 
 
-def barrier_wait(barrier: Any, parity: Any = 0) -> None:
+def barrier_wait(barrier_id: Tile, parity: Scalar = 0) -> None:
     """T.mbarrier_wait_parity."""
-    mbarrier_wait_parity(barrier, parity)
+    mbarrier_wait_parity(barrier_id, parity)
 
 
-def barrier_arrive(barrier: Any) -> None:
+def barrier_arrive(barrier_id: Tile) -> None:
     """T.mbarrier_arrive."""
-    mbarrier_arrive(barrier)
+    mbarrier_arrive(barrier_id)
 
 
 def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
     at, region = in_kernel(what), region_of(barrier)
     if region is None or region.buffer.scope != "barrier" or not all(is_one(e) for e in region.extents):
         why, fix = f"is {barrier!r}"[:80], "give one mbarrier of a T.alloc_barrier, as in ready[stage]"
-        raise error("bad_argument", None, op=what, name="barrier", why=why, fix=fix)
+        raise error("bad_argument", None, op=what, name="mbarrier", why=why, fix=fix)
     return at, Address(region.buffer, region.starts)
 
 
@@ -76,7 +76,7 @@ def _expect(what: str, where: Address, size: Any) -> Do:
     value = to_expr(size)
     if not value.dtype.is_integer or (isinstance(value, Const) and not 0 <= int(value.value) < 2**20):
         fix = "give the bytes of all copies of one phase, fewer than 2^20"
-        raise error("bad_argument", None, op=what, name="size", why=f"is {size!r}", fix=fix)
+        raise error("bad_argument", None, op=what, name="tx", why=f"is {size!r}", fix=fix)
     return bulk.mbarrier_expect(where, value)
 
 
@@ -107,19 +107,30 @@ def shuffle_elect(extent: int = 0) -> Expr:
     return binary("==", binary("%", thread, const(extent, dt.int32)) if extent else thread, const(0, dt.int32))
 
 
-def get_warp_group_idx() -> Expr:
-    """The running thread's group of 128, as T.ws counts them."""
-    return thread_index() // WARPGROUP
+def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None = None) -> Expr:
+    """The running thread's group of 4 warps, or of `warps_per_group`, as T.ws counts them."""
+    size = _lanes("T.get_warp_group_idx", "warp_size", warp_size, WARP)
+    return thread_index() // (
+        size * _lanes("T.get_warp_group_idx", "warps_per_group", warps_per_group, WARPGROUP // WARP)
+    )
 
 
-def get_warp_idx() -> Expr:
-    """The running thread's warp in the block."""
-    return thread_index() // WARP
+def get_warp_idx(warp_size: int | None = None) -> Expr:
+    """The running thread's warp in the block, of 32 threads or of `warp_size`."""
+    return thread_index() // _lanes("T.get_warp_idx", "warp_size", warp_size, WARP)
 
 
-def get_lane_idx() -> Expr:
-    """The running thread's number in its warp."""
-    return thread_index() % WARP
+def get_lane_idx(warp_size: int | None = None) -> Expr:
+    """The running thread's number in its warp, of 32 threads or of `warp_size`."""
+    return thread_index() % _lanes("T.get_lane_idx", "warp_size", warp_size, WARP)
+
+
+def _lanes(what: str, name: str, number: Any, default: int) -> int:
+    if number is None:
+        return default
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise error("bad_argument", None, op=what, name=name, why=f"is {number!r}", fix="give a positive integer")
+    return number
 
 
 # Registers.

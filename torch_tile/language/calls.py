@@ -47,7 +47,8 @@ def check_all(names: dict[str, Any]) -> None:
     made: dict[int, Callable[..., Any]] = {}
     for name, value in list(names.items()):
         ours = isinstance(value, FunctionType) and value.__module__.startswith("torch_tile.")
-        if not ours or name in DECORATORS or (name.startswith("_") and not name.startswith("__")):
+        hidden = name.endswith("__") or (name.startswith("_") and not name.startswith("__"))  # not __exp
+        if not ours or hidden or name in DECORATORS:
             continue
         if not hasattr(value, "__signature__"):  # those of `recorded` are checked already
             names[name] = made.setdefault(id(value), checked(name, value))

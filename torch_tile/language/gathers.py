@@ -15,6 +15,7 @@ from torch_tile.ir.expr import Const, Expr, Load, binary, cast, const, select, t
 from torch_tile.ir.stmt import Alloc, For, Stmt, Store
 from torch_tile.language.asynchronous import in_kernel
 from torch_tile.language.reducers import folded
+from torch_tile.language.trace import Tracer, make_variable
 from torch_tile.tileop.base import (
     Scalar,
     Tile,
@@ -25,6 +26,7 @@ from torch_tile.tileop.base import (
     need_region,
     parallel,
     same_extents,
+    serial,
 )
 from torch_tile.tileop.copy.op import Copy, policy_of
 from torch_tile.tileop.fill import Fill
@@ -115,13 +117,19 @@ def _tensor(img: Any) -> Buffer:
     return region.buffer
 
 
-def any_of(buffer: Any) -> Expr:
-    """Whether any element of a tile, tensor or region is not 0: the same for all threads, which come here together."""
+def any_of(buffer: Tile) -> Expr:
+    """Whether any element of a tile, tensor or region is not 0: the same for all threads, which come here together.
+
+    Of a thread's own array, T.alloc_local, it is that thread's answer.
+    """
     return _joined("any_of", buffer, "max")
 
 
-def all_of(buffer: Any) -> Expr:
-    """Whether no element of a tile, tensor or region is 0: the same for all threads, which come here together."""
+def all_of(buffer: Tile) -> Expr:
+    """Whether no element of a tile, tensor or region is 0: the same for all threads, which come here together.
+
+    Of a thread's own array, T.alloc_local, it is that thread's answer.
+    """
     return _joined("all_of", buffer, "min")
 
 
@@ -129,8 +137,8 @@ def _joined(name: str, buffer: Any, op: str) -> Expr:
     at, region = in_kernel(f"T.{name}"), need_region(buffer, name, "buffer")
     why, fix, argument = "", "", "buffer"
     if region.buffer.scope in ("local", "var"):
-        why, fix = "is each thread's own", "join its elements by `or` and `and`"
-    elif at.in_nest:
+        return _joined_alone(at, name, region, op)
+    if at.in_nest:
         why, fix = "is asked about inside T.Parallel", "ask before the loop: all threads answer together"
     elif at.doubtful:
         why, fix = f"is wanted only if {at.doubtful} asks for it", "ask in a line before"
@@ -153,6 +161,20 @@ def _joined(name: str, buffer: Any, op: str) -> Expr:
     for one in folded(nest, {id(answer): (answer, op)}):
         at.emit(one)
     return binary("!=", Load(answer, (zero,)), zero)
+
+
+def _joined_alone(at: Tracer, name: str, region: Region, op: str) -> Expr:
+    """What a thread's own elements say, to that thread."""
+    answer = make_variable(name, dt.bool_, const(op == "min", dt.bool_))
+
+    def join(rest: tuple[Expr, ...], point: tuple[Expr, ...]) -> Stmt:
+        if rest:
+            return serial(rest[0], lambda index: join(rest[1:], (*point, index)))
+        flag = binary("!=", Load(region.buffer, _place(region, point)), const(0, region.buffer.dtype))
+        return Store(answer.buffer, (), binary("and" if op == "min" else "or", answer, flag))
+
+    at.emit(join(region.tile_shape, ()))
+    return answer
 
 
 def _place(region: Region, point: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -18,6 +18,7 @@ from torch_tile.ir.expr import (
     Expr,
     Load,
     Var,
+    binary,
     cast as cast_expr,
     const,
     extremum,
@@ -91,9 +92,31 @@ def _of_numbers(name: str, a: Any, b: Any) -> Any:
     return extremum(name, a, b)
 
 
-def clamp(value: Any, low: Any, high: Any) -> Any:
-    """`value` limited to [low, high]; NaN if one of the three is."""
-    return min(max(value, low), high)
+def clamp(dst: Scalar, min_val: Scalar, max_val: Scalar) -> Any:
+    """The value `dst` limited to [min_val, max_val]; NaN if one of the three is."""
+    return min(max(dst, min_val), max_val)
+
+
+def exp10(x: Scalar) -> Expr:
+    """10 to the power of `x`."""
+    base = to_expr(x, op="T.exp10")
+    return intrinsics.call("pow", const(10, base.dtype if base.dtype.is_float else dt.float32), base)
+
+
+def ffs(x: Scalar) -> Expr:
+    """The place of the least bit of an integer of 32 bits or fewer that is set, counted from 1; 0 if none is."""
+    word = to_expr(x, op="T.__ffs")
+    if word.dtype.is_float or word.dtype.bits > 32:
+        why, fix = f"is a {word.dtype}", "give an integer of at most 32 bits"
+        raise error("bad_argument", None, op="T.__ffs", name="x", why=why, fix=fix)
+    word = cast_expr(word, dt.int32)
+    least = cast_expr(cast_expr(word & -word, dt.uint32), dt.float32)  # a power of two, whose exponent is the place
+    return select(binary("==", word, 0), 0, (bits.reinterpret(least, dt.int32) >> 23) - 126)
+
+
+def fast_rcp(x: Scalar) -> Expr:
+    """`1 / x`."""
+    return 1.0 / to_expr(x, op="T.fast_rcp")
 
 
 def if_then_else(condition: Any, a: Any, b: Any) -> Expr:
@@ -270,15 +293,11 @@ def bitwise_not(a: Any) -> Any:
 
 def logical_and(a: Any, b: Any) -> Any:
     """`a and b` on the device."""
-    from torch_tile.ir.expr import binary
-
     return binary("and", a, b)
 
 
 def logical_or(a: Any, b: Any) -> Any:
     """`a or b` on the device."""
-    from torch_tile.ir.expr import binary
-
     return binary("or", a, b)
 
 

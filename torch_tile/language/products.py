@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics import memory, wgmma
 from torch_tile.ir.buffer import Region
-from torch_tile.ir.expr import Call
+from torch_tile.ir.expr import Call, Const, Expr, truth
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Stmt, While
-from torch_tile.language.trace import tracer
-from torch_tile.tileop.base import Annotations, Tile
+from torch_tile.language.trace import Tracer, tracer
+from torch_tile.tileop.base import Annotations, Scalar, Tile
+from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm, GemmWarpPolicy
 from torch_tile.tileop.gemm.wgmma_results import WgmmaResults
 
@@ -25,17 +27,49 @@ MOST_PENDING = 7  # groups of products
 Ages = Mapping[int, tuple[int, Region]]
 
 
+def gemm(
+    A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False, *, wg_wait: int = 0,
+    wgmma: bool = False, k_pack: int = 1, mbar: Any = None, annotations: Annotations = None,
+) -> None:  # fmt: skip
+    """`C += A B`, of tiles in shared memory or fragments, summed in C's dtype.
+
+    A is (M, K), or (K, M) with `transpose_A`; B is (K, N), or (N, K) with `transpose_B`; C is (M, N). Leading
+    dimensions have size 1. Where `clear_accum` holds, a bool or an expression as in `k == 0`, C is set to 0 before.
+    `policy` says how warps split C.
+
+    With `wgmma` the product goes by wgmma or not at all; `wg_wait` groups of such products may stay under way. `k_pack`
+    and `annotations` are hints of TileLang's without effect. Raises TileError for shapes and dtypes that have no
+    product, and for `mbar`, which only products of sm_100 signal.
+    """
+    at = tracer("T.gemm")
+    if mbar is not None:
+        why, fix = "is signalled by products of sm_100 only", "leave it out: the product is complete after T.gemm"
+        raise error("bad_argument", None, op="T.gemm", name="mbar", why=why, fix=fix)
+    clears = _cleared(at, C, clear_accum)
+    at.emit(Gemm.build(A, B, C, transpose_A, transpose_B, policy, clears, wg_wait=wg_wait, wgmma=wgmma))
+
+
 def wgmma_gemm(
     A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
-    policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, *, annotations: Annotations = None,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Scalar = False, *, annotations: Annotations = None,
 ) -> None:  # fmt: skip
     """T.gemm by wgmma, which is not waited for: C is there, and A and B may be written, after T.wait_wgmma.
 
     Hopper only. An author error where wgmma cannot do it.
     """
     at = tracer("T.wgmma_gemm")
-    made = Gemm.build(A, B, C, transpose_A, transpose_B, policy, clear_accum)
+    made = Gemm.build(A, B, C, transpose_A, transpose_B, policy, _cleared(at, C, clear_accum))
     at.emit(replace(made, wg_wait=-1, wgmma=True))
+
+
+def _cleared(at: Tracer, accumulator: Tile, condition: Scalar) -> bool:
+    """Whether a product clears its accumulator itself; where only the device knows, an `if` before it does."""
+    holds = truth(condition) if isinstance(condition, Expr) else condition
+    if isinstance(holds, Expr) and not isinstance(holds, Const):
+        at.emit(If(holds, Block((Fill.build(accumulator, 0),)), Block(())))
+        return False
+    return bool(holds.value if isinstance(holds, Const) else holds)
 
 
 def wait_wgmma(pending: int = 0) -> None:

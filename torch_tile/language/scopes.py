@@ -211,7 +211,7 @@ def dynamic(names: str, dtype: Any = "int32", multiple_of: int = 1) -> Any:
 
     `multiple_of` divides all their values: launches check it, and GPU kernels access memory in wider pieces for it.
     """
-    found = tuple(Var(n.strip(), dtype_of(dtype), "dim", multiple_of) for n in names.split(","))
+    found = tuple(Var(n.strip(), dtype_of(dtype), "dim", multiple_of) for n in names_in("T.dynamic", names))
     return found if len(found) > 1 else found[0]
 
 
@@ -219,5 +219,18 @@ symbolic = dynamic
 
 
 def const(names: str) -> Any:
-    """Dimensions that an eager kernel learns from its arguments, compiled for each value: `M, N = T.const("M, N")`."""
-    return tracer("T.const").consts(names)
+    """Dimensions that an eager kernel learns from its arguments, compiled for each value: `M, N = T.const("M, N")`.
+
+    Commas or blanks part the names.
+    """
+    return tracer("T.const").consts(", ".join(names_in("T.const", names)))
+
+
+def names_in(what: str, names: str) -> list[str]:
+    """Names that commas or blanks part, at least one."""
+    found = names.replace(",", " ").split() if isinstance(names, str) else []
+    if not found:
+        raise error(
+            "bad_argument", author_span(), op=what, name="names", why=f"is {names!r}", fix='write "m" or "m, n"'
+        )
+    return found

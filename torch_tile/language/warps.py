@@ -12,13 +12,13 @@ from typing import Any
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics import memory
-from torch_tile.ir import dtype as dt
+from torch_tile.ir import bits, dtype as dt
 from torch_tile.ir.expr import Call, Expr, Load, binary, cast, is_number, select, to_expr, truth
 from torch_tile.ir.stmt import Store
 from torch_tile.language.asynchronous import get_lane_idx, in_kernel
 from torch_tile.language.threads import thread_index
 from torch_tile.language.trace import let
-from torch_tile.tileop.base import need_region
+from torch_tile.tileop.base import Scalar, need_region
 from torch_tile.tileop.reduce.op import combine
 
 FULL = 0xFFFFFFFF  # all lanes
@@ -70,6 +70,34 @@ def all_sync(predicate: Any, mask: Any = FULL) -> Expr:
 def ballot_sync(predicate: Any, mask: Any = FULL) -> Expr:
     """A uint64 with a bit for each lane of the warp, set where `predicate` holds."""
     return cast(_made("T.ballot_sync", memory.ballot(_vote("T.ballot_sync", predicate, mask))), dt.uint64)
+
+
+def match_any_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
+    """A uint32 with a bit for each lane of the warp, set where `value` has the same bits as in the running thread."""
+    own, total = _code("T.match_any_sync", value, mask), cast(0, dt.uint32)
+    for lane in range(WARP):
+        there = _made("T.match_any_sync", memory.shuffle(own, cast(lane, dt.int32)))
+        total = total | select(binary("==", there, own), cast(1 << lane, dt.uint32), cast(0, dt.uint32))
+    return let("lanes", total)
+
+
+def match_all_sync(value: Scalar, mask: Scalar = FULL) -> Expr:
+    """A uint32: all bits set if `value` has the same bits in all lanes of the warp, else 0."""
+    own = _code("T.match_all_sync", value, mask)
+    first = _made("T.match_all_sync", memory.shuffle(own, cast(0, dt.int32)))
+    same = _made("T.match_all_sync", memory.vote_all(binary("==", first, own)))
+    return select(same, cast(FULL, dt.uint32), cast(0, dt.uint32))
+
+
+def _code(what: str, value: Any, mask: Any) -> Expr:
+    """The bits of a value, by name, in 32 or 64 of an integer."""
+    if is_number(value) and value == FULL and not is_number(mask):
+        value, mask = mask, value
+    _whole(what, mask)
+    own = to_expr(value, op=what)
+    if own.dtype.is_float:
+        own = bits.reinterpret(own, dt.BY_NAME[f"uint{own.dtype.bits}"])
+    return let("own", own if own.dtype.bits == 64 else cast(own, dt.int32))
 
 
 def warp_reduce(kind: str) -> Callable[[Any], Expr]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch_tile.diagnostics.errors import Diagnostic, InternalError, diagnose, error
 from torch_tile.ir import dtype as dt
@@ -13,7 +13,6 @@ from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call, Expr, const
 from torch_tile.ir.stmt import Block, Do, Stmt
 from torch_tile.tileop.base import (
-    Annotations,
     RegisteredOp,
     Tile,
     describe,
@@ -81,20 +80,9 @@ class Gemm(RegisteredOp):
     def build(
         cls, A: Tile, B: Tile, C: Tile, transpose_A: bool = False, transpose_B: bool = False,
         policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, *, wg_wait: int = 0,
-        wgmma: bool = False, k_pack: int = 1, mbar: Any = None, annotations: Annotations = None,
+        wgmma: bool = False,
     ) -> Gemm:  # fmt: skip
-        """`C += A B`, of tiles in shared memory or fragments, summed in C's dtype.
-
-        A is (M, K), or (K, M) with `transpose_A`; B is (K, N), or (N, K) with `transpose_B`; C is (M, N). Leading
-        dimensions have size 1. `clear_accum` sets C to 0 before. `policy` says how warps split C.
-
-        With `wgmma` the product goes by wgmma or not at all; `wg_wait` groups of such products may stay under way.
-        `k_pack` and `annotations` are hints of TileLang's without effect. Raises TileError for shapes and dtypes that
-        have no product, and for `mbar`, which only products of sm_100 signal.
-        """
-        if mbar is not None:
-            why, fix = "is signalled by products of sm_100 only", "leave it out: the product is complete after T.gemm"
-            raise error("bad_argument", None, op="T.gemm", name="mbar", why=why, fix=fix)
+        """Operands are buffers or slices: products.py has what an author may write."""
         a, b, c = (need_region(x, "gemm", name) for x, name in ((A, "A"), (B, "B"), (C, "C")))
         return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait), bool(wgmma))
 
