@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from torch_tile.autotuner import autotune
 from torch_tile.autotuner.candidate import Candidate, Settings, reason, variant
 from torch_tile.autotuner.cost_model import Estimate
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import TileError, error
 
 
 def test_reasons_are_one_line():
@@ -27,3 +30,11 @@ def test_effort():
     others = {"rep": 3}, {"early_stop": False}, {"prune": None}, {"ref_prog": print}
     assert len({Settings(**other).effort for other in others} | {Settings().effort}) == 5
     assert not Settings(ref_prog=print, skip_check=True).checks
+
+
+def test_misspelt_settings_are_refused():
+    with pytest.raises(TileError, match="did you mean ref_prog"):
+        autotune(configs=[{}], ref_program=None)
+    with pytest.raises(TileError, match="give one of warmup"):
+        Settings().changed("AutoTuner", {"zzz": 1})
+    assert Settings().changed("autotune", {"warmup": 3}) == Settings(warmup=3)

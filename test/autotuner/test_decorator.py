@@ -129,7 +129,7 @@ def test_unhashable_arguments_and_many_forms(clock, monkeypatch):
 def test_what_is_decorated(lazy):
     with pytest.raises(TileError, match=r"above @torch_tile\.jit"):
         torch_tile.autotune(configs=BLOCKS)(lambda n: n)
-    with pytest.raises(TypeError, match="warmpu"):
+    with pytest.raises(TileError, match="did you mean warmup"):
         torch_tile.autotune(configs=BLOCKS, warmpu=3)
     assert isinstance(torch_tile.autotune(lazy, configs=BLOCKS), AutotunedFunction)
     with pytest.raises(TileError, match="argument `configs` is empty"):

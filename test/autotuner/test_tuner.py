@@ -39,5 +39,5 @@ def test_arguments_and_inputs(clock):
 def test_without_configurations():
     with pytest.raises(TileError, match="argument `configs` is empty"):
         AutoTuner.from_kernel(plain, [])
-    with pytest.raises(TypeError, match="warmpu"):
+    with pytest.raises(TileError, match="did you mean warmup"):
         AutoTuner.from_kernel(plain, [{}]).set_profile_args(warmpu=3)

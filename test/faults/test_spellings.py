@@ -188,6 +188,49 @@ def test_scalar_functions(way):
     assert p.tolist() == [(v & -v).bit_length() if v else 0 for v in (m & 0xFFFFFFFF for m in n.tolist())]
 
 
+def test_transposes_of_any_rank(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((3, 2, 16, 24), "float16"), B: T.Tensor((3, 2, 24, 16), "float32")):
+        with T.Kernel(3, threads=64) as b:
+            tile, turned = T.alloc_shared((2, 16, 24), "float16"), T.alloc_shared((2, 24, 16), "float32")
+            T.copy(A[b, 0, 0, 0], tile)
+            T.transpose(tile, turned)
+            T.transpose(A[b, 1, 0:16, :], turned[1, :, :])
+            T.copy(turned, B[b, 0, 0, 0])
+
+    a, b = torch.randn(3, 2, 16, 24).half(), torch.zeros(3, 2, 24, 16)
+    way(kernel, a, b)
+    assert torch.equal(b, a.mT.float())
+
+
+def test_reductions_by_name(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((32, 32), "float32"), B: T.Tensor((2, 32), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            a, b = T.alloc_fragment((32, 32)), T.alloc_fragment((32,))
+            T.copy(A, a)
+            T.reduce(a, b, "max", dim=1, nan_propagate=True)
+            T.copy(b, B[0, :])
+            T.reduce(a, b, "absmax", dim=1, batch=1)
+            T.copy(b, B[1, :])
+
+    a, b = torch.randn(32, 32), torch.zeros(2, 32)
+    a[3, 4] = torch.nan
+    way(kernel, a, b)
+    want = torch.stack([a.amax(1), a.nan_to_num(0.0).abs().amax(1)])
+    torch.testing.assert_close(b, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("kind", "text"), [("maxx", "did you mean 'max'"), ("mean", "give one of|did you mean")])
+def test_no_such_reduction(kind, text):
+    with pytest.raises(TileError, match=text):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4, 4), "float32"), B: T.Tensor((4,), "float32")):
+            with T.Kernel(1) as _:
+                T.reduce(A, B, kind)
+
+
 def test_branches_on_dtypes_go_one_way():
     """Whichever spelling a kernel is given."""
 

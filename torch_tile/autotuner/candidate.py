@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.autotuner.cost_model import Estimate
 from torch_tile.autotuner.result import Config, Try
-from torch_tile.diagnostics.errors import TileError
+from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir.stmt import Program
 from torch_tile.jit import JITFunction
 from torch_tile.profiler import TensorSupplyType
@@ -48,6 +49,16 @@ class Settings:
         """What decides how well it is searched: another effort is another search."""
         factor = self.early_stop_factor if self.early_stop else None
         return self.checks, self.warmup, self.rep, factor, self.prune
+
+    def changed(self, op: str, given: Mapping[str, Any]) -> Settings:
+        """These with the fields in `given`; TileError for one that there is not, with the nearest."""
+        known = [field.name for field in fields(self)]
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(known)}"
+                raise error("bad_argument", None, op=op, name=name, why="is not a setting", fix=fix)
+        return replace(self, **given)
 
 
 @dataclass

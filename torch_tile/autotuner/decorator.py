@@ -45,7 +45,7 @@ def autotune(function: Any = None, *, configs: Configs, do_not_specialize: Seque
     (`rtol`, `atol`, `max_mismatched_ratio`, `manual_check_prog`, `skip_check`); `supply_type` or `supply_prog` make the
     inputs of lazy kernels; eager ones are timed on the call's tensors, with copies of those that they write.
     """
-    made = Settings(**settings)
+    made = Settings().changed("autotune", settings)
 
     def decorate(decorated: Any) -> AutotunedFunction:
         if not isinstance(decorated, JITFunction):

@@ -40,7 +40,7 @@ class AutoTuner:
 
     def set_profile_args(self, **settings: Any) -> AutoTuner:
         """Fields of Settings."""
-        self.settings = replace(self.settings, **settings)
+        self.settings = self.settings.changed("AutoTuner", settings)
         return self
 
     def run(

@@ -166,7 +166,9 @@ from torch_tile.language.warps import (
     warp_reduce as _warp_reduce,
 )  # fmt: skip
 from torch_tile.tileop.atomic import ATOMICS as _ATOMICS
+from torch_tile.tileop.base import need_choice as _need_choice
 from torch_tile.tileop.gemm.op import GemmWarpPolicy
+from torch_tile.tileop.reduce.op import REDUCTIONS as _REDUCTIONS
 
 Buffer = Tensor  # TileLang's older spelling of the annotation
 SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of what macros are given; a macro takes any buffer
@@ -204,9 +206,17 @@ def clear(buffer: Any) -> None:
     globals()["fill"](buffer, 0)
 
 
-def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: Any = True) -> None:
-    """T.reduce_<reduce_type>."""
-    globals()[f"reduce_{reduce_type}"](buffer, out, dim=dim, clear=clear)
+def reduce(
+    buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: Any = True, *, batch: int = 1,
+    nan_propagate: Any = False,
+) -> None:  # fmt: skip
+    """T.reduce_<reduce_type>, of sum, max, min, absmax, abssum, bitand, bitor and bitxor.
+
+    `nan_propagate` is for max, min and absmax.
+    """
+    _need_choice("reduce", "reduce_type", reduce_type, tuple(_REDUCTIONS))
+    options = {"nan_propagate": nan_propagate} if nan_propagate else {}
+    globals()[f"reduce_{reduce_type}"](buffer, out, dim=dim, clear=clear, batch=batch, **options)
 
 
 _check_all(globals())  # a call that does not fit is an error on its line

@@ -33,12 +33,16 @@ from torch_tile.tileop.fill import Fill
 
 
 def transpose(src: Tile, dst: Tile) -> None:
-    """`dst[j, i] = src[i, j]`, of tiles or regions of two dimensions, converted to dst's dtype."""
+    """`dst[..., j, i] = src[..., i, j]`, of tiles or regions of two dimensions or more, converted to dst's dtype.
+
+    The last two dimensions are swapped, as by torch's `.mT`; the others agree. Raises TileError for other shapes.
+    """
     at = in_kernel("T.transpose")
     a, b = need_region(src, "transpose", "src"), need_region(dst, "transpose", "dst")
-    if len(a.tile_shape) != 2 or not same_extents(a.tile_shape[::-1], b.tile_shape):
+    *outer, rows, columns = a.tile_shape if len(a.tile_shape) > 1 else (const(0, dt.int32),) * 2
+    if len(a.tile_shape) < 2 or not same_extents((*outer, columns, rows), b.tile_shape):
         why = f"is {describe(b.tile_shape)} for a source of {describe(a.tile_shape)}"
-        fix = "give tiles of two dimensions, (m, n) and (n, m)"
+        fix = "give tiles of two dimensions or more, (..., m, n) and (..., n, m)"
         raise error("bad_argument", None, op="T.transpose", name="dst", why=why, fix=fix)
 
     if may_overlap(a, b):  # every element is read before any is written
@@ -56,7 +60,7 @@ def transpose(src: Tile, dst: Tile) -> None:
 
     def move(point: tuple[Expr, ...]) -> Stmt:
         value = Load(a.buffer, _place(a, point))
-        return Store(b.buffer, _place(b, point[::-1]), cast(value, b.buffer.dtype))
+        return Store(b.buffer, _place(b, (*point[:-2], point[-1], point[-2])), cast(value, b.buffer.dtype))
 
     at.emit(parallel(a.tile_shape, move))
 
