@@ -92,6 +92,10 @@ def test_hints_are_checked_by_their_values():
     refused(lambda: T.copy(*tiles(), eviction_policy="evict_frist"), "did you mean 'evict_first'")
     refused(lambda: T.copy(*tiles(), prefer_instruction="cp_asinc"), "did you mean 'cp_async'")
     refused(lambda: T.gemm(*tiles(), T.alloc_fragment((16, 16)), mbar=T.alloc_barrier(1)), "sm_100 only")
+    refused(
+        lambda: T.gemm(*tiles(), T.alloc_fragment((16, 16)), policy="FullRow"), "give one of T.GemmWarpPolicy.Square"
+    )
+    refused(lambda: T.use_swizzle(8, order="colum"), "did you mean 'column'")
     refused(lambda: T.tma_copy(*tiles(), cluster_mask=3), "one block load for others")
     refused(lambda: T.tma_copy(*tiles(), leader_scope_threads=128), "several threads")
     refused(lambda: T.alloc_reducer((4,), replication="al"), "did you mean 'all'")

@@ -20,7 +20,7 @@ from torch_tile.language.products import pin_results
 from torch_tile.language.roles import gather_roles, outermost
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of
-from torch_tile.tileop.base import Scalar
+from torch_tile.tileop.base import Scalar, need_choice
 
 MOST_THREADS = max(chip.thread_limit for chip in CHIPS.values())  # at once on a multiprocessor; fewer on some GPUs
 
@@ -96,9 +96,13 @@ class Kernel:
 
 
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:
-    """Visit the blocks in panels, for better reuse in the L2 cache; results do not depend on it."""
+    """Visit the blocks in panels, for better reuse in the L2 cache; results do not depend on it.
+
+    `order` is "row" or "column" ("col"): along which a panel has `panel_size` blocks. TileLang's "mlx" counts as "row".
+    """
+    need_choice("use_swizzle", "order", order, ("row", "column", "col", "mlx"))
     if enable:
-        tracer("T.use_swizzle").swizzle = (int(panel_size), {"col": "column"}.get(order, order))
+        tracer("T.use_swizzle").swizzle = (int(panel_size), {"col": "column", "mlx": "row"}.get(order, order))
 
 
 def annotate_min_blocks_per_sm(n: int) -> None:

@@ -83,6 +83,9 @@ class Gemm(RegisteredOp):
         wgmma: bool = False,
     ) -> Gemm:  # fmt: skip
         """Operands are buffers or slices: products.py has what an author may write."""
+        if not isinstance(policy, GemmWarpPolicy):
+            why, fix = f"is {policy!r}"[:80], f"give one of {', '.join(p.to_language() for p in GemmWarpPolicy)}"
+            raise error("bad_argument", None, op="T.gemm", name="policy", why=why, fix=fix)
         a, b, c = (need_region(x, "gemm", name) for x, name in ((A, "A"), (B, "B"), (C, "C")))
         return cls(a, b, c, bool(transpose_A), bool(transpose_B), policy, bool(clear_accum), int(wg_wait), bool(wgmma))
 
