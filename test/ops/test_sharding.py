@@ -176,7 +176,7 @@ def without_kernels():
 
         setattr(launchers, name, into)
 
-    for name in launchers.NAMES:
+    for name in SCHEMAS:
         set_op(name)
 
 
@@ -216,10 +216,6 @@ def names(op, *args, sizes=(2,)):
     rule = sharding.rule_of(getattr(torch.ops.tile, op).default, specs)
     found = sharding.placements(rule, 1, mesh)
     return [str(out[0]) for out, _ in found]
-
-
-def test_every_op_has_a_rule():
-    assert set(sharding.RULES) == set(SCHEMAS)
 
 
 def test_what_may_be_sharded():

@@ -11,8 +11,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.decompositions import IN_TRAINING, REFERENCES
-from torch_tile.inductor.graph.inline import expand
+from torch_tile.inductor.graph.inline import IN_TRAINING, captured, expand
 from torch_tile.inductor.graph.nodes import TIMES, Miss, aten, dtype, is_call, shape, val
 from torch_tile.inductor.patterns.attention import rewrite
 from torch_tile.inductor.patterns.gemm.epilogue import PRODUCTS
@@ -24,14 +23,15 @@ from torch_tile.inductor.report import rows as report
 def settle(context: Context) -> None:
     """Decide on every captured op, report it, and expand those that stay with Inductor."""
     for node in list(context.graph.nodes):
-        captured = is_call(node, *IN_TRAINING) and node not in context.handled
-        if captured and "attention" in context.settings.families:
+        in_training = is_call(node, *IN_TRAINING) and node not in context.handled
+        if in_training and "attention" in context.settings.families:
             what = f"{node.target}".removesuffix(".default") + rewrite.signature(node)
             times = node.meta.get(TIMES)
             context.note("attention", report.REPLACED, what, node, str(times or ""), [node], times)
-        name, reference = REFERENCES.get(node.target, (None, None))
-        if name is None or reference is None or (_settled(context, node) and node not in context.left):
+        found = captured(node)
+        if found is None or (_settled(context, node) and node not in context.left):
             continue
+        name, reference = found
         what = f"{node.target}".removesuffix(".default") + _signature(node)
         if node in context.left or name not in context.settings.families:
             context.handled.update(expand(node, reference))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of `torch.ops.tile` schemas, and how one op's pieces are put on them.
+"""How a declared operator gets onto torch's dispatcher: schema, kernels, fake form, gradient, autocast, FLOP count.
 
-After `import torch_tile` every op of the table exists. What runs an op is imported at its first call: registering is
+After `import torch_tile` every op of the library exists. What runs an op is imported at its first call: registering is
 about a millisecond an op, importing kernels and their compiler is more.
 """
 
@@ -14,49 +14,15 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from torch_tile.ops import sharding
 from torch_tile.ops.eager import Eager
+from torch_tile.ops.registry import OPERATORS, Operator
 from torch_tile.ops.sharded_backward import sharded
 
-_ATTENTION_OPTIONS = "Tensor? mask=None, bool causal=False, float? scale=None, int window=0, SymInt q_offset=0"
-_ATTENTION = f'(Tensor q, Tensor k, Tensor v, {_ATTENTION_OPTIONS}, Tensor[]? aux=None, str score="")'
-_MLA_DECODE = (
-    "(Tensor q, Tensor q_pe, Tensor kv, Tensor k_pe, Tensor? block_table=None, Tensor? seq_lens=None, "
-    "float? scale=None, int num_splits=0, Tensor? schedule=None)"
-)
-_RMS_OPTIONS = 'float eps=1e-6, str activation="none", float weight_offset=0.0, bool cast_first=True'
-
-SCHEMAS = {
-    "gemm": "(Tensor a, Tensor[] bs, Tensor[] aux, str kinds, str epilogue, ScalarType dtype) -> Tensor",
-    "grouped_gemm": (
-        "(Tensor a, Tensor[] bs, Tensor offsets, Tensor[] aux, str kinds, str epilogue, ScalarType dtype) -> Tensor"
-    ),
-    "k_grouped_gemm": "(Tensor a, Tensor b, Tensor offsets, ScalarType dtype) -> Tensor",
-    "dequant_gemm": (
-        "(Tensor a, Tensor[] bs, Tensor[] scales, Tensor[] zeros, int bits, bool high_first, int offset, Tensor[] aux, "
-        "str kinds, str epilogue, ScalarType dtype) -> Tensor"
-    ),
-    "linear": ('(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, str activation="none") -> Tensor'),
-    "swiglu": '(Tensor x, Tensor gate_weight, Tensor up_weight, str activation="silu") -> Tensor',
-    "attention": f"{_ATTENTION} -> Tensor",
-    "attention_lse": f"{_ATTENTION} -> (Tensor out, Tensor lse)",
-    "attention_backward": (
-        f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_ATTENTION_OPTIONS}, "
-        'str keep="", Tensor[]? aux=None, str score="") -> (Tensor dq, Tensor dk, Tensor dv, Tensor kept)'
-    ),
-    "mla_decode": f"{_MLA_DECODE} -> Tensor",
-    "mla_decode_lse": f"{_MLA_DECODE} -> (Tensor out, Tensor lse)",
-    "mla_schedule": "(Tensor seq_lens, int rows, int units=0) -> Tensor",
-    "rms_norm": f"(Tensor x, Tensor? weight=None, {_RMS_OPTIONS}) -> Tensor",
-    "add_rms_norm": f"(Tensor x, Tensor residual, Tensor? weight=None, {_RMS_OPTIONS}) -> (Tensor y, Tensor sum)",
-    "layer_norm": "(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor",
-    "fused_norm": (
-        "(Tensor x, Tensor[] aux, str kinds, str prologue, str epilogue, bool centred, float eps, bool keep, "
-        "ScalarType dtype) -> (Tensor y, Tensor sum)"
-    ),
-    "softmax": "(Tensor x, int dim=-1, ScalarType? dtype=None) -> Tensor",
-}
-"""All ops are functional: they return fresh dense tensors that never alias an input. Those are contiguous, except that
-what attention and mla_decode return lies in memory as their queries do (kernels/attention/memory_order.py)."""
+SCHEMAS: dict[str, str] = {}
+"""The schema of each op that is registered, by name. All ops are functional: they return fresh dense tensors that never
+alias an input. Those are contiguous, except that what attention and mla_decode return lies in memory as their queries
+do (kernels/attention/memory_order.py)."""
 
 
 class _Library(torch.library.Library):
@@ -84,50 +50,57 @@ def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., An
 
 LIBRARY: torch.library.Library = _Library("tile", "DEF")  # type: ignore[no-untyped-call]
 
-# flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager would have.
-for _name, _schema in SCHEMAS.items():
-    LIBRARY.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
 
-
-def register(
-    name: str,
-    *,
-    fake: Callable[..., Any],
-    check_values: Callable[..., None] | None = None,
-    backward: Callable[..., Any] | None = None,
-    setup_context: Callable[..., Any] | None = None,
-    in_training: Callable[..., Any] | None = None,
-    lower_precision: tuple[str, ...] = (),
-    full_precision_cuda: bool = False,
-    flops: Callable[..., int] | None = None,
-) -> None:
-    """Put the pieces on op `name`.
-
-    fake: what checks the arguments and makes empty outputs, shapes maybe symbolic. check_values: what refuses values of
-    tensors that hold some; what computes the op is found by its name (eager.py).
-    backward, setup_context: as for `torch.library.register_autograd`. in_training: instead of these, what is called
-    where a gradient is wanted. lower_precision: arguments that autocast casts to
-    its dtype, on CPU and CUDA. full_precision_cuda: autocast casts all to float32, on CUDA only (torch's CPU autocast
-    leaves norms and softmax alone). flops: from the shapes of the tensor arguments and `out_shape`.
-    """
-    op = getattr(torch.ops.tile, name).default
-    fake = _with_tensors(op, fake)
-    LIBRARY.impl(name, Eager(name, fake, check_values), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"tile::{name}", fake, lib=LIBRARY)
-    if backward is not None and setup_context is not None:
-        setup_context, backward = sharded(op, setup_context, backward)
-        torch.library.register_autograd(f"tile::{name}", _of_given(backward), setup_context=setup_context, lib=LIBRARY)
-    if in_training is not None:
-        LIBRARY.impl(name, _autograd(op, in_training), "Autograd", with_keyset=True)
-    if lower_precision:
+def register(**declaration: Any) -> Operator:
+    """Declare an operator, by the fields of `Operator`, and put it on torch's dispatcher."""
+    operator = Operator(**declaration)
+    if operator.name in OPERATORS:
+        raise ValueError(f"tile.{operator.name} is declared twice")
+    OPERATORS[operator.name] = operator
+    SCHEMAS[operator.name] = operator.schema
+    # flexible_layout: the kernels address any strides, so Inductor need not copy inputs into the strides eager has.
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+    LIBRARY.define(operator.name + operator.schema, tags=tags)
+    _register_forward(operator)
+    _register_gradient(operator)
+    if operator.lower_precision:
         for device in ("cpu", "cuda"):
-            _register_autocast(op, device, lower_precision, None)
-    if full_precision_cuda:
-        _register_autocast(op, "cuda", tuple(a.name for a in op._schema.arguments), torch.float32)
-    if flops is not None:
-        from torch.utils.flop_counter import register_flop_formula
+            _register_autocast(operator.overload, device, operator.lower_precision, None)
+    if operator.full_precision_cuda:
+        _register_autocast(operator.overload, "cuda", operator.args._fields, torch.float32)  # type: ignore[attr-defined]
+    if operator.flops is not None:
+        _register_flops(operator, operator.flops)
+    sharding.register_if_imported(operator)
+    return operator
 
-        register_flop_formula(op._overloadpacket)(flops)
+
+def _register_forward(operator: Operator) -> None:
+    """Eager kernels and the fake form; what computes the op is found by its name (eager.py)."""
+    fake = _with_tensors(operator.overload, lambda *args: operator.fake(operator.args(*args)))
+    check = operator.check_values
+    check_values = None if check is None else lambda *args: check(operator.args(*args))
+    LIBRARY.impl(operator.name, Eager(operator.name, fake, check_values), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tile::{operator.name}", fake, lib=LIBRARY)
+
+
+def _register_gradient(operator: Operator) -> None:
+    if operator.in_training is not None:
+        in_training = operator.in_training
+        kernel = _autograd(operator.overload, lambda *args: in_training(operator.args(*args)))
+        LIBRARY.impl(operator.name, kernel, "Autograd", with_keyset=True)
+    if operator.backward is not None and operator.setup_context is not None:
+        setup_context, backward = sharded(operator)
+        name = f"tile::{operator.name}"
+        torch.library.register_autograd(name, _of_given(backward), setup_context=setup_context, lib=LIBRARY)
+
+
+def _register_flops(operator: Operator, flops: Callable[[Any], int]) -> None:
+    from torch.utils.flop_counter import register_flop_formula
+
+    def formula(*args: Any, out_shape: Any = None, **named: Any) -> int:
+        return flops(operator.args(*args, **named))
+
+    register_flop_formula(operator.overload._overloadpacket)(formula)
 
 
 def _with_tensors(op: torch._ops.OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from torch_tile.ops.sharding import DTENSOR, Dims, rule_of
+from torch_tile.ops.registry import Operator
+from torch_tile.ops.sharding import DTENSOR
+from torch_tile.ops.sharding_rule import Dims
 
 Backward = Callable[..., tuple[Any, ...]]
 
@@ -24,16 +26,17 @@ def is_dtensor(value: Any) -> bool:
     return module is not None and isinstance(value, getattr(module, "DTensor", ()))
 
 
-def sharded(
-    op: torch._ops.OpOverload, setup_context: Callable[..., None], backward: Backward
-) -> tuple[Callable[..., None], Backward]:
-    """`setup_context` and `backward` of `op`, for plain tensors, made to take DTensors as well if it has a rule."""
+def sharded(operator: Operator) -> tuple[Callable[..., None], Backward]:
+    """`setup_context` and `backward` of an operator, for plain tensors, made to take DTensors as well."""
+    setup_context, backward = operator.setup_context, operator.backward
+    assert setup_context is not None and backward is not None
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        setup_context(ctx, inputs, output)
+        args = operator.args(*inputs)
+        setup_context(ctx, args, output)
         first = output[0] if isinstance(output, tuple) else output
         if is_dtensor(first):
-            ctx.sharding = _Sharding(op, inputs, first)
+            ctx.sharding = _Sharding(operator, args, first)
 
     def run(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         found: _Sharding | None = getattr(ctx, "sharding", None)
@@ -56,12 +59,12 @@ class _LocalContext:
 class _Sharding:
     """How one call was sharded."""
 
-    def __init__(self, op: torch._ops.OpOverload, inputs: tuple[Any, ...], output: Any) -> None:
-        self.rule = rule_of(op, inputs)
+    def __init__(self, operator: Operator, inputs: Any, output: Any) -> None:
+        self.rule = operator.sharding(inputs)
         self.mesh = output.device_mesh
         self.names = [self._name(placement) for placement in output.placements]
         """For each dimension of the mesh the name of what is sharded over it, "" for nothing."""
-        self.inputs = list(self._inputs(op, inputs))
+        self.inputs = list(self._inputs(operator.overload, inputs))
         """For each argument the names and sizes of its dimensions, a list of these, or None for no tensor."""
 
     def _name(self, placement: Any) -> str:

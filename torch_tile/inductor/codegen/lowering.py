@@ -7,19 +7,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from torch_tile.inductor import compat
 from torch_tile.inductor.codegen import python_wrapper
-from torch_tile.ops import launchers
+from torch_tile.ops.registry import OPERATORS
 
 
 @functools.cache
 def register() -> None:
     """Register the lowerings, once per process."""
-    for name in launchers.NAMES:
-        op = getattr(torch.ops.tile, name).default
-        compat.register_lowering(op, _lowering(op, name))
+    for name, operator in OPERATORS.items():
+        compat.register_lowering(operator.overload, _lowering(operator.overload, name))
 
 
 def _lowering(op: Any, name: str) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from torch_tile.hardware import Target
 from torch_tile.inductor import compat, patterns
 from torch_tile.inductor.compile_ahead import kernels, workers
 from torch_tile.inductor.context import Context, Select, families
-from torch_tile.inductor.graph.decompositions import IN_TRAINING
+from torch_tile.inductor.graph.inline import IN_TRAINING
 from torch_tile.inductor.graph.nodes import val
 from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.settings import Settings

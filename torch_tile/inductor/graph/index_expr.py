@@ -113,20 +113,20 @@ def _view(node: Node, index: Index) -> Any:
     if is_call(node, aten.expand.default):
         return at(x, _broadcast(x, index))
     if is_call(node, aten.unsqueeze.default):
-        d = arg(node, 1) % rank
+        d = arg(node, "dim") % rank
         return at(x, index[:d] + index[d + 1 :])
     if is_call(node, aten.permute.default):
         order: Any = node.args[1]
         source = [index[list(order).index(d)] for d in range(rank)]
         return at(x, tuple(source))
     if is_call(node, aten.slice.Tensor):
-        d = arg(node, 1, "dim", 0) % rank
-        start, step = arg(node, 2, "start", 0) or 0, arg(node, 4, "step", 1)
+        d = arg(node, "dim") % rank
+        start, step = arg(node, "start") or 0, arg(node, "step")
         if not isinstance(start, int) or start < 0 or not isinstance(step, int):
             return None
         return at(x, (*index[:d], index[d] * step + start, *index[d + 1 :]))
     if is_call(node, aten.select.int):
-        d, i = arg(node, 1) % (rank + 1), arg(node, 2)
+        d, i = arg(node, "dim") % (rank + 1), arg(node, "index")
         return at(x, (*index[:d], _number(i), *index[d:])) if isinstance(i, int) and i >= 0 else None
     if is_call(node, aten.view.default, aten.reshape.default):
         return _reshape(x, node, index)
@@ -170,7 +170,7 @@ def _reshape(x: Any, node: Node, index: Index) -> Any:
 
 def _cat(node: Node, index: Index) -> Any:
     parts: Any = node.args[0]
-    d = arg(node, 1, "dim", 0) % len(index)
+    d = arg(node, "dim") % len(index)
     offset: Any = sympy.Integer(0)
     cases: list[tuple[Any, Any]] = []
     for part in parts:
@@ -284,7 +284,7 @@ def _gather(node: Node, index: Index) -> Any:
 
 def _cumsum(node: Node, index: Index) -> Any:
     """A running sum of what is false everywhere is 0; any other is opaque."""
-    d = arg(node, 1) % len(index)
+    d = arg(node, "dim") % len(index)
     position = sympy.Symbol("_position", integer=True, nonnegative=True)
     term = at(node.args[0], (*index[:d], position, *index[d + 1 :]))
     return sympy.Integer(0) if term in (sympy.false, 0) else None

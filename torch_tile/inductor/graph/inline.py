@@ -11,6 +11,22 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.nodes import aten, val
+from torch_tile.ops.registry import operator_of
+
+FAMILIES = {"attention": "attention", "rms_norm": "norm", "layer_norm": "norm", "softmax": "softmax"}
+"""Operators that a pattern captures before it is known that they win, and the pattern's family."""
+
+IN_TRAINING = torch.ops.tile.attention_lse.default, torch.ops.tile.attention_backward.default
+"""Decided on before autograd."""
+
+
+def captured(node: Node) -> tuple[str, Callable[..., torch.Tensor]] | None:
+    """The family of a captured operator, and what it computes in torch's own terms; None for other nodes."""
+    operator = operator_of(node.target)
+    if operator is None or operator.as_aten is None:
+        return None
+    as_aten, args = operator.as_aten, operator.args
+    return FAMILIES[operator.name], lambda *given, **named: as_aten(args(*given, **named))
 
 
 def expand(node: Node, reference: Callable[..., torch.Tensor]) -> list[Node]:

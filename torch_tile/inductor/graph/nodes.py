@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar, overload
 
 import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from torch_tile.inductor.graph.symbolic_sizes import compute
+from torch_tile.ops.registry import operator_of
+
+Args = TypeVar("Args")
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -77,11 +80,44 @@ def is_call(node: Any, *targets: Any) -> TypeGuard[Node]:
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
-def arg(node: Node, index: int, name: str = "", default: Any = None) -> Any:
-    """Argument of a call, given by position or by keyword."""
-    if index < len(node.args):
-        return node.args[index]
-    return node.kwargs.get(name, default)
+def arg(node: Node, name: str) -> Any:
+    """The argument `name` of a call, given by position, by keyword, or left to its default."""
+    for at, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == name:
+            given = node.args[at : at + 1]
+            return given[0] if given and not argument.kwarg_only else node.kwargs.get(name, argument.default_value)
+    raise LookupError(f"{name_of(node)} has no argument {name!r}")
+
+
+def named_args(node: Node, op: Any) -> dict[str, Any]:
+    """All arguments of a call by name: of a Python function that has the arguments of `op`."""
+    schema = op._schema.arguments
+    positional = dict(zip((a.name for a in schema), node.args, strict=False))
+    return {a.name: a.default_value for a in schema} | positional | node.kwargs
+
+
+def has_arg(node: Node, name: str) -> bool:
+    """Whether the operation that a node calls has an argument `name`."""
+    return any(argument.name == name for argument in node.target._schema.arguments)  # type: ignore[union-attr]
+
+
+@overload
+def bind(node: Node) -> Any: ...
+
+
+@overload
+def bind(node: Node, to: Callable[..., Args]) -> Args: ...
+
+
+def bind(node: Node, to: Callable[..., Any] | None = None) -> Any:
+    """The arguments of a call of one of our operators, by name and with their defaults.
+
+    to: the class of the operator's arguments, of anything, which types the result.
+    """
+    operator = operator_of(node.target)
+    if operator is None or (to is not None and getattr(to, "__origin__", to) is not operator.args):
+        raise TypeError(f"{name_of(node)} has no arguments of class {getattr(to, '__name__', to)}")
+    return operator.args(*node.args, **node.kwargs)
 
 
 def known(condition: Any) -> bool:

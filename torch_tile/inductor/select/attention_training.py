@@ -18,6 +18,7 @@ from torch_tile.inductor import compat
 from torch_tile.inductor.report.rows import Outcome
 from torch_tile.inductor.select.decide import decide
 from torch_tile.inductor.settings import Settings
+from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.memory_order import empty_beside
 
 Tensors = tuple[torch.Tensor, ...]
@@ -58,9 +59,10 @@ def _by_kernels(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *,
     causal: bool, scale: float | None, of_mask: bool,
 ) -> Tensors:  # fmt: skip
-    out, lse = torch.ops.tile.attention_lse.default(q, k, v, mask, causal, scale)
-    options = mask, causal, scale, 0, 0, "mask" if of_mask else ""
-    *found, kept = torch.ops.tile.attention_backward.default(grad, q, k, v, out, lse, *options)
+    args = AttentionArgs(q, k, v, mask, causal, scale)
+    out, lse = torch.ops.tile.attention_lse.default(*args)
+    given = args.backward(grad, out, lse, "mask" if of_mask else "")
+    *found, kept = torch.ops.tile.attention_backward.default(*given)
     return out, *found, *([kept[0].sum_to_size(mask.shape)] if of_mask and mask is not None else [])
 
 

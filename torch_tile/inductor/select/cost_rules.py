@@ -17,8 +17,8 @@ from torch.fx import Node
 
 from torch_tile.hardware import VECTOR_BYTES, Target
 from torch_tile.inductor import compat
-from torch_tile.inductor.graph.nodes import is_call, known, val
-from torch_tile.inductor.select.roofline import FLOPS, Peak, peak_of, sizes_of
+from torch_tile.inductor.graph.nodes import aten, is_call, known, named_args, val
+from torch_tile.inductor.select.roofline import Peak, flops_of, peak_of, sizes_of
 
 EFFICIENCY = 0.7  # of the arithmetic of a GPU at its peak: what large products reach
 LEAST_BYTES = 1 << 25  # stored and loaded again: less may stay in the second-level cache
@@ -120,7 +120,8 @@ def in_fused_layer(layer: Node) -> str:
 
     Under a mask they are: torch's kernel for attention takes 1.4 to 1.7 times as long as ours there.
     """
-    x, weight1, mask = val(layer.args[0]), val(layer.args[14]), [*layer.args[18:], layer.kwargs.get("mask")][0]
+    given = named_args(layer, aten._transformer_encoder_layer_fwd.default)
+    x, weight1, mask = val(given["src"]), val(given["ffn_weight_1"]), given["mask"]
     if measured(x.device) is None or mask is not None:
         return ""
     length, width, hidden = x.shape[1], x.shape[2], weight1.shape[0]
@@ -151,7 +152,7 @@ def _verdict(op: Node, moved: int, share: float, why: str) -> str:
     if peak is None or tensor.dtype not in HALVES or moved * tensor.itemsize < LEAST_BYTES:
         return ""
     moving = moved * tensor.itemsize / peak.bandwidth
-    computing = FLOPS[op.target](op) / (EFFICIENCY * peak.flops[tensor.dtype])
+    computing = flops_of(op) / (EFFICIENCY * peak.flops[tensor.dtype])
     if moving < share * computing:
         return ""
     return f"{why}, which saves {moving * 1e6:.0f} us beside {computing * 1e6:.0f} of products"

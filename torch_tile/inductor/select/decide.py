@@ -28,9 +28,8 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.compiler.parallel import progress
 from torch_tile.inductor import compat
-from torch_tile.inductor.graph.decompositions import REFERENCES
 from torch_tile.inductor.graph.extract import body_of, rivals
-from torch_tile.inductor.graph.inline import expand
+from torch_tile.inductor.graph.inline import captured, expand
 from torch_tile.inductor.graph.nodes import Rewrite, val
 from torch_tile.inductor.graph.strip_edge_views import without_views
 from torch_tile.inductor.report.rows import Outcome, log
@@ -52,8 +51,8 @@ def compete(rewrite: Rewrite, pairs: Sequence[tuple[Node, Node]], settings: Sett
 def write_out(part: GraphModule) -> GraphModule:
     """The same part, tile operators in it written out as the ATen that they stand for."""
     for node in list(part.graph.nodes):
-        if node.target in REFERENCES:
-            expand(node, REFERENCES[node.target][1])
+        if found := captured(node):
+            expand(node, found[1])
     return part
 
 

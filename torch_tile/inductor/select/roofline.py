@@ -17,9 +17,8 @@ from torch.fx import Node
 
 from torch_tile.hardware import BOARDS, Board, flops_of
 from torch_tile.inductor import compat
-from torch_tile.inductor.graph.nodes import arg, aten, is_tensor, val
-
-tile = torch.ops.tile
+from torch_tile.inductor.graph.nodes import aten, bind, is_tensor, val
+from torch_tile.ops.registry import operator_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def cost_of(nodes: Sequence[Node]) -> Cost | None:
     """What a subgraph costs at least; None unless it has exactly one operation that we know. Symbols take the value
     that was traced with.
     """
-    ops = [n for n in nodes if n.op == "call_function" and n.target in FLOPS]
+    ops = [n for n in nodes if n.op == "call_function" and is_counted(n)]
     if len(ops) != 1:
         return None
     (op,) = ops
@@ -78,7 +77,7 @@ def cost_of(nodes: Sequence[Node]) -> Cost | None:
     inputs = {x for n in nodes for x in n.all_input_nodes if x not in inside}
     operand = next(x for x in op.all_input_nodes if is_tensor(x))
     moved = sum(_bytes(val(x)) for x in inputs) + _bytes(val(op))
-    return Cost(FLOPS[op.target](op), moved, val(operand).dtype)
+    return Cost(flops_of(op), moved, val(operand).dtype)
 
 
 def _bytes(value: Any) -> int:
@@ -105,39 +104,10 @@ def _product(node: Node) -> int:
     return 2 * math.prod(sizes_of(node)) * sizes_of(left)[-1]
 
 
-def _gemm(node: Node) -> int:
-    a: Any = node.args[0]
-    bs: Any = node.args[1]
-    return 2 * math.prod(sizes_of(node)) * sizes_of(a)[-1] * len(bs)
-
-
 def _grouped(node: Node) -> int:
     """Every row is of one group, whether the sum is over K or over rows."""
     a, b = (sizes_of(x) for x in node.args[:2])
     return 2 * math.prod(a) * b[-1]
-
-
-def _attention(node: Node) -> int:
-    q, k, v = (sizes_of(x) for x in node.args[:3])
-    causal, window, offset = arg(node, 4, "causal", False), arg(node, 6, "window", 0), arg(node, 7, "q_offset", 0)
-    offset = compat.size_hint(val(offset) if isinstance(offset, Node) else offset)
-    seen = _visible(q[2], k[2], offset, window) if causal else q[2] * k[2]
-    return 2 * math.prod(q[:2]) * seen * (q[3] + v[3])
-
-
-def _attention_backward(node: Node) -> int:
-    q, k, v = (sizes_of(x) for x in node.args[1:4])
-    causal, window, offset = arg(node, 7, "causal", False), arg(node, 9, "window", 0), arg(node, 10, "q_offset", 0)
-    offset = compat.size_hint(val(offset) if isinstance(offset, Node) else offset)
-    seen = _visible(q[2], k[2], offset, window) if causal else q[2] * k[2]
-    return 2 * math.prod(q[:2]) * seen * (3 * q[3] + 2 * v[3])
-
-
-def _visible(queries: int, keys: int, offset: int, window: int) -> int:
-    """How many (query, key) pairs a causal mask leaves."""
-    ends = (min(keys, max(0, i + offset + 1)) for i in range(queries))
-    starts = (max(0, i + offset + 1 - window) if window else 0 for i in range(queries))
-    return sum(max(0, end - start) for start, end in zip(starts, ends, strict=True))
 
 
 def _fused_attention(node: Node) -> int:
@@ -145,29 +115,43 @@ def _fused_attention(node: Node) -> int:
     return 2 * math.prod(q[:2]) * q[2] * k[2] * (q[3] + v[3])
 
 
-def _mla_decode(node: Node) -> int:
-    q, q_pe, kv = (sizes_of(x) for x in node.args[:3])
-    table = arg(node, 4, "block_table")
-    keys = kv[1] if table is None else sizes_of(table)[1] * kv[1]
-    return 2 * math.prod(q[:3]) * keys * (2 * q[3] + q_pe[3])
-
-
 def _none(node: Node) -> int:
     return 0
 
 
-FLOPS: dict[Any, Callable[[Node], int]] = {
+ATEN_FLOPS: dict[Any, Callable[[Node], int]] = {
     **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), _product),
     aten._scaled_dot_product_flash_attention_for_cpu.default: _fused_attention,
     aten._scaled_dot_product_flash_attention.default: _fused_attention,
     aten._scaled_dot_product_efficient_attention.default: _fused_attention,
     aten._scaled_dot_product_cudnn_attention.default: _fused_attention,
-    **dict.fromkeys((tile.gemm.default, tile.dequant_gemm.default, tile.grouped_gemm.default), _gemm),
     aten._grouped_mm.default: _grouped,
-    tile.k_grouped_gemm.default: _grouped,
-    **dict.fromkeys((tile.attention.default, tile.attention_lse.default), _attention),
-    tile.attention_backward.default: _attention_backward,
-    tile.mla_decode.default: _mla_decode,
-    **dict.fromkeys((tile.rms_norm.default, tile.add_rms_norm.default, tile.fused_norm.default), _none),
-    **dict.fromkeys((tile.layer_norm.default, tile.softmax.default, aten.native_layer_norm.default), _none),
+    aten.native_layer_norm.default: _none,
 }
+"""Of ATen's operations; those of our operators are part of their declarations."""
+
+
+def is_counted(node: Node) -> bool:
+    """Whether the operations of a node are known."""
+    operator = operator_of(node.target)
+    return node.target in ATEN_FLOPS or (operator is not None and operator.flops is not None)
+
+
+def flops_of(node: Node) -> int:
+    """The operations that a counted node cannot avoid."""
+    operator = operator_of(node.target)
+    return ATEN_FLOPS[node.target](node) if operator is None else operator.minimal_flops(_shapes(bind(node)))
+
+
+def _shapes(args: Any) -> Any:
+    """Arguments of an operator with shapes for tensors, all symbols at the values that were traced with."""
+    return type(args)(*map(_shape, args))
+
+
+def _shape(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return [_shape(each) for each in x]
+    value = val(x) if isinstance(x, Node) else x
+    if isinstance(value, torch.Tensor):
+        return _sizes(value.shape)
+    return compat.size_hint(value) if isinstance(value, torch.SymInt) else value

@@ -1,26 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per family of ops: checks, device and fake forms, backward. Importing this package registers all of them."""
+"""The declarations of all operators, one file for each family. Importing this package registers all of them."""
 
-from torch_tile.ops.families import (
-    attention,
-    dequant_gemm,
-    fused_norm,
-    gemm,
-    grouped_gemm,
-    mla_decode,
-    mla_schedule,
-    norm,
-    softmax,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "attention",
-    "dequant_gemm",
-    "fused_norm",
-    "gemm",
-    "grouped_gemm",
-    "mla_decode",
-    "mla_schedule",
-    "norm",
-    "softmax",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

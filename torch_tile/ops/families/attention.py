@@ -8,29 +8,30 @@ wants its own gradient. Gradients of gradients are plain torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from torch_tile.kernels import kernels
+from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.memory_order import empty_beside
 from torch_tile.kernels.attention.positions import FAR
 from torch_tile.kernels.epilogue.program import parse
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
-
-Size = checks.Size
-
+from torch_tile.ops.registry import Shape, as_listed, entry, form, in_torch, op_gradients, without_tensors
+from torch_tile.ops.sharding_rule import Rule, Spec, broadcast
 
 INDICES = 4  # of a score: batch, head, query, key
 
 
-def _check_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, window: int,
-    q_offset: Size, aux: Sequence[torch.Tensor], score: str,
-) -> None:  # fmt: skip
+def _check(args: AttentionArgs[Tensor]) -> None:
+    q, k, v, mask, aux = args.q, args.k, args.v, args.mask, args.aux or ()
     checks.check_floating("attention", q=q, k=k, v=v)
     checks.check_same_dtype("attention", q=q, k=k, v=v)
     checks.check_dims("attention", "q", q, 4, "[B, H, Sq, D]")
@@ -45,114 +46,99 @@ def _check_attention(
         heads == 0 if isinstance(kv_heads, int) and kv_heads == 0 else heads % kv_heads == 0,
         lambda: f"tile.attention: q has {heads} heads; expected a multiple of k's and v's {kv_heads}",
     )
+    window, offset = args.window, args.q_offset
     require_value(window >= 0, lambda: f"tile.attention: window is {window}; expected 0 (none) or a positive length")
-    if isinstance(q_offset, int):  # a symbol is the difference of lengths, and no bound of it has to be guarded
-        require_value(abs(q_offset) <= FAR, lambda: f"tile.attention: q_offset is {q_offset}; expected {-FAR} to {FAR}")
+    if isinstance(offset, int):  # a symbol is the difference of lengths, and no bound of it has to be guarded
+        require_value(abs(offset) <= FAR, lambda: f"tile.attention: q_offset is {offset}; expected {-FAR} to {FAR}")
     if mask is not None:
-        require_type(
-            mask.dtype == torch.bool or mask.dtype in checks.FLOATING,
-            lambda: f"tile.attention: mask has dtype {mask.dtype}; expected bool (True: visible) or a floating dtype",
-        )
-        checks.check_device("attention", "mask", mask, "q", q)
-        checks.check_broadcasts("attention", "mask", mask, (q.shape[0], heads, q.shape[2], k.shape[2]))
+        _check_operand("mask", mask, "(True: visible)", args)
     for i, x in enumerate(aux):
-        require_type(
-            x.dtype == torch.bool or x.dtype in checks.FLOATING,
-            lambda: f"tile.attention: aux[{i}] has dtype {x.dtype}; expected bool (read as 0 or 1) or a floating dtype",  # noqa: B023
-        )
-        checks.check_device("attention", f"aux[{i}]", x, "q", q)
-        checks.check_broadcasts("attention", f"aux[{i}]", x, (q.shape[0], heads, q.shape[2], k.shape[2]))
+        _check_operand(f"aux[{i}]", x, "(read as 0 or 1)", args)
     require_value(
-        not aux or bool(score), lambda: "tile.attention: aux is given, but score, which would read it, is empty"
+        not aux or bool(args.score), lambda: "tile.attention: aux is given, but score, which would read it, is empty"
     )
-    parse(score, 1, len(aux), INDICES)
+    parse(args.score, 1, len(aux), INDICES)
 
 
-def _fake_attention_lse(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    q_offset: Size = 0,
-    aux: Sequence[torch.Tensor] | None = None,
-    score: str = "",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_attention(q, k, v, mask, window, q_offset, aux or (), score)
+def _check_operand(name: str, x: Tensor, truth: str, args: AttentionArgs[Tensor]) -> None:
+    """A mask, or what a score function reads: bool, which means `truth`, or floating."""
+    require_type(
+        x.dtype == torch.bool or x.dtype in checks.FLOATING,
+        lambda: f"tile.attention: {name} has dtype {x.dtype}; expected bool {truth} or a floating dtype",
+    )
+    q, k = args.q, args.k
+    checks.check_device("attention", name, x, "q", q)
+    checks.check_broadcasts("attention", name, x, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+
+
+def _fake_with_lse(args: AttentionArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    _check(args)
+    q = args.q
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return empty_beside(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
+    return empty_beside(q, args.v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 
-def _fake_attention(*args: Any) -> torch.Tensor:
-    return _fake_attention_lse(*args)[0]
-
-
-def _in_training(*args: Any) -> torch.Tensor:
+def _in_training(args: AttentionArgs[Tensor]) -> Tensor:
     """The op that keeps what the backward needs."""
-    out: torch.Tensor = torch.ops.tile.attention_lse.default(*args)[0]
+    out: Tensor = torch.ops.tile.attention_lse.default(*args)[0]
     return out
 
 
-def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, mask, ctx.causal, ctx.scale, ctx.window, ctx.q_offset, aux, ctx.score = inputs
-    ctx.has_aux = aux is not None
+def _save(ctx: Any, args: AttentionArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, mask, *(aux or ()), *output)
+    ctx.save_for_backward(*_tensors(args), *output)
+    ctx.args = without_tensors(args)
 
 
-def _attention_gradients(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | None = None) -> tuple[Any, ...]:
-    q, k, v, mask, *aux, out, lse = ctx.saved_tensors
-    wanted = {"mask": (mask, mask is not None and ctx.needs_input_grad[3])}
-    if ctx.has_aux:
-        wanted |= {f"x{n}": each for n, each in enumerate(zip(aux, ctx.needs_input_grad[8], strict=True))}
+def _tensors(args: AttentionArgs[Tensor] | AttentionBackwardArgs[Tensor]) -> tuple[Tensor | None, ...]:
+    """What a score is computed from: q, k, v, the mask, and the operands of a score function."""
+    return (args.q, args.k, args.v, args.mask, *(args.aux or ()))
+
+
+def _with_tensors(options: AttentionArgs[Any], tensors: Sequence[Tensor | None]) -> AttentionArgs[Any]:
+    """The arguments of `_tensors`, the others as the `options` have them."""
+    q, k, v, mask, *aux = tensors
+    return options._replace(q=q, k=k, v=v, mask=mask, aux=None if options.aux is None else aux)
+
+
+def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    args = _with_tensors(ctx.args, tensors)
+    needs = AttentionArgs(*ctx.needs_input_grad, *[None] * (len(AttentionArgs._fields) - len(ctx.needs_input_grad)))
+    wanted = {"mask": (args.mask, args.mask is not None and needs.mask)}
+    if args.aux is not None:
+        wanted |= {f"x{n}": each for n, each in enumerate(zip(args.aux, needs.aux or (), strict=True))}
     keep = [name for name, (x, needed) in wanted.items() if needed and x is not None and x.is_floating_point()]
-    options = mask, ctx.causal, ctx.scale, ctx.window, ctx.q_offset
-    more = ",".join(keep), aux if ctx.has_aux else None, ctx.score
     # Gradients of gradients are computed from the inputs alone.
-    *found, kept = torch.ops.tile.attention_backward.default(grad, q, k, v, out.detach(), lse.detach(), *options, *more)
+    given = args.backward(grad, out.detach(), lse.detach(), ",".join(keep))
+    dq, dk, dv, kept = torch.ops.tile.attention_backward.default(*given)
     of = {name: _summed(full, wanted[name][0]) for name, full in zip(keep, kept, strict=True)}
-    of_aux = [of.get(f"x{n}") for n in range(len(aux))] if ctx.has_aux else None
-    return *found, of.get("mask"), None, None, None, None, of_aux, None
+    of_aux = None if args.aux is None else [of.get(f"x{n}") for n in range(len(args.aux))]
+    return op_gradients(AttentionArgs, q=dq, k=dk, v=dv, mask=of.get("mask"), aux=of_aux)
 
 
-def _summed(full: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _summed(full: Tensor, like: Any) -> Tensor:
     """The gradient of an operand from that of what it was expanded to."""
     return full.to(torch.promote_types(full.dtype, like.dtype)).sum_to_size(like.shape).to(like.dtype)
 
 
-def _fake_backward(*args: Any) -> tuple[torch.Tensor, ...]:
-    _check_backward(*args)
-    keep = args[11] if len(args) > 11 else ""
-    made: tuple[torch.Tensor, ...] = kernels("attention_backward").empty_results(*args[1:4], keep)
+def _fake_backward(args: AttentionBackwardArgs[Tensor]) -> tuple[Tensor, ...]:
+    _check_backward(args)
+    made: tuple[Tensor, ...] = kernels("attention_backward").empty_results(args.q, args.k, args.v, args.keep)
     return made
 
 
-def _check_backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    q_offset: Size = 0,
-    keep: str = "",
-    aux: Sequence[torch.Tensor] | None = None,
-    score: str = "",
-) -> None:
-    _check_attention(q, k, v, mask, window, q_offset, aux or (), score)
-    known = [*(["mask"] if mask is not None else []), *(f"x{n}" for n in range(len(aux or ())))]
+def _check_backward(args: AttentionBackwardArgs[Tensor]) -> None:
+    _check(args.forward)
+    q, v, mask, keep = args.q, args.v, args.mask, args.keep
+    known = [*(["mask"] if mask is not None else []), *(f"x{n}" for n in range(len(args.aux or ())))]
     require_value(
         not keep or set(keep.split(",")) <= set(known),
         lambda: f"tile.attention_backward: keep is {keep!r}; expected some of {known}, joined by commas",
     )
-    checks.check_same_dtype("attention_backward", q=q, grad=grad, out=out)
-    for name, x, dims in (("grad", grad, 4), ("out", out, 4), ("lse", lse, 3)):
+    lse = args.lse
+    checks.check_same_dtype("attention_backward", q=q, grad=args.grad, out=args.out)
+    for name, x, dims in (("grad", args.grad, 4), ("out", args.out, 4), ("lse", lse, 3)):
         checks.check_device("attention_backward", name, x, "q", q)
         checks.check_dims("attention_backward", name, x, dims, "[B, H, Sq, Dv]" if dims == 4 else "[B, H, Sq]")
         for dim, what in enumerate(("q's batch", "q's heads", "q's length", "v's head dimension")[:dims]):
@@ -161,68 +147,257 @@ def _check_backward(
     require_type(lse.dtype == sums, lambda: f"tile.attention_backward: lse has dtype {lse.dtype}; expected {sums}")
 
 
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    grad, q, k, v, _, _, mask, *ctx.options, aux, ctx.score = inputs
-    ctx.has_aux = aux is not None
-    ctx.save_for_backward(grad, q, k, v, mask, *(aux or ()))
+def _save_backward(ctx: Any, args: AttentionBackwardArgs[Tensor], output: Any) -> None:
+    ctx.save_for_backward(args.grad, *_tensors(args))
+    ctx.args, ctx.keep = without_tensors(args.forward), args.keep
 
 
-def _twice(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     """Gradients of gradients, by autograd of the reference; `out` and `lse` stand for what they were computed from."""
-    saved: tuple[torch.Tensor | None, ...] = ctx.saved_tensors
-    needed = [x is not None and ctx.needs_input_grad[at] for x, at in zip(saved[:5], (0, 1, 2, 3, 6), strict=True)]
-    needed += ctx.needs_input_grad[12] if ctx.has_aux else []
-    wanted = [n for n, x in enumerate(saved) if needed[n] and x is not None and x.is_floating_point()]
+    saved: tuple[Tensor | None, ...] = ctx.saved_tensors
+    fields = AttentionBackwardArgs._fields
+    needs = AttentionBackwardArgs(*ctx.needs_input_grad, *[None] * (len(fields) - len(ctx.needs_input_grad)))
+    needed = (needs.grad, needs.q, needs.k, needs.v, needs.mask, *(needs.aux or ()))
+    wanted = [n for n, x in enumerate(saved) if x is not None and needed[n] and x.is_floating_point()]
     twice = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, as what one of them was computed from is no way for gradients here.
         given = [None if x is None else x.view_as(x) if twice else x.detach() for x in saved]
         leaves = [x.requires_grad_() for n in wanted if (x := given[n]) is not None]
-        *found, kept = kernels("attention_backward").gradients(*given[:5], *ctx.options, given[5:], ctx.score)
+        args = _with_tensors(ctx.args, given[1:])
+        options = args._replace(aux=args.aux or ())._asdict()
+        *found, kept = kernels("attention_backward").gradients(given[0], **options, keep=ctx.keep)
         found = [new.to(x.dtype) for new, x in zip(found, saved[1:4], strict=True) if x is not None]
         found += [kept.to(found[0].dtype)] * bool(len(kept))
         made = torch.autograd.grad(found, leaves, grads[: len(found)], create_graph=twice, allow_unused=True)
     by_place = dict(zip(wanted, made, strict=True))
     grad, q, k, v, mask, *aux = map(by_place.get, range(len(saved)))
-    return grad, q, k, v, None, None, mask, None, None, None, None, None, aux if ctx.has_aux else None, None
+    of_aux = None if ctx.args.aux is None else aux
+    return op_gradients(AttentionBackwardArgs, grad=grad, q=q, k=k, v=v, mask=mask, aux=of_aux)
 
 
-def _attention_flops(
-    q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any
-) -> int:
+def _sharding(args: AttentionArgs[Spec]) -> Rule:
+    heads = args.k.shape[1]
+    one = heads == 1  # a single head of keys serves all queries, wherever they are
+    kv_heads = "" if one else "head"
+    # A shard does not know where in the whole it begins.
+    counted = {("batch", "head", "query", "key")[i] for i in parse(args.score).inputs("i")}
+    counted |= {"query"} if args.causal or args.window else set()
+    outputs = ("batch", "head", "query", "v"), ("batch", "head", "query")
+    inputs = (
+        ("batch", "head", "query", "d"),
+        ("batch", kv_heads, "key", "d"),
+        ("batch", kv_heads, "key", "v"),
+        *(broadcast(x, ("batch", "head", "query", "key")) for x in (args.mask, *(args.aux or ()))),
+    )
+    return Rule(
+        outputs=outputs,
+        inputs=inputs,
+        saved=(*inputs, *outputs),
+        free=tuple(dim for dim in ("batch", "head", "query") if dim not in counted),
+        # Query heads are where their head of keys is only if every rank has as many of those.
+        even={} if one else {"head": heads},
+    )
+
+
+def _sharding_of_backward(args: AttentionBackwardArgs[Spec]) -> Rule:
+    forward = _sharding(args.forward)
+    q_dims, k_dims, v_dims, *operands = forward.inputs
+    out_dims, lse_dims = forward.outputs
+    # Gradients of keys are summed over queries, and over the heads that share one of keys.
+    free = ("batch", "head") if k_dims and "head" in k_dims else ("batch",)
+    return Rule(
+        outputs=[
+            *(dims for dims in (q_dims, k_dims, v_dims) if dims is not None),
+            ("", "batch", "head", "query", "key"),
+        ],
+        inputs=[out_dims, q_dims, k_dims, v_dims, out_dims, lse_dims, *operands],
+        free=tuple(dim for dim in free if dim in forward.free),
+        even=forward.even,
+        saved=[out_dims, q_dims, k_dims, v_dims, *operands],
+    )
+
+
+def _flops(args: AttentionArgs[Shape]) -> int:
     # Like torch's formula for scaled_dot_product_attention, masked products are counted.
-    batch, heads, q_len, head_dim = q
-    return 2 * batch * heads * q_len * k[2] * (head_dim + v[3])
+    return _products(args, args.q[2] * args.k[2], 1, 1)
 
 
-def _backward_flops(
-    grad: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, out_shape: Any = None,
-    **kwargs: Any,
-) -> int:  # fmt: skip
-    batch, heads, q_len, head_dim = q
-    return 2 * batch * heads * q_len * k[2] * (3 * head_dim + 2 * v[3])
+def _least_flops(args: AttentionArgs[Shape]) -> int:
+    return _products(args, _visible(args), 1, 1)
+
+
+def _backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
+    return _products(args.forward, args.q[2] * args.k[2], 3, 2)
+
+
+def _least_backward_flops(args: AttentionBackwardArgs[Shape]) -> int:
+    return _products(args.forward, _visible(args.forward), 3, 2)
+
+
+def _products(args: AttentionArgs[Shape], pairs: int, over_d: int, over_v: int) -> int:
+    """Operations of so many products over each head dimension, of so many pairs of a query and a key."""
+    return 2 * math.prod(args.q[:2]) * pairs * (over_d * args.q[3] + over_v * args.v[3])
+
+
+def _visible(args: AttentionArgs[Shape]) -> int:
+    """How many pairs of a query and a key a causal rule leaves; without one, all."""
+    queries, keys, offset, window = args.q[2], args.k[2], int(args.q_offset), args.window
+    if not args.causal:
+        return queries * keys
+    ends = (min(keys, max(0, i + offset + 1)) for i in range(queries))
+    starts = (max(0, i + offset + 1 - window) if window else 0 for i in range(queries))
+    return sum(max(0, end - start) for start, end in zip(starts, ends, strict=True))
+
+
+def _as_sdpa(args: AttentionArgs[Tensor]) -> Tensor:
+    """Attention as `F.scaled_dot_product_attention`, or written out where scores are modified."""
+    q, k, v = args.q, args.k, args.v
+    mask: Any = args.mask
+    at_zero = isinstance(args.q_offset, int) and args.q_offset == 0
+    plain_causal = args.causal and not args.window and at_zero and mask is None and not args.score
+    if not plain_causal and (args.causal or args.window):
+        keys = torch.arange(k.shape[2], device=q.device)
+        queries = torch.arange(q.shape[2], device=q.device)[:, None] + args.q_offset
+        keep: Any = keys <= queries if args.causal else keys == keys
+        if args.window:
+            keep = keep & (keys > queries - args.window)
+        if mask is None:
+            mask = keep
+        elif mask.dtype == torch.bool:
+            mask = mask & keep
+        else:
+            mask = torch.where(keep, mask, -torch.inf)
+    if args.score:
+        return _with_scores(args._replace(mask=mask))
+    heads = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, plain_causal, scale=args.scale, **heads)
+
+
+def _with_scores(args: AttentionArgs[Tensor]) -> Tensor:
+    """Attention written out, as models do whose scores are modified; the mask holds the causal rule, too."""
+    from torch_tile.kernels.attention.forward import default_scale
+    from torch_tile.kernels.attention.score_mod import modified
+
+    q, mask = args.q, args.mask
+    offset: Any = args.q_offset
+    groups = q.shape[1] // args.k.shape[1]
+    k, v = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (args.k, args.v))
+    scale = default_scale(q.shape[3]) if args.scale is None else args.scale
+    s = torch.matmul(q, k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
+    s = modified(args.score, s, args.aux or (), offset)
+    if mask is not None:
+        s = s.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else s + mask
+    empty = (s == -torch.inf).all(-1, keepdim=True)
+    return torch.matmul(torch.softmax(s, -1).masked_fill(empty, 0.0).to(v.dtype), v)
+
+
+attention = form(
+    "attention",
+    AttentionArgs[Tensor],
+    Tensor,
+    """Scaled dot-product attention, `softmax(score(scale q k^T) + mask) v`.
+
+arXiv:1706.03762, computed as in arXiv:2205.14135.
+
+Args:
+    q: `[B, H, Sq, D]`.
+    k: `[B, Hkv, Skv, D]`; H must be a multiple of Hkv, and query head `h` reads key head `h // (H / Hkv)`.
+    v: `[B, Hkv, Skv, Dv]`.
+    mask: broadcastable to `[B, H, Sq, Skv]`; bool (True: visible) or floating (added to the scaled scores).
+    causal: query `i` sees the keys `j <= i + q_offset`.
+    scale: default `D ** -0.5`.
+    window: if positive, query `i` sees only the keys `j > i + q_offset - window`, with or without `causal`.
+    q_offset: position of the first query, `-2**29` to `2**29`: 0 is `is_causal` of torch, `Skv - Sq` aligns the
+        ends.
+    aux: operands of `score`, of a floating dtype or bool, each broadcastable to `[B, H, Sq, Skv]`.
+    score: a text of `gemm`'s epilogue language that changes scores before the mask: `acc0` is the scaled product,
+        `x0..` are `aux`, and `i0..i3` the numbers of the batch, the head, the query plus `q_offset`, and the key.
+        `"v0=sub(i3,i2);v1=mul(x0,v0);v2=add(acc0,v1);ret v2"` adds `x0 * (key - query)`, which is ALiBi.
+
+Returns:
+    `[B, H, Sq, Dv]` in q's dtype, dense. B, H and Sq lie in memory in the order they do in q, by falling stride,
+    with Dv innermost: of a q that is a view of `[B, Sq, H, D]`, `out.transpose(1, 2)` is contiguous. A query that
+    sees no key gives 0.
+""",
+)
+attention_lse = form(
+    "attention_lse",
+    AttentionArgs[Tensor],
+    tuple[Tensor, Tensor],
+    """`attention`, and the natural logarithm of each softmax's denominator.
+
+Returns:
+    out as `attention`, lse `[B, H, Sq]` in float32 (float64 for float64), `-inf` for a query that sees no key. lse
+    is not differentiable.
+""",
+)
+
+
+def attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any, **named: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attention` in q, k and v, computed as in arXiv:2307.08691; the same from run to run.
+
+    Args:
+        grad: `[B, H, Sq, Dv]`, of q's dtype: the gradient of `out`.
+        q: as for `attention`.
+        k: `[B, Hkv, Skv, D]`.
+        v: `[B, Hkv, Skv, Dv]`.
+        out: what `attention_lse` returned first.
+        lse: what it returned second.
+        options: the mask and all that follows it in `attention`; mask and aux get no gradients here.
+        named: the same, by name.
+
+    Returns:
+        dq, dk and dv with the shapes and dtypes of q, k and v, dense, in their memory order.
+    """
+    given = AttentionArgs(q, k, v, *options, **named).backward(grad, out, lse)
+    dq, dk, dv, _ = torch.ops.tile.attention_backward.default(*map(as_listed, given))
+    return dq, dk, dv
 
 
 _PRECISION = ("q", "k", "v", "mask", "aux")
 register(
-    "attention",
-    fake=_fake_attention,
+    name="attention",
+    args=AttentionArgs,
+    form=attention,
+    fake=lambda args: _fake_with_lse(args)[0],
+    run=entry("attention", "attention", "out", needs_lse=False),
+    reference=in_torch("attention", only_first=True),
     in_training=_in_training,
+    as_aten=_as_sdpa,
+    sharding=_sharding,
+    flops=_flops,
+    least_flops=_least_flops,
     lower_precision=_PRECISION,
-    flops=_attention_flops,
 )
 register(
-    "attention_lse",
-    fake=_fake_attention_lse,
-    backward=_attention_gradients,
-    setup_context=_save_attention,
+    name="attention_lse",
+    args=AttentionArgs,
+    returns=("out", "lse"),
+    form=attention_lse,
+    fake=_fake_with_lse,
+    run=entry("attention", "attention", "out", "lse"),
+    reference=in_torch("attention"),
+    setup_context=_save,
+    backward=_gradients,
+    sharding=_sharding,
+    flops=_flops,
+    least_flops=_least_flops,
     lower_precision=_PRECISION,
-    flops=_attention_flops,
 )
 register(
-    "attention_backward",
+    name="attention_backward",
+    args=AttentionBackwardArgs,
+    returns=("dq", "dk", "dv", "kept"),
+    form=attention_backward,
     fake=_fake_backward,
-    backward=_twice,
+    run=lambda args, out: kernels("attention_backward").attention_backward(*args, results=out),
+    reference=in_torch("attention_backward"),
     setup_context=_save_backward,
+    backward=_twice,
+    sharding=_sharding_of_backward,
     flops=_backward_flops,
+    least_flops=_least_backward_flops,
 )

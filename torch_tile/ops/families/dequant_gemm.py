@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torch_tile.kernels import kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, in_torch, op_gradients
+from torch_tile.ops.sharding_rule import Rule, Spec
 
 OP = "dequant_gemm"
 WHOLE = (torch.int8, torch.uint8)
@@ -24,17 +27,24 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 ZEROS = checks.FLOATING | {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 
-def _check(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    bits: int,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: Any,
-) -> None:
+class DequantGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.dequant_gemm`."""
+
+    a: V
+    bs: Sequence[V]
+    scales: Sequence[V]
+    zeros: Sequence[V]
+    bits: int
+    high_first: bool
+    offset: int
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+
+def _check(args: DequantGemmArgs[Tensor]) -> None:
+    a, bs, scales, zeros, bits, _, _, aux, kinds, epilogue, dtype = args
     require_value(len(bs) > 0, lambda: f"tile.{OP}: bs is empty; expected at least one matrix")
     checks.check_floating(OP, a=a)
     checks.check_dims(OP, "a", a, 2, "[M, K]")
@@ -62,11 +72,11 @@ def _check(
 
 def _check_factors(
     name: str,
-    factors: Sequence[torch.Tensor],
+    factors: Sequence[Tensor],
     allowed: frozenset[torch.dtype],
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    first: Sequence[torch.Tensor],
+    a: Tensor,
+    bs: Sequence[Tensor],
+    first: Sequence[Tensor],
 ) -> None:
     """`[N, G]` for each b or none at all; groups are such that steps along K hold whole ones, or lie in one."""
     require_value(
@@ -95,30 +105,18 @@ def supported_group(size: int) -> bool:
     return size in (16, 32) or (size > 0 and size % 64 == 0)
 
 
-def _fake(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    bits: int,
-    high_first: bool,
-    offset: int,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    _check(a, bs, scales, zeros, bits, aux, kinds, epilogue, dtype)
-    return a.new_empty((a.shape[0], bs[0].shape[0]), dtype=dtype)
+def _fake(args: DequantGemmArgs[Tensor]) -> Tensor:
+    _check(args)
+    return args.a.new_empty((args.a.shape[0], args.bs[0].shape[0]), dtype=args.dtype)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, bs, scales, zeros, *ctx.fields, aux, ctx.kinds, ctx.epilogue, _ = inputs
-    ctx.counts = len(bs), len(scales), len(zeros)
-    ctx.save_for_backward(a, *bs, *scales, *zeros, *aux)
+def _save(ctx: Any, args: DequantGemmArgs[Tensor], output: Tensor) -> None:
+    ctx.fields = args.bits, args.high_first, args.offset
+    ctx.kinds, ctx.epilogue, ctx.counts = args.kinds, args.epilogue, (len(args.bs), len(args.scales), len(args.zeros))
+    ctx.save_for_backward(args.a, *args.bs, *args.scales, *args.zeros, *args.aux)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """As of a product with the widened weights, from which scales and zeros get theirs by groups."""
     (a, *rest), (count, num_scales, num_zeros) = ctx.saved_tensors, ctx.counts
     bs, rest = rest[:count], rest[count:]
@@ -137,8 +135,8 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     grad_a, grads, grad_aux = gemm.gradients(
         a, matrices, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs
     )  # fmt: skip
-    grad_scales: list[torch.Tensor | None] = [None] * num_scales
-    grad_zeros: list[torch.Tensor | None] = [None] * num_zeros
+    grad_scales: list[Tensor | None] = [None] * num_scales
+    grad_zeros: list[Tensor | None] = [None] * num_zeros
     for i, g in enumerate(grads):
         if g is None:
             continue
@@ -148,25 +146,80 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         if zeros and zeros[i].is_floating_point():
             slope = by_group * scales[i].to(compute)[..., None] if scales else by_group
             grad_zeros[i] = -slope.sum(-1).to(zeros[i].dtype)
-    return grad_a, [None] * count, grad_scales, grad_zeros, None, None, None, grad_aux, None, None, None
+    found = {"a": grad_a, "bs": [None] * count, "aux": grad_aux}
+    return op_gradients(DequantGemmArgs, **found, scales=grad_scales, zeros=grad_zeros)
 
 
-def _by_group(weights: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+def _by_group(weights: Tensor, factors: Tensor | None) -> Tensor:
     """`[N, K]` as `[N, G, K / G]`."""
     n, k = weights.shape
     groups = 1 if factors is None else factors.shape[1]
     return weights.reshape(n, groups, k // groups)
 
 
-def _flops(a: Sequence[int], bs: Sequence[Sequence[int]], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return 2 * math.prod(a) * bs[0][0] * len(bs)
+def _sharding(args: DequantGemmArgs[Spec]) -> Rule:
+    # Words and groups of columns need not end where a shard of the columns would.
+    factors = [("n", "group")] * (len(args.scales) + len(args.zeros))
+    inputs = [("m", "k"), *[("n", "word")] * len(args.bs), *factors, *gemm.aux_dims(args.aux, args.kinds, ())]
+    return Rule(outputs=[("m", "n")], inputs=inputs, free=("m", "n"))
+
+
+def _flops(args: DequantGemmArgs[Shape]) -> int:
+    return 2 * math.prod(args.a) * args.bs[0][0] * len(args.bs)
+
+
+def dequant_gemm(
+    a: Tensor,
+    bs: Sequence[Tensor],
+    scales: Sequence[Tensor] = (),
+    zeros: Sequence[Tensor] = (),
+    bits: int = 8,
+    high_first: bool = False,
+    offset: int = 0,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`gemm` with right operands stored in few bits: `epilogue(a @ w0.T, a @ w1.T, ..., aux)`.
+
+    `w = (b - offset - zero) * scale`, each b widened in registers: computed in float32 (float64 for float64 `a`),
+    rounded to a's dtype at most once, before the product.
+
+    Args:
+        a: `[M, K]`.
+        bs: each `[N, K * bits / 8]`, of int8, uint8, float8_e4m3fn or float8_e5m2, all alike.
+        scales: none, or one for each b: `[N, G]`, of any floating dtype: for G runs of columns of equal length. G is
+            1, or runs are of 16, 32 or a multiple of 64.
+        zeros: none, or one for each b: `[N, G]`, floating or integer.
+        bits: of a weight: 8, or 4, 2 or 1 of int8 (signed fields) and uint8 (unsigned ones).
+        high_first: whether a byte's first column lies in its highest bits, not in its lowest.
+        offset: what is subtracted from every weight, such as 8 for 4 unsigned bits.
+        aux: as for `gemm`.
+        kinds: as for `gemm`.
+        epilogue: as for `gemm`.
+        dtype: of the result.
+
+    Returns:
+        `[M, N]`. Words get no gradient; floating scales and zeros do.
+    """
+    fields = bits, high_first, offset
+    op = torch.ops.tile.dequant_gemm.default
+    out: Tensor = op(a, list(bs), list(scales), list(zeros), *fields, list(aux), kinds, epilogue, dtype)
+    return out
 
 
 register(
-    OP,
+    name=OP,
+    args=DequantGemmArgs,
+    form=dequant_gemm,
     fake=_fake,
-    backward=_backward,
+    run=entry(OP, OP, "out"),
+    reference=in_torch(OP),
     setup_context=_save,
-    lower_precision=("a",),
+    backward=_backward,
+    sharding=_sharding,
     flops=_flops,
+    lower_precision=("a",),
 )

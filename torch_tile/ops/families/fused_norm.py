@@ -7,22 +7,38 @@ What the backend makes of norms and what stands around them; the forward runs th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torch_tile.kernels.epilogue import program as language
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require_type, require_value
 from torch_tile.ops.registration import register
+from torch_tile.ops.registry import V, entry, in_torch, no_flops, op_gradients, without_tensors
+from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, row_names
 
 AUX_KINDS = {"t": "as x", "g": "[*leading of x, 1, ..., N]", "r": "[N]", "c": "[..., 1]", "s": "one element"}
 
 
-def _check(
-    x: torch.Tensor, aux: Sequence[torch.Tensor], kinds: str, prologue: str, epilogue: str, dtype: torch.dtype
-) -> None:
+class FusedNormArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.fused_norm`."""
+
+    x: V
+    aux: Sequence[V]
+    kinds: str
+    prologue: str
+    epilogue: str
+    centred: bool
+    eps: float
+    keep: bool
+    dtype: torch.dtype
+
+
+def _check(args: FusedNormArgs[Tensor]) -> None:
+    x, aux, kinds, dtype = args.x, args.aux, args.kinds, args.dtype
     op = "fused_norm"
     checks.check_floating(op, x=x)
     for i, v in enumerate(aux):
@@ -43,11 +59,11 @@ def _check(
         for dim, size in enumerate(sizes):
             checks.check_size(op, name, v, dim, size, what)
     _check_same_runs([v for v, kind in zip(aux, kinds, strict=True) if kind == "g"])
-    language.parse(prologue, 1, len(aux))
-    language.parse(epilogue, 1, len(aux))
+    language.parse(args.prologue, 1, len(aux))
+    language.parse(args.epilogue, 1, len(aux))
 
 
-def _runs(x: torch.Tensor, v: torch.Tensor) -> tuple[checks.Size, ...]:
+def _runs(x: Tensor, v: Tensor) -> tuple[checks.Size, ...]:
     """The shape that an operand of kind `g` has: x's sizes up to where its own are one for good."""
     if v.dim() != x.dim():
         return tuple(x.shape)
@@ -55,68 +71,76 @@ def _runs(x: torch.Tensor, v: torch.Tensor) -> tuple[checks.Size, ...]:
     return (*x.shape[:outer], *v.shape[outer:-1], x.shape[-1])
 
 
-def _check_same_runs(operands: Sequence[torch.Tensor]) -> None:
+def _check_same_runs(operands: Sequence[Tensor]) -> None:
     for v in operands[1:]:
         for dim, size in enumerate(operands[0].shape):
             checks.check_size("fused_norm", "an aux of kind 'g'", v, dim, size, "as the first of that kind")
 
 
-def _fake(
-    x: torch.Tensor,
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    prologue: str,
-    epilogue: str,
-    centred: bool,
-    eps: float,
-    keep: bool,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(x, aux, kinds, prologue, epilogue, dtype)
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape if keep else (0,))
+def _fake(args: FusedNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    _check(args)
+    x = args.x
+    return x.new_empty(x.shape, dtype=args.dtype), x.new_empty(x.shape if args.keep else (0,))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, aux, ctx.kinds, ctx.prologue, ctx.epilogue, ctx.centred, ctx.eps, ctx.keep, _ = inputs
-    if not ctx.keep:
+def _save(ctx: Any, args: FusedNormArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.args = without_tensors(args)
+    if not args.keep:
         ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(x, *aux)
+    ctx.save_for_backward(args.x, *args.aux)
 
 
-def _backward(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
     from torch_tile.kernels.common import compute_dtype
 
     x, *aux = ctx.saved_tensors
+    args: FusedNormArgs[Any] = ctx.args
     compute = compute_dtype(x.dtype)
-    operands = {f"x{i}": v.reshape(()) if k == "s" else v for i, (v, k) in enumerate(zip(aux, ctx.kinds, strict=True))}
+    operands = {f"x{i}": v.reshape(()) if k == "s" else v for i, (v, k) in enumerate(zip(aux, args.kinds, strict=True))}
     operands = {name: v.to(compute) for name, v in operands.items()}
     before = {"acc0": x.to(compute), **operands}
-    s = language.evaluate(ctx.prologue, [before["acc0"]], [operands[f"x{i}"] for i in range(len(aux))])
+    s = language.evaluate(args.prologue, [before["acc0"]], [operands[f"x{i}"] for i in range(len(aux))])
     s = s.to(x.dtype).to(compute)
-    upstream = s.new_zeros(()) if not ctx.keep or grad_sum is None else grad_sum.to(compute)
-    found: list[dict[str, torch.Tensor]] = []
+    upstream = s.new_zeros(()) if not args.keep or grad_sum is None else grad_sum.to(compute)
+    found: list[dict[str, Tensor]] = []
     if grad is not None:
-        centred = s - s.mean(-1, keepdim=True) if ctx.centred else s
-        rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + ctx.eps)
+        centred = s - s.mean(-1, keepdim=True) if args.centred else s
+        rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + args.eps)
         normalised = centred * rstd
-        found.append(vjp(ctx.epilogue, {"acc0": normalised, **operands}, grad.to(compute)))
+        found.append(vjp(args.epilogue, {"acc0": normalised, **operands}, grad.to(compute)))
         inner = found[-1].pop("acc0", s.new_zeros(())).expand(x.shape)
         inner = inner - normalised * (inner * normalised).mean(-1, keepdim=True)
-        upstream = upstream + rstd * (inner - inner.mean(-1, keepdim=True) if ctx.centred else inner)
-    found.append(vjp(ctx.prologue, before, upstream.expand(x.shape)))
+        upstream = upstream + rstd * (inner - inner.mean(-1, keepdim=True) if args.centred else inner)
+    found.append(vjp(args.prologue, before, upstream.expand(x.shape)))
     grad_x = found[-1].pop("acc0", s.new_zeros(())).expand(x.shape).to(x.dtype)
     grads = []
     for i, v in enumerate(aux):
         terms = [g[f"x{i}"].expand(x.shape) for g in found if f"x{i}" in g]
         view = operands[f"x{i}"]
         grads.append(sum(terms).sum_to_size(view.shape).reshape(v.shape).to(v.dtype) if terms else None)  # type: ignore[union-attr]
-    return (grad_x, grads, *[None] * 7)
+    return op_gradients(FusedNormArgs, x=grad_x, aux=grads)
+
+
+def _sharding(args: FusedNormArgs[Spec]) -> Rule:
+    dims = (*row_names(args.x), "n")
+    by_kind: dict[str, Dims] = {"t": dims, "r": ("n",), "c": (*dims[:-1], "")}
+    operands = [
+        by_kind.get(k) or (broadcast(v, dims) if k == "g" else ("",) * len(v.shape))
+        for v, k in zip(args.aux, args.kinds, strict=True)
+    ]
+    return Rule(outputs=[dims, dims if args.keep else ("",)], inputs=[dims, *operands], free=dims[:-1])
 
 
 register(
-    "fused_norm",
+    name="fused_norm",
+    args=FusedNormArgs,
+    returns=("y", "sum"),
     fake=_fake,
-    backward=_backward,
+    run=entry("fused_norm", "fused_norm", "out", "total"),
+    reference=in_torch("fused_norm"),
     setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=no_flops,
     full_precision_cuda=True,
 )

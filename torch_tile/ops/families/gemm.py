@@ -9,23 +9,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
+from torch import Tensor
 
+from torch_tile.kernels import kernels
 from torch_tile.kernels.epilogue import program as language
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value, shape_of
 from torch_tile.ops.layers import flattened, linear_as_gemm, linear_dtype, swiglu_text
 from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
+from torch_tile.ops.sharding_rule import Dims, Rule, Spec, broadcast, if_given, row_names
 
 AUX_KINDS = {"t": "[*batch, M, N]", "r": "[N]", "c": "[*batch, M, 1]", "s": "one element"}
 
 
-def _check_gemm(
-    a: torch.Tensor, bs: Sequence[torch.Tensor], aux: Sequence[torch.Tensor], kinds: str, epilogue: str, dtype: Any
-) -> None:
+class GemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.gemm`."""
+
+    a: V
+    bs: Sequence[V]
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+
+class LinearArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.linear`."""
+
+    x: V
+    weight: V
+    bias: V | None = None
+    residual: V | None = None
+    activation: str = "none"
+
+
+class SwigluArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.swiglu`."""
+
+    x: V
+    gate_weight: V
+    up_weight: V
+    activation: str = "silu"
+
+
+def _check_gemm(args: GemmArgs[Tensor]) -> None:
+    a, bs, aux, kinds, epilogue, dtype = args
     require_value(len(bs) > 0, lambda: "tile.gemm: bs is empty; expected at least one matrix")
     checks.check_floating("gemm", a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
     checks.check_same_dtype("gemm", a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
@@ -42,8 +75,8 @@ def _check_gemm(
 
 
 def check_epilogue(
-    op: str, a: torch.Tensor, rows: Sequence[checks.Size], cols: checks.Size, products: int,
-    aux: Sequence[torch.Tensor], kinds: str, epilogue: str,
+    op: str, a: Tensor, rows: Sequence[checks.Size], cols: checks.Size, products: int,
+    aux: Sequence[Tensor], kinds: str, epilogue: str,
 ) -> None:  # fmt: skip
     """The epilogue of products of shape `(*rows, cols)`, and its auxiliary operands by kind."""
     require_value(
@@ -63,40 +96,33 @@ def check_epilogue(
     language.parse(epilogue, products, len(aux), 0)
 
 
-def _fake_gemm(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    aux: Sequence[torch.Tensor],
-    kinds: str,
-    epilogue: str,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    _check_gemm(a, bs, aux, kinds, epilogue, dtype)
-    return a.new_empty((*a.shape[:-1], bs[0].shape[-1]), dtype=dtype)
+def _fake_gemm(args: GemmArgs[Tensor]) -> Tensor:
+    _check_gemm(args)
+    return args.a.new_empty((*args.a.shape[:-1], args.bs[0].shape[-1]), dtype=args.dtype)
 
 
 class Multiply(NamedTuple):
     """A product of a and b, and from the gradient of that those of a and of b."""
 
-    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    of_a: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # from the gradient, and b
-    of_b: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # from a, and the gradient
+    product: Callable[[Tensor, Tensor], Tensor]
+    of_a: Callable[[Tensor, Tensor], Tensor]  # from the gradient, and b
+    of_b: Callable[[Tensor, Tensor], Tensor]  # from a, and the gradient
 
 
 MATMUL = Multiply(torch.matmul, lambda grad, b: torch.matmul(grad, b.mT), lambda a, grad: torch.matmul(a.mT, grad))
 
 
 def gradients(
-    a: torch.Tensor,
-    bs: Sequence[torch.Tensor],
-    aux: Sequence[torch.Tensor],
+    a: Tensor,
+    bs: Sequence[Tensor],
+    aux: Sequence[Tensor],
     kinds: str,
     epilogue: str,
-    grad: torch.Tensor,
+    grad: Tensor,
     needs_a: bool,
     needs_bs: Sequence[bool],
     multiply: Multiply = MATMUL,
-) -> tuple[torch.Tensor | None, list[torch.Tensor | None], list[torch.Tensor | None]]:
+) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:
     """Gradients of a and bs, None where not needed, and of aux.
 
     Matrix products are in a's dtype, as eager torch has them; the rest is in float32 (float64).
@@ -107,10 +133,10 @@ def gradients(
     inputs: dict[str, Any] = {f"acc{i}": lambda b=b: multiply.product(a, b).to(compute) for i, b in enumerate(bs)}
     inputs |= {f"x{i}": lambda x=x: x.to(compute) for i, x in enumerate(aux_views(aux, kinds))}
     grads = vjp(epilogue, inputs, grad.to(compute))
-    grad_a: torch.Tensor | None = None
-    grad_bs: list[torch.Tensor | None] = []
+    grad_a: Tensor | None = None
+    grad_bs: list[Tensor | None] = []
     for i, (b, needed) in enumerate(zip(bs, needs_bs, strict=True)):
-        grad_b: torch.Tensor | None = None
+        grad_b: Tensor | None = None
         if f"acc{i}" in grads:
             product = grads[f"acc{i}"].to(a.dtype)
             if needs_a:
@@ -119,7 +145,7 @@ def gradients(
             if needed:
                 grad_b = multiply.of_b(a, product).sum_to_size(b.shape)
         grad_bs.append(grad_b)
-    grad_aux: list[torch.Tensor | None] = []
+    grad_aux: list[Tensor | None] = []
     for i, (x, view) in enumerate(zip(aux, aux_views(aux, kinds), strict=True)):
         full = grads.get(f"x{i}")
         if full is not None:
@@ -128,41 +154,89 @@ def gradients(
     return grad_a, grad_bs, grad_aux
 
 
-def _save_gemm(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, bs, aux, ctx.kinds, ctx.epilogue, _ = inputs
-    ctx.num_products = len(bs)
-    ctx.save_for_backward(a, *bs, *aux)
+def _save_gemm(ctx: Any, args: GemmArgs[Tensor], output: Tensor) -> None:
+    ctx.num_products, ctx.kinds, ctx.epilogue = len(args.bs), args.kinds, args.epilogue
+    ctx.save_for_backward(args.a, *args.bs, *args.aux)
 
 
-def _gemm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _gemm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     a, *rest = ctx.saved_tensors
     bs, aux = rest[: ctx.num_products], rest[ctx.num_products :]
     needs_a, needs_bs = ctx.needs_input_grad[:2]
-    return (*gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs), None, None, None)
+    of_a, of_bs, of_aux = gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs)
+    return op_gradients(GemmArgs, a=of_a, bs=of_bs, aux=of_aux)
 
 
-def flops(a: Sequence[int], bs: Sequence[Sequence[int]], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """Of the products of a `[..., K]` and bs `[..., N]`."""
-    return 2 * math.prod(a) * bs[0][-1] * len(bs)
+def _gemm_sharding(args: GemmArgs[Spec]) -> Rule:
+    batch = ("batch",) if len(args.a.shape) == 3 else ()
+    return Rule(
+        outputs=[(*batch, "m", "n")],
+        inputs=[
+            (*batch, "m", "k"),
+            *(broadcast(b, (*batch, "k", "n")) for b in args.bs),
+            *aux_dims(args.aux, args.kinds, batch),
+        ],
+        free=(*batch, "m", "n"),
+        summed=("k",) if len(args.bs) == 1 and args.epilogue in ("", "ret acc0") else (),
+    )
+
+
+def aux_dims(aux: Sequence[Spec], kinds: str, batch: Dims) -> list[Dims]:
+    """Names of the dimensions of a product's auxiliary operands, for sharding."""
+    dims: dict[str, Dims] = {"t": (*batch, "m", "n"), "r": ("n",), "c": (*batch, "m", "")}
+    return [dims.get(kind, ("",) * len(x.shape)) for x, kind in zip(aux, kinds, strict=True)]
+
+
+def _gemm_flops(args: GemmArgs[Shape]) -> int:
+    return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
+
+
+def gemm(
+    a: Tensor,
+    bs: Sequence[Tensor],
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Matrix products of one left operand, joined by a fused epilogue: `epilogue(a @ bs[0], a @ bs[1], ..., aux)`.
+
+    Args:
+        a: `[M, K]` or `[B, M, K]`.
+        bs: each `[K, N]` beside a 2-D `a`, `[B, K, N]` or `[1, K, N]` beside a 3-D one; of a's dtype.
+        aux: what the epilogue reads as `x0..`, of any floating dtype, or bool, which counts as 1 and 0.
+        kinds: one letter for each aux: `t` `[M, N]` or `[B, M, N]`, `r` `[N]`, `c` `[M, 1]` or `[B, M, 1]`, `s` one
+            element.
+        epilogue: statements joined by `;` over `acc0..`, `x0..`, earlier names and numbers, ending in `ret NAME`, such
+            as `"v0=add(acc0,x0);v1=relu(v0);ret v1"`; the functions are `kernels/epilogue/program.py`'s. Empty
+            means `ret acc0`. Computed in float32 (float64), rounded once.
+        dtype: of the result.
+
+    Returns:
+        `[M, N]` or `[B, M, N]`.
+    """
+    out: Tensor = torch.ops.tile.gemm.default(a, list(bs), list(aux), kinds, epilogue, dtype)
+    return out
 
 
 register(
-    "gemm",
+    name="gemm",
+    args=GemmArgs,
+    form=gemm,
     fake=_fake_gemm,
-    backward=_gemm_backward,
+    run=entry("gemm", "gemm", "out"),
+    reference=in_torch("gemm"),
     setup_context=_save_gemm,
+    backward=_gemm_backward,
+    sharding=_gemm_sharding,
+    flops=_gemm_flops,
     lower_precision=("a", "bs"),
-    flops=flops,
 )
 
 
-def _check_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str,
-) -> None:
+def _check_linear(args: LinearArgs[Tensor]) -> None:
+    x, weight, bias, residual, activation = args
     checks.check_floating("linear", x=x, weight=weight, bias=bias, residual=residual)
     checks.check_same_dtype("linear", x=x, weight=weight, bias=bias)
     require(x.dim() >= 1, lambda: "tile.linear: x has 0 dimensions; expected at least 1: [..., K]")
@@ -176,49 +250,89 @@ def _check_linear(
     checks.check_activation("linear", activation)
 
 
-def _fake_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    activation: str = "none",
-) -> torch.Tensor:
-    _check_linear(x, weight, bias, residual, activation)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=linear_dtype(x, residual))
+def _fake_linear(args: LinearArgs[Tensor]) -> Tensor:
+    _check_linear(args)
+    x, weight = args.x, args.weight
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=linear_dtype(x, args.residual))
 
 
-def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, weight, bias, residual, ctx.activation = inputs
+def _save_linear(ctx: Any, args: LinearArgs[Tensor], output: Tensor) -> None:
     # The residual's values are never read by the backward; its dtype and presence are.
-    ctx.residual_dtype = None if residual is None else residual.dtype
-    ctx.save_for_backward(x, weight, bias)
+    ctx.activation, ctx.residual_dtype = args.activation, None if args.residual is None else args.residual.dtype
+    ctx.save_for_backward(args.x, args.weight, args.bias)
 
 
-def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, weight, bias = ctx.saved_tensors
     grad_residual = None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype)
     arguments = linear_as_gemm(x, weight, bias, None, ctx.activation)
     needs_x, needs_w = ctx.needs_input_grad[:2]
     grad_x, (grad_w,), grad_aux = gradients(*arguments, flattened(grad), needs_x, [needs_w])
     grad_x = None if grad_x is None else grad_x.reshape(x.shape)
-    return grad_x, None if grad_w is None else grad_w.mT, grad_aux[0] if grad_aux else None, grad_residual, None
+    of_weight, of_bias = None if grad_w is None else grad_w.mT, grad_aux[0] if grad_aux else None
+    return op_gradients(LinearArgs, x=grad_x, weight=of_weight, bias=of_bias, residual=grad_residual)
 
 
-def _linear_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return 2 * math.prod(x) * weight[0]
+def _linear_sharding(args: LinearArgs[Spec]) -> Rule:
+    rows = row_names(args.x)
+    saved = [(*rows, "k"), ("n", "k"), if_given(args.bias, ("n",))]
+    return Rule(
+        outputs=[(*rows, "n")],
+        inputs=[*saved, if_given(args.residual, (*rows, "n"))],
+        free=(*rows, "n"),
+        summed=("k",) if args.activation == "none" else (),
+        saved=saved,
+    )
 
+
+def _linear_flops(args: LinearArgs[Shape]) -> int:
+    return 2 * math.prod(args.x) * args.weight[0]
+
+
+def _run_linear(args: LinearArgs[Tensor], out: Tensor) -> None:
+    kernels("gemm").gemm(*linear_as_gemm(*args), out.dtype, out=flattened(out))
+
+
+def _linear_reference(args: LinearArgs[Tensor]) -> Tensor:
+    product: Tensor = kernels("gemm").reference(*linear_as_gemm(*args), linear_dtype(args.x, args.residual))
+    return product.view(*args.x.shape[:-1], args.weight.shape[0])
+
+
+linear = form(
+    "linear",
+    LinearArgs[Tensor],
+    Tensor,
+    """`activation(x @ weight.T + bias) + residual`.
+
+Args:
+    x: `[..., K]`.
+    weight: `[N, K]`, of x's dtype.
+    bias: `[N]`, of x's dtype.
+    residual: `[..., N]`, of any floating dtype.
+    activation: "none", "relu", "gelu" (erf), "gelu_tanh" or "silu".
+
+Returns:
+    `[..., N]`, in x's dtype promoted with the residual's.
+""",
+)
 
 register(
-    "linear",
+    name="linear",
+    args=LinearArgs,
+    form=linear,
     fake=_fake_linear,
-    backward=_linear_backward,
+    run=_run_linear,
+    reference=_linear_reference,
     setup_context=_save_linear,
-    lower_precision=("x", "weight", "bias"),
+    backward=_linear_backward,
+    sharding=_linear_sharding,
     flops=_linear_flops,
+    lower_precision=("x", "weight", "bias"),
 )
 
 
-def _check_swiglu(x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, activation: str) -> None:
+def _check_swiglu(args: SwigluArgs[Tensor]) -> None:
+    x, gate_weight, up_weight, activation = args
     tensors = {"x": x, "gate_weight": gate_weight, "up_weight": up_weight}
     checks.check_floating("swiglu", **tensors)
     checks.check_same_dtype("swiglu", **tensors)
@@ -230,37 +344,77 @@ def _check_swiglu(x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.T
     checks.check_activation("swiglu", activation)
 
 
-def _fake_swiglu(
-    x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, activation: str = "silu"
-) -> torch.Tensor:
-    _check_swiglu(x, gate_weight, up_weight, activation)
-    return x.new_empty((*x.shape[:-1], gate_weight.shape[0]))
+def _fake_swiglu(args: SwigluArgs[Tensor]) -> Tensor:
+    _check_swiglu(args)
+    return args.x.new_empty((*args.x.shape[:-1], args.gate_weight.shape[0]))
 
 
-def _save_swiglu(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    *tensors, ctx.activation = inputs
-    ctx.save_for_backward(*tensors)
+def _save_swiglu(ctx: Any, args: SwigluArgs[Tensor], output: Tensor) -> None:
+    ctx.activation = args.activation
+    ctx.save_for_backward(args.x, args.gate_weight, args.up_weight)
 
 
-def _swiglu_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _swiglu_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, gate_weight, up_weight = ctx.saved_tensors
     weights = [gate_weight.mT, up_weight.mT]
     text = swiglu_text(ctx.activation)
     needs_x, *needs_weights = ctx.needs_input_grad[:3]
     grad_x, grads, _ = gradients(flattened(x), weights, [], "", text, flattened(grad), needs_x, needs_weights)
     grad_x = None if grad_x is None else grad_x.reshape(x.shape)
-    return grad_x, *(None if g is None else g.mT for g in grads), None
+    of_gate, of_up = (None if g is None else g.mT for g in grads)
+    return op_gradients(SwigluArgs, x=grad_x, gate_weight=of_gate, up_weight=of_up)
 
 
-def _swiglu_flops(x: Sequence[int], gate: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return 4 * math.prod(x) * gate[0]
+def _swiglu_sharding(args: SwigluArgs[Spec]) -> Rule:
+    rows = row_names(args.x)
+    return Rule(outputs=[(*rows, "n")], inputs=[(*rows, "k"), ("n", "k"), ("n", "k")], free=(*rows, "n"))
 
+
+def _swiglu_flops(args: SwigluArgs[Shape]) -> int:
+    return 4 * math.prod(args.x) * args.gate_weight[0]
+
+
+def _swiglu_as_gemm(args: SwigluArgs[Tensor]) -> GemmArgs[Tensor]:
+    weights, text = [args.gate_weight.mT, args.up_weight.mT], swiglu_text(args.activation)
+    return GemmArgs(flattened(args.x), weights, [], "", text, args.x.dtype)
+
+
+def _run_swiglu(args: SwigluArgs[Tensor], out: Tensor) -> None:
+    kernels("gemm").gemm(*_swiglu_as_gemm(args), out=flattened(out))
+
+
+def _swiglu_reference(args: SwigluArgs[Tensor]) -> Tensor:
+    product: Tensor = kernels("gemm").reference(*_swiglu_as_gemm(args))
+    return product.view(*args.x.shape[:-1], args.gate_weight.shape[0])
+
+
+swiglu = form(
+    "swiglu",
+    SwigluArgs[Tensor],
+    Tensor,
+    """`activation(x @ gate_weight.T) * (x @ up_weight.T)`: a gated linear unit (arXiv:2002.05202).
+
+Args:
+    x: `[..., K]`.
+    gate_weight: `[N, K]`, of x's dtype.
+    up_weight: `[N, K]`, of x's dtype.
+    activation: as for `linear`; "gelu_tanh" makes Gemma's GeGLU.
+
+Returns:
+    `[..., N]` in x's dtype.
+""",
+)
 
 register(
-    "swiglu",
+    name="swiglu",
+    args=SwigluArgs,
+    form=swiglu,
     fake=_fake_swiglu,
-    backward=_swiglu_backward,
+    run=_run_swiglu,
+    reference=_swiglu_reference,
     setup_context=_save_swiglu,
-    lower_precision=("x", "gate_weight", "up_weight"),
+    backward=_swiglu_backward,
+    sharding=_swiglu_sharding,
     flops=_swiglu_flops,
+    lower_precision=("x", "gate_weight", "up_weight"),
 )

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.families import gemm
 from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, in_torch, op_gradients
+from torch_tile.ops.sharding_rule import Rule, Spec
 
 
-def _check_offsets(op: str, offsets: torch.Tensor, a: torch.Tensor, meaning: str) -> None:
+def _check_offsets(op: str, offsets: Tensor, a: Tensor, meaning: str) -> None:
     require_type(
         offsets.dtype == torch.int32, lambda: f"tile.{op}: offsets has dtype {offsets.dtype}; expected torch.int32"
     )
@@ -25,7 +28,7 @@ def _check_offsets(op: str, offsets: torch.Tensor, a: torch.Tensor, meaning: str
     checks.check_dims(op, "offsets", offsets, 1, meaning)
 
 
-def _check_order(op: str, offsets: torch.Tensor, rows: int) -> None:
+def _check_order(op: str, offsets: Tensor, rows: int) -> None:
     """Groups follow each other within the rows. On the CPU only: elsewhere reading them would wait."""
     if offsets.device.type != "cpu" or not offsets.numel():
         return
@@ -35,10 +38,29 @@ def _check_order(op: str, offsets: torch.Tensor, rows: int) -> None:
     require(ordered and low >= 0 and high <= rows, lambda: f"{what}; expected ends of groups in order, 0 to {rows}")
 
 
-def _check(
-    a: torch.Tensor, bs: Sequence[torch.Tensor], offsets: torch.Tensor, aux: Sequence[torch.Tensor], kinds: str,
-    epilogue: str, dtype: Any,
-) -> None:  # fmt: skip
+class GroupedGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.grouped_gemm`."""
+
+    a: V
+    bs: Sequence[V]
+    offsets: V
+    aux: Sequence[V]
+    kinds: str
+    epilogue: str
+    dtype: torch.dtype
+
+
+class KGroupedGemmArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.k_grouped_gemm`."""
+
+    a: V
+    b: V
+    offsets: V
+    dtype: torch.dtype
+
+
+def _check(args: GroupedGemmArgs[Tensor]) -> None:
+    a, bs, offsets, aux, kinds, epilogue, dtype = args
     op = "grouped_gemm"
     require_value(len(bs) > 0, lambda: f"tile.{op}: bs is empty; expected at least one tensor of matrices")
     checks.check_floating(op, a=a, **{f"bs[{i}]": b for i, b in enumerate(bs)})
@@ -55,30 +77,26 @@ def _check(
     gemm.check_epilogue(op, a, a.shape[:1], bs[0].shape[2], len(bs), aux, kinds, epilogue)
 
 
-def _fake(
-    a: torch.Tensor, bs: Sequence[torch.Tensor], offsets: torch.Tensor, aux: Sequence[torch.Tensor], kinds: str,
-    epilogue: str, dtype: torch.dtype,
-) -> torch.Tensor:  # fmt: skip
-    _check(a, bs, offsets, aux, kinds, epilogue, dtype)
-    return a.new_empty((a.shape[0], bs[0].shape[2]), dtype=dtype)
+def _fake(args: GroupedGemmArgs[Tensor]) -> Tensor:
+    _check(args)
+    return args.a.new_empty((args.a.shape[0], args.bs[0].shape[2]), dtype=args.dtype)
 
 
-def _check_values(a: torch.Tensor, bs: Sequence[torch.Tensor], offsets: torch.Tensor, *_: Any) -> None:
-    _check_order("grouped_gemm", offsets, a.shape[0])
+def _check_values(args: GroupedGemmArgs[Tensor]) -> None:
+    _check_order("grouped_gemm", args.offsets, args.a.shape[0])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, bs, offsets, aux, ctx.kinds, ctx.epilogue, _ = inputs
-    ctx.num_products = len(bs)
-    ctx.save_for_backward(a, *bs, offsets, *aux)
+def _save(ctx: Any, args: GroupedGemmArgs[Tensor], output: Tensor) -> None:
+    ctx.num_products, ctx.kinds, ctx.epilogue = len(args.bs), args.kinds, args.epilogue
+    ctx.save_for_backward(args.a, *args.bs, args.offsets, *args.aux)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     a, *rest = ctx.saved_tensors
     bs, offsets, aux = rest[: ctx.num_products], rest[ctx.num_products], rest[ctx.num_products + 1 :]
 
-    def product(left: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.tile.grouped_gemm(left, [matrices], offsets, [], "", "", left.dtype)
+    def product(left: Tensor, matrices: Tensor) -> Tensor:
+        found: Tensor = torch.ops.tile.grouped_gemm(left, [matrices], offsets, [], "", "", left.dtype)
         return found
 
     multiply = gemm.Multiply(
@@ -88,21 +106,69 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     )
     needs_a, needs_bs = ctx.needs_input_grad[:2]
     grad_a, grad_bs, grad_aux = gemm.gradients(a, bs, aux, ctx.kinds, ctx.epilogue, grad, needs_a, needs_bs, multiply)
-    return grad_a, grad_bs, None, grad_aux, None, None, None
+    return op_gradients(GroupedGemmArgs, a=grad_a, bs=grad_bs, aux=grad_aux)
+
+
+def _sharding(args: GroupedGemmArgs[Spec]) -> Rule:
+    # Where groups end counts rows of the whole, and is no term of a sum.
+    matrices = [("group", "k", "n")] * len(args.bs)
+    inputs = [("m", "k"), *matrices, ("group",), *gemm.aux_dims(args.aux, args.kinds, ())]
+    return Rule(outputs=[("m", "n")], inputs=inputs, free=("n",))
+
+
+def _flops(args: GroupedGemmArgs[Shape]) -> int:
+    return 2 * math.prod(args.a) * args.bs[0][-1] * len(args.bs)
+
+
+def grouped_gemm(
+    a: Tensor,
+    bs: Sequence[Tensor],
+    offsets: Tensor,
+    aux: Sequence[Tensor] = (),
+    kinds: str = "",
+    epilogue: str = "",
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`gemm` of runs of rows with a matrix each, as the experts of a mixture (arXiv:1701.06538, arXiv:2211.15841).
+
+    `epilogue(a[rows of g] @ bs[0][g], a[rows of g] @ bs[1][g], ..., aux)` for each group g.
+
+    Args:
+        a: `[S, K]`, rows sorted by their group.
+        bs: each `[G, K, N]`, of a's dtype.
+        offsets: int32 `[G]`: group g has the rows from `offsets[g - 1]` (0 for the first) up to `offsets[g]`. On a GPU
+            nobody reads them but the kernel; where they are not sorted or exceed S, results are of no use.
+        aux: as for `gemm`, S rows.
+        kinds: as for `gemm`.
+        epilogue: as for `gemm`.
+        dtype: of the result.
+
+    Returns:
+        `[S, N]`. Rows from `offsets[-1]` on have no matrices: their products are 0.
+    """
+    out: Tensor = torch.ops.tile.grouped_gemm.default(a, list(bs), offsets, list(aux), kinds, epilogue, dtype)
+    return out
 
 
 register(
-    "grouped_gemm",
+    name="grouped_gemm",
+    args=GroupedGemmArgs,
+    form=grouped_gemm,
     fake=_fake,
     check_values=_check_values,
-    backward=_backward,
+    run=entry("grouped_gemm", "grouped_gemm", "out"),
+    reference=in_torch("grouped_gemm"),
     setup_context=_save,
+    backward=_backward,
+    sharding=_sharding,
+    flops=_flops,
     lower_precision=("a", "bs"),
-    flops=gemm.flops,
 )
 
 
-def _fake_by_k(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _fake_by_k(args: KGroupedGemmArgs[Tensor]) -> Tensor:
+    a, b, offsets, dtype = args
     op = "k_grouped_gemm"
     checks.check_floating(op, a=a, b=b)
     checks.check_same_dtype(op, a=a, b=b)
@@ -114,34 +180,59 @@ def _fake_by_k(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: t
     return a.new_empty((offsets.shape[0], a.shape[1], b.shape[1]), dtype=dtype)
 
 
-def _check_values_by_k(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *_: Any) -> None:
-    _check_order("k_grouped_gemm", offsets, a.shape[0])
+def _check_values_by_k(args: KGroupedGemmArgs[Tensor]) -> None:
+    _check_order("k_grouped_gemm", args.offsets, args.a.shape[0])
 
 
-def _save_by_k(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3])
+def _save_by_k(ctx: Any, args: KGroupedGemmArgs[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(args.a, args.b, args.offsets)
 
 
-def _backward_by_k(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward_by_k(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     a, b, offsets = ctx.saved_tensors
     grad = grad.to(a.dtype)
     of_a, of_b = (
         torch.ops.tile.grouped_gemm(x, [matrices], offsets, [], "", "", a.dtype) if needed else None
         for x, matrices, needed in zip((b, a), (grad.mT, grad), ctx.needs_input_grad, strict=False)
     )
-    return of_a, of_b, None, None
+    return op_gradients(KGroupedGemmArgs, a=of_a, b=of_b)
 
 
-def _flops_by_k(a: Sequence[int], b: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return 2 * math.prod(a) * b[-1]
+def _sharding_by_k(args: KGroupedGemmArgs[Spec]) -> Rule:
+    return Rule(outputs=[("group", "m", "n")], inputs=[("row", "m"), ("row", "n"), ("group",)], free=("m", "n"))
+
+
+def _flops_by_k(args: KGroupedGemmArgs[Shape]) -> int:
+    return 2 * math.prod(args.a) * args.b[-1]
+
+
+def k_grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """`a[rows of g].T @ b[rows of g]` for each group g: the gradients of the matrices of `grouped_gemm`.
+
+    Args:
+        a: `[S, M]`, rows sorted by their group.
+        b: `[S, N]`, of a's dtype.
+        offsets: int32 `[G]`, as for `grouped_gemm`.
+        dtype: of the result.
+
+    Returns:
+        `[G, M, N]`, 0 for groups without rows.
+    """
+    out: Tensor = torch.ops.tile.k_grouped_gemm.default(a, b, offsets, dtype)
+    return out
 
 
 register(
-    "k_grouped_gemm",
+    name="k_grouped_gemm",
+    args=KGroupedGemmArgs,
+    form=k_grouped_gemm,
     fake=_fake_by_k,
     check_values=_check_values_by_k,
-    backward=_backward_by_k,
+    run=entry("k_grouped_gemm", "k_grouped_gemm", "out"),
+    reference=in_torch("k_grouped_gemm"),
     setup_context=_save_by_k,
-    lower_precision=("a", "b"),
+    backward=_backward_by_k,
+    sharding=_sharding_by_k,
     flops=_flops_by_k,
+    lower_precision=("a", "b"),
 )

@@ -6,27 +6,35 @@ The forward runs the kernel; the backward is plain torch and recomputes the prob
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torch_tile.kernels.attention.memory_order import empty_beside
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value
 from torch_tile.ops.registration import register
+from torch_tile.ops.registry import Shape, V, entry, form, in_torch, op_gradients
+from torch_tile.ops.sharding_rule import Rule, Spec, if_given
 
 
-def _check_mla_decode(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    block_table: torch.Tensor | None,
-    seq_lens: torch.Tensor | None,
-    num_splits: int,
-    schedule: torch.Tensor | None,
-) -> None:
+class MlaDecodeArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.mla_decode`."""
+
+    q: V
+    q_pe: V
+    kv: V
+    k_pe: V
+    block_table: V | None = None
+    seq_lens: V | None = None
+    scale: float | None = None
+    num_splits: int = 0
+    schedule: V | None = None
+
+
+def _check(args: MlaDecodeArgs[Tensor]) -> None:
+    q, q_pe, kv, k_pe, block_table, seq_lens, _, num_splits, schedule = args
     tensors = {"q": q, "q_pe": q_pe, "kv": kv, "k_pe": k_pe}
     checks.check_floating("mla_decode", **tensors)
     checks.check_same_dtype("mla_decode", **tensors)
@@ -54,7 +62,7 @@ def _check_mla_decode(
         _check_schedule(schedule, seq_lens, num_splits, q)
 
 
-def _check_schedule(schedule: torch.Tensor, seq_lens: torch.Tensor | None, num_splits: int, q: torch.Tensor) -> None:
+def _check_schedule(schedule: Tensor, seq_lens: Tensor | None, num_splits: int, q: Tensor) -> None:
     require_type(
         schedule.dtype == torch.int32,
         lambda: f"tile.mla_decode: schedule has dtype {schedule.dtype}; expected torch.int32",
@@ -72,7 +80,7 @@ def _check_schedule(schedule: torch.Tensor, seq_lens: torch.Tensor | None, num_s
     require_value(num_splits == 0, lambda: f"tile.mla_decode: num_splits is {num_splits}; expected 0 with a schedule")
 
 
-def _check_table(name: str, table: torch.Tensor, dims: int, meaning: str, q: torch.Tensor) -> None:
+def _check_table(name: str, table: Tensor, dims: int, meaning: str, q: Tensor) -> None:
     require_type(
         table.dtype == torch.int32, lambda: f"tile.mla_decode: {name} has dtype {table.dtype}; expected torch.int32"
     )
@@ -81,18 +89,9 @@ def _check_table(name: str, table: torch.Tensor, dims: int, meaning: str, q: tor
     checks.check_device("mla_decode", name, table, "q", q)
 
 
-def _check_values(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    scale: float | None = None,
-    num_splits: int = 0,
-    schedule: torch.Tensor | None = None,
-) -> None:
+def _check_values(args: MlaDecodeArgs[Tensor]) -> None:
     """The lengths fit the cache and the pages they reach exist. On the CPU only: elsewhere reading them would wait."""
+    kv, block_table, seq_lens, schedule = args.kv, args.block_table, args.seq_lens, args.schedule
     if kv.device.type != "cpu":
         return
     pages, page = kv.shape[:2]
@@ -116,7 +115,7 @@ def _check_values(
             )
 
 
-def _check_plan(schedule: torch.Tensor, seq_lens: torch.Tensor) -> None:
+def _check_plan(schedule: Tensor, seq_lens: Tensor) -> None:
     from torch_tile.kernels.mla.scheduler import reference
 
     require(
@@ -125,34 +124,21 @@ def _check_plan(schedule: torch.Tensor, seq_lens: torch.Tensor) -> None:
     )
 
 
-def _fake_mla_decode_lse(
-    q: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
-    scale: float | None = None,
-    num_splits: int = 0,
-    schedule: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_mla_decode(q, q_pe, kv, k_pe, block_table, seq_lens, num_splits, schedule)
+def _fake_with_lse(args: MlaDecodeArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    _check(args)
+    q = args.q
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return empty_beside(q, q.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 
-def _fake_mla_decode(*args: Any) -> torch.Tensor:
-    return _fake_mla_decode_lse(*args)[0]
-
-
-def _save_mla_decode(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.scale, _, _ = inputs
+def _save(ctx: Any, args: MlaDecodeArgs[Tensor], output: Any) -> None:
+    ctx.scale = args.scale
     if isinstance(output, tuple):
         ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(args.q, args.q_pe, args.kv, args.k_pe, args.block_table, args.seq_lens)
 
 
-def _mla_decode_backward(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | None = None) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
     from torch_tile.kernels.attention.forward import default_scale
     from torch_tile.kernels.gemm.gemm import compute_dtype
     from torch_tile.kernels.mla import decode as family
@@ -172,10 +158,11 @@ def _mla_decode_backward(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | 
     grad_rotary = torch.einsum("bths,bthr->bsr", grad_s, q_pec)
     grad_kv = _scatter_pages(grad_latent, kv, block_table)
     grad_k_pe = _scatter_pages(grad_rotary, k_pe, block_table)
-    return grad_q.to(q.dtype), grad_q_pe.to(q.dtype), grad_kv, grad_k_pe, None, None, None, None, None
+    of_q = {"q": grad_q.to(q.dtype), "q_pe": grad_q_pe.to(q.dtype)}
+    return op_gradients(MlaDecodeArgs, **of_q, kv=grad_kv, k_pe=grad_k_pe)
 
 
-def _scatter_pages(grad: torch.Tensor, pages: torch.Tensor, block_table: torch.Tensor | None) -> torch.Tensor:
+def _scatter_pages(grad: Tensor, pages: Tensor, block_table: Tensor | None) -> Tensor:
     """The adjoint of `gather_pages`: `[B, S, C]` added up into `pages`' shape, in its dtype."""
     if block_table is None or not pages.shape[0]:
         return grad.to(pages.dtype) if block_table is None else torch.zeros_like(pages)
@@ -184,31 +171,95 @@ def _scatter_pages(grad: torch.Tensor, pages: torch.Tensor, block_table: torch.T
     return grad.new_zeros(pages.shape).index_add(0, index, rows).to(pages.dtype)
 
 
-def _mla_decode_flops(
-    q: Sequence[int],
-    q_pe: Sequence[int],
-    kv: Sequence[int],
-    k_pe: Sequence[int],
-    block_table: Sequence[int] | None = None,
-    *args: Any,
-    out_shape: Any = None,
-    **kwargs: Any,
-) -> int:
-    batch, q_len, heads, latent = q
-    kv_len = kv[1] if block_table is None else block_table[1] * kv[1]
-    return 2 * batch * q_len * heads * kv_len * (2 * latent + q_pe[3])
-
-
-for _name, _fake in (
-    ("mla_decode", _fake_mla_decode),
-    ("mla_decode_lse", _fake_mla_decode_lse),
-):
-    register(
-        _name,
-        fake=_fake,
-        check_values=_check_values,
-        backward=_mla_decode_backward,
-        setup_context=_save_mla_decode,
-        lower_precision=("q", "q_pe", "kv", "k_pe"),
-        flops=_mla_decode_flops,
+def _sharding(args: MlaDecodeArgs[Spec]) -> Rule:
+    pages = "batch" if args.block_table is None else "page"
+    inputs = [
+        ("batch", "query", "head", "c"),
+        ("batch", "query", "head", "r"),
+        (pages, "key", "c"),
+        (pages, "key", "r"),
+        if_given(args.block_table, ("batch", "entry")),
+        if_given(args.seq_lens, ("batch",)),
+    ]
+    return Rule(
+        outputs=[("batch", "query", "head", "c"), ("batch", "query", "head")],
+        inputs=[*inputs, if_given(args.schedule, ("unit", "field"))],
+        saved=inputs,
+        free=("batch", "head") if args.schedule is None else ("head",),  # a schedule is one of all sequences
     )
+
+
+def _flops(args: MlaDecodeArgs[Shape]) -> int:
+    batch, q_len, heads, latent = args.q
+    kv_len = args.kv[1] if args.block_table is None else args.block_table[1] * args.kv[1]
+    return 2 * batch * q_len * heads * kv_len * (2 * latent + args.q_pe[3])
+
+
+mla_decode = form(
+    "mla_decode",
+    MlaDecodeArgs[Tensor],
+    Tensor,
+    """A decoding step of multi-head latent attention with absorbed weights (DeepSeek-V2, arXiv:2405.04434).
+
+`softmax(scale (q kv^T + q_pe k_pe^T)) kv` for every head; all heads share the cached latent `kv` (C is 512 in
+DeepSeek-V2 and V3) and its rotary part `k_pe` (R is 64).
+
+Args:
+    q: `[B, Sq, H, C]`: queries already multiplied into the latent space.
+    q_pe: `[B, Sq, H, R]`: their rotary part.
+    kv: `[B, S, C]`, or `[pages, page, C]` with a block_table.
+    k_pe: `[B, S, R]`, or `[pages, page, R]`.
+    block_table: int32 `[B, n]`: position `s` of sequence `b` lies in page `block_table[b, s // page]`, row
+        `s % page`. Entries past the sequence's end are not read.
+    seq_lens: int32 `[B]`: positions in use, the new ones included; default all of the cache.
+    scale: default `(C + R) ** -0.5`. Absorbing does not change a model's own scale, so pass it: DeepSeek-V3's is
+        `(128 + 64) ** -0.5`.
+    num_splits: into how many parts at most a kernel splits a sequence; 0 lets it choose. The result is the same.
+    schedule: what `mla_schedule` made of seq_lens, for sequences that differ in length.
+
+Returns:
+    `[B, Sq, H, C]` in q's dtype, dense; B, Sq and H lie in memory in the order they do in q, with C innermost. The
+    Sq queries are the last Sq positions of their sequence and causal among themselves; one that sees no position
+    (Sq beyond the length) gives 0.
+
+Values of seq_lens, block_table and schedule are checked on the CPU only, where reading them is free.
+""",
+)
+mla_decode_lse = form(
+    "mla_decode_lse",
+    MlaDecodeArgs[Tensor],
+    tuple[Tensor, Tensor],
+    """`mla_decode`, and the natural logarithm of each softmax's denominator.
+
+Returns:
+    out as `mla_decode`, lse `[B, Sq, H]` in float32 (float64 for float64), `-inf` for a query that sees no
+    position. lse is not differentiable.
+""",
+)
+
+_COMMON: dict[str, Any] = {
+    "args": MlaDecodeArgs,
+    "check_values": _check_values,
+    "setup_context": _save,
+    "backward": _backward,
+    "sharding": _sharding,
+    "flops": _flops,
+    "lower_precision": ("q", "q_pe", "kv", "k_pe"),
+}
+register(
+    name="mla_decode",
+    form=mla_decode,
+    fake=lambda args: _fake_with_lse(args)[0],
+    run=entry("mla_decode", "mla_decode", "out"),
+    reference=in_torch("mla_decode", only_first=True),
+    **_COMMON,
+)
+register(
+    name="mla_decode_lse",
+    returns=("out", "lse"),
+    form=mla_decode_lse,
+    fake=_fake_with_lse,
+    run=entry("mla_decode", "mla_decode", "out", "lse"),
+    reference=in_torch("mla_decode"),
+    **_COMMON,
+)

@@ -6,18 +6,58 @@ The forward runs the kernel; the backward is plain torch and recomputes the stat
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from torch_tile.kernels import kernels
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require
 from torch_tile.ops.registration import register
+from torch_tile.ops.registry import V, entry, form, in_torch, no_flops, op_gradients, without_tensors
+from torch_tile.ops.sharding_rule import Rule, Spec, if_given, row_names
 
 
-def _check_rms_norm(
-    op: str, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, activation: str
-) -> None:
+class RmsNormArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.rms_norm`."""
+
+    x: V
+    weight: V | None = None
+    eps: float = 1e-6
+    activation: str = "none"
+    weight_offset: float = 0.0
+    cast_first: bool = True
+
+
+class AddRmsNormArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.add_rms_norm`."""
+
+    x: V
+    residual: V
+    weight: V | None = None
+    eps: float = 1e-6
+    activation: str = "none"
+    weight_offset: float = 0.0
+    cast_first: bool = True
+
+    @property
+    def norm(self) -> RmsNormArgs[V]:
+        """The arguments of the norm alone, of x."""
+        return RmsNormArgs(*(getattr(self, name) for name in RmsNormArgs._fields))
+
+
+class LayerNormArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.layer_norm`."""
+
+    x: V
+    weight: V | None = None
+    bias: V | None = None
+    eps: float = 1e-5
+
+
+def _check_rms_norm(op: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, activation: str) -> None:
     checks.check_floating(op, x=x, residual=residual, weight=weight)
     require(x.dim() >= 1, lambda: f"tile.{op}: x has 0 dimensions; expected at least 1: [..., N]")
     if residual is not None:
@@ -29,52 +69,33 @@ def _check_rms_norm(
     checks.check_activation(op, activation)
 
 
-def _rms_norm_dtype(x: torch.Tensor, weight: torch.Tensor | None, cast_first: bool) -> torch.dtype:
+def _rms_norm_dtype(x: Tensor, weight: Tensor | None, cast_first: bool) -> torch.dtype:
     return torch.promote_types(x.dtype, weight.dtype) if weight is not None and cast_first else x.dtype
 
 
-def _fake_rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    activation: str = "none",
-    weight_offset: float = 0.0,
-    cast_first: bool = True,
-) -> torch.Tensor:
-    _check_rms_norm("rms_norm", x, None, weight, activation)
-    return x.new_empty(x.shape, dtype=_rms_norm_dtype(x, weight, cast_first))
+def _fake_rms_norm(args: RmsNormArgs[Tensor]) -> Tensor:
+    x, weight = args.x, args.weight
+    _check_rms_norm("rms_norm", x, None, weight, args.activation)
+    return x.new_empty(x.shape, dtype=_rms_norm_dtype(x, weight, args.cast_first))
 
 
-def _fake_add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    activation: str = "none",
-    weight_offset: float = 0.0,
-    cast_first: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_rms_norm("add_rms_norm", x, residual, weight, activation)
-    return x.new_empty(x.shape, dtype=_rms_norm_dtype(x, weight, cast_first)), x.new_empty(x.shape)
+def _fake_add_rms_norm(args: AddRmsNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    x, weight = args.x, args.weight
+    _check_rms_norm("add_rms_norm", x, args.residual, weight, args.activation)
+    return x.new_empty(x.shape, dtype=_rms_norm_dtype(x, weight, args.cast_first)), x.new_empty(x.shape)
 
 
-def _rms_norm_gradients(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    activation: str,
-    weight_offset: float,
-    grad: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _rms_norm_gradients(args: RmsNormArgs[Tensor], grad: Tensor) -> tuple[Tensor, Tensor | None]:
     """Gradients of x (in the computing dtype) and of the weight (in its own)."""
     from torch_tile.kernels.epilogue.autodiff import vjp
     from torch_tile.kernels.gemm.gemm import compute_dtype
 
+    x, weight, activation = args.x, args.weight, args.activation
     compute = compute_dtype(x.dtype)
     s = x.to(compute)
-    rstd = torch.rsqrt(s.square().mean(-1, keepdim=True) + eps)
+    rstd = torch.rsqrt(s.square().mean(-1, keepdim=True) + args.eps)
     normalised = s * rstd
-    factor = normalised.new_ones(()) if weight is None else weight.to(compute) + weight_offset
+    factor = normalised.new_ones(()) if weight is None else weight.to(compute) + args.weight_offset
     upstream = grad.to(compute)
     if activation != "none":
         upstream = vjp(f"v0={activation}(acc0);ret v0", {"acc0": normalised * factor}, upstream)["acc0"]
@@ -85,69 +106,162 @@ def _rms_norm_gradients(
     return grad_x, (upstream * normalised).sum_to_size(weight.shape).to(weight.dtype)
 
 
-def _save_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, weight, ctx.eps, ctx.activation, ctx.weight_offset, _ = inputs
-    ctx.save_for_backward(x, weight)
+def _save_rms_norm(ctx: Any, args: RmsNormArgs[Tensor], output: Tensor) -> None:
+    ctx.args = without_tensors(args)
+    ctx.save_for_backward(args.x, args.weight)
 
 
-def _rms_norm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _rms_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
-    grad_x, grad_weight = _rms_norm_gradients(x, weight, ctx.eps, ctx.activation, ctx.weight_offset, grad)
-    return grad_x.to(x.dtype), grad_weight, None, None, None, None
+    grad_x, grad_weight = _rms_norm_gradients(ctx.args._replace(x=x, weight=weight), grad)
+    return op_gradients(RmsNormArgs, x=grad_x.to(x.dtype), weight=grad_weight)
 
 
-def _save_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    _, _, weight, ctx.eps, ctx.activation, ctx.weight_offset, _ = inputs
-    ctx.save_for_backward(output[1], weight)
+def _save_add_rms_norm(ctx: Any, args: AddRmsNormArgs[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.args = without_tensors(args.norm)
+    ctx.save_for_backward(output[1], args.weight)
 
 
-def _add_rms_norm_backward(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None) -> tuple[Any, ...]:
+def _add_rms_norm_backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None) -> tuple[Any, ...]:
     total, weight = ctx.saved_tensors
-    grad_x: torch.Tensor | None = grad_sum
-    grad_weight: torch.Tensor | None = None
+    grad_x: Tensor | None = grad_sum
+    grad_weight: Tensor | None = None
     if grad is not None:
-        inner, grad_weight = _rms_norm_gradients(total, weight, ctx.eps, ctx.activation, ctx.weight_offset, grad)
+        inner, grad_weight = _rms_norm_gradients(ctx.args._replace(x=total, weight=weight), grad)
         grad_x = (inner if grad_sum is None else inner + grad_sum).to(total.dtype)
-    return grad_x, grad_x, grad_weight, None, None, None, None
+    return op_gradients(AddRmsNormArgs, x=grad_x, residual=grad_x, weight=grad_weight)
 
 
-register(
+def _rms_norm_sharding(args: RmsNormArgs[Spec]) -> Rule:
+    rows = row_names(args.x)
+    return Rule(outputs=[(*rows, "n")], inputs=[(*rows, "n"), if_given(args.weight, ("n",))], free=rows)
+
+
+def _add_rms_norm_sharding(args: AddRmsNormArgs[Spec]) -> Rule:
+    dims = (*row_names(args.x), "n")
+    weight_dims = if_given(args.weight, ("n",))
+    saved = [dims, weight_dims]  # the sum is saved, not its terms
+    return Rule(outputs=[dims, dims], inputs=[dims, dims, weight_dims], free=dims[:-1], saved=saved)
+
+
+def _run_rms_norm(args: RmsNormArgs[Tensor], out: Tensor) -> None:
+    kernels("norm").rms_norm(args.x, args.weight, None, *args[2:], out=out)
+
+
+def _run_add_rms_norm(args: AddRmsNormArgs[Tensor], out: tuple[Tensor, Tensor]) -> None:
+    kernels("norm").rms_norm(args.x, args.weight, args.residual, *args[3:], out=out[0], total=out[1])
+
+
+def _rms_norm_reference(args: RmsNormArgs[Tensor]) -> Tensor:
+    y: Tensor = kernels("norm").rms_norm_reference(args.x, args.weight, None, *args[2:])[0]
+    return y
+
+
+def _add_rms_norm_reference(args: AddRmsNormArgs[Tensor]) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = kernels("norm").rms_norm_reference(args.x, args.weight, args.residual, *args[3:])
+    return found
+
+
+def _rms_norm_as_aten(args: RmsNormArgs[Tensor]) -> Tensor:
+    x, weight, offset = args.x, args.weight, args.weight_offset
+    h = x if x.dtype == torch.float64 else x.float()
+    y = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + args.eps)
+    if weight is None:
+        return y.to(x.dtype)
+    if args.cast_first:
+        return (weight + offset) * y.to(x.dtype) if offset else weight * y.to(x.dtype)
+    scale = weight.to(h.dtype)
+    return (y * (scale + offset if offset else scale)).to(x.dtype)
+
+
+rms_norm = form(
     "rms_norm",
+    RmsNormArgs[Tensor],
+    Tensor,
+    """`activation(x / sqrt(mean(x^2) + eps) * (weight + weight_offset))` over the last dimension (arXiv:1910.07467).
+
+Args:
+    x: `[..., N]`.
+    weight: `[N]`, of any floating dtype.
+    eps: added to the mean square.
+    activation: as for `linear`.
+    weight_offset: 1.0 for Gemma's norms.
+    cast_first: True rounds the normalised row to x's dtype before the weight, as transformers' Llama does; False
+        multiplies in float32 and rounds once, as `F.rms_norm` and Gemma do.
+
+Returns:
+    `[..., N]` in x's dtype; with `cast_first`, promoted with the weight's.
+""",
+)
+add_rms_norm = form(
+    "add_rms_norm",
+    AddRmsNormArgs[Tensor],
+    tuple[Tensor, Tensor],
+    """`rms_norm` of `x + residual`, and that sum.
+
+Args:
+    x: `[..., N]`.
+    residual: as x, in shape and dtype.
+    weight: as `rms_norm`, like what follows.
+    eps: added to the mean square.
+    activation: as for `linear`.
+    weight_offset: 1.0 for Gemma's norms.
+    cast_first: as `rms_norm`.
+
+Returns:
+    y as `rms_norm`, and the sum `[..., N]` in x's dtype, which is what y was computed from.
+""",
+)
+
+
+register(
+    name="rms_norm",
+    args=RmsNormArgs,
+    form=rms_norm,
     fake=_fake_rms_norm,
-    backward=_rms_norm_backward,
+    run=_run_rms_norm,
+    reference=_rms_norm_reference,
     setup_context=_save_rms_norm,
+    backward=_rms_norm_backward,
+    as_aten=_rms_norm_as_aten,
+    sharding=_rms_norm_sharding,
+    flops=no_flops,
     full_precision_cuda=True,
 )
 register(
-    "add_rms_norm",
+    name="add_rms_norm",
+    args=AddRmsNormArgs,
+    returns=("y", "sum"),
+    form=add_rms_norm,
     fake=_fake_add_rms_norm,
-    backward=_add_rms_norm_backward,
+    run=_run_add_rms_norm,
+    reference=_add_rms_norm_reference,
     setup_context=_save_add_rms_norm,
+    backward=_add_rms_norm_backward,
+    sharding=_add_rms_norm_sharding,
+    flops=no_flops,
     full_precision_cuda=True,
 )
 
 
-def _check_layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+def _check_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
     checks.check_floating("layer_norm", x=x, weight=weight, bias=bias)
     require(x.dim() >= 1, lambda: "tile.layer_norm: x has 0 dimensions; expected at least 1: [..., N]")
     checks.check_vector("layer_norm", "weight", weight, x.shape[-1], "x's last dimension")
     checks.check_vector("layer_norm", "bias", bias, x.shape[-1], "x's last dimension")
 
 
-def _fake_layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
-) -> torch.Tensor:
-    _check_layer_norm(x, weight, bias)
-    return x.new_empty(x.shape)
+def _fake_layer_norm(args: LayerNormArgs[Tensor]) -> Tensor:
+    _check_layer_norm(args.x, args.weight, args.bias)
+    return args.x.new_empty(args.x.shape)
 
 
-def _save_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, weight, bias, ctx.eps = inputs
-    ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(x, weight)
+def _save_layer_norm(ctx: Any, args: LayerNormArgs[Tensor], output: Tensor) -> None:
+    ctx.eps, ctx.bias_dtype = args.eps, None if args.bias is None else args.bias.dtype
+    ctx.save_for_backward(args.x, args.weight)
 
 
-def _layer_norm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _layer_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     from torch_tile.kernels.gemm.gemm import compute_dtype
 
     x, weight = ctx.saved_tensors
@@ -162,13 +276,48 @@ def _layer_norm_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     last = x.shape[-1:]
     grad_weight = None if weight is None else (upstream * normalised).sum_to_size(last).to(weight.dtype)
     grad_bias = None if ctx.bias_dtype is None else upstream.sum_to_size(last).to(ctx.bias_dtype)
-    return grad_x.to(x.dtype), grad_weight, grad_bias, None
+    return op_gradients(LayerNormArgs, x=grad_x.to(x.dtype), weight=grad_weight, bias=grad_bias)
+
+
+def _layer_norm_sharding(args: LayerNormArgs[Spec]) -> Rule:
+    rows = row_names(args.x)
+    inputs = [(*rows, "n"), if_given(args.weight, ("n",)), if_given(args.bias, ("n",))]
+    return Rule(outputs=[(*rows, "n")], inputs=inputs, free=rows, saved=inputs[:2])
+
+
+def _layer_norm_as_aten(args: LayerNormArgs[Tensor]) -> Tensor:
+    return F.layer_norm(args.x, (args.x.shape[-1],), args.weight, args.bias, args.eps)
+
+
+layer_norm = form(
+    "layer_norm",
+    LayerNormArgs[Tensor],
+    Tensor,
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension (arXiv:1607.06450).
+
+Args:
+    x: `[..., N]`.
+    weight: `[N]`, of any floating dtype.
+    bias: `[N]`, of any floating dtype.
+    eps: added to the (biased) variance.
+
+Returns:
+    `[..., N]` in x's dtype.
+""",
+)
 
 
 register(
-    "layer_norm",
+    name="layer_norm",
+    args=LayerNormArgs,
+    form=layer_norm,
     fake=_fake_layer_norm,
-    backward=_layer_norm_backward,
+    run=entry("norm", "layer_norm", "out"),
+    reference=in_torch("norm", "layer_norm_reference"),
     setup_context=_save_layer_norm,
+    backward=_layer_norm_backward,
+    as_aten=_layer_norm_as_aten,
+    sharding=_layer_norm_sharding,
+    flops=no_flops,
     full_precision_cuda=True,
 )

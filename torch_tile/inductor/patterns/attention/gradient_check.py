@@ -158,7 +158,7 @@ class _Sample:
     def _reduced(self, node: Node, groups: list[Group]) -> torch.Tensor:
         args: Any = node.args
         d = args[1][0] % len(shape(args[0]))
-        inside = [*groups[:d], self.keys, *groups[d + bool(arg(node, 2, "keepdim", False)) :]]
+        inside = [*groups[:d], self.keys, *groups[d + bool(arg(node, "keepdim")) :]]
         result: torch.Tensor = _REDUCTIONS[node.target](
             self.value(args[0], inside), self._places(self.keys), keepdim=True
         )

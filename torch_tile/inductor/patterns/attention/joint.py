@@ -117,7 +117,7 @@ def _of_mask(found: Found, weights: Side, of_scores: Node, needless: set[Node], 
     """
     assert weights.gradient is not None
     pattern, seen = found.pattern, {weights.gradient}
-    last = arg(pattern.softmax, 1, "dim", -1) in (-1, len(shape(pattern.softmax)) - 1)
+    last = arg(pattern.softmax, "dim") in (-1, len(shape(pattern.softmax)) - 1)
     masks = [trace(m.node, m.groups, casts=True) for m in pattern.masks if m.additive and m.scale == 1]
     pending = [of_scores]
     while pending and masks and last:

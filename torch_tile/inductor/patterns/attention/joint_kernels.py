@@ -82,9 +82,9 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node
     wanted = [
         [batch, heads, queries, term.inner], [batch, own, keys, term.inner], [batch, own, keys, pattern.value_inner]
     ]  # fmt: skip
-    qkv = [bare(rewrite, place(rewrite, x.operand, want))[0] for x, want in zip(sides, wanted, strict=True)]
-    options = arguments_for(rewrite, pattern, qkv, dims, term.scale, in_text)
-    both = rewrite.call(LSE, *qkv, *options)
+    q, k, v = (bare(rewrite, place(rewrite, x.operand, want))[0] for x, want in zip(sides, wanted, strict=True))
+    args = arguments_for(rewrite, pattern, (q, k, v), dims, term.scale, in_text)
+    both = rewrite.call(LSE, *args)
     out, lse = (rewrite.call(operator.getitem, both, i) for i in range(2))
     have = [batch, heads, queries, pattern.value_inner]
     yield from _ends(rewrite, out, have, Operand(pattern.output, pattern.output_dims))
@@ -94,10 +94,10 @@ def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node
     rewrite.anchor = next(n for n in rewrite.graph.nodes if n in found.gradients)
     grad, _ = bare(rewrite, place(rewrite, Operand(found.grad, pattern.output_dims), have))
     grad = grad if dtype(grad) == dtype(out) else rewrite.call(CAST, grad, dtype(out))
-    if found.of_mask is not None and (options[0] is None or not dtype(options[0]).is_floating_point):
+    if found.of_mask is not None and (args.mask is None or not dtype(args.mask).is_floating_point):
         raise NoMatch("the mask whose gradient is wanted became no tensor", FIX)
     keep = "" if found.of_mask is None else "mask"
-    back = rewrite.call(BACKWARD, grad, *qkv, out, lse, *options[:5], keep, *options[5:])
+    back = rewrite.call(BACKWARD, *args.backward(grad, out, lse, keep))
     new = [rewrite.call(operator.getitem, back, i) for i in range(3)]
     if found.of_mask is not None:
         of_mask = rewrite.call(aten.select.int, rewrite.call(operator.getitem, back, 3), 0, 0)

@@ -10,6 +10,7 @@ gradients are both to be seen.
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 from torch.fx import Node
 
@@ -18,32 +19,32 @@ from torch_tile.inductor.graph.axes import Group, arrange, axes_of, extent, leav
 from torch_tile.inductor.graph.nodes import (
     Miss,
     Rewrite,
-    arg,
     aten,
+    bind,
     dtype,
     erase_dead,
     is_call,
     known,
     shape,
 )
-from torch_tile.inductor.patterns.attention.rewrite import BACKWARD, read_mask, ungrouped
+from torch_tile.inductor.patterns.attention.rewrite import BACKWARD, attention_args, read_mask, ungrouped
 from torch_tile.inductor.patterns.attention.sinks import LSE
 
 
 @family("attention", "joint", 10)
 def share_heads(context: Context) -> None:
     """Keys and values of fewer heads, where they were copied for those of queries; the sums over copies fall away."""
-    for target, first in ((LSE, 0), (BACKWARD, 1)):
+    for target in (LSE, BACKWARD):
         for node in context.graph.find_nodes(op="call_function", target=target):
-            rewrite = Rewrite(node)
-            given = node.args[first + 1 : first + 3]
+            rewrite, args = Rewrite(node), bind(node)
+            given = args.k, args.v
             shared = ungrouped(rewrite, *given)
-            results = [x for x in node.users if first and x.args[1] in (1, 2)]  # dk and dv
+            results = [x for x in node.users if target is BACKWARD and x.args[1] in (1, 2)]  # dk and dv
             sums = [_sum_of_copies(x, shape(shared[0])[1]) for x in results]
             if shared == given or None in sums:
                 rewrite.discard()
                 continue
-            new = rewrite.call(target, *node.args[: first + 1], *shared, *node.args[first + 3 :])
+            new = rewrite.call(target, *args._replace(k=shared[0], v=shared[1]))
             for result, found in zip(results, sums, strict=True):
                 assert found is not None
                 total, have, want = found
@@ -83,28 +84,23 @@ def _replace(node: Node, new: Node) -> None:
 @family("attention", "joint", 20)
 def read_masks(context: Context) -> None:
     """Rules and texts instead of masks, in calls whose mask gets no gradient."""
-    for target, first in ((LSE, 0), (BACKWARD, 3)):
+    for target in (LSE, BACKWARD):
         for node in context.graph.find_nodes(op="call_function", target=target):
-            mask, causal, _, window = (arg(node, first + n) for n in range(3, 7))
-            changed = arg(node, 11) or arg(node, 13) if target is BACKWARD else arg(node, 9)
-            if isinstance(mask, Node) and not (causal or window or changed):
-                _read(node, mask, first)
+            args = bind(node)
+            kept = args.keep if target is BACKWARD else ""
+            if isinstance(args.mask, Node) and not (args.causal or args.window or args.score or kept):
+                _read(node, args)
 
 
-def _read(node: Node, mask: Node, first: int) -> None:
-    rewrite = Rewrite(node)
-    q, k = node.args[1:3] if first else node.args[:2]
+def _read(node: Node, args: Any) -> None:
+    rewrite, target = Rewrite(node), node.target
+    assert callable(target)
     try:
-        tensor, *rule = read_mask(rewrite, q, k, mask, arg(node, first + 5))
+        read = read_mask(rewrite, attention_args(node))
     except Miss:
         rewrite.discard()
         return
-    causal, _, window, _, *text = rule
-    if tensor is mask and not (causal or window or text):
+    if read.mask is args.mask and not (read.causal or read.window or read.score):
         rewrite.discard()
         return
-    given = node.args[: first + 3]
-    if first:  # the names of what is kept stand between
-        rule[4:4] = [""]
-    new = rewrite.call(node.target, *given, tensor, *rule)  # type: ignore[arg-type]
-    _replace(node, new)
+    _replace(node, rewrite.call(target, *args._replace(**read._asdict())))

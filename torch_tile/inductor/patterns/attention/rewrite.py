@@ -8,7 +8,6 @@ window where it is one.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,9 @@ from torch_tile.inductor.graph.nodes import (
     Rewrite,
     arg,
     aten,
+    bind,
     dtype,
+    has_arg,
     is_call,
     known,
     shape,
@@ -45,6 +46,7 @@ from torch_tile.inductor.patterns.attention.matcher import (
 from torch_tile.inductor.patterns.attention.scores import Mask, NoMatch, aligned
 from torch_tile.inductor.patterns.attention.sinks import LSE, with_sink
 from torch_tile.inductor.select import cost_rules
+from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 
 OP = torch.ops.tile.attention.default
 BACKWARD = torch.ops.tile.attention_backward.default
@@ -103,7 +105,7 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
     k = place(rewrite, term.key, [batch, kv_heads, keys, term.inner])
     v = place(rewrite, pattern.value, [batch, kv_heads, keys, pattern.value_inner])
     dims = [batch, heads, queries, keys]
-    arguments = q, k, v, *arguments_for(rewrite, pattern, [q, k, v], dims, term.scale, in_text)
+    arguments = arguments_for(rewrite, pattern, (q, k, v), dims, term.scale, in_text)
     if pattern.sink is None:
         new = rewrite.call(OP, *arguments)
     else:
@@ -120,9 +122,9 @@ def build(rewrite: Rewrite, pattern: Pattern, in_text: bool = True) -> Node:
 
 
 def arguments_for(
-    rewrite: Rewrite, pattern: Pattern, qkv: Sequence[Node], dims: list[Group], scale: Any, in_text: bool
-) -> tuple[Any, ...]:
-    """The op's arguments from the mask on, for a pattern whose operands are in place. `in_text` as for
+    rewrite: Rewrite, pattern: Pattern, qkv: tuple[Any, Any, Any], dims: list[Group], scale: Any, in_text: bool
+) -> AttentionArgs[Any]:
+    """The op's arguments, for a pattern whose operands are in place. `in_text` as for
     `masks.combine`; `dims` are those of the scores.
     """
     if not same_dtype(qkv):
@@ -132,20 +134,21 @@ def arguments_for(
     if modified is not None:
         score = score_program.read(modified, pattern.scores.products[0], places, rewrite)
     said = masks.combine(rewrite, pattern.masks, dims, score, places, in_text)
-    return arguments_of(rewrite, qkv[0], qkv[1], said, scale, dims, places)
+    return arguments_of(rewrite, qkv, said, scale, dims, places)
 
 
 def call(
     rewrite: Rewrite, qkv: tuple[Any, Any, Any], said: masks.Said, scale: Any, dims: list[Group], places: Places
 ) -> Node:
     """The op on q, k and v under what was said of its scores; `scale` None is the op's default."""
-    return rewrite.call(OP, *qkv, *arguments_of(rewrite, qkv[0], qkv[1], said, scale, dims, places))
+    return rewrite.call(OP, *arguments_of(rewrite, qkv, said, scale, dims, places))
 
 
 def arguments_of(
-    rewrite: Rewrite, q: Any, k: Any, said: masks.Said, scale: Any, dims: list[Group], places: Places
-) -> tuple[Any, ...]:
-    """The op's arguments from the mask on, `scale` None being its default."""
+    rewrite: Rewrite, qkv: tuple[Any, Any, Any], said: masks.Said, scale: Any, dims: list[Group], places: Places
+) -> AttentionArgs[Any]:
+    """The op's arguments on q, k and v, `scale` None being its default."""
+    q, k, v = qkv
     by, score = score_program.split_scale(said.score)
     if by != 1:
         scale = by * (shape(q)[3] ** -0.5 if scale is None else scale)
@@ -163,8 +166,8 @@ def arguments_of(
             "scores read float64 where they are computed in float32", "cast it before", at=wide
         )
     offset = rule.offset_argument(rewrite, q, k)
-    more = (text.aux, written) if written else ()
-    return said.tensor, rule.causal, scale, rule.window, offset, *more
+    aux = text.aux if written else None
+    return AttentionArgs(q, k, v, said.tensor, rule.causal, scale, rule.window, offset, aux, written)
 
 
 def _unscaled(term: Term) -> Term:
@@ -197,17 +200,22 @@ def describe(rewrite: Rewrite) -> str:
     return "tile.attention" + signature(node, " with sinks" if is_call(node, LSE) else "")
 
 
+def attention_args(node: Node) -> AttentionArgs[Any]:
+    """The arguments of attention, of a call of it or of its backward."""
+    if is_call(node, BACKWARD):
+        return bind(node, AttentionBackwardArgs[Any]).forward
+    return bind(node, AttentionArgs[Any])
+
+
 def signature(node: Node, more: str = "") -> str:
     """Shapes and mask kind of a `tile.attention`, or of its backward."""
-    first, options = (1, 6) if is_call(node, BACKWARD) else (0, 3)
-    q, k, v = (list(shape(n)) for n in node.args[first : first + 3])
-    rule = ("causal", arg(node, options + 1, "causal", False)), ("mask", arg(node, options, "mask"))
-    kind = [word for word, on in rule if on]
-    window = arg(node, options + 3, "window", 0)
-    if window:
-        kind.append(f"window {window}")
-    if score := arg(node, 13 if is_call(node, BACKWARD) else 9, "score", ""):
-        kind.append(f"score {score}")
+    args = attention_args(node)
+    q, k, v = (list(shape(n)) for n in (args.q, args.k, args.v))
+    kind = [word for word, on in (("causal", args.causal), ("mask", args.mask)) if on]
+    if args.window:
+        kind.append(f"window {args.window}")
+    if args.score:
+        kind.append(f"score {args.score}")
     return f"(q {q}, k {k}, v {v}{''.join(', ' + w for w in kind)}){more}"
 
 
@@ -224,15 +232,13 @@ def _fused(context: Context, node: Node) -> None:
     if len(node.users) != 1:
         raise NoMatch("the output is unpacked more than once", "call F.scaled_dot_product_attention, not the aten op")
     q, k, v = node.args[:3]
-    efficient = is_call(node, aten._scaled_dot_product_efficient_attention.default, FUSED[3])
-    rest = 5 if efficient else 3
-    mask = arg(node, 3, "attn_bias") if efficient else node.kwargs.get("attn_mask")
-    if arg(node, rest, "dropout_p", 0.0) != 0.0:
+    mask = next((arg(node, name) for name in ("attn_bias", "attn_mask") if has_arg(node, name)), None)
+    if arg(node, "dropout_p") != 0.0:
         raise NoMatch("dropout", "call model.eval(), or pass dropout_p=0.0")
     output = next(iter(node.users))
     rewrite = Rewrite(output)
-    causal, scale = bool(arg(node, rest + 1, "is_causal", False)), node.kwargs.get("scale")
-    _attend(rewrite, q, k, v, mask, causal, scale)
+    causal, scale = bool(arg(node, "is_causal")), arg(node, "scale")
+    _attend(rewrite, AttentionArgs(q, k, v, mask, causal, scale))
     context.replace(rewrite, "attention", [(output, rewrite.nodes[-1])], describe(rewrite), node)
 
 
@@ -243,11 +249,7 @@ def refine(context: Context) -> None:
         if node in context.handled:
             continue
         rewrite = Rewrite(node)
-        q, k, v = node.args[:3]
-        known_already = bool(arg(node, 4, "causal", False)), arg(node, 5, "scale")
-        window, offset = arg(node, 6, "window", 0), arg(node, 7, "q_offset", 0)
-        more = arg(node, 8, "aux"), arg(node, 9, "score", "")
-        new = _attend(rewrite, q, k, v, arg(node, 3, "mask"), *known_already, window, offset, *more)
+        new = _attend(rewrite, attention_args(node))
         new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
         node.replace_all_uses_with(new)
         context.graph.erase_node(node)
@@ -255,31 +257,31 @@ def refine(context: Context) -> None:
         drop_behind(node)
 
 
-def _attend(
-    rewrite: Rewrite, q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: Any, window: int = 0, offset: Any = 0,
-    aux: Any = None, score: str = "",
-) -> Node:  # fmt: skip
+def _attend(rewrite: Rewrite, args: AttentionArgs[Any]) -> Node:
     """The op without copies in front of it, with kv heads un-expanded, and a rule instead of the mask where it can."""
+    q, k, v, scale = args.q, args.k, args.v, args.scale
     width = shape(q)[3]
     scalable = scale is not None or (isinstance(width, int) and width > 0)
     (q, by), (k, too), (v, _) = bare(rewrite, q, scalable), bare(rewrite, k, scalable), bare(rewrite, v)
     if by * too != 1:
         scale = (width**-0.5 if scale is None else scale) * by * too
     k, v = ungrouped(rewrite, k, v)
-    if mask is None or causal or window or score:
-        return rewrite.call(OP, q, k, v, mask, causal, scale, window, offset, *((aux, score) if score else ()))
-    return rewrite.call(OP, q, k, v, *read_mask(rewrite, q, k, mask, scale))
+    args = args._replace(q=q, k=k, v=v, scale=scale)
+    if args.mask is None or args.causal or args.window or args.score:
+        return rewrite.call(OP, *args)
+    return rewrite.call(OP, *read_mask(rewrite, args))
 
 
-def read_mask(rewrite: Rewrite, q: Any, k: Any, mask: Any, scale: Any) -> tuple[Any, ...]:
-    """The op's arguments from the mask on: a rule, a text, and the mask itself, if these do not say all of it."""
-    dims = axes_of((*shape(q)[:3], shape(k)[2]))
+def read_mask(rewrite: Rewrite, args: AttentionArgs[Any]) -> AttentionArgs[Any]:
+    """The arguments with the mask read: as a rule, a text, and the mask itself, if these do not say all of it."""
+    mask: Any = args.mask
+    dims = axes_of((*shape(args.q)[:3], shape(args.k)[2]))
     given = Mask(mask, aligned(mask, dims), additive=dtype(mask) != torch.bool)
     places = Places(dims[0], dims[2], dims[3], dims[1])
 
-    def said_of(attempt: Rewrite, in_text: bool) -> tuple[Any, ...]:
+    def said_of(attempt: Rewrite, in_text: bool) -> AttentionArgs[Any]:
         said = masks.combine(attempt, [given], dims, score_program.SCORE, places, in_text)
-        return arguments_of(attempt, q, k, said, scale, dims, places)
+        return arguments_of(attempt, (args.q, args.k, args.v), said, args.scale, dims, places)
 
     attempt = Rewrite(rewrite.anchor)
     try:

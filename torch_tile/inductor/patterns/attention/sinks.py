@@ -50,15 +50,15 @@ def read_sink(softmax: Node) -> Sunk | None:
     """The parts of a `tile.softmax` whose last column is a sink that is cut off behind it; None for any other."""
     last = len(shape(softmax)) - 1
     joined: Any = _shifted(softmax.args[0], last)
-    if arg(softmax, 1, "dim", -1) not in (-1, last) or not is_call(joined, aten.cat.default):
+    if arg(softmax, "dim") not in (-1, last) or not is_call(joined, aten.cat.default):
         return None
     parts: Any = joined.args[0]
-    if arg(joined, 1, "dim", 0) not in (-1, last) or len(parts) != 2 or not known(shape(parts[1])[last] == 1):
+    if arg(joined, "dim") not in (-1, last) or len(parts) != 2 or not known(shape(parts[1])[last] == 1):
         return None
     scores, sink = parts
     for node in (softmax, *(u for u in softmax.users if is_call(u, CAST))):
         cut = next((u for u in node.users if is_call(u, aten.slice.Tensor)), None)
-        if cut is None or arg(cut, 1, "dim", 0) not in (-1, last) or arg(cut, 2, "start") not in (0, None):
+        if cut is None or arg(cut, "dim") not in (-1, last) or arg(cut, "start") not in (0, None):
             continue
         if same_shape(shape(cut), shape(scores)):
             if len(node.users) > 1 or len(softmax.users) > 1:

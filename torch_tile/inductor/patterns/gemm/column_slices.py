@@ -42,7 +42,7 @@ def part_of(node: Any) -> tuple[Node, int, int] | None:
     if is_call(node, operator.getitem) and is_call(node.args[0], *SPLITS):
         split: Any = node.args[0]
         source, index = split.args[0], int(node.args[1])  # type: ignore[arg-type]
-        if arg(split, 2, "dim", 0) % len(shape(source)) != len(shape(source)) - 1:
+        if arg(split, "dim") % len(shape(source)) != len(shape(source)) - 1:
             return None
         widths = [part.shape[-1] for part in split.meta["val"]]
         start = sum(widths[:index])
@@ -50,10 +50,10 @@ def part_of(node: Any) -> tuple[Node, int, int] | None:
     elif is_call(node, aten.slice.Tensor):
         source = node.args[0]
         last = len(shape(source)) - 1
-        if arg(node, 1, "dim", 0) % (last + 1) != last or arg(node, 4, "step", 1) != 1:
+        if arg(node, "dim") % (last + 1) != last or arg(node, "step") != 1:
             return None
         width, size = shape(source)[-1], shape(node)[-1]
-        start = arg(node, 2, "start", 0) or 0
+        start = arg(node, "start") or 0
         start = start + width if isinstance(start, int) and start < 0 else start
         bounds = (start, start + size) if isinstance(start, int) else (start, size)
     else:

@@ -142,7 +142,7 @@ def _floats(node: Node) -> bool:
 def _side_by_side(node: Node, dims: list[Group]) -> Stored | None:
     """Fields of the same bytes, put next to each other as the columns that they are."""
     parts: Any = node.args[0]
-    along: Any = arg(node, 1, "dim", 0)
+    along: Any = arg(node, "dim")
     along %= len(dims)
     before, after = dims[:along], dims[along + 1 :]
     if is_call(node, aten.cat.default) and not all(known(shape(p)[along] == 1) for p in parts):
@@ -153,13 +153,14 @@ def _side_by_side(node: Node, dims: list[Group]) -> Stored | None:
 
 def _interleaved(node: Node, dims: list[Group]) -> Stored | None:
     """Fields written into every second (fourth, eighth) column, until none is left of what was there before."""
-    along, step = arg(node, 2, "dim", 0) % len(dims), arg(node, 5, "step", 1)
+    along, step = arg(node, "dim") % len(dims), arg(node, "step")
     parts: dict[int, Any] = {}
     size, layer = shape(node)[along], node
     if not isinstance(size, int) or step not in (2, 4, 8) or size % step:
         return None
     while is_call(layer, aten.slice_scatter.default) and len(parts) < step:
-        base, part, dim, start, _, own = (arg(layer, i, n, d) for i, (n, d) in enumerate(_SCATTER))
+        base, part, dim, start, own = (arg(layer, name) for name in ("self", "src", "dim", "start", "step"))
+        start = start or 0
         if dim % len(dims) != along or own != step or start not in range(step) or shape(part)[along] != size // step:
             return None
         if is_call(part, aten.copy.default) and same_shape(shape(part), shape(part.args[1])):
@@ -170,9 +171,6 @@ def _interleaved(node: Node, dims: list[Group]) -> Stored | None:
     if cut is None:
         return None
     return _together(node, [parts[i] for i in range(step)], [*dims[:along], cut[0], *dims[along + 1 :]], cut[1])
-
-
-_SCATTER = (("self", None), ("src", None), ("dim", 0), ("start", 0), ("end", None), ("step", 1))
 
 
 def _together(node: Node, parts: list[Node], inner: list[Group], field: Group) -> Stored | None:

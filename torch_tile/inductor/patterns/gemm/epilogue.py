@@ -338,12 +338,12 @@ class Writer:
         if target is aten.where.self:
             return self._say("where", *words)
         if target is aten.clamp.default:
-            low, high = arg(node, 1, "min"), arg(node, 2, "max")
+            low, high = arg(node, "min"), arg(node, "max")
             value = words[0] if low is None else self._say("max", words[0], repr(float(low)))
             return value if high is None else self._say("min", value, repr(float(high)))
         function = BINARY[target.overloadpacket]
         if function in ("add", "sub"):
-            words[1] = self._scaled(words[1], arg(node, 2, "alpha", 1))
+            words[1] = self._scaled(words[1], arg(node, "alpha"))
         return self._say(function, *words)
 
 

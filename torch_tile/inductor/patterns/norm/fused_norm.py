@@ -23,8 +23,8 @@ from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph.extract import REDUCTIONS, Ancestors, is_fused, is_read_in_registers
 from torch_tile.inductor.graph.nodes import (
     Rewrite,
-    arg,
     aten,
+    bind,
     constant,
     dtype,
     erase_dead,
@@ -49,6 +49,7 @@ from torch_tile.inductor.patterns.gemm.epilogue_words import tensors_of
 from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.select import cost_rules
 from torch_tile.kernels.epilogue.canonicalize import canonical
+from torch_tile.ops.families.norm import LayerNormArgs, RmsNormArgs
 
 # Epilogue texts, in their canonical form, of the activations that the kernel of `tile.rms_norm` knows.
 ACTIVATIONS = {canonical(f"v0={name}(acc0);ret v0"): name for name in ("relu", "silu", "gelu", "gelu_tanh")}
@@ -137,12 +138,13 @@ def match(context: Context) -> None:
 
 
 def _norm_of(node: Node) -> Norm | None:
-    x: Any = arg(node, 0)
     if is_call(node, torch.ops.tile.layer_norm.default):
-        return Norm(node, x, arg(node, 1, "weight"), arg(node, 2, "bias"), 0.0, arg(node, 3, "eps", 1e-5), True)
-    if is_call(node, torch.ops.tile.rms_norm.default) and arg(node, 3, "activation", "none") == "none":
-        offset = arg(node, 4, "weight_offset", 0.0)
-        return Norm(node, x, arg(node, 1, "weight"), None, offset, arg(node, 2, "eps", 1e-6), False)
+        plain = bind(node, LayerNormArgs[Any])
+        return Norm(node, plain.x, plain.weight, plain.bias, 0.0, plain.eps, True)
+    if is_call(node, torch.ops.tile.rms_norm.default):
+        rms = bind(node, RmsNormArgs[Any])
+        if rms.activation == "none":
+            return Norm(node, rms.x, rms.weight, None, rms.weight_offset, rms.eps, False)
     return None
 
 

@@ -20,9 +20,9 @@ from torch_tile.inductor.graph.nodes import (
     CAST,
     Miss,
     Rewrite,
-    arg,
     aten,
     binary_with_scalar,
+    bind,
     dtype,
     is_call,
     is_number,
@@ -52,6 +52,7 @@ from torch_tile.inductor.patterns.norm.statistics import (
     variance_of,
 )
 from torch_tile.kernels.epilogue.canonicalize import canonical
+from torch_tile.ops.families.norm import AddRmsNormArgs, RmsNormArgs
 
 ADD = (aten.add.Tensor, aten.add.Scalar)
 MUL = (aten.mul.Tensor, aten.mul.Scalar)
@@ -266,18 +267,17 @@ def _layer_norm(context: Context, root: Node, x: Node, eps: float) -> None:
 def take_activation(context: Context) -> None:
     """`silu(rms_norm(x))` and the like become one kernel, however the activation is written."""
     for node in list(context.graph.nodes):
-        if not is_call(node, torch.ops.tile.rms_norm.default) or arg(node, 3, "activation", "none") != "none":
+        if not is_call(node, torch.ops.tile.rms_norm.default):
+            continue
+        plain = bind(node, RmsNormArgs[Any])
+        if plain.activation != "none":
             continue
         found = _activation_behind(context, node)
         if found is None:
             continue
         out, activation = found
         rewrite = Rewrite(out)
-        x, weight, eps, _, offset, cast_first = (
-            arg(node, i, name, default)
-            for i, (name, default) in enumerate(zip(_RMS_ARGUMENTS, _RMS_DEFAULTS, strict=True))
-        )
-        new = rewrite.call(torch.ops.tile.rms_norm.default, x, weight, eps, activation, offset, cast_first)
+        new = rewrite.call(torch.ops.tile.rms_norm.default, *plain._replace(activation=activation))
         new = rewrite.reshape(new, shape(out))
         settled = node in context.handled
         what = f"{_describe('tile.rms_norm', node)} and {activation}"
@@ -295,17 +295,14 @@ def _activation_behind(context: Context, node: Node) -> tuple[Node, str] | None:
     return None if name is None else (out, name)
 
 
-_RMS_ARGUMENTS = ("x", "weight", "eps", "activation", "weight_offset", "cast_first")
-_RMS_DEFAULTS = (None, None, 1e-6, "none", 0.0, True)
-
-
 @family("norm", "post_grad", 610)
 def take_residual(context: Context) -> None:
     """`rms_norm(a + b)` becomes `add_rms_norm(a, b)`, which also returns the sum."""
     for node in list(context.graph.nodes):
         if not is_call(node, torch.ops.tile.rms_norm.default):
             continue
-        total = node.args[0]
+        plain = bind(node, RmsNormArgs[Any])
+        total = plain.x
         if not is_call(total, aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
             continue
         a, b = total.args[0], total.args[1]
@@ -318,7 +315,7 @@ def take_residual(context: Context) -> None:
             continue
         rewrite = Rewrite(node)
         op = torch.ops.tile.add_rms_norm.default
-        both = rewrite.call(op, a, b, *node.args[1:], **{k: v for k, v in node.kwargs.items() if k != "x"})
+        both = rewrite.call(op, *AddRmsNormArgs(residual=b, **plain._replace(x=a)._asdict()))
         y, added = rewrite.call(operator.getitem, both, 0), rewrite.call(operator.getitem, both, 1)
         size = shape(total)[-1]
         context.replace(rewrite, "norm", [(node, y), (total, added)], f"tile.add_rms_norm([..., {size}])", node)

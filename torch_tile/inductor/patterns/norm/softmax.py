@@ -21,7 +21,7 @@ def recognise(context: Context) -> None:
 
 def as_one(node: Node) -> Node | None:
     """A `tile.softmax` that is now read instead of `node`, if that is the last part of one."""
-    found = (arg(node, 0), arg(node, 1)) if is_call(node, aten._softmax.default) else _parts(node)
+    found = (arg(node, "self"), arg(node, "dim")) if is_call(node, aten._softmax.default) else _parts(node)
     if found is None:
         return None
     x, dim = found
@@ -36,18 +36,18 @@ def _parts(node: Node) -> tuple[Node, int] | None:
     """`(x, dim)` if `node` is `e / e.sum(dim)` with `e = exp(x - x.amax(dim))`, or `exp(x)`, which may overflow."""
     if not is_call(node, aten.div.Tensor):
         return None
-    e, total = arg(node, 0), arg(node, 1)
+    e, total = arg(node, "self"), arg(node, "other")
     found = reduced(total, aten.sum.dim_IntList)
     if found is None or found[0] is not e or not is_call(e, aten.exp.default):
         return None
     inner, dim = set(_between(total)), found[1]
     if any(u is not node and u not in inner for n in (e, *inner) for u in n.users):
         return None
-    shifted = arg(e, 0)
+    shifted = arg(e, "self")
     if is_call(shifted, aten.sub.Tensor):
-        top = reduced(arg(shifted, 1), aten.amax.default, aten.max.dim)
-        if top is not None and top[1] == dim and equivalent(top[0], arg(shifted, 0)):
-            return arg(shifted, 0), dim
+        top = reduced(arg(shifted, "other"), aten.amax.default, aten.max.dim)
+        if top is not None and top[1] == dim and equivalent(top[0], arg(shifted, "self")):
+            return arg(shifted, "self"), dim
     return shifted, dim
 
 

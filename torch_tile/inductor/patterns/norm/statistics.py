@@ -66,12 +66,12 @@ def reduced(node: Any, *targets: Any) -> tuple[Node, int] | None:
     if not is_call(plain, *targets):
         return None
     x: Any = plain.args[0]
-    dims: Any = arg(plain, 1, "dim", [])
+    dims: Any = arg(plain, "dim") or []
     dims = [dims] if isinstance(dims, int) else dims
     if len(dims) != 1 or len(shape(node)) != len(shape(x)) or not shape(x):
         return None
     dim = dims[0] % len(shape(x))
-    return (x, dim) if arg(plain, 2, "keepdim", False) or dim == len(shape(x)) - 1 else None
+    return (x, dim) if arg(plain, "keepdim") or dim == len(shape(x)) - 1 else None
 
 
 def mean_of(node: Any) -> Any:
@@ -98,7 +98,7 @@ def mean_of(node: Any) -> Any:
 
 def reduces_last(node: Node) -> bool:
     """Whether a reduction is over the last dimension alone; over one other it is a miss."""
-    dims: Any = arg(node, 1, "dim", None)
+    dims: Any = arg(node, "dim")
     dims = [dims] if isinstance(dims, int) else dims
     rank = len(shape(node.args[0]))
     if not dims or len(dims) != 1 or not rank:
@@ -135,7 +135,7 @@ def variance_of(statistic: Any) -> Any:
     if is_call(node, operator.getitem) and node.args[1] == 0:
         node = node.args[0]
     if is_call(node, aten.var.correction, aten.var_mean.correction) and reduces_last(node):
-        if arg(node, 2, "correction", 1) != 0:
+        if arg(node, "correction") != 0:
             raise Miss("the variance is unbiased", "write var(-1, correction=0, keepdim=True)", at=node)
         return node.args[0]
     if is_call(node, aten.sub.Tensor):  # E[x^2] - E[x]^2

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of attention and of its backward, spelled once for kernels, operators and graphs.
+
+Imports nothing but torch: the declaration of the operators asks for it before any kernel is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+
+V = TypeVar("V")
+
+
+class AttentionArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.attention`, which its documentation explains; V stands for a tensor."""
+
+    q: V
+    k: V
+    v: V
+    mask: V | None = None
+    causal: bool = False
+    scale: float | None = None
+    window: int = 0
+    q_offset: int | torch.SymInt = 0
+    aux: Sequence[V] | None = None
+    score: str = ""
+
+    def backward(self, grad: V, out: V, lse: V, keep: str = "") -> AttentionBackwardArgs[V]:
+        """The arguments of the backward, for a call of the forward that gave `out` and `lse`."""
+        return AttentionBackwardArgs(grad=grad, out=out, lse=lse, keep=keep, **self._asdict())
+
+
+class AttentionBackwardArgs(NamedTuple, Generic[V]):
+    """Arguments of `tile.attention_backward`: what the forward got and gave, and the gradient of its result.
+
+    keep: which operands want the gradients of scores, `mask` or `x0`, `x1`, ..., joined by commas.
+    """
+
+    grad: V
+    q: V
+    k: V
+    v: V
+    out: V
+    lse: V
+    mask: V | None = None
+    causal: bool = False
+    scale: float | None = None
+    window: int = 0
+    q_offset: int | torch.SymInt = 0
+    keep: str = ""
+    aux: Sequence[V] | None = None
+    score: str = ""
+
+    @property
+    def forward(self) -> AttentionArgs[V]:
+        """The arguments of the forward."""
+        return AttentionArgs(*(getattr(self, name) for name in AttentionArgs._fields))

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The declarations of all operators.
+
+An operator is declared once, in one file: its arguments, its checks and results, its kernels, its reference in plain
+torch, its gradient, its sharding, its cost and its documentation. Schemas, launchers, DTensor's rules, FLOP counts,
+Inductor's lowerings and the documented Python forms are derived from the declarations.
+
+The arguments are a named tuple, generic in what stands for a tensor. One class so types the op's arguments, the nodes
+of a graph that calls the op, the shapes that a cost counts, and the specs that a sharding rule reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+from torch_tile.kernels import kernels
+from torch_tile.ops.sharding_rule import Rule
+
+V = TypeVar("V")
+"""What stands for a tensor: a tensor, a node of a graph, a shape, or a spec with a shape."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Shape = Sequence[int]
+
+SCALARS = {bool: "bool", int: "int", float: "float", str: "str", torch.dtype: "ScalarType", torch.SymInt: "SymInt"}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Operator:
+    """The declaration of `torch.ops.tile.NAME`. Functions get the arguments as one object, of the class `args`.
+
+    args: a named tuple, generic in V, whose annotations and defaults make the schema: `V`, `V | None`, `Sequence[V]`,
+    `Sequence[V] | None`, `bool`, `int`, `int | torch.SymInt`, `float`, `float | None`, `str`, `torch.dtype`, and
+    `torch.dtype | None`. returns: names of the results, () for one result without a name.
+    fake: checks the arguments and makes empty results, shapes maybe symbolic. check_values: refuses values of tensors
+    that hold some. run: `run(args, out)` computes the results into `out`, a tensor or a tuple.
+    reference: the results in plain torch. as_aten: the results in the operations that Inductor compiles best.
+    setup_context, backward: as for `torch.library.register_autograd`, the inputs as `args`; backward returns
+    `op_gradients`. in_training: instead of these, computes the results where a gradient is wanted.
+    sharding: the rule of a call, whose tensors have a `shape` and maybe nothing else.
+    flops: operations of the products, from shapes; masked products count, as in torch's formulas. least_flops: without
+    those that a kernel may skip. None where no cost is known.
+    lower_precision: arguments that autocast casts to its dtype. full_precision_cuda: autocast casts all to float32, on
+    CUDA only (torch's CPU autocast leaves norms and softmax alone).
+    form: the documented Python function, None where the operator is internal.
+    """
+
+    name: str
+    args: Callable[..., Any]
+    returns: tuple[str, ...] = ()
+    fake: Callable[[Any], Any]
+    run: Callable[[Any, Any], None]
+    reference: Callable[[Any], Any]
+    sharding: Callable[[Any], Rule]
+    check_values: Callable[[Any], None] | None = None
+    setup_context: Callable[[Any, Any, Any], None] | None = None
+    backward: Callable[..., tuple[Any, ...]] | None = None
+    in_training: Callable[[Any], Any] | None = None
+    as_aten: Callable[[Any], Any] | None = None
+    lower_precision: tuple[str, ...] = ()
+    full_precision_cuda: bool = False
+    flops: Callable[[Any], int] | None = None
+    least_flops: Callable[[Any], int] | None = None
+    form: Callable[..., Any] | None = None
+
+    @property
+    def overload(self) -> Any:
+        """`torch.ops.tile.NAME.default`."""
+        return getattr(torch.ops.tile, self.name).default
+
+    @functools.cached_property
+    def schema(self) -> str:
+        """The arguments and results, in torch's schema language."""
+        results = ", ".join(f"Tensor {name}" for name in self.returns)
+        return f"{arguments_of(self.args)} -> {f'({results})' if self.returns else 'Tensor'}"
+
+    def minimal_flops(self, args: Any) -> int:
+        """Operations that no kernel can skip; `args` hold shapes."""
+        count = self.least_flops or self.flops
+        if count is None:
+            raise ValueError(f"tile.{self.name} has no cost")
+        return count(args)
+
+
+OPERATORS: dict[str, Operator] = {}
+"""All declared operators, by name."""
+
+
+def operator_of(target: Any) -> Operator | None:
+    """The operator that a graph's node calls by `target`, if it is one of ours."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "tile":
+        return None
+    return OPERATORS.get(target._opname)
+
+
+def arguments_of(args: Any) -> str:
+    """The arguments of a schema, from the annotations and defaults of a named tuple."""
+    hints, defaults = get_type_hints(args), args._field_defaults
+    given = (f"{_type(hints[name], name)} {name}{_default(name, defaults)}" for name in args._fields)
+    return f"({', '.join(given)})"
+
+
+def _type(hint: Any, name: str) -> str:
+    """A type of torch's schema language."""
+    if isinstance(hint, TypeVar):
+        return "Tensor"
+    if hint in SCALARS:
+        return SCALARS[hint]
+    if get_origin(hint) is Sequence:
+        return f"{_type(get_args(hint)[0], name)}[]"
+    if get_origin(hint) in (Union, UnionType):
+        members = [x for x in get_args(hint) if x is not type(None)]
+        if len(members) == 1:
+            return f"{_type(members[0], name)}?"
+        if set(members) == {int, torch.SymInt}:
+            return "SymInt"
+    raise TypeError(f"the argument {name} is annotated with {hint}, which no schema has; see Operator.args")
+
+
+def _default(name: str, defaults: dict[str, Any]) -> str:
+    if name not in defaults:
+        return ""
+    value = defaults[name]
+    return f'="{value}"' if isinstance(value, str) else f"={value}"
+
+
+def op_gradients(args: Any, **found: Any) -> tuple[Any, ...]:
+    """Gradients in the order of an operator's arguments, None for all that are not named."""
+    return tuple(args(**{**dict.fromkeys(args._fields), **found}))
+
+
+def without_tensors(args: Any) -> Any:
+    """The arguments with None for each tensor and () for lists of them: what a context keeps beside saved tensors."""
+    return type(args)(*map(_plain, args))
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return ()
+    return None if isinstance(x, torch.Tensor) else x
+
+
+def entry(family: str, name: str, *results: str, **fixed: Any) -> Callable[[Any, Any], None]:
+    """A `run` that calls entry function `name` of a family of kernels, which has the op's arguments and `fixed`.
+
+    `results` are the entry function's parameters for what it makes. The family is imported at the first call.
+    """
+
+    def run(args: Iterable[Any], out: Any) -> None:
+        made = out if isinstance(out, tuple) else (out,)
+        getattr(kernels(family), name)(*args, **fixed, **dict(zip(results, made, strict=True)))
+
+    return run
+
+
+def in_torch(family: str, name: str = "reference", only_first: bool = False) -> Callable[[Any], Any]:
+    """A `reference` that calls function `name` of a family of kernels with the op's arguments."""
+
+    def reference(args: Iterable[Any]) -> Any:
+        result = getattr(kernels(family), name)(*args)
+        return result[0] if only_first else result
+
+    return reference
+
+
+def no_flops(args: Any) -> int:
+    """The cost of an operator without products."""
+    return 0
+
+
+def form(name: str, args: Callable[P, Any], result: type[R], doc: str) -> Callable[P, R]:
+    """The documented Python function of an operator, with the parameters of `args`.
+
+    args: a class of arguments, of tensors. result: the type of what the operator returns. doc: its documentation.
+    """
+    found: Any = getattr(args, "__origin__", args)
+
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        filled = args(*given, **named)
+        made: R = getattr(torch.ops.tile, name).default(*map(as_listed, filled))
+        return made
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    call.__signature__ = _signature(found, result)  # type: ignore[attr-defined]
+    return call
+
+
+def as_listed(x: Any) -> Any:
+    """A list for a tuple of tensors, which is all that torch takes in some places."""
+    return list(x) if isinstance(x, tuple) else x
+
+
+def _signature(args: Any, result: Any) -> inspect.Signature:
+    """The parameters that make `args`, with tensors for what stands for one."""
+    hints = get_type_hints(args)
+    found = inspect.signature(args)
+    parameters = [p.replace(annotation=_of_tensors(hints[p.name])) for p in found.parameters.values()]
+    return found.replace(parameters=parameters, return_annotation=result)
+
+
+def _of_tensors(hint: Any) -> Any:
+    if isinstance(hint, TypeVar):
+        return torch.Tensor
+    return hint[torch.Tensor] if getattr(hint, "__parameters__", ()) else hint

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sharding rule of an operator, as its declaration states it; sharding.py applies it to DTensors.
+
+A rule names the dimensions of every tensor of a call, as einsum does. Sharding a name of which each index is computed
+by itself shards every tensor that has it and replicates the others. Sharding a summed name gives parts of a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Dims = tuple[str, ...]
+Spec = Any
+"""A DTensor, or what stands for it where DTensor asks for shardings: rules read its `shape`."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The names of all dimensions of a call, "" for one that broadcasts, and what may be sharded.
+
+    inputs: one for each tensor argument in the schema's order, lists laid out flat, None where there is no tensor.
+    free: names of which each index is computed by itself. summed: names that are summed over in a call that is linear
+    in each operand that has them and adds up the others. even: names that may be sharded only if so many parts fall
+    evenly to the ranks. saved: what the op's backward finds in `ctx.saved_tensors`, if that is not the inputs.
+    """
+
+    outputs: Sequence[Dims]
+    inputs: Sequence[Dims | None]
+    free: Dims
+    summed: Dims = ()
+    even: Mapping[str, int] = field(default_factory=dict)
+    saved: Sequence[Dims | None] | None = None
+
+
+def row_names(x: Spec) -> Dims:
+    """Names of all dimensions but the last."""
+    return tuple(f"row{i}" for i in range(len(x.shape) - 1))
+
+
+def if_given(tensor: Spec | None, dims: Dims) -> Dims | None:
+    """The names of an optional tensor's dimensions."""
+    return None if tensor is None else dims
+
+
+def broadcast(tensor: Spec | None, dims: Dims) -> Dims | None:
+    """The last of `dims`, as many as the tensor has, and "" where its size is 1."""
+    if tensor is None:
+        return None
+    last = dims[len(dims) - len(tensor.shape) :]
+    return tuple("" if size == 1 else dim for size, dim in zip(tensor.shape, last, strict=True))
