@@ -21,6 +21,7 @@ from benchmarks.attention import BF16, FP32, Shape, mask_of, square, through
 from benchmarks.problem import Case, Problem, sample_of
 from benchmarks.runner import main
 from benchmarks.timer import Call
+from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.backward import attention_backward, gradients
 from torch_tile.kernels.attention.forward import attention
 
@@ -73,7 +74,7 @@ def case(s: Shape, device: str) -> Case:
             own = [x[here].double() for x in (grad, q)] + [x[b : b + 1, h : h + 1].double() for x in (k, v)]
             seen = None if mask is None else mask[b : b + 1]
             seen = seen if seen is None or seen.dtype == torch.bool else seen.double()
-            dq, dk, dv, _ = gradients(*own, seen, s.causal, None, 0, 0)
+            dq, dk, dv, _ = gradients(own[0], AttentionArgs(*own[1:], seen, s.causal))
             found += [dq[0][:, rows], dk[0, 0, keys], dv[0, 0, keys]]
         return found
 

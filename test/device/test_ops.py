@@ -9,6 +9,7 @@ import torch
 
 import torch_tile.ops  # noqa: F401
 from torch_tile.kernels.attention import forward as attention
+from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.score_mod import inputs
 from torch_tile.kernels.epilogue.autodiff import vjp
 from torch_tile.kernels.epilogue.program import soft_cap
@@ -183,10 +184,10 @@ def gradients(grad, q, k, v, out, mask, causal, scale, window, q_offset, keep=""
     scale = attention.default_scale(q.shape[3]) if scale is None else scale
     aux = [x.to(q.dtype) for x in aux]
     rule = mask, causal, scale, window, q_offset
-    p, _ = attention.softmax_with_lse(attention.scores(q, k, *rule, aux, score))
+    p, _ = attention.softmax_with_lse(attention.scores(AttentionArgs(q, k, k, *rule, aux, score)))
     slope = torch.ones_like(p)
     if score:
-        products = attention.scores(q, k, None, False, scale, 0, 0)
+        products = attention.scores(AttentionArgs(q, k, k, scale=scale))
         slope = vjp(score, inputs(products, aux, q_offset), slope)["acc0"].masked_fill(p == 0, 0)
     by_group = (q.shape[0], k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
     p, q, grad, out, slope = (x.reshape(*by_group, x.shape[-1]) for x in (p, q, grad, out, slope))

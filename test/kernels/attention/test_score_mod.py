@@ -83,7 +83,7 @@ def test_random_problems(name, rounds, problems, check):
         causal, window = problems.pick(True, False), problems.pick(0, 0, 9)
         options = (mask, causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, sizes[3] - sizes[2], 5))
         text, config = TEXTS[name][0], problems.pick(*CONFIGS)
-        got = attention(q, k, v, *options, aux, text, config, splits=problems.pick(1, 3))
+        got = attention(q, k, v, *options, aux, text, config=config, splits=problems.pick(1, 3))
         want = reference(*(x.double() for x in (q, k, v)), *options, aux, text)
         what = f"{name} {dtype} {sizes} {options[1:]} {config}"
         check(got[0].contiguous(), want[0].contiguous(), what, dtype)

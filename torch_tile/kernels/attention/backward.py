@@ -9,13 +9,13 @@ all would save two products of seven, and have blocks add to dq in memory in any
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torch_tile.kernels.attention import score_mod as score_text
+from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 from torch_tile.kernels.attention.backward_kernels import key_gradients, query_gradients
 from torch_tile.kernels.attention.backward_spec import PADDING, Cuts, cuts_for
 from torch_tile.kernels.attention.forward import default_scale, scores, softmax_with_lse
@@ -37,30 +37,17 @@ from torch_tile.kernels.epilogue.autodiff import vjp
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def reference(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    q_offset: int = 0,
-    keep: str = "",
-    aux: Sequence[torch.Tensor] = (),
-    score: str = "",
-) -> Gradients:
+def reference(*given: Any, **named: Any) -> Gradients:
     """Gradients of `attention`'s first result: `[B, H, Sq, D]`, `[B, Hkv, Skv, D]` and `[B, Hkv, Skv, Dv]`; and of the
     operands that `keep` names ("mask", "x0".., joined by commas), expanded to all scores, `[n, B, H, Sq, Skv]`.
 
-    grad and out are `[B, H, Sq, Dv]`, lse is `[B, H, Sq]`; the others as in `attention.reference`. Summed in float32
-    (float64 for float64), each in its tensor's dtype and memory order. Does not read `out` and `lse`, so that it can be
-    differentiated in what they were computed from.
+    Takes the arguments of `AttentionBackwardArgs`: grad and out are `[B, H, Sq, Dv]`, lse is `[B, H, Sq]`; the others
+    as in `attention.reference`. Summed in float32 (float64 for float64), each in its tensor's dtype and memory order.
+    Does not read `out` and `lse`, so that it can be differentiated in what they were computed from.
     """
-    dq, dk, dv, kept = gradients(grad, q, k, v, mask, causal, scale, window, q_offset, keep, aux, score)
+    args: AttentionBackwardArgs[torch.Tensor] = AttentionBackwardArgs(*given, **named)
+    q, k, v = args.q, args.k, args.v
+    dq, dk, dv, kept = gradients(args.grad, args.forward, args.keep)
     return placed_beside(dq, q), placed_beside(dk, k), placed_beside(dv, v), kept.to(q.dtype)
 
 
@@ -75,36 +62,25 @@ def empty_results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: str) 
     return empty_beside(q, q.shape[3]), empty_beside(k, k.shape[3]), empty_beside(v, v.shape[3]), kept
 
 
-def gradients(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window: int,
-    q_offset: int,
-    keep: str = "",
-    aux: Sequence[torch.Tensor] = (),
-    score: str = "",
-) -> Gradients:
+def gradients(grad: torch.Tensor, args: AttentionArgs[torch.Tensor], keep: str = "") -> Gradients:
     """`reference`'s in the dtype of the sums. A score that nobody sees has none, also where a slope is infinite."""
+    q, k, v, score = args.q, args.k, args.v, args.score
+    offset: Any = args.q_offset
     compute = compute_dtype(q.dtype)
-    scale = default_scale(q.shape[3]) if scale is None else scale
+    scale = default_scale(q.shape[3]) if args.scale is None else args.scale
     batch, heads, q_len, head_dim = q.shape
     kv_heads, kv_len, v_dim = v.shape[1:]
     shape = (batch, kv_heads, heads // kv_heads if kv_heads else 1, q_len, kv_len)
     qc, kc, vc = (t.to(compute) for t in (q, k, v))
-    p, _ = softmax_with_lse(scores(qc, kc, mask, causal, scale, window, q_offset, aux, score))
+    p, _ = softmax_with_lse(scores(args._replace(q=qc, k=kc)))
     p, grad = p.reshape(shape), grad.to(compute).reshape(*shape[:4], v_dim)
     dv = torch.matmul(p.mT, grad).sum(2)
     dp = torch.matmul(grad, vc.unsqueeze(2).mT)
     ds = p * (dp - (dp * p).sum(-1, keepdim=True))
     terms = {"acc0": ds, "mask": ds}
     if score:
-        products = scores(qc, kc, None, False, scale, 0, 0)
-        by_text = vjp(score, score_text.inputs(products, aux, q_offset), ds.reshape(products.shape))
+        products = scores(AttentionArgs(qc, kc, vc, scale=scale))
+        by_text = vjp(score, score_text.inputs(products, args.aux or (), offset), ds.reshape(products.shape))
         terms = {name: x.expand_as(products).reshape(shape).masked_fill(p == 0, 0) for name, x in by_text.items()}
         terms["mask"] = ds
     of_product, *kept = (terms.get(name, torch.zeros_like(ds)) for name in ("acc0", *names_in(keep)))
@@ -115,39 +91,27 @@ def gradients(
 
 
 def attention_backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    q_offset: int = 0,
-    keep: str = "",
-    aux: Sequence[torch.Tensor] | None = None,
-    score: str = "",
-    cuts: Cuts | None = None,
-    results: Gradients | None = None,
+    *given: Any, cuts: Cuts | None = None, results: Gradients | None = None, **named: Any
 ) -> Gradients:
     """See `reference`; `cuts` overrides the choice of `cuts_for`.
 
     `results` may be given, laid out as those of `empty_results`.
     """
-    mask, aux, score = score_text.as_mask(mask, aux or (), score)
-    given = (grad, q, k, v, out, lse, mask, causal, scale, window, q_offset, keep, aux, score)
+    args: AttentionBackwardArgs[torch.Tensor] = AttentionBackwardArgs(*given, **named)
+    forward = score_text.as_mask(args.forward)
+    args = args._replace(**forward._asdict())
+    grad, out, lse, keep = args.grad, args.out, args.lse, args.keep
+    q, k, v, mask, causal, scale, window, q_offset, aux, score = forward
     if results is None:
         results = empty_results(q, k, v, keep)
     if not has_kernels(q) or not (q.numel() and k.numel() and v.numel()):
-        return _by_reference(results, *given)
+        return _by_reference(results, args)
     batch, kv_heads, kv_len, head_dim = k.shape
     q_len, v_dim, groups = q.shape[2], v.shape[3], q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     dense = [dense_last(x) for x in (q, k, v, grad, out)]
     machine = machine_of(q)
-    forms, operands = operands_of([x for x in (mask, *aux) if x is not None], kv_heads, machine.is_gpu)
+    forms, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
     form = Form(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
         None if mask is None else forms[0], groups > 1, True,
@@ -156,7 +120,7 @@ def attention_backward(
     )  # fmt: skip
     cuts = cuts or cuts_for(form, Problem(batch * kv_heads, groups * q_len, kv_len, groups), machine)
     if cuts is None:
-        return _by_reference(results, *given)
+        return _by_reference(results, args)
     shape = (batch, kv_heads, groups, q_len)
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
@@ -181,7 +145,7 @@ def attention_backward(
     return results
 
 
-def _by_reference(results: Gradients, *args: Any) -> Gradients:
+def _by_reference(results: Gradients, args: AttentionBackwardArgs[torch.Tensor]) -> Gradients:
     for result, value in zip(results, reference(*args), strict=True):
         result.copy_(value)
     return results

@@ -7,7 +7,6 @@ memory_order.py), lse is contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.attention import score_mod as score_text
+from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.memory_order import empty_beside, placed_beside
 from torch_tile.kernels.attention.online_softmax import exponentiate
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
@@ -37,48 +37,41 @@ from torch_tile.kernels.common import (
 from torch_tile.kernels.split_k import combine_parts
 
 
-def visible(
-    q_len: int, kv_len: int, causal: bool, window: int, q_offset: int, device: torch.device
-) -> torch.Tensor | None:
-    """Bool `[q_len, kv_len]`: may query `i` see key `j`? None when every query sees every key.
+def visible(args: AttentionArgs[torch.Tensor]) -> torch.Tensor | None:
+    """Bool `[Sq, Skv]`: may query `i` see key `j`? None when every query sees every key.
 
     Causal: `j <= i + q_offset`. Window `w > 0`: `j > i + q_offset - w`.
     """
+    causal, window, device = args.causal, args.window, args.q.device
+    offset: Any = args.q_offset
     if not causal and not window:
         return None
-    reach = torch.arange(q_len, device=device)[:, None] + q_offset
-    key = torch.arange(kv_len, device=device)[None, :]
+    reach: torch.Tensor = torch.arange(args.q.shape[2], device=device)[:, None] + offset
+    key = torch.arange(args.k.shape[2], device=device)[None, :]
     if not window:
         return key <= reach
-    near = key > reach - bounded(window)
+    near: torch.Tensor = key > reach - bounded(window)
     return (key <= reach) & near if causal else near
 
 
-def scores(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float,
-    window: int,
-    q_offset: int,
-    aux: Sequence[torch.Tensor] = (),
-    score: str = "",
-) -> torch.Tensor:
+def scores(args: AttentionArgs[torch.Tensor]) -> torch.Tensor:
     """`score(scale * q k^T) + mask` with `-inf` where a query may not see a key: `[B, H, Sq, Skv]`, in `q`'s dtype.
 
     q `[B, H, Sq, D]` and k `[B, Hkv, Skv, D]` in the dtype to compute in; query head `h` reads key head
-    `h // (H / Hkv)`.
+    `h // (H / Hkv)`. v is not read.
     """
+    q, k, mask = args.q, args.k, args.mask
+    offset: Any = args.q_offset
     batch, kv_heads, kv_len, _ = k.shape
     heads, q_len = q.shape[1], q.shape[2]
     groups = heads // kv_heads if kv_heads else 1
+    scale = default_scale(q.shape[3]) if args.scale is None else args.scale
     grouped = q.reshape(batch, kv_heads, groups, q_len, q.shape[3])
     s = torch.matmul(grouped * scale, k.unsqueeze(2).mT).reshape(batch, heads, q_len, kv_len)
-    s = score_text.modified(score, s, aux, q_offset)
+    s = score_text.modified(args.score, s, args.aux or (), offset)
     if mask is not None:
         s = s.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else s + mask.to(s.dtype)
-    keep = visible(q_len, kv_len, causal, window, q_offset, q.device)
+    keep = visible(args)
     return s if keep is None else s.masked_fill(~keep, float("-inf"))
 
 
@@ -95,31 +88,21 @@ def default_scale(head_dim: int) -> float:
     return float(head_dim) ** -0.5 if head_dim else 1.0
 
 
-def reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    q_offset: int = 0,
-    aux: Sequence[torch.Tensor] = (),
-    score: str = "",
-) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """`softmax(score(scale q k^T) + mask) v`, summed in float32 (float64 for float64 inputs).
 
-    q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; mask bool (True: visible) or floating (added),
-    broadcastable to `[B, H, Sq, Skv]`; aux and the text `score` as score_mod.py has them. Returns out `[B, H, Sq, Dv]`
-    in q's dtype, which lies in memory as `empty_beside(q, Dv)` does, and lse `[B, H, Sq]`, the natural logarithm of the
-    softmax's denominator in the summing dtype. See `visible` for the causal rule and the window. A query that sees no
-    key gets 0 and `-inf`.
+    Takes the arguments of `AttentionArgs`: q `[B, H, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`; mask bool
+    (True: visible) or floating (added), broadcastable to `[B, H, Sq, Skv]`; aux and the text `score` as score_mod.py
+    has them. Returns out `[B, H, Sq, Dv]` in q's dtype, which lies in memory as `empty_beside(q, Dv)` does, and lse
+    `[B, H, Sq]`, the natural logarithm of the softmax's denominator in the summing dtype. See `visible` for the causal
+    rule and the window. A query that sees no key gets 0 and `-inf`.
     """
+    args: AttentionArgs[torch.Tensor] = AttentionArgs(*given, **named)
+    q, v = args.q, args.v
     compute = compute_dtype(q.dtype)
-    batch, heads, q_len, head_dim = q.shape
+    batch, heads, q_len, _ = q.shape
     kv_heads, kv_len, v_dim = v.shape[1:]
-    scale = default_scale(head_dim) if scale is None else scale
-    p, lse = softmax_with_lse(scores(q.to(compute), k.to(compute), mask, causal, scale, window, q_offset, aux, score))
+    p, lse = softmax_with_lse(scores(args._replace(q=q.to(compute), k=args.k.to(compute))))
     grouped = p.reshape(batch, kv_heads, heads // kv_heads if kv_heads else 1, q_len, kv_len)
     out = torch.matmul(grouped, v.to(compute).unsqueeze(2)).reshape(batch, heads, q_len, v_dim)
     return placed_beside(out, q), lse.contiguous()
@@ -246,73 +229,53 @@ def flash_attention(config: Config, form: Form) -> Any:
 
 
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int = 0,
-    q_offset: int = 0,
-    aux: Sequence[torch.Tensor] | None = None,
-    score: str = "",
+    *given: Any,
     config: Config | None = None,
     splits: int = 0,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     needs_lse: bool = True,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits.
 
     `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None
     if nobody `needs_lse`.
     """
-    aux = aux or ()
+    args: AttentionArgs[torch.Tensor] = AttentionArgs(*given, **named)
+    q = args.q
     if not has_kernels(q):
-        result, sums = reference(q, k, v, mask, causal, scale, window, q_offset, aux, score)
+        result, sums = reference(*args)
         return into(out, result), into(lse, sums)
     if out is None:
-        out = empty_beside(q, v.shape[3])
+        out = empty_beside(q, args.v.shape[3])
     if lse is None and needs_lse:
         lse = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
     if (out if lse is None else lse).numel():
-        scale = default_scale(q.shape[3]) if scale is None else scale
-        run(q, k, v, mask, causal, scale, window, q_offset, aux, score, out, lse, config, splits)
+        run(args, out, lse, config, splits)
     return out, lse
 
 
 def run(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float,
-    window: int,
-    q_offset: int,
-    aux: Sequence[torch.Tensor],
-    score: str,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    config: Config | None = None,
-    splits: int = 0,
+    args: AttentionArgs[torch.Tensor], out: torch.Tensor, lse: torch.Tensor | None, config: Config | None, splits: int
 ) -> None:
     """`attention` into `out`, dense with the last dimension innermost, and into contiguous `lse` if there is one; both
     not empty.
     """
-    if not k.shape[2]:  # tensor maps cannot describe tensors without elements
+    if not args.k.shape[2]:  # tensor maps cannot describe tensors without elements
         out.zero_()
         if lse is not None:
             lse.fill_(float("-inf"))
         return
-    mask, aux, score = score_text.as_mask(mask, aux, score)
-    given = (q, k, v, mask, causal, scale, window, q_offset, aux, score)
+    args = score_text.as_mask(args)
+    q, k, v, mask, causal, _, window, q_offset, aux, score = args
+    scale = default_scale(q.shape[3]) if args.scale is None else args.scale
     batch, kv_heads, (head_dim, v_dim) = k.shape[0], k.shape[1], (k.shape[3], v.shape[3])
     groups = q.shape[1] // kv_heads
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     q, k, v = dense_last(q), dense_last(k), dense_last(v)
     machine = machine_of(q)
-    forms, operands = operands_of([x for x in (mask, *aux) if x is not None], kv_heads, machine.is_gpu)
+    forms, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
     form = Form(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
         None if mask is None else forms[0], groups > 1,
@@ -325,7 +288,7 @@ def run(
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
     config = config or config_for(form, problem, machine)
     if config is None:
-        for target, value in zip((out, lse), reference(*given), strict=True):
+        for target, value in zip((out, lse), reference(*args), strict=True):
             if target is not None:
                 target.copy_(value)
         return

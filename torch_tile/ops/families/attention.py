@@ -165,8 +165,7 @@ def _twice(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         given = [None if x is None else x.view_as(x) if twice else x.detach() for x in saved]
         leaves = [x.requires_grad_() for n in wanted if (x := given[n]) is not None]
         args = _with_tensors(ctx.args, given[1:])
-        options = args._replace(aux=args.aux or ())._asdict()
-        *found, kept = kernels("attention_backward").gradients(given[0], **options, keep=ctx.keep)
+        *found, kept = kernels("attention_backward").gradients(given[0], args, ctx.keep)
         found = [new.to(x.dtype) for new, x in zip(found, saved[1:4], strict=True) if x is not None]
         found += [kept.to(found[0].dtype)] * bool(len(kept))
         made = torch.autograd.grad(found, leaves, grads[: len(found)], create_graph=twice, allow_unused=True)
