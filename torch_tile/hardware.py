@@ -241,7 +241,7 @@ class Target:
 
     def flops(self, dtype: str) -> float:
         """Operations per second of the typical product on operands of a dtype's name; 0 if they are not known."""
-        return flops_of(self.chip.board).get(dtype, 0.0)
+        return rates_of(self.chip.board).get(dtype, 0.0)
 
     @property
     def shared_limit(self) -> int:
@@ -263,7 +263,7 @@ class Target:
         return f"cuda:{self.arch}" if self.kind == "cuda" else self.kind
 
 
-def flops_of(board: Board) -> Mapping[str, float]:
+def rates_of(board: Board) -> Mapping[str, float]:
     """Operations per second by the name of the operands' dtype."""
     rates = {"bfloat16": board.half, "float16": board.half, "float32": board.single, "float64": board.double}
     return {name: rate * 1e12 for name, rate in rates.items()}

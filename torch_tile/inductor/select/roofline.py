@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tile.hardware import BOARDS, Board, flops_of
+from torch_tile.hardware import BOARDS, Board, rates_of
 from torch_tile.inductor import compat
 from torch_tile.inductor.graph.nodes import aten, bind, is_tensor, val
 from torch_tile.ops.registry import operator_of
@@ -51,7 +51,7 @@ class Peak:
 
 
 def _peak(board: Board) -> Peak:
-    return Peak({getattr(torch, name): rate for name, rate in flops_of(board).items()}, board.bandwidth * 1e12)
+    return Peak({getattr(torch, name): rate for name, rate in rates_of(board).items()}, board.bandwidth * 1e12)
 
 
 PEAKS = {name: _peak(board) for name, board in BOARDS.items()}
