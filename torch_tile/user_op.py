@@ -57,8 +57,11 @@ def custom_op(
 
 def keep(value: Any) -> str:
     """The name in `kept` of a kernel, or of an operator."""
-    name = f"kept_{id(value)}"
-    setattr(kept, name, value)  # it lives on, so that no other object gets its number
+    for name, other in vars(kept).items():
+        if other is value:
+            return name
+    name = f"number_{len(vars(kept))}"
+    setattr(kept, name, value)
     return name
 
 

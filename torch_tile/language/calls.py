@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from torch_tile.ir.idmap import IdMap
 from torch_tile.language.misuse import bad_call
 from torch_tile.language.trace import author_span, tracer
 
@@ -44,14 +45,14 @@ def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_all(names: dict[str, Any]) -> None:
     """Replace the functions of the language among `names` by checked ones; two names of one function stay so."""
-    made: dict[int, Callable[..., Any]] = {}
+    made = IdMap[Any, Callable[..., Any]]()
     for name, value in list(names.items()):
         ours = isinstance(value, FunctionType) and value.__module__.startswith("torch_tile.")
         hidden = name.endswith("__") or (name.startswith("_") and not name.startswith("__"))  # not __exp
         if not ours or hidden or name in DECORATORS:
             continue
         if not hasattr(value, "__signature__"):  # those of `recorded` are checked already
-            names[name] = made.setdefault(id(value), checked(name, value))
+            names[name] = made.setdefault(value, checked(name, value))
 
 
 def _call(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -30,6 +30,7 @@ from torch_tile.ir.expr import (
     to_expr,
     to_number,
 )
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.interval import Interval, range_of
 from torch_tile.ir.node import children
 from torch_tile.ir.polynomial import EXACT
@@ -191,20 +192,20 @@ def _has_room(a: Expr, b: Expr) -> bool:
 
 def _known(*values: Expr) -> tuple[Ranges, list[Expr]]:
     """Where the names in `values` lie, and the variables and elements that `values` are made of."""
-    lets: dict[int, Expr] = {}
+    lets = IdMap[Var, Expr]()
     for scope in tracer("T.ceildiv").scopes if is_tracing() else ():
-        lets.update((id(s.var), s.value) for s in scope.stmts if isinstance(s, Let))
-    ranges, leaves, defined = Ranges(), [], set[int]()
+        lets.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let))
+    ranges, leaves, defined = Ranges(), [], IdSet[Var]()
 
     def visit(value: Expr) -> None:
         nonlocal ranges
         for leaf in _leaves(value):
-            if not isinstance(leaf, Var) or id(leaf) not in lets:
+            if not isinstance(leaf, Var) or leaf not in lets:
                 leaves.append(leaf)
-            elif id(leaf) not in defined:
-                defined.add(id(leaf))
-                visit(lets[id(leaf)])
-                ranges = ranges.define(leaf, lets[id(leaf)])
+            elif leaf not in defined:
+                defined.add(leaf)
+                visit(lets[leaf])
+                ranges = ranges.define(leaf, lets[leaf])
 
     for value in values:
         visit(value)

@@ -153,7 +153,7 @@ def binary(op: str, dtype: DType) -> Function:
         return lambda a, b: c if isinstance(c := f(a, b), np.ndarray) else bool(c)
     if dtype.is_float:
         return lambda a, b: rounded(f(a, b), dtype)
-    pick: Callable[[Any, Any], Any] = {"min": min, "max": max}.get(op, f)
+    pick: Any = {"min": min, "max": max}.get(op, f)
 
     def integers(a: Value, b: Value) -> Value:
         if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
