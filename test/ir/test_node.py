@@ -236,3 +236,9 @@ def test_methods_are_found_by_the_nearest_class():
     assert FindsMore().method_of(below)(below, 2) == ("below", below, 2)
     assert FindsMore().method_of(base)(base, 3) == ("base", base, 3)
     assert Finds().method_of(const(1, dt.int32)) is None
+
+
+def test_what_the_text_does_not_say_makes_no_difference():
+    tile = Buffer("tile", (const(4, dt.int32),), dt.float32, "shared")
+    barriers = [Buffer("full", (const(2, dt.int32),), dt.uint64, "barrier", guards=guarded) for guarded in (tile, None)]
+    assert alike(*barriers) and not equal(*barriers)

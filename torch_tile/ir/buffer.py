@@ -34,6 +34,7 @@ class Buffer(Node):
     """
 
     is_symbol: ClassVar[bool] = True
+    unsaid: ClassVar[tuple[str, ...]] = ("guards",)
     name: str
     shape: tuple[Expr, ...]
     dtype: DType

@@ -36,6 +36,8 @@ class Node:
     is_symbol: ClassVar[bool] = False
     # Fields that introduce a symbol (a loop variable, an allocated buffer) instead of using it.
     binders: ClassVar[tuple[str, ...]] = ()
+    # Fields that the printed text does not say, and that comparisons leave out.
+    unsaid: ClassVar[tuple[str, ...]] = ()
     bit: ClassVar[int] = _bit("Node")
     bits: ClassVar[int] = bit  # and those of the base classes
     span: Span | None = field(default=None, kw_only=True)
@@ -255,7 +257,7 @@ def _same(a: Any, b: Any, names: tuple[dict[int, Any], dict[int, Any]] | None) -
                 return forward.get(id(a)) is b and backward.get(id(b)) is a
             forward[id(a)], backward[id(b)] = b, a
         return all(
-            (a.is_symbol and name == "name") or _same(getattr(a, name), getattr(b, name), names)
+            (a.is_symbol and name == "name") or name in a.unsaid or _same(getattr(a, name), getattr(b, name), names)
             for name in field_names(a)
         )
     if isinstance(a, tuple):
