@@ -155,7 +155,7 @@ def test_choices():
 
     assert_expected_inline(block(kernel), """\
 x[b] = (b > 3 && x[b] > 0.0f ? tile::max(x[b], 1.0f) : -x[b]) + 1.0f;
-y[b] = tile::floor(tile::min(y[b], (double)x[b]) / 2.0);
+y[b] = tile::floordiv<double>(tile::min(y[b], (double)x[b]), 2.0);
 y[b] = tile::exp(y[b]) - (double)tile::abs(x[b]);""")  # fmt: skip
 
 

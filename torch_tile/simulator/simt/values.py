@@ -133,7 +133,7 @@ _INTEGER = _BOTH | {
     "//": _floor(operator.floordiv), "%": _floor(operator.mod), "<<": operator.lshift, ">>": operator.rshift,
     "&": operator.and_, "|": operator.or_, "^": operator.xor,
 }  # fmt: skip
-_FLOAT = _BOTH | {
+_FLOAT: dict[str, Function] = _BOTH | {
     "/": operator.truediv, "//": floor_divide, "%": remainder,
     # As the targets: a NaN on either side gives NaN, and -0.0 is below 0.0.
     "min": lambda a, b: np.where((a < b) | (a != a) | ((a == b) & np.signbit(a)), a, b),
