@@ -38,10 +38,9 @@ def test_kernels_are_compiled_and_not_run():
 
 
 def test_cases_without_kernels():
-    """Numbers that no kernel knows are left to torch, which is not run either."""
-    made = []
-    case = Case("complex", lambda make: made.append(softmax(make((3, 77), torch.float32).to("meta"))))
-    assert compiled(case, Target("cpu")) == [] and not made
+    """Tensors that no kernel takes are left to torch."""
+    case = Case("meta", lambda make: softmax(make((3, 77), torch.float32).to("meta")))
+    assert compiled(case, Target("cpu")) == []
 
 
 @pytest.mark.parametrize("name", ["gemm fp32 row", "layer_norm bf16 1000"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.hardware import Target
+from torch_tile.kernels.planning import current_plan
 from torch_tile.runtime.find_nvrtc import NoNvrtcError, find_nvrtc
 
 if TYPE_CHECKING:
@@ -50,13 +51,16 @@ class Machine:
         """Whether kernels are cut for a GPU."""
         return self.target.kind == "cuda"
 
-    def kernel(self, function: JITFunction) -> JITFunction:
-        """A kernel function, compiled for this machine."""
-        return function.on(self.target)
+    def kernel(self, function: JITFunction) -> Callable[..., Any]:
+        """A kernel function, compiled for this machine; its kernels only note their calls while a plan is made."""
+        plan, compiled = current_plan(), function.on(self.target)
+        return compiled if plan is None else plan.noting(compiled)
 
 
 def machine_of(x: torch.Tensor) -> Machine:
-    """The machine on which a tensor lies."""
+    """The machine on which a tensor lies, or the one that launches are planned for."""
+    if plan := current_plan():
+        return plan.machine
     if x.device.type == "cuda":
         return _gpu(x.device.index)
     return Machine(Target("cpu"), torch.get_num_threads())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,19 +24,11 @@ from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
+from torch_tile.kernels.planning import planning
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLOATS = HALVES | {"fp32": torch.float32}
 ALL = FLOATS | {"fp64": torch.float64}
-REFERENCES = (
-    *((family, "reference") for family in (gemm, grouped, grouped_wgrad, dequant_gemm, attention)),
-    *((family, "reference") for family in (backward, mla_decode, fused_norm, softmax)),
-    (norm, "rms_norm_reference"), (norm, "layer_norm_reference"),
-)  # fmt: skip
-FAMILIES = (
-    gemm, grouped, grouped_wgrad, dequant_gemm, attention, backward, mla_decode, mla_schedule, norm,
-    fused_norm, softmax,
-)  # fmt: skip
 Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
@@ -59,52 +51,18 @@ def compiled(case: Case, target: Target) -> list[JITKernel]:
 
     Empty where the family leaves the case to plain torch.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-    found: list[JITKernel] = []
-    with FakeTensorMode(), _no_launch(found), _machine(target), warnings.catch_warnings():
+    with FakeTensorMode(), planning(machine_for(target)) as plan, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer")  # which is 0, and as aligned as can be
-        with suppress(_PlainTorch):
+        with suppress(DataDependentOutputException):  # of plain torch, which reads what tensors hold
             case.call(lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    return found
+    return [launch.kernel for launch in plan.launches]
 
 
-class _PlainTorch(Exception):
-    """A family's reference was about to run."""
-
-
-def _plain(*args: object, **options: object) -> None:
-    raise _PlainTorch("this case has no kernel")
-
-
-@contextmanager
-def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """`owner.name` is `value` inside."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def _no_launch(found: list[JITKernel]) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(JITKernel, "__call__", lambda kernel, *args: found.append(kernel)))
-        for module, name in REFERENCES:
-            stack.enter_context(_replaced(module, name, _plain))
-        yield
-
-
-@contextmanager
-def _machine(target: Target) -> Iterator[None]:
-    """Let the families take CPU tensors for those of a machine of `target`."""
-    machine = common.Machine(target, target.sms if target.kind == "cuda" else 128)
-    with ExitStack() as stack:
-        for family in FAMILIES:
-            stack.enter_context(_replaced(family, "machine_of", lambda x: machine))
-        yield
+def machine_for(target: Target) -> common.Machine:
+    """A machine of a target that is not at hand."""
+    return common.Machine(target, target.sms if target.kind == "cuda" else 128)
 
 
 def _gemms() -> Iterator[Case]:

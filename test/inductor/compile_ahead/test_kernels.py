@@ -18,6 +18,7 @@ from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.report.rows import collect
 from torch_tile.ir.stmt import Program
 from torch_tile.kernels.common import Machine
+from torch_tile.kernels.planning import planning
 from torch_tile.tools import library
 
 OURS = functools.partial(dry_run, options={"select": "tile"})
@@ -140,7 +141,7 @@ def test_programs_are_traced_here_and_sent_to_workers(rehearsed, monkeypatch, tm
             assert not list(tmp_path.rglob("*.cubin"))
             raise RuntimeError("closed")
 
-    with library._machine(Target("cuda", 90)):
+    with planning(library.machine_for(Target("cuda", 90))):
         kernels.prepare(node.target, node.args, dict(node.kwargs), Pool())
     ((program, target, _, cache),) = sent
     assert isinstance(program, Program) and target == Target("cuda", 90) and cache == str(tmp_path)
