@@ -21,7 +21,7 @@ def part_overlaps(program: Program) -> Program:
 
 
 class _Part(Rewriter):
-    def Copy(self, op: Copy) -> Stmt:
+    def visit_Copy(self, op: Copy) -> Stmt:
         """The source's elements in registers, then their way to the destination."""
         same = op.src.buffer is op.dst.buffer and equal(op.src.ranges, op.dst.ranges)
         if same or not may_overlap(op.src, op.dst):
