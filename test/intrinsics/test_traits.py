@@ -53,7 +53,7 @@ def test_what_orders_has_a_scope_or_an_engine():
             {"mbarrier_arrive", "warp_arrive", "warp_barrier", "named_barrier", "named_barrier_arrive"},
         ),
     ],
-    ids=str,
+    ids=lambda found: " ".join(sorted(map(str, found))),
 )
 def test_who_has_which(traits, expected):
     assert having(**traits) == expected

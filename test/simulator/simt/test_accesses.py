@@ -3,9 +3,10 @@
 
 import numpy as np
 
+from torch_tile.hardware import WARP
 from torch_tile.simulator.findings import Findings
 from torch_tile.simulator.simt.accesses import OrderedTrace
-from torch_tile.simulator.simt.race_clocks import WARP, VectorClock
+from torch_tile.simulator.simt.race_clocks import VectorClock
 
 
 def made(lanes=96, places=6):

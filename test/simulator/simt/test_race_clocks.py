@@ -3,7 +3,8 @@
 
 import numpy as np
 
-from torch_tile.simulator.simt.race_clocks import NOTHING, WARP, VectorClock, joined
+from torch_tile.hardware import WARP
+from torch_tile.simulator.simt.race_clocks import NOTHING, VectorClock, joined
 
 
 def test_what_threads_hear_is_what_sets_of_events_say(seed):
