@@ -11,13 +11,13 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import InternalError, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Call, Expr, Load, Var, binary, const
+from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.layout import Digit, Layout
-from torch_tile.ir.node import Rewriter, contains, find
+from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.stmt import (
     Alloc,
@@ -36,7 +36,8 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.ir.substitute import Expand, Substitute
 from torch_tile.tileop.parallel.carried import carriers
-from torch_tile.tileop.parallel.nest import Nest, nest_of
+from torch_tile.tileop.parallel.index_map import Index
+from torch_tile.tileop.parallel.nest import Nest, Use, nest_of
 from torch_tile.tileop.parallel.op import layout_of, misplaced
 from torch_tile.tileop.threads import Layouts, ThreadContext
 
@@ -112,6 +113,8 @@ class _Binder:
 
     def __init__(self, nest: Nest, layout: Layout, ctx: ThreadContext):
         self.nest, self.layout, self.ctx = nest, layout.canonical, ctx
+        if any(size < extent for size, extent in zip(self.layout.shape, nest.extents, strict=True)):
+            raise InternalError(f"layout {layout} has no place for {nest.extents} iterations", nest.loop.span)
         self.steps = self._steps()
         self.values = self._values()
         self.owner = self.layout.owner(ctx.thread) if nest.effects or any(u.stored for u in nest.memory) else None
@@ -132,6 +135,9 @@ class _Binder:
             ranges = ranges.loop(step.var, 0, step.digit.size)
         unrolled = {id(f) for f in self.nest.inner if _indexes(f, self.nest)}
         body: Stmt = _Body(self, ranges, self.owner if self.private else None, unrolled)(self.nest.loop.body)
+        if not self.steps and _goes_on(self.nest.loop.body):  # a loop for `continue` to go on with
+            once = Var("once", dt.int32)
+            body = For(LoopKind.SERIAL, (once,), (ZERO,), (const(1, dt.int32),), _block(body), span=self.nest.loop.span)
         guards = self._guards()
         for depth in range(len(self.steps), -1, -1):
             if depth < len(self.steps):
@@ -205,7 +211,7 @@ class _Binder:
         """Conditions that hold inside the nest, each with the number of loops around it."""
         found = []
         for dim, (var, extent) in enumerate(zip(self.nest.loop.vars, self.nest.extents, strict=True)):
-            if self.layout.shape[dim] <= extent or not self._needs_guard():
+            if self.layout.shape[dim] <= extent or not self._needs_guard(dim):
                 continue
             value = self.values[id(var)]
             depth = max((n + 1 for n, s in enumerate(self.steps) if s.dim == dim), default=0)
@@ -217,9 +223,38 @@ class _Binder:
             found.append((depth, binary("<", value, extent)))
         return found
 
-    def _needs_guard(self) -> bool:
-        """Whether running beyond the nest could be noticed: registers of the padding are nobody's."""
-        return bool(self.nest.memory) or self.nest.effects or self.nest.uniform or bool(self.nest.carried)
+    def _needs_guard(self, dim: int) -> bool:
+        """Whether running beyond the nest along a variable could be noticed: registers of the padding are nobody's."""
+        nest = self.nest
+        if nest.memory or nest.effects or nest.uniform or nest.carried or _turns_vary(nest.loop.body):
+            return True
+        beyond = range(nest.extents[dim], self.layout.shape[dim])
+        return not all(self._stays_in_padding(use, dim, beyond) for use in nest.fragments)
+
+    def _stays_in_padding(self, use: Use, dim: int, beyond: range) -> bool:
+        """Whether an access of a fragment does no harm while variable `dim` is in `beyond`.
+
+        It must not leave the registers, nor write an element of the fragment proper.
+        """
+        layout, shape = use.buffer.layout, use.buffer.static_shape
+        assert layout is not None and shape is not None
+        spans = [self._span(index, dim, beyond) for index in use.map]
+        if not all(span is not None and span[1] < size for span, size in zip(spans, layout.shape, strict=True)):
+            return False
+        ends = zip(spans, shape, strict=True)
+        return not use.stored or any(span is not None and span[0] >= size for span, size in ends)
+
+    def _span(self, index: Index | None, dim: int, beyond: range) -> tuple[int, int] | None:
+        """The least and the greatest value of an index while variable `dim` is in `beyond`; None if not known."""
+        if index is None or not isinstance(index.rest, Const | None):
+            return None
+        rest = 0 if index.rest is None else int(index.rest.value)
+        sizes = *self.layout.shape, *self.nest.all_extents[self.nest.rank :]
+        most = sum(
+            p.at(sizes[p.var] - 1) if p.size is None else p.factor * (p.size - 1) for p in index.pieces if p.var != dim
+        )
+        own = [sum(p.at(value) for p in index.pieces if p.var == dim) for value in beyond]
+        return rest + min(own), rest + max(own) + most
 
 
 class _Body(Rewriter):
@@ -285,6 +320,18 @@ class _Body(Rewriter):
 def load_of(load: Load, ctx: ThreadContext, register: Expr) -> Load:
     """A fragment's element in this thread's registers."""
     return Load(ctx.registers(load.buffer), (register,), span=load.span)
+
+
+def _goes_on(node: Node) -> bool:
+    """Whether a `continue` in a loop's body is the loop's own."""
+    own = (child for child in children(node) if not isinstance(child, For | While))
+    return isinstance(node, Continue) or any(map(_goes_on, own))
+
+
+def _turns_vary(body: Block) -> bool:
+    """Whether values decide how often something is done: those of the padding might never let it end."""
+    bounds = [e for loop in find(body, For) for e in (*loop.starts, *loop.stops)]
+    return contains(body, While) or not all(isinstance(e, Const) for e in bounds)
 
 
 def _is_fragment(node: Load | Store | Address) -> bool:

@@ -29,6 +29,11 @@ class Piece:
     divisor: int = 1
     size: int | None = None
 
+    def at(self, value: int) -> int:
+        """What it adds to an index where the variable has a value."""
+        digit = value // self.divisor
+        return self.factor * (digit if self.size is None else digit % self.size)
+
 
 @dataclass(frozen=True)
 class Index:
@@ -159,10 +164,14 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Seque
         if not index.pieces and any(d.axis == "t" and d.size > 1 for d in digits):
             return None
     found: list[Dim | None] = []
-    for part in parts:
+    step = layout.extent("r")
+    for part, extent in zip(parts, extents, strict=True):
         dim = stacked(part) if part else None
         if part and dim is None:
             return None
+        if dim is not None and (turns := -(-extent // math.prod(d.size for d in dim))) > 1:
+            dim = (Digit(turns, step, "r"), *dim)  # over what the fragment has, once more for each turn
+            step *= turns
         found.append(dim)
     return found
 

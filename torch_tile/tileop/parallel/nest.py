@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load
 from torch_tile.ir.node import Node, contains, find, symbols
-from torch_tile.ir.stmt import Alloc, Do, For, Let, LoopKind, Store
+from torch_tile.ir.stmt import Alloc, Assert, Do, For, Let, LoopKind, Print, Store
 from torch_tile.ir.substitute import Expand
 from torch_tile.tileop.parallel.carried import carried_vars
 from torch_tile.tileop.parallel.index_map import Index, index_of
@@ -79,7 +79,9 @@ def nest_of(loop: For, values: Mapping[int, Expr]) -> Nest:
     nest = Nest(loop, extents, tuple(inner))
     for access in find(loop.body, Load, Store, Address):
         _enter(nest, access, inline, numbers, allocated)
-    nest.effects = contains(loop.body, Do) or any(call.name == "atomic" for call in find(loop.body, Call))
+    nest.effects = contains(loop.body, Assert, Do, Print) or any(
+        call.name == "atomic" for call in find(loop.body, Call)
+    )
     nest.carried = frozenset() if loop.independent else frozenset(numbers[id(v)] for v in carried_vars(loop))
     return nest
 

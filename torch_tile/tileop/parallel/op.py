@@ -117,7 +117,8 @@ def _completed(nest: Nest, dims: Sequence[Dim | None], layout: Layout, stored: b
     replicas = [] if stored else list(threads_of([dim for dim in dims if dim is not None], ctx.count) or ())
     widths = {k: w for k, w in vectors(nest, ctx).items() if dims[k] is None}
     fastest = max(widths, key=lambda k: (widths[k], k), default=None)
-    step = layout.extent("r")
+    step = 1 + sum((d.size - 1) * d.stride for dim in dims for d in dim or () if d.axis == "r")
+    step = max(step, layout.extent("r"))
     found: list[Dim] = []
     for k in reversed(range(nest.rank)):
         dim = dims[k]
