@@ -171,3 +171,27 @@ def test_alignment_is_printed():
 
     assert "A: T.Tensor((n,), T.float32, align=4)" in repr(kernel.program)
     assert "B: T.StridedTensor((n,), (1,), T.float32, align=16)" in repr(kernel.program)
+
+
+def test_annotations_in_brackets():
+    n, s = T.dynamic("n, s")
+    for short, long in (
+        (T.Tensor[(n, 4), T.float16], T.Tensor((n, 4), T.float16)),
+        (T.Tensor[[n, 4], "float16"], T.Tensor((n, 4), T.float16)),
+        (T.Tensor[n, 4], T.Tensor((n, 4))),
+        (T.Tensor[128], T.Tensor((128,))),
+        (T.Tensor[4, T.float16], T.Tensor((4,), T.float16)),
+        (T.StridedTensor[(n, 4), (s, 1), "int32"], T.StridedTensor((n, 4), (s, 1), "int32")),
+    ):
+        assert repr(short) == repr(long)
+    with pytest.raises(TileError, match="bad_dtype"):
+        T.Tensor[(n, 4), "flaot16"]
+
+    @T.prim_func
+    def kernel(A: T.Tensor[(8,), T.float32], B: T.Tensor[[8], T.float32]):
+        with T.Kernel(1) as _:
+            T.copy(A, B)
+
+    a, b = torch.randn(8), torch.empty(8)
+    evaluate(kernel, a, b)
+    assert torch.equal(a, b)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from functools import update_wrapper
+from typing import Any, Generic, TypeVar
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
@@ -21,6 +22,7 @@ from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
 
 Size = int | Expr
+Given = TypeVar("Given")  # what a function of the language gives
 
 
 class Handle(NotAValue):
@@ -200,6 +202,31 @@ class TensorType:
         return Buffer(name, self.shape, self.dtype, "global", self.strides, origin, align=self.align)
 
 
+class Annotation(Generic[Given]):
+    """A function of the language that annotations also subscript: `T.Tensor[(M, N), dtype]` is a call of `T.Tensor`.
+
+    Sizes alone need no tuple: `T.Tensor[M, N]` is `T.Tensor((M, N))`.
+    """
+
+    def __init__(self, function: Callable[..., Given]):
+        self.function = function
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Given:
+        """What the function gives."""
+        return self.function(*args, **kwargs)
+
+    def __getitem__(self, given: Any) -> Given:
+        """What the function gives for the arguments in brackets."""
+        if not isinstance(given, tuple) or all(is_number(size) or isinstance(size, Expr) for size in given):
+            return self.function(given)
+        return self.function(*given)
+
+    def __repr__(self) -> str:
+        return f"T.{self.function.__name__}"
+
+
+@Annotation
 def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int | None = None) -> Any:
     """Annotate a parameter: `A: T.Tensor((M, K), T.float16)`. Sizes are integers, T.dynamic or T.const.
 
@@ -221,6 +248,7 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
     return TensorType(sizes, dtype_of(dtype), given, align)
 
 
+@Annotation
 def StridedTensor(shape: Any, strides: Any, dtype: Any = "float32", align: int | None = None) -> TensorType:
     """As T.Tensor, with strides in elements: integers or T.dynamic."""
     return Tensor(shape, dtype, strides, align)  # type: ignore[no-any-return]
