@@ -29,10 +29,19 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
 from torch_tile.kernel import JITKernel
-from torch_tile.language.eager import EagerCall, Specialisation, exact_key, run_time_names, specialise, trace_eager
+from torch_tile.language.eager import (
+    EagerCall,
+    Specialisation,
+    exact_key,
+    run_time_names,
+    specialise,
+    specialise_sizes,
+    trace_eager,
+)
 from torch_tile.language.program import PrimFunc, evaluated
 from torch_tile.language.rewrite import result_span, source_tree
 from torch_tile.options import pass_options
+from torch_tile.profiler import Profiler, TensorSupplyType
 from torch_tile.runtime.host_compiler import compile_shared
 from torch_tile.runtime.launch import Launcher
 from torch_tile.runtime.library import load_entry
@@ -216,7 +225,8 @@ class JITFunction:
         """The program for these arguments, and what an eager call passes to it. Nothing is compiled or kept."""
         if self.is_lazy:
             return self.make(*args, **kwargs).program, []
-        call = specialise(self.function, self.signature, args, kwargs)
+        with_sizes = not kwargs.keys() <= self.signature.parameters.keys()
+        call = (specialise_sizes if with_sizes else specialise)(self.function, self.signature, args, kwargs)
         return trace_eager(call)[0], call.tensors
 
     def make(self, *args: Any, **kwargs: Any) -> PrimFunc:
@@ -294,11 +304,17 @@ class JITFunction:
         """Where an eager kernel runs: on the device of its first tensor, unless its author says otherwise."""
         if self.target != "auto":
             return self.target
-        device = next((t.device for t in tensors if hasattr(t, "device")), None)
+        device = next((t.device for t in tensors if hasattr(t, "device") and t.device.type != "meta"), None)
         return "auto" if device is None else Target.of_device(device)
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
-        """The kernel for these compile-time arguments (lazy style)."""
+        """The kernel for these compile-time arguments.
+
+        Eager style: T.const sizes are given by name, and tensors may be left out: `f.compile(M=1024, N=1024)`. Raises
+        TypeError where a size is missing.
+        """
+        if not self.is_lazy:
+            return self._compile_eager(args, kwargs)
         quick = None if kwargs else exact_key(args)
         with contextlib.suppress(TypeError):  # an argument that cannot be hashed
             if quick in self.by_position:
@@ -308,6 +324,29 @@ class JITFunction:
             if quick is not None:
                 self.by_position[quick] = kernel
         return kernel
+
+    def _compile_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JITKernel:
+        call = specialise_sizes(self.function, self.signature, args, kwargs)
+        target = self.target_for(call.tensors)
+        with self.lock:
+            if (target, call.key) not in self.kernels:
+                self.kernels[target, call.key] = compile_program(trace_eager(call)[0], (), target, self.options)
+            return self.kernels[target, call.key]
+
+    def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
+        """The traced kernel for the arguments of `compile`."""
+        if self.is_lazy:
+            return self.make(*args, **kwargs)
+        call = specialise_sizes(self.function, self.signature, args, kwargs)
+        return PrimFunc(self.function, trace_eager(call)[0])
+
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        """The generated C++ or CUDA C++ for the arguments of `compile`."""
+        return self.compile(*args, **kwargs).get_kernel_source()
+
+    def get_profiler(self, *args: Any, tensor_supply_type: TensorSupplyType | None = None, **kwargs: Any) -> Profiler:
+        """The profiler of the kernel for the arguments of `compile`."""
+        return self.compile(*args, **kwargs).get_profiler(tensor_supply_type or TensorSupplyType.Auto)
 
     def par_compile(
         self, configs: Iterable[Sequence[Any] | Mapping[str, Any]], num_workers: int | None = None,

@@ -127,3 +127,82 @@ def test_annotations_as_text(tmp_path):
     torch.testing.assert_close(kernels["outside"](a, 3.0), a * 3 + 2)
     kernels["inside"](8)(a)
     assert torch.equal(a, torch.ones(8))
+
+
+@tilelang.jit
+def increased(A, B, n: T.int32, block: int = 32, dtype=T.float32):
+    N = T.const("N")
+    A: T.Tensor[[N], dtype]
+    B: T.Tensor[[N], dtype]
+    with T.Kernel(T.ceildiv(N, block)) as b:
+        for i in T.Parallel(block):
+            B[b * block + i] = A[b * block + i] + n
+
+
+def test_sizes_by_name_compile_without_tensors():
+    a, b = torch.randn(50), torch.empty(50)
+    for kernel in (
+        increased.compile(N=50),
+        increased.compile(N=50, block=16),
+        increased.compile(a),
+        increased.compile(T.Tensor((50,), "float32")),
+    ):
+        b.zero_()
+        kernel(a, b, 3)
+        assert torch.equal(b, a + 3)
+    assert increased.compile(N=50) is increased.compile(N=50) is not increased.compile(N=51)
+    assert "float16" in str(increased.get_tir(N=50, dtype="float16"))
+    assert increased.get_kernel_source(N=50) == increased.compile(N=50).get_kernel_source()
+
+
+def test_a_kernel_without_tensor_parameters_compiles_for_sizes():
+    @tilelang.jit
+    def count(block=16):
+        N = T.const("N")
+        C = T.empty((N,), "int32")
+        with T.Kernel(T.ceildiv(N, block)) as b:
+            for i in T.Parallel(block if N > 1 else 1):
+                C[b * block + i] = b * block + i
+        return C
+
+    assert torch.equal(count.compile(N=37)(), torch.arange(37, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        ({}, "needs the size `N`"),
+        ({"N": 5, "Q": 1}, "got the size `Q`"),
+        ({"N": 5.0}, "takes a size as `N`"),
+        ({"N": -1}, "takes a size as `N`"),
+        ({"N": True}, "takes a size as `N`"),
+    ],
+)
+def test_sizes_that_do_not_fit(given, text):
+    with pytest.raises(TypeError, match=text):
+        increased.compile(**given)
+
+
+def test_a_compile_time_argument_left_out_is_named():
+    @tilelang.jit
+    def filled(A, value):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        with T.Kernel(N) as b:
+            A[b] = value
+
+    with pytest.raises(TypeError, match="missing the argument `value`"):
+        filled.compile(N=3)
+
+
+def test_the_profiler_of_a_jitted_function():
+    @tilelang.jit
+    def doubled(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        B = T.empty((N,), "float32")
+        with T.Kernel(N) as b:
+            B[b] = A[b] * 2
+        return B
+
+    doubled.get_profiler(N=20).assert_allclose(lambda a: a * 2)

@@ -3,15 +3,17 @@
 body.
 
 A call is traced in two steps when T.const is used: the first run only learns the constants from the annotations, the
-second runs with plain integers in their place, so that Python's own control flow may use them.
+second runs with plain integers in their place, so that Python's own control flow may use them. Tensors may be left out
+of a call that only compiles: the constants are then given by name.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import struct
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import FunctionType
 from typing import Any
@@ -23,20 +25,28 @@ from torch_tile.ir.expr import Expr, Var
 from torch_tile.ir.stmt import Program
 from torch_tile.language.program import finish, make_param, param_type
 from torch_tile.language.recorder import Recorder
-from torch_tile.language.rewrite import parameter_span, result_span, rewrite
+from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
 from torch_tile.language.trace import tracing
 from torch_tile.language.values import Handle, TensorType
 
 
+class Absent:
+    """A tensor that a call left out, of which only the annotation is known."""
+
+
+ABSENT = Absent()
+
+
 @dataclass
 class EagerCall:
-    """One call: what is known before tracing."""
+    """One call: what is known before tracing. `sizes` are constants given by name."""
 
     function: FunctionType
     signature: inspect.Signature
     arguments: dict[str, Any]
     tensors: list[Any]
     key: Any
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -85,6 +95,56 @@ def specialise(function: FunctionType, signature: inspect.Signature, args: Any, 
     return EagerCall(function, signature, dict(bound.arguments), tensors, tuple(key))
 
 
+def specialise_sizes(
+    function: FunctionType, signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]
+) -> EagerCall:
+    """A call that only compiles: constants may be given by name, and tensors as T.Tensor types, or left out.
+
+    Raises TypeError for other arguments that are missing, and for sizes that are no integers.
+    """
+    sizes = {name: value for name, value in kwargs.items() if name not in signature.parameters}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise TypeError(f"{function.__name__}.compile() takes a size as `{name}`, got {value!r}")
+    named = {name: value for name, value in kwargs.items() if name in signature.parameters}
+    bound = signature.bind_partial(*args, **named).arguments
+    places = _annotated(function)
+    given: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        is_symbol = name in places or isinstance(parameter.annotation, TensorType | DType)
+        if name in bound:
+            given[name] = _described(bound[name])
+        elif parameter.default is not inspect.Parameter.empty:
+            given[name] = parameter.default
+        elif is_symbol:
+            given[name] = ABSENT
+        else:
+            raise TypeError(f"{function.__name__}.compile() is missing the argument `{name}`")
+    call = specialise(function, signature, (), given)
+    absent = tuple(name for name, value in given.items() if value is ABSENT)
+    call.tensors = [t for t in call.tensors if t is not ABSENT]
+    call.sizes, call.key = sizes, ("compile", call.key, absent, tuple(sorted(sizes.items())))
+    return call
+
+
+def _annotated(function: FunctionType) -> set[str]:
+    """The names that the body of an eager kernel annotates."""
+    found = (n for n in ast.walk(source_tree(function)) if isinstance(n, ast.AnnAssign) and n.value is None)
+    return {n.target.id for n in found if isinstance(n.target, ast.Name)}
+
+
+def _described(value: Any) -> Any:
+    """A tensor without data for a T.Tensor type of known sizes; any other value itself."""
+    if not isinstance(value, TensorType):
+        return value
+    import torch
+
+    shape = TensorType.buffer(value, "").static_shape
+    if shape is None:
+        raise TypeError(f"compile() takes tensor types of known sizes, got {value}")
+    return torch.empty(shape, dtype=value.dtype.as_torch(), device="meta")
+
+
 def exact_key(value: Any) -> Hashable:
     """A key that two compile-time values share only where kernels cannot tell them apart.
 
@@ -124,6 +184,12 @@ def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
     learner = _Run(call, None)
     with contextlib.suppress(_Learnt):
         program = learner.run()
+    if strange := call.sizes.keys() - learner.asked:
+        known = ", ".join(sorted(learner.asked)) or "none"
+        raise TypeError(f"{call.function.__name__}.compile() got the size `{min(strange)}`; T.const names {known}")
+    unknown = [symbol.name for symbol in learner.symbols if symbol.name not in learner.values]
+    if unknown and ABSENT in call.arguments.values():
+        raise TypeError(f"{call.function.__name__}.compile() needs the size `{unknown[0]}`, or a tensor that has it")
     if learner.symbols:
         program = _Run(call, learner.values).run()
     return program, Specialisation(learner.spots)
@@ -138,10 +204,11 @@ class _Run:
         self.call = call
         self.values: dict[str, int] = dict(values or {})
         self.learning = values is None
+        self.asked: set[str] = set()  # the names that T.const was given
         self.symbols: list[Var] = []  # what T.const gave while learning
         self.spots: list[tuple[str, int, bool]] = []
         self.params: dict[str, Buffer | Var] = {}
-        self.wanted = [n for n, v in call.arguments.items() if isinstance(v, torch.Tensor)]
+        self.wanted = [n for n, v in call.arguments.items() if isinstance(v, torch.Tensor | Absent)]
 
     def run(self) -> Program:
         function, arguments = self.call.function, dict(self.call.arguments)
@@ -163,7 +230,11 @@ class _Run:
         """T.const: symbols while learning, integers afterwards."""
         found: list[Any] = []
         for name in (n.strip() for n in names.split(",")):
-            if self.learning:
+            self.asked.add(name)
+            if self.learning and name in self.call.sizes:
+                self.values[name] = self.call.sizes[name]
+                found.append(self.values[name])
+            elif self.learning:
                 found.append(Var(name, to_dtype("int32"), "dim"))
                 self.symbols.append(found[-1])
             elif name in self.values:
@@ -188,11 +259,11 @@ class _Run:
         tensor, rank = self.call.arguments[name], len(kind.shape)
         if name not in self.wanted:
             raise LaunchError(f"argument `{name}` must be a tensor, got {type(tensor).__name__}")
-        if tensor.dim() != rank:
+        if tensor is not ABSENT and tensor.dim() != rank:
             raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
-        for dim, size in enumerate(kind.shape):
+        for dim, size in enumerate(kind.shape if tensor is not ABSENT else ()):
             self._take(name, dim, False, size, tensor.shape[dim])
-        for dim, stride in enumerate(kind.strides or ()):
+        for dim, stride in enumerate((kind.strides or ()) if tensor is not ABSENT else ()):
             self._take(name, dim, True, stride, tensor.stride(dim))
         if self.symbols and all(n in self.params for n in self.wanted):
             raise _Learnt
