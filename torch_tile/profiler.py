@@ -121,6 +121,34 @@ def _by_events(
     return [first.elapsed_time(second) for first, second in pairs]
 
 
+def made_up(param: Any, supply: TensorSupplyType, device: str) -> torch.Tensor:
+    """A tensor for a parameter of a kernel; LaunchError if a size is known only at run time."""
+    import torch
+
+    shape = param.static_shape if isinstance(param, Buffer) else None
+    if shape is None:
+        what = "has no compile-time shape" if isinstance(param, Buffer) else "is a scalar"
+        raise LaunchError(f"`{param.name}` {what}: give the profiler its inputs (input_tensors=...)")
+    to = param.dtype.as_torch()
+    if supply is TensorSupplyType.Zero:
+        return torch.zeros(shape, dtype=to, device=device)
+    if supply is TensorSupplyType.One:
+        return torch.ones(shape, dtype=to, device=device)
+    dtype = param.dtype
+    if supply is TensorSupplyType.Auto:
+        small = dtype.is_float and 8 < dtype.bits < 64
+        supply = TensorSupplyType.Uniform if small else TensorSupplyType.Integer
+    if supply is TensorSupplyType.Randn:
+        return torch.randn(shape, device=device).to(to)
+    if supply is TensorSupplyType.Integer or not dtype.is_float:
+        if supply is not TensorSupplyType.Integer and dtype.name == "int8":
+            return torch.ones(shape, dtype=to, device=device)
+        return torch.randint(*_integers(dtype), shape, device=device).to(to)
+    if supply is TensorSupplyType.Uniform:
+        return torch.rand(shape, device=device).mul(2).sub(1).to(to)
+    return torch.randn(shape, device=device).sub(1).to(to)
+
+
 class Profiler:
     """Runs a kernel on inputs of its own making."""
 
@@ -129,33 +157,7 @@ class Profiler:
 
     def inputs(self) -> list[Any]:
         """Fresh arguments; LaunchError if a size is known only at run time."""
-        return [self._make(p) for p in self.kernel.launcher.given]
-
-    def _make(self, param: Any) -> Any:
-        import torch
-
-        shape = param.static_shape if isinstance(param, Buffer) else None
-        if shape is None:
-            what = "has no compile-time shape" if isinstance(param, Buffer) else "is a scalar"
-            raise LaunchError(f"`{param.name}` {what}: give the profiler its inputs (input_tensors=...)")
-        to, device = param.dtype.as_torch(), self.kernel.launcher.kind
-        if self.supply is TensorSupplyType.Zero:
-            return torch.zeros(shape, dtype=to, device=device)
-        if self.supply is TensorSupplyType.One:
-            return torch.ones(shape, dtype=to, device=device)
-        supply, dtype = self.supply, param.dtype
-        if supply is TensorSupplyType.Auto:
-            small = dtype.is_float and 8 < dtype.bits < 64
-            supply = TensorSupplyType.Uniform if small else TensorSupplyType.Integer
-        if supply is TensorSupplyType.Randn:
-            return torch.randn(shape, device=device).to(to)
-        if supply is TensorSupplyType.Integer or not dtype.is_float:
-            if supply is not TensorSupplyType.Integer and dtype.name == "int8":
-                return torch.ones(shape, dtype=to, device=device)
-            return torch.randint(*_integers(dtype), shape, device=device).to(to)
-        if supply is TensorSupplyType.Uniform:
-            return torch.rand(shape, device=device).mul(2).sub(1).to(to)
-        return torch.randn(shape, device=device).sub(1).to(to)
+        return [made_up(p, self.supply, self.kernel.launcher.kind) for p in self.kernel.launcher.given]
 
     def do_bench(
         self, func: Callable[..., Any] | None = None, warmup: float = 25, rep: float = 100,

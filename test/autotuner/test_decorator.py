@@ -146,3 +146,59 @@ def test_calls_that_no_configuration_completes(lazy, clock):
     with pytest.raises(TileError, match="`configs` are not all dicts"):
         tuned(lazy, [{"block": 32}, (64,)])(96)
     assert not made.calls
+
+
+def test_sizes_by_name_are_tuned_without_tensors(clock):
+    made = clock(2.0, 1.0)
+
+    @torch_tile.jit(target="cpu")
+    def shifted(a, block=16):
+        N = T.const("N")
+        a: T.Tensor[[N], T.float32]
+        b = T.empty((N,), "float32")
+        with T.Kernel(T.ceildiv(N, block), threads=32) as bx:
+            for i in T.Parallel(block):
+                b[bx * block + i] = a[bx * block + i] + 1
+        return b
+
+    function = tuned(shifted)
+    kernel, calls = function.compile(N=96), len(made.calls)
+    x = torch.randn(96)
+    torch.testing.assert_close(kernel(x), x + 1)
+    assert calls and function.compile(N=96) is kernel and len(made.calls) == calls
+    assert kernel is shifted.compile(N=96, block=64)
+    with pytest.raises(TypeError, match="needs the size `N`"):
+        function.compile()
+
+
+def test_sizes_by_name_where_nothing_is_measured(monkeypatch):
+    monkeypatch.setenv("TORCH_TILE_AUTOTUNE", "0")
+
+    @torch_tile.jit(target="cpu")
+    def ones(block=16):
+        N = T.const("N")
+        b = T.empty((N,), "float32")
+        with T.Kernel(T.ceildiv(N, block), threads=32) as bx:
+            for i in T.Parallel(block):
+                b[bx * block + i] = 1
+        return b
+
+    assert torch.equal(tuned(ones).compile(N=70)(), torch.ones(70))
+
+
+def test_positions_that_start_no_new_search(lazy, clock):
+    made = clock(2.0, 1.0)
+    function = tuned(lazy, do_not_specialize=[0])
+    kernel, calls = function(96), len(made.calls)
+    assert function(64) is kernel and len(made.calls) == calls
+
+
+def test_tilelangs_names_of_the_cache_and_of_grouped_compilation(lazy, clock):
+    clock(2.0, 1.0)
+    function = tuned(lazy, enable_grouped_compile=True, group_compile_size=4)
+    function(96)
+    assert len(function._tuner_cache) == 1
+    function._tuner_cache.clear()
+    assert function(96).config == {"block": 64}
+    with pytest.raises(TypeError, match="early_stopp"):
+        tuned(lazy, early_stopp=True)

@@ -41,3 +41,14 @@ def test_without_configurations():
         AutoTuner.from_kernel(plain, [])
     with pytest.raises(TileError, match="did you mean warmup"):
         AutoTuner.from_kernel(plain, [{}]).set_profile_args(warmpu=3)
+
+
+def test_settings_given_to_run(clock):
+    clock(2.0, 1.0)
+    tuner = AutoTuner.from_kernel(plain, [{"block": 32}, {"block": 64}]).set_compile_args([-1], "cpu")
+    tuner.set_profile_args(prune=None, enable_grouped_compile=True)
+    found = tuner.run(early_stop=False, early_stop_factor=2.0, enable_grouped_compile=True)
+    assert found.config == {"block": 64}
+    assert not tuner.settings.early_stop and tuner.settings.early_stop_factor == 2.0
+    with pytest.raises(TypeError, match="early_stopp"):
+        tuner.run(early_stopp=True)

@@ -61,6 +61,15 @@ class Settings:
         return replace(self, **given)
 
 
+WITHOUT_EFFECT = {"enable_grouped_compile", "group_compile_size"}  # TileLang's; all are compiled side by side anyway
+
+
+def settings_of(op: str, given: Mapping[str, Any], base: Settings | None = None) -> Settings:
+    """`base` with the fields that TileLang's keywords name; TileError for a name that is none of them."""
+    kept = {name: value for name, value in given.items() if name not in WITHOUT_EFFECT}
+    return (base or Settings()).changed(op, kept)
+
+
 @dataclass
 class Candidate:
     """One configuration on its way: what is known of it so far, and why it is out, "" while it is in."""

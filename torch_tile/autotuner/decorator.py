@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from torch_tile.autotuner.candidate import Settings, variant
+from torch_tile.autotuner.candidate import Settings, settings_of, variant
+from torch_tile.autotuner.inputs import made_by_seed
+from torch_tile.autotuner.machine import can_measure
 from torch_tile.autotuner.result import AutotuneResult, Config
 from torch_tile.autotuner.tuner import AutoTuner
 from torch_tile.diagnostics.errors import error
+from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
+from torch_tile.kernel import JITKernel
+from torch_tile.profiler import made_up
 
 Configs = Sequence[Config] | Callable[..., Sequence[Config]]
 MOST_FORMS = 1024  # forms of arguments that are remembered
@@ -32,11 +38,14 @@ def set_autotune_inputs(*tensors: Any) -> Iterator[None]:
         _inputs.reset(token)
 
 
-def autotune(function: Any = None, *, configs: Configs, do_not_specialize: Sequence[str] = (), **settings: Any) -> Any:
+def autotune(
+    function: Any = None, *, configs: Configs, do_not_specialize: Sequence[str | int] = (), **settings: Any
+) -> Any:
     """Decorator above `@jit`: at the first call for new arguments, find the fastest of `configs` on this machine.
 
     `configs` are dicts of keyword arguments of the kernel function (`pass_configs` may be one), or a function that
-    makes them from the arguments of the call. Arguments named in `do_not_specialize` start no new search.
+    makes them from the arguments of the call. Arguments in `do_not_specialize`, by name or position, start no new
+    search.
 
     `settings`, with their defaults: `warmup=25` and `rep=100` ms for each configuration that runs to its end;
     `timeout=100` seconds to compile one; `early_stop=True` drops those slower than `early_stop_factor=1.3` times the
@@ -45,7 +54,7 @@ def autotune(function: Any = None, *, configs: Configs, do_not_specialize: Seque
     (`rtol`, `atol`, `max_mismatched_ratio`, `manual_check_prog`, `skip_check`); `supply_type` or `supply_prog` make the
     inputs of lazy kernels; eager ones are timed on the call's tensors, with copies of those that they write.
     """
-    made = Settings().changed("autotune", settings)
+    made = settings_of("autotune", settings)
 
     def decorate(decorated: Any) -> AutotunedFunction:
         if not isinstance(decorated, JITFunction):
@@ -63,12 +72,12 @@ class AutotunedFunction:
     """
 
     def __init__(
-        self, function: JITFunction, configs: Configs, settings: Settings, do_not_specialize: Sequence[str] = ()
-    ):
+        self, function: JITFunction, configs: Configs, settings: Settings, do_not_specialize: Sequence[str | int] = (),
+    ):  # fmt: skip
         self.function, self.configs, self.settings = function, configs, settings
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         self.names = tuple(function.signature.parameters)
-        self.ignored = frozenset(do_not_specialize)
+        self.ignored = frozenset(self.names[each] if isinstance(each, int) else each for each in do_not_specialize)
         self.found: dict[Any, tuple[JITFunction, Config, Any]] = {}
         self.lock = threading.RLock()
 
@@ -85,9 +94,58 @@ class AutotunedFunction:
         function, config, kernel = found
         return kernel if kernel is not None else function(*args, **kwargs, **config)
 
+    def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """The fastest kernel for these arguments; of an eager kernel, for sizes given by name, as JITFunction.compile.
+
+        Tensors that are left out are made up for the search.
+        """
+        if self.function.is_lazy:
+            return self(*args, **kwargs)  # type: ignore[no-any-return]
+        key = "compile", self._key(args, kwargs)
+        with self.lock:
+            if key not in self.found:
+                function, config = variant(self.function, self._tune_sizes(args, kwargs).config)
+                self.found[key] = function, config, function.compile(*args, **kwargs, **config)
+            return self.found[key][2]  # type: ignore[no-any-return]
+
+    def _tune_sizes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AutotuneResult:
+        """The search for an eager kernel on tensors made for its sizes."""
+        named = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        configs = self._configs(named)
+        call = {name: value for name, value in named.items() if name in self.names}
+        target = Target.of(self.function.target_for([]))
+        device = target.kind if can_measure(target) else "meta"  # where nothing is measured, shapes are enough
+        function, config = variant(self.function, {k: v for k, v in configs[0].items() if k not in named})
+        for param in function.get_tir(**named, **config).program.params:
+            if param.name not in call:
+                with made_by_seed():
+                    call[param.name] = made_up(param, self.settings.supply_type, device)
+        constants = {name: value for name, value in named.items() if name not in self.names}
+        return self._search(configs, (), call, constants)
+
+    def _configs(self, named: Mapping[str, Any]) -> Sequence[Config]:
+        """The configurations for a call; a function that makes them gets those arguments that it names."""
+        if not callable(self.configs):
+            return self.configs
+        wanted = inspect.signature(self.configs).parameters
+        free = any(p.kind is p.VAR_KEYWORD for p in wanted.values())
+        return self.configs(**{name: value for name, value in named.items() if free or name in wanted})
+
+    @property
+    def _tuner_cache(self) -> dict[Any, Any]:
+        """TileLang's name of what was found; `clear()` forgets it."""
+        return self.found
+
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
         """What a call with these arguments finds, with the table of all that was tried."""
         configs = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
+        return self._search(configs, args, kwargs)
+
+    def _search(
+        self, configs: Sequence[Config], args: Sequence[Any], kwargs: Mapping[str, Any],
+        constants: Mapping[str, Any] | None = None,
+    ) -> AutotuneResult:  # fmt: skip
+        """The search among `configs`; `constants` are T.const sizes given by name."""
         given = {*self.names[: len(args)], *kwargs}
         if not all(isinstance(config, Mapping) for config in configs):
             fix = 'write them as {"block_M": 64, "num_stages": 2}'
@@ -95,7 +153,8 @@ class AutotunedFunction:
         self._check_call(args, kwargs, configs)
         left = [{name: value for name, value in config.items() if name not in given} for config in configs]
         unique = [config for number, config in enumerate(left) if config not in left[:number]]
-        return AutoTuner(self.function, unique, self.settings).run(args=args, kwargs=kwargs, inputs=_inputs.get())
+        named = {**kwargs, **(constants or {})}
+        return AutoTuner(self.function, unique, self.settings).run(args=args, kwargs=named, inputs=_inputs.get())
 
     def _check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], configs: Sequence[Config]) -> None:
         """TypeError for a call that no configuration can complete, which has nothing to do with these."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch_tile.autotuner.candidate import Settings, variant
+from torch_tile.autotuner.candidate import Settings, settings_of, variant
 from torch_tile.autotuner.result import AutotuneResult, Config
 from torch_tile.autotuner.session import Session
 from torch_tile.diagnostics.errors import error
@@ -40,19 +40,23 @@ class AutoTuner:
 
     def set_profile_args(self, **settings: Any) -> AutoTuner:
         """Fields of Settings."""
-        self.settings = self.settings.changed("AutoTuner", settings)
+        self.settings = settings_of("AutoTuner", settings, self.settings)
         return self
 
     def run(
         self, warmup: float | None = None, rep: float | None = None, timeout: float | None = None,
         args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, inputs: Sequence[Any] | None = None,
+        **settings: Any,
     ) -> AutotuneResult:  # fmt: skip
         """The best configuration for the other arguments `args` and `kwargs` of the kernel function.
+
+        `settings` are more fields of Settings, such as `early_stop`; TypeError for other names.
 
         `inputs` are tensors to time a lazy kernel on. Raises TileError if no configuration works.
         """
         given: dict[str, Any] = {"warmup": warmup, "rep": rep, "timeout": timeout}
-        self.settings = replace(self.settings, **{k: v for k, v in given.items() if v is not None})
+        given |= settings
+        self.settings = settings_of("AutoTuner.run", {k: v for k, v in given.items() if v is not None}, self.settings)
         result = Session(self.function, self.configs, self.settings, args, kwargs, inputs).result()
         if self.function.is_lazy:
             function, keywords = variant(self.function, result.config)
