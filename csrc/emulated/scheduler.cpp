@@ -58,7 +58,8 @@ struct Fiber {
 };
 
 struct Barrier { unsigned arrived, generation; };
-struct Warp { unsigned arrived, generation; const char* operation; };
+struct Gathering { unsigned arrived, generation; };
+struct Warp { unsigned arrived, generation; const char* operation; Gathering lanes; };
 
 struct State {
   const Job* job;
@@ -189,17 +190,67 @@ unsigned start_box(const Map* map, const void* shared, uint64_t* barrier, Reduct
 
 void leave() { _longjmp(state.main, 1); }
 
+void go_on(Gathering& lanes) {
+  lanes.arrived = 0;
+  ++lanes.generation;
+  wake(&lanes);
+}
+
+// Lanes of a warp that part at a wait come together behind it, as compilers make them do; who waits for lanes that do not
+// come, since they are elsewhere, goes on when nothing else can.
+void gather_lanes() {
+  Gathering& lanes = state.warps[state.current / 32].lanes;
+  const unsigned generation = lanes.generation;
+  if (++lanes.arrived == alive_in_warp()) return go_on(lanes);
+  while (lanes.generation == generation) sleep_on(&lanes);
+}
+
+bool scatter_lanes() {
+  bool found = false;
+  for (Warp& warp : state.warps)
+    if (warp.lanes.arrived) go_on(warp.lanes), found = true;
+  return found;
+}
+
+// Those that wait for the lanes of a warp do not wait for one that has returned.
+void leave_warp() {
+  Warp& warp = state.warps[state.current / 32];
+  if (warp.lanes.arrived && warp.lanes.arrived == alive_in_warp()) go_on(warp.lanes);
+  if (!warp.arrived || warp.arrived != alive_in_warp()) return;
+  warp.arrived = 0;
+  ++warp.generation;
+  wake(&warp);
+}
+
 void fiber_main() {
   state.job->kernel(state.job->args);
   Fiber& fiber = state.fibers[state.current];
   fiber.returned = true;
   --state.alive;
   wake(&state.barriers[0]);
+  leave_warp();
   leave();
 }
 
 void pause() {  // back to the scheduler
   if (!_setjmp(state.fibers[state.current].at)) leave();
+}
+
+// What a thread waits for, in words.
+const char* place_of(const void* what) {
+  static char text[128];
+  for (unsigned n = 0; n < kBarriers; ++n)
+    if (what == &state.barriers[n]) {
+      snprintf(text, sizeof text, "barrier %u, where %u have arrived", n, state.barriers[n].arrived);
+      return text;
+    }
+  for (Warp& warp : state.warps)
+    if (what == &warp) {
+      snprintf(text, sizeof text, "%s, where %u lanes of its warp have arrived", warp.operation, warp.arrived);
+      return text;
+    }
+  snprintf(text, sizeof text, "a barrier at byte %u of shared memory", shared_offset(what));
+  return text;
 }
 
 void resume(unsigned index) {
@@ -216,7 +267,7 @@ void run_block() {
   const unsigned count = state.job->threads;
   state.fibers.clear();
   state.fibers.resize(count);
-  state.warps.assign((count + 31) / 32, {0, 0, nullptr});
+  state.warps.assign((count + 31) / 32, {0, 0, nullptr, {0, 0}});
   memset(state.barriers, 0, sizeof state.barriers);
   memset(state.job->shared, 0xff, state.job->shared_bytes);  // NaN in every float
   state.alive = count;
@@ -235,14 +286,14 @@ void run_block() {
     ready.clear();
     for (unsigned i = 0; i < count; ++i)
       if (!state.fibers[i].returned && !state.fibers[i].waits_for) ready.push_back(i);
-    if (ready.empty() && run_any()) continue;
+    if (ready.empty() && (run_any() || scatter_lanes())) continue;
     if (ready.empty()) {
       for (unsigned i = 0; i < count && !state.failed; ++i)
         if (!state.fibers[i].returned) {
           state.failed = true;
           snprintf(state.message, sizeof state.message,
-                   "block (%u, %u, %u): %u threads wait for each other for ever, thread %u among them", this_block.x,
-                   this_block.y, this_block.z, state.alive, i);
+                   "block (%u, %u, %u): %u threads wait for each other for ever, thread %u at %s", this_block.x,
+                   this_block.y, this_block.z, state.alive, i, place_of(state.fibers[i].waits_for));
         }
       return;
     }
@@ -379,7 +430,9 @@ void barrier_expect(uint64_t* barrier, int bytes) {
 
 void barrier_wait(uint64_t* barrier, int parity) {
   check_access(barrier, 8);
-  while (int(reinterpret_cast<Phase*>(barrier)->parity) == parity) sleep_on(barrier);
+  // Once woken, the phase is over: a lane that comes late must not take a later phase of this parity for the same one.
+  if (int(reinterpret_cast<Phase*>(barrier)->parity) == parity) sleep_on(barrier);
+  gather_lanes();
 }
 
 void load_box(void* target, const Map* map, uint64_t* barrier, const int* index) {

@@ -200,5 +200,5 @@ def test_tilelangs_names_of_the_cache_and_of_grouped_compilation(lazy, clock):
     assert len(function._tuner_cache) == 1
     function._tuner_cache.clear()
     assert function(96).config == {"block": 64}
-    with pytest.raises(TypeError, match="early_stopp"):
+    with pytest.raises(TileError, match="did you mean early_stop"):
         tuned(lazy, early_stopp=True)

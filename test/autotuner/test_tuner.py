@@ -50,5 +50,5 @@ def test_settings_given_to_run(clock):
     found = tuner.run(early_stop=False, early_stop_factor=2.0, enable_grouped_compile=True)
     assert found.config == {"block": 64}
     assert not tuner.settings.early_stop and tuner.settings.early_stop_factor == 2.0
-    with pytest.raises(TypeError, match="early_stopp"):
+    with pytest.raises(TileError, match="did you mean early_stop"):
         tuner.run(early_stopp=True)

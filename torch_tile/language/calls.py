@@ -15,6 +15,7 @@ from typing import Any
 from torch_tile.ir.idmap import IdMap
 from torch_tile.language.misuse import bad_call
 from torch_tile.language.trace import author_span, tracer
+from torch_tile.language.values import Annotation
 
 # Decorators, which look at the names around their caller.
 DECORATORS = ("macro", "prim_func")
@@ -47,6 +48,8 @@ def check_all(names: dict[str, Any]) -> None:
     """Replace the functions of the language among `names` by checked ones; two names of one function stay so."""
     made = IdMap[Any, Callable[..., Any]]()
     for name, value in list(names.items()):
+        if isinstance(value, Annotation):
+            value.function = made.setdefault(value, checked(value.function.__name__, value.function))
         ours = isinstance(value, FunctionType) and value.__module__.startswith("torch_tile.")
         hidden = name.endswith("__") or (name.startswith("_") and not name.startswith("__"))  # not __exp
         if not ours or hidden or name in DECORATORS:

@@ -116,12 +116,13 @@ class EmulatedLauncher(BaseLauncher):
 
     def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
         """Run the entries one after the other."""
+        for entry in self.source.entries:
+            if entry.cluster != (1, 1, 1):
+                raise LaunchError(f"{entry.name} runs in clusters of {entry.cluster} blocks, which are not emulated")
         scheduler = _scheduler()  # first: the text's calls find it
         library = ctypes.CDLL(str(_built(self.source)))
         names = [b.name for b in tensors_of(self.program)]
         for number, entry in enumerate(self.source.entries):
-            if entry.cluster != (1, 1, 1):
-                raise LaunchError(f"{entry.name} runs in clusters of {entry.cluster} blocks, which are not emulated")
             grid = fitted(entry, _grid(entry, {**sizes, **scalars}))
             if grid is not None:
                 slots = [

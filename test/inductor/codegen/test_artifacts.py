@@ -48,7 +48,7 @@ if loaded is None:
     loaded = info
 print(json.dumps({
     "loaded": {kind: len(keys) for kind, keys in loaded.artifacts.items()},
-    "built": [b for b in built if not b.endswith((".cpp", ".cu"))],
+    "built": [b for b in built if not b.endswith((".cpp", ".cu", ".txt"))],
     "hits": counters["aot_autograd"]["autograd_cache_hit"],
     "misses": counters["aot_autograd"]["autograd_cache_miss"],
     "bypasses": counters["inductor"]["fxgraph_cache_bypass"] + counters["aot_autograd"]["autograd_cache_bypass"],
