@@ -87,6 +87,7 @@ class Walk:
         self.conditions: tuple[Expr, ...] = ()  # of the branches around
         self.exits: list[list[State]] = []  # of the loops around, at their breaks
         self.turns: list[list[State]] = []  # and where they continue
+        self.heads: list[list[Access]] = []  # and what their conditions read before each further iteration
         self.trying = False
         self.last: list[Place] = []  # of the barriers that the loop walked last has inside
         self.leaves: dict[int, bool] = {}
@@ -146,6 +147,8 @@ class Walk:
         elif isinstance(one, Block):
             places |= self.block(one, state)
         elif isinstance(one, Break | Continue):
+            if isinstance(one, Continue):
+                self._meet(self.heads[-1], one, place, state, places)
             (self.exits if isinstance(one, Break) else self.turns)[-1].append(state.copy())
             state.become(State(state.most))  # nobody goes on here
         elif not self._accesses(one) and not self.facts.orders(one):
@@ -240,7 +243,14 @@ class Walk:
     # Loops.
 
     def _loop(self, loop: For | While, place: Place, state: State, places: dict[Place, float]) -> None:
-        """The cheapest of: a barrier in front or none, and a first barrier at some point of the body or none."""
+        """The cheapest of: a barrier in front or none, and a first barrier at some point of the body or none.
+
+        What the loop's bounds or its condition read is ordered in front of it, or threads would count differently.
+        """
+        head = self._head(loop)
+        self._meet(head, loop, place, state, places)
+        for access in head:
+            state.add(access)
         outer, self.divergent = self.divergent, self.divergent or self.facts.parts(loop)
         if isinstance(loop, For) and trips(loop) == 1:
             found, ends, exits = self._body(loop, state)
@@ -276,7 +286,9 @@ class Walk:
         """Places in a body, and what holds where an iteration ends and where the loop is left early."""
         self.exits.append([])
         self.turns.append([])
+        self.heads.append(self._head(loop) if isinstance(loop, While) else [])
         places = self.block(loop.body, state)
+        self._meet(self.heads.pop(), loop, (id(loop.body), len(loop.body.stmts)), state, places)
         ends = reduce(State.join, self.turns.pop(), state)
         return places, ends, reduce(State.join, self.exits.pop(), State(state.most))
 
@@ -320,7 +332,7 @@ class Walk:
             if turn == PASSES:
                 self.forced = self.forced | {(id(loop.body), 0)}
             state = entry.join(back)
-            for access in self._head(loop):
+            for access in self._head(loop) if isinstance(loop, While) else ():
                 state.add(access)
             places, ends, exits = self._body(loop, state)
             before, back = back, self._next(loop, ends)
@@ -369,7 +381,8 @@ class Walk:
         return self.failing[key][1]
 
     def _head(self, loop: For | While) -> list[Access]:
-        return list(self.facts.collector.of(loop.condition)) if isinstance(loop, While) else []
+        read = (loop.condition,) if isinstance(loop, While) else (*loop.starts, *loop.stops)
+        return [access for part in read for access in self.facts.collector.of(part)]
 
     def _next(self, loop: For | While, state: State) -> State:
         """What an iteration leaves, as the next one sees it."""
