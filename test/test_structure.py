@@ -118,7 +118,7 @@ IDENTITIES = {
     "lowering/pipelining/software_pipeline.py": 1,
     "lowering/sync/accesses.py": 9,
     "lowering/sync/facts.py": 26,
-    "lowering/sync/insert_barriers.py": 17,
+    "lowering/sync/insert_barriers.py": 16,
     "lowering/sync/places.py": 3,
     "lowering/sync/shift.py": 9,
     "lowering/sync/state.py": 3,

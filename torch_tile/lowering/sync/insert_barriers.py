@@ -109,7 +109,7 @@ class Walk:
                 self._barrier(place, state, places)
             self._statement(one, place, state, places)
             self.arriving = st.calls(one, "cluster_arrive")
-        if (end := (id(block), len(block.stmts))) in self.forced:
+        if (end := _end_of(block)) in self.forced:
             self._barrier(end, state, places)
         return places
 
@@ -288,7 +288,7 @@ class Walk:
         self.turns.append([])
         self.heads.append(self._head(loop) if isinstance(loop, While) else [])
         places = self.block(loop.body, state)
-        self._meet(self.heads.pop(), loop, (id(loop.body), len(loop.body.stmts)), state, places)
+        self._meet(self.heads.pop(), loop, _end_of(loop.body), state, places)
         ends = reduce(State.join, self.turns.pop(), state)
         return places, ends, reduce(State.join, self.exits.pop(), State(state.most))
 
@@ -300,7 +300,7 @@ class Walk:
         self.trying = True
         for one in loop.body.stmts:
             if isinstance(one, If) and not self.facts.is_divergent(one.condition):
-                yield from ((id(b), len(b.stmts)) for b in (one.then, one.otherwise) if self._hands_over(b))
+                yield from (_end_of(b) for b in (one.then, one.otherwise) if self._hands_over(b))
         # From a barrier that stands in the body already, placing is best anyway.
         if len(self.last) > 1 and not any(map(is_barrier, loop.body.stmts)):
             yield from ((id(loop.body), n) for n in self._between(loop)[:STARTS])
@@ -387,6 +387,11 @@ class Walk:
     def _next(self, loop: For | While, state: State) -> State:
         """What an iteration leaves, as the next one sees it."""
         return state.earlier(self.shifts.of(loop, leave=False))
+
+
+def _end_of(block: Block) -> Place:
+    """The place behind the last statement of a block."""
+    return id(block), len(block.stmts)
 
 
 def _is_for_all(call: Call, threads: int) -> bool:
