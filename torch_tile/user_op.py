@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch_tile.compiler.binding import scalar, size_of
 from torch_tile.diagnostics.errors import LaunchError
-from torch_tile.intrinsics import lookup
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Call, Var
+from torch_tile.ir.expr import Var
 from torch_tile.ir.node import walk
-from torch_tile.ir.stmt import Program, Store
-from torch_tile.ir.tensor_map import TensorMap
+from torch_tile.ir.stmt import Program
 
 if TYPE_CHECKING:
     from torch_tile.kernel import JITKernel
@@ -80,18 +78,10 @@ operator_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def written_params(program: Program) -> set[int]:
     """Positions of the tensor parameters of a lowered program that its kernels may write."""
-    found: list[Buffer] = []
-    for node in (n for kernel in program.kernels for n in walk(kernel.body)):
-        if isinstance(node, Store):
-            found.append(node.buffer)
-        elif isinstance(node, Call):
-            if node.name.startswith("tma_store"):
-                found += [a.buffer for a in node.args if isinstance(a, TensorMap)]
-            for access in lookup(node.name).effects(node):
-                address = node.args[access.operand]
-                if "w" in access.kind and isinstance(address, Address):
-                    found.append(address.buffer)
-    return {n for n, param in enumerate(program.params) if any(param is buffer for buffer in found)}
+    from torch_tile.codegen.cuda import written_buffers  # not before: kernels found on disk need no generator
+
+    found = written_buffers([node for kernel in program.kernels for node in walk(kernel.body)])
+    return {n for n, param in enumerate(program.params) if param in found}
 
 
 def _define(kernel: JITKernel, backward: Any, setup_context: Any) -> Callable[..., Any]:

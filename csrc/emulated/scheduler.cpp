@@ -330,16 +330,12 @@ void fail(const char* format, ...) {
   abort();
 }
 
-unsigned thread_index() { return state.current; }
-
 unsigned alive_in_warp() {
   unsigned count = 0;
   const unsigned first = state.current / 32 * 32;
   for (unsigned i = first; i < first + 32 && i < state.fibers.size(); ++i) count += !state.fibers[i].returned;
   return count;
 }
-
-unsigned alive_in_block() { return state.alive; }
 
 unsigned random_below(unsigned limit) {
   state.random = state.random * 6364136223846793005ull + 1442695040888963407ull;

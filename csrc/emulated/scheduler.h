@@ -27,9 +27,7 @@ struct Job {
 extern Dim this_thread, this_block, this_grid;
 
 [[noreturn]] void fail(const char* format, ...);
-unsigned thread_index();          // of the running fiber in its block
 unsigned alive_in_warp();         // fibers of its warp that have not returned
-unsigned alive_in_block();
 unsigned random_below(unsigned limit);
 void sleep_on(const void* what);  // until another fiber wakes those that sleep on `what`
 void wake(const void* what);

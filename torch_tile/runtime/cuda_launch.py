@@ -207,18 +207,13 @@ class CudaLauncher(BaseLauncher):
         self, entry: Entry, function: Function, sizes: Sizes, scalars: Mapping[Var, Scalar], machine: Driver
     ) -> Launch | None:  # fmt: skip
         """One kernel; None if its grid is empty."""
-        grid = fitted(entry, self.extents(entry, {**sizes, **scalars}))
+        grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
         if grid is None:
             return None
         arguments, forms = self.arguments(entry, sizes)
         maps = tuple(TensorMaps(form, machine) for form in forms)
         shape = grid, entry.threads, entry.shared_bytes
         return Launch(function.handle, *shape, arguments, maps, entry.cluster, entry.early)
-
-    def extents(self, entry: Entry, values: Mapping[Var, Scalar]) -> tuple[int, int, int]:
-        """How many blocks there are in each direction."""
-        x, y, z = (*(size_of(size, values, f"{entry.name}'s grid") for size in entry.grid), 1, 1, 1)[:3]
-        return x, y, z
 
     def arguments(self, entry: Entry, sizes: Sizes) -> tuple[tuple[tuple[int, int], ...], tuple[MapForm, ...]]:
         """What the kernel is given, as in `Launch`, and the tensor maps among it."""
@@ -284,6 +279,12 @@ class CudaLauncher(BaseLauncher):
             self.go, self.remember = made
             if not self.allocates:
                 self.begin = self.go
+
+
+def grid_of(entry: Entry, values: Mapping[Var, Scalar]) -> tuple[int, int, int]:
+    """How many blocks there are in each direction."""
+    x, y, z = (*(size_of(size, values, f"{entry.name}'s grid") for size in entry.grid), 1, 1, 1)[:3]
+    return x, y, z
 
 
 def fitted(entry: Entry, grid: tuple[int, int, int]) -> tuple[int, int, int] | None:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.codegen.cuda import tensors_of
-from torch_tile.compiler.binding import Sizes, size_of
+from torch_tile.compiler.binding import Sizes
 from torch_tile.diagnostics.errors import InternalError, LaunchError
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.runtime.cache import get_or_build, key_of
-from torch_tile.runtime.cuda_launch import extent, fitted, slot_of
+from torch_tile.runtime.cuda_launch import extent, fitted, grid_of, slot_of
 from torch_tile.runtime.host_compiler import csrc_dir, find_compiler
 from torch_tile.runtime.launch import BaseLauncher
 from torch_tile.runtime.tensor_map import map_form
@@ -123,23 +123,14 @@ class EmulatedLauncher(BaseLauncher):
         library = ctypes.CDLL(str(_built(self.source)))
         names = [b.name for b in tensors_of(self.program)]
         for number, entry in enumerate(self.source.entries):
-            grid = fitted(entry, _grid(entry, {**sizes, **scalars}))
+            grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
             if grid is not None:
-                slots = [
-                    _slot(each, kind, tensors, names, sizes, scalars)
-                    for each, kind in zip(entry.args, entry.kinds, strict=True)
-                ]
+                slots = [_slot(each, tensors, names, sizes, scalars) for each in entry.args]
                 _run(scheduler, library, entry, grid, slots, tensors, self.seed + number, self.pauses)
-
-
-def _grid(entry: Entry, values: Any) -> tuple[int, int, int]:
-    x, y, z = (*(size_of(size, values, f"{entry.name}'s grid") for size in entry.grid), 1, 1, 1)[:3]
-    return x, y, z
 
 
 def _slot(
     argument: int | Var | MapArg,
-    kind: str,
     tensors: Sequence[torch.Tensor],
     names: Sequence[str],
     sizes: Sizes,

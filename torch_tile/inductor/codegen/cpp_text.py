@@ -27,6 +27,7 @@ from torch_tile.runtime.cuda_launch import (
     CudaLauncher,
     Launch,
     Plan,
+    grid_of,
     slot_of,
 )
 from torch_tile.runtime.host_compiler import csrc_dir
@@ -147,7 +148,7 @@ class _Text:
                 (values[kind][0], values[kind][1][n]) if kind in values else (kind, n) for kind, n in given
             )
             maps = tuple(_AtPlace(form._replace(position=places[form.position])) for form in forms)
-            grid = launcher.extents(entry, {**sizes, **scalars})
+            grid = grid_of(entry, {**sizes, **scalars})
             functions.append(f"{name}.function({_string(entry.name)}, {entry.shared_bytes})")
             launches.append(
                 Launch(_Verbatim(functions[-1]), grid, entry.threads, entry.shared_bytes, arguments, maps,  # type: ignore[arg-type]
