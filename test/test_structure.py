@@ -151,7 +151,7 @@ IDENTITIES = {
     "tileop/threads.py": 5,
 }
 
-MAX_FILE, MAX_FUNCTION = 900, 100
+MAX_FILE, MAX_FUNCTION = 900, 80  # kernels may be longer: they are read as one piece
 COMMENT = {".py": "#", ".sh": "#", ".h": "//", ".cpp": "//", ".cu": "//", ".cuh": "//"}
 
 
@@ -393,9 +393,12 @@ def mirrored_tests(root: Path) -> Iterator[str]:
         inside = path.relative_to(root / "test")
         if inside.parts[0] in NOT_MIRRORED or inside.as_posix() in NOT_MIRRORED:
             continue
-        source = root / PACKAGE / inside.parent / inside.name.removeprefix("test_")
-        if not source.is_file() and not source.with_suffix("").is_dir():
-            yield f"test/{inside}: there is no {source.relative_to(root)}; rename it, or say why not in NOT_MIRRORED"
+        folder = root / PACKAGE / inside.parent
+        words = inside.stem.removeprefix("test_").split("_")
+        modules = ["_".join(words[:n]) for n in range(len(words), 0, -1)]  # test_layout_text.py: an aspect of layout.py
+        if not any((folder / f"{m}.py").is_file() or (folder / m).is_dir() for m in modules):
+            source = (folder / f"{modules[0]}.py").relative_to(root)
+            yield f"test/{inside}: there is no {source}; rename it, or say why not in NOT_MIRRORED"
 
 
 def file_sizes(root: Path) -> Iterator[str]:
@@ -405,6 +408,15 @@ def file_sizes(root: Path) -> Iterator[str]:
             yield f"{path.relative_to(root)}: {lines} lines, the limit is {MAX_FILE}"
 
 
+def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is traced, or holds one that is."""
+    inside = [n for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
+    traced = {"jit", "prim_func", "macro"}
+    return any(
+        re.split(r"\W", ast.unparse(d).partition("(")[0])[-1] in traced for n in inside for d in n.decorator_list
+    )
+
+
 def function_sizes(root: Path) -> Iterator[str]:
     for path in code_files(root):
         if path.suffix != ".py" or path.is_relative_to(root / "test/papers"):  # which are as their papers print them
@@ -412,7 +424,7 @@ def function_sizes(root: Path) -> Iterator[str]:
         for node in ast.walk(parse(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                if lines > MAX_FUNCTION:
+                if lines > MAX_FUNCTION and not is_kernel(node):
                     where = f"{path.relative_to(root)}:{node.lineno}"
                     yield f"{where}: `{node.name}` has {lines} lines, the limit is {MAX_FUNCTION}"
 
@@ -494,6 +506,8 @@ CLEAN = {
     "torch_tile/jit.py": "from torch_tile.ir import a\ndef f():\n    import torch\n    raise ValueError('no')\n",
     "torch_tile/ops/__init__.py": "import torch\nfrom torch_tile import jit\n",
     "test/ir/test_a.py": "",
+    "test/ir/test_a_in_part.py": "",
+    "torch_tile/kernels/long.py": "@T.prim_func\ndef f():\n" + "    pass\n" * 80,
     "test/test_structure.py": "",
     "csrc/a.h": "// SPDX-License-Identifier: Apache-2.0\n",
 }
@@ -568,7 +582,8 @@ PLANTED = [
     (mirrored_tests, {"test/ir/test_c.py": ""}, "there is no torch_tile/ir/c.py"),
     (file_sizes, {"test/test_long.py": "\n" * 899}, "test_long.py: 901 lines"),
     (file_sizes, {"csrc/long.h": "\n" * 901}, "csrc/long.h: 901 lines"),
-    (function_sizes, {"torch_tile/jit.py": "def f():\n" + "    pass\n" * 100}, "jit.py:3: `f` has 101 lines"),
+    (mirrored_tests, {"test/ir/test_c_a.py": ""}, "there is no torch_tile/ir/c_a.py"),
+    (function_sizes, {"torch_tile/jit.py": "def f():\n" + "    pass\n" * 80}, "jit.py:3: `f` has 81 lines"),
     (headers, {"csrc/b.h": "#pragma once\n"}, "csrc/b.h: should begin with `// SPDX"),
     (headers, {".ci/run": "#!/bin/bash\nset -e\n"}, ".ci/run: should begin with `# SPDX"),
     (
