@@ -28,17 +28,12 @@ import torch
 import torch_tile
 from benchmarks.problem import Case, Problem, tolerance_of, wrong
 from benchmarks.runner import LIMIT, problems_of, said
-from torch_tile.autotuner.race import race
+from torch_tile.autotuner.trials import race
 from torch_tile.compiler.parallel import side_by_side, workers_for
 from torch_tile.hardware import Target
 from torch_tile.kernels.attention import forward as attention, tiling as attention_config
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm import (
-    dequant as dequant_gemm,
-    dequant_tiling,
-    gemm,
-    tiling as gemm_config,
-)
+from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, tiling as gemm_config
 from torch_tile.kernels.mla import decode as mla_decode, spec as mla_form
 from torch_tile.kernels.tuned import FOLDER, file_of, read
 
@@ -47,7 +42,7 @@ FAMILIES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # who asks for cuts, 
         gemm, gemm_config, ("block_m", "block_n", "block_k", "threads", "stages", "splits", "panel", "staged"),
     ),
     "dequant": (
-        dequant_gemm, dequant_tiling, ("block_m", "block_n", "block_k", "threads", "stages", "splits"),
+        dequant_gemm, dequant_gemm, ("block_m", "block_n", "block_k", "threads", "stages", "splits"),
     ),
     "attention": (
         attention, attention_config,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels inside generated C++ (torch_tile/inductor/codegen/cpp_text.py): machine code is there as bytes, loaded at its first use,
+// Kernels inside generated C++ (torch_tile/inductor/codegen/cpp_wrapper.py): machine code is there as bytes, loaded at its first use,
 // and called without Python. This text goes into each wrapper whole, so it includes no header of CUDA's or torch's.
 #pragma once
 #include <dlfcn.h>

@@ -61,7 +61,7 @@ def test_load_keywords_and_modules(file, monkeypatch) -> None:
     ("target", "message"),
     [
         ("gpt", "'gpt' is neither llama nor deepseek nor FILE.py:NAME"),
-        ("missing.py:f", "there is no file missing.py"),
+        ("misuse.py:f", "there is no file misuse.py"),
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("{file}:nothing", "has no function nothing"),
         ("my_model.py:", "is neither llama"),
@@ -93,7 +93,7 @@ def test_mistakes_on_the_command_line(capsys) -> None:
         (["explain", "gpt"], "is neither llama"),
         (["demo", "--tokens", "0"], "'0' is no number of at least 1"),
         (["demo", "--tokens", "x"], "'x' is no number of at least 1"),
-        (["show", "missing.py"], "there is no file missing.py"),
+        (["show", "misuse.py"], "there is no file misuse.py"),
         (["explain", "llama", "--html", "/missing/page.html"], "--html /missing/page.html: there is no such folder"),
         (["explain", "llama", "--html", "/"], "--html /: that is a folder"),
         (["show", __file__, "--target", "nonsense"], "--target nonsense: give 'cpu', 'cuda', 'cuda:sm_90a'"),

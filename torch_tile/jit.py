@@ -29,26 +29,26 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Alloc, Kernel, Program
 from torch_tile.kernel import JITKernel
-from torch_tile.language.eager import (
+from torch_tile.language.program import (
     EagerCall,
+    PrimFunc,
     Specialisation,
+    evaluated,
     exact_key,
     run_time_names,
     specialise,
     specialise_sizes,
     trace_eager,
 )
-from torch_tile.language.program import PrimFunc, evaluated
 from torch_tile.language.rewrite import result_span, source_tree
 from torch_tile.options import pass_options
 from torch_tile.profiler import Profiler, TensorSupplyType
-from torch_tile.runtime.host_compiler import compile_shared
+from torch_tile.runtime.host_compiler import compile_shared, load_entry
 from torch_tile.runtime.launch import Launcher
-from torch_tile.runtime.library import load_entry
 from torch_tile.user_op import keep, kept, operator_name
 
 if TYPE_CHECKING:
-    from torch_tile.codegen.cuda_source import Entry
+    from torch_tile.codegen.sources import Entry
     from torch_tile.runtime.nvrtc import Cubin
 
 _torch: Any = sys.modules.get("torch")  # None in a process that only compiles
@@ -64,7 +64,7 @@ def compile_program(
 
 def compile_cpu(program: Program, out_idx: Sequence[int], build: Build) -> JITKernel:
     """The steps for the CPU."""
-    from torch_tile.codegen.cpu_source import ENTRY
+    from torch_tile.codegen.sources import ENTRY
     from torch_tile.compiler.source_cache import cpu_source
 
     source, lowered = cpu_source(program, build)  # passes and C++, unless they are on disk: source_cache.py

@@ -12,7 +12,7 @@ from benchmarks import tune
 from benchmarks.problem import Case, Problem
 from benchmarks.runner import problems_of
 from benchmarks.tune import FAMILIES, Climb, changed, compile_ahead, groups_of, main, neighbours, write
-from torch_tile.autotuner.race import Runner
+from torch_tile.autotuner.trials import Runner
 from torch_tile.kernels.gemm.tiling import Config
 
 

@@ -28,15 +28,15 @@ from flat_kernels import (
 )
 
 from torch_tile.codegen.cuda import LARGEST_SIZE, most_blocks
-from torch_tile.codegen.cuda_source import MapArg
+from torch_tile.codegen.sources import MapArg
 from torch_tile.diagnostics.errors import Span, TileError
 from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.bounds import Interval
+from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.expr import Call, Expr, Var, cast
-from torch_tile.ir.interval import Interval
 from torch_tile.ir.node import equal
 from torch_tile.ir.stmt import Alloc, Block, If, Let, Store
-from torch_tile.ir.tensor_map import TensorMap
 
 SPAN = Span("kernels/attention/forward.py", 41, 41, 1, 2)
 

@@ -12,6 +12,7 @@ from torch_tile.codegen.c_text import Names
 from torch_tile.codegen.cuda_text import CudaText, int_type
 from torch_tile.intrinsics.memory import atomic, here
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.bounds import Interval
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import (
     Address,
@@ -28,7 +29,6 @@ from torch_tile.ir.expr import (
     select,
     unary,
 )
-from torch_tile.ir.interval import Interval
 from torch_tile.ir.node import walk
 from torch_tile.runtime.host_compiler import compile_shared, csrc_dir
 

@@ -17,10 +17,9 @@ from torch_tile.hardware import Target
 from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.intrinsics.wgmma import PRODUCTS, Descriptor, allowed_n
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Load, Var, const
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Store
-from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.lowering.common.flatten import flatten
 from torch_tile.lowering.hopper.init_mbarriers import init_barriers
 from torch_tile.runtime.cuda_launch import CudaLauncher

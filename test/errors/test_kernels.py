@@ -11,8 +11,8 @@ import torch_tile.language as T
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
+from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.expr import Var
-from torch_tile.ir.substitute import Substitute
 from torch_tile.lowering.sync.insert_barriers import insert_sync
 from torch_tile.lowering.threads.allocate_shared import place_shared
 from torch_tile.simulator.tile.interpreter import evaluate

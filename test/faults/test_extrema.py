@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_tile.language as T
-from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.expr import Binary, const
 
 NUMBERS = [0.0, -0.0, 1.0, -math.inf, math.nan]

@@ -10,7 +10,7 @@ import torch
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.expr import Binary, const
 
 ENDS = [0.0, -0.0, 1.0, -1.0, 5.0, -5.0, 0.1, -0.1, 1e20, -3e30, 1e-30, math.inf, -math.inf, math.nan]

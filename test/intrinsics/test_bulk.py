@@ -5,9 +5,8 @@ import pytest
 
 from torch_tile.intrinsics import bulk, lookup
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, const
-from torch_tile.ir.tensor_map import TensorMap
 
 zero = const(0, dt.int32)
 A = Buffer("A", (const(64, dt.int32),) * 2, dt.float16, "global")

@@ -18,8 +18,7 @@ from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import Do
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.hopper.plan_tma_loads import _is_barrier
-from torch_tile.lowering.sync.insert_barriers import insert_sync
-from torch_tile.lowering.sync.places import is_barrier
+from torch_tile.lowering.sync.insert_barriers import insert_sync, is_barrier
 from torch_tile.simulator.mutation import ordering
 from torch_tile.simulator.simt.prescan import is_concurrent
 

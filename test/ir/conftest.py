@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.expr import (
     Binary,
     Expr,

@@ -3,6 +3,7 @@
 
 import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.bits import passes
 from torch_tile.ir.expr import Call, Const, const
 from torch_tile.runtime.nvrtc import compile_cubin
 from torch_tile.simulator.tile.interpreter import evaluate
@@ -195,3 +197,21 @@ def test_refusals_show_the_line(case, text):
         case()
     assert text in str(caught.value)
     assert caught.value.span.source().endswith("# here")
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
+def test_neighbours_are_free_of_conflicts(width):
+    assert passes([lane * width for lane in range(32)], width) == 1
+
+
+@pytest.mark.parametrize(("stride", "expected"), [(4, 1), (8, 2), (12, 1), (64, 16), (128, 32), (132, 1), (0, 1)])
+def test_strided_words(stride, expected):
+    assert passes([lane * stride for lane in range(32)], 4) == expected
+
+
+def test_eight_lanes_of_sixteen_bytes_are_one_group(seed):
+    rows = list(range(8))
+    random.shuffle(rows)
+    assert passes([row * 128 for row in rows] * 4, 16) == 8
+    assert passes([row * 128 + 16 * (row ^ 5) for row in rows] * 4, 16) == 1
+    assert passes([0] * 16 + [128] * 16, 16) == 1  # the groups do not meet

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
+
 import itertools
+import math
+import operator
+import random
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.bounds import Interval, Ranges, interval, prove, range_of
+from torch_tile.ir.bounds import FAR, Interval, Ranges, interval, of_binary, prove, range_of
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Load, Unary, Var, binary, cast, const, maximum, minimum, select  # fmt: skip
+from torch_tile.ir.expr import Expr, Load, Unary, Var, binary, cast, const, maximum, minimum, select  # fmt: skip
+from torch_tile.ir.polynomial import Polynomial
 from torch_tile.ir.stmt import Block, Kernel
 
 
@@ -180,3 +185,150 @@ def test_kernel_gives_block_ranges():
     kernel = Kernel((M // 4, const(3, dt.int32)), (bx, by), (128,), Block(()))
     ranges = Ranges().kernel(kernel)
     assert ranges.prove(bx * 4 + 3 < M) and ranges.prove(by < 3) and not ranges.prove(by < 2)
+
+
+n, m = (Var(name, dt.int32, "dim") for name in "nm")
+i_counterexample, j_counterexample, t = (
+    Var(name, dt.int32, role) for name, role in (("i", "loop"), ("j", "loop"), ("t", "thread"))
+)
+
+
+def refuted(e: Expr, ranges: Ranges) -> bool:
+    """Whether `e >= 0` has a counterexample."""
+    return ranges._is_refuted(ranges._atoms.of(e))
+
+
+def test_what_can_be_negative_is_refuted():
+    inside = Ranges().loop(i_counterexample, 0, n).loop(t, 0, 128)
+    for e in (
+        i_counterexample - 1,
+        n - 2 - i_counterexample,
+        1 - t // 32,
+        30 - t % 32,
+        minimum(i_counterexample, t) - 1,
+        5 - maximum(n - i_counterexample, t),
+        t - i_counterexample,
+    ):
+        assert refuted(e, inside), e
+
+
+def test_what_follows_is_not():
+    inside = Ranges().loop(i_counterexample, 0, n).loop(t, 0, 128).assume(i_counterexample * 8 + 7 < m)
+    for e in (
+        i_counterexample,
+        n - 1 - i_counterexample,
+        3 - t // 32,
+        31 - t % 32,
+        m - 8 - i_counterexample * 8,
+        n - 1,
+        maximum(i_counterexample, t),
+        (n + 31) // 32 * 32 - n,
+    ):
+        assert not refuted(e, inside), e
+
+
+def test_numbers_keep_to_every_condition():
+    known = Ranges().loop(i_counterexample, 0, n).assume(i_counterexample >= 5).assume(i_counterexample <= 7)
+    assert refuted(i_counterexample - 6, known) and refuted(6 - i_counterexample, known)
+    assert not refuted(i_counterexample - 5, known) and not refuted(7 - i_counterexample, known)
+    assert not refuted(i_counterexample, known.assume(i_counterexample > 9))  # nothing gets here
+
+
+def test_beyond_what_stands_for_no_limit():
+    """Numbers of which only one end is known, far out."""
+    large, small = Ranges().assume(n > FAR), Ranges().assume(i_counterexample < -FAR - 2)
+    assert (
+        refuted(m - n, large)
+        and refuted(2 * FAR - n - m, large.assume(n > 3 * FAR))
+        and refuted(i_counterexample - m, small)
+    )
+    assert not refuted(n - FAR, large) and not refuted(-FAR - i_counterexample, small)
+
+
+def test_a_choice_that_is_not_known_refutes_nothing():
+    assert not refuted(
+        select(n > 3, i_counterexample, j_counterexample),
+        Ranges().loop(i_counterexample, 0, 4).loop(j_counterexample, 0, 4),
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_refuted_that_can_be_proved(seed):
+    chance = random.Random(seed)
+
+    def some(depth: int) -> Expr:
+        if depth == 0:
+            return chance.choice([i_counterexample, j_counterexample, t, n, m, const(chance.randint(-9, 99), dt.int32)])
+        a, b = some(depth - 1), some(depth - 1)
+        size = chance.choice([2, 8, 32])
+        made = [a + b, a - b, a * chance.randint(-3, 5), a // size, a % size, minimum(a, b), maximum(a, b), a // n]
+        return chance.choice(made)
+
+    known = (
+        Ranges()
+        .loop(i_counterexample, chance.randint(0, 3), n)
+        .loop(t, 0, 128)
+        .loop(j_counterexample, 0, i_counterexample + chance.randint(0, 2))
+    )
+    for _ in range(2):
+        known = known.assume(some(1) < some(2))
+    for _ in range(40):
+        p: Polynomial = known._atoms.of(some(3))
+        assert not (known._is_refuted(p) and known._non_negative(p, {})), p.terms
+
+
+OPERATORS = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "min": min,
+    "max": max, "&": operator.and_, "|": operator.or_, "^": operator.xor, "<<": operator.lshift, ">>": operator.rshift,
+}  # fmt: skip
+bounds = st.integers(-20, 20)
+
+
+def intervals() -> st.SearchStrategy[Interval]:
+    closed = st.tuples(bounds, bounds).map(lambda ab: Interval(min(ab), max(ab)))
+    return closed | bounds.map(lambda a: Interval(low=a)) | bounds.map(lambda b: Interval(high=b)) | st.just(Interval())
+
+
+def member(draw_from: Interval) -> st.SearchStrategy[int]:
+    low = draw_from.low if isinstance(draw_from.low, int) else min(-200, draw_from.high)
+    high = draw_from.high if isinstance(draw_from.high, int) else max(200, low)
+    return st.integers(int(low), int(high))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(list(OPERATORS)), st.data())
+def test_results_lie_inside(op, data):
+    a, b = data.draw(intervals()), data.draw(intervals())
+    x, y = data.draw(member(a)), data.draw(member(b))
+    if (op in ("//", "%") and y == 0) or (op in ("<<", ">>") and not 0 <= y < 64):
+        return
+    found = of_binary(op, a, b)
+    assert found.low <= OPERATORS[op](x, y) <= found.high
+
+
+@pytest.mark.parametrize(("op", "a", "b", "want"), [
+    ("+", Interval(1, 2), Interval(3, 4), Interval(4, 6)),
+    ("-", Interval(1, 2), Interval(3, 4), Interval(-3, -1)),
+    ("*", Interval(-1, 2), Interval(3, 4), Interval(-4, 8)),
+    ("//", Interval(0, 127), Interval(32, 32), Interval(0, 3)),
+    ("//", Interval(low=5), Interval(2, 2), Interval(low=2)),
+    ("%", Interval(0, 3), Interval(8, 8), Interval(0, 3)),
+    ("%", Interval(9, 11), Interval(8, 8), Interval(1, 3)),
+    ("%", Interval(), Interval(1, 8), Interval(0, 7)),
+    ("&", Interval(), Interval(7, 7), Interval(0, 7)),
+    ("<<", Interval(1, 3), Interval(2, 2), Interval(4, 12)),
+])  # fmt: skip
+def test_results_are_as_small_as_expected(op, a, b, want):
+    assert of_binary(op, a, b) == want
+
+
+def test_sets():
+    a, b = Interval(0, 5), Interval(3, 9)
+    assert a | b == Interval(0, 9) and a & b == Interval(3, 5) and -a == Interval(-5, 0)
+    assert Interval(3, 4).within(a) and not b.within(a) and Interval(2, 2).is_point
+    assert Interval().low == -math.inf and not Interval().is_point
+
+
+def test_ranges_of_types():
+    assert range_of(dt.bool_) == Interval(0, 1)
+    assert range_of(dt.int8) == Interval(-128, 127) and range_of(dt.uint16) == Interval(0, 65535)

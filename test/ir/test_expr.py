@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer, Range, Region
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import (
     Binary,
     Call,

@@ -11,13 +11,12 @@ import pytest
 
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Const, Var, const
 from torch_tile.ir.fingerprint import fingerprint
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import Node
 from torch_tile.ir.stmt import Alloc, Assert, Block, Do, For, Let, LoopKind, Role, Store
-from torch_tile.ir.tensor_map import TensorMap
 
 HERE = Span("a.py", 3, 3, 4, 9)
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings, strategies as st
 
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.bounds import Ranges
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Var, const
 from torch_tile.ir.layout import (
     Digit,

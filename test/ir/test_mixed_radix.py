@@ -4,8 +4,8 @@ import random
 from hypothesis import given, settings, strategies as st
 
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.bounds import Ranges
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Binary, Cast, Unary, Var, const
 from torch_tile.ir.mixed_radix import MixedRadix
 

@@ -7,7 +7,7 @@ import pytest
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.buffer import Buffer, Range, Region, TensorMap
 from torch_tile.ir.expr import (
     Address,
     Binary,
@@ -41,7 +41,6 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )  # fmt: skip
-from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.tileop import tile_ops
 

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-import pytest
+"""Blocks that take tile after tile: each tile is taken once, whatever the sizes."""
 
+import pytest
+import torch
+
+import torch_tile
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.node import walk
@@ -98,3 +102,196 @@ def test_wrong_loops(name):
     with pytest.raises(TileError) as caught:
         loops(body)
     assert caught.value.code == code
+
+
+def counted(sizes, blocks, group):
+    """How often each tile of a domain of known sizes is taken, and of one of sizes known at run time only."""
+    a, b, c = (*sizes, 1, 1)[:3]
+
+    @T.prim_func
+    def known(count: T.Tensor((a, b, c), "int32")):
+        with T.Kernel(blocks) as block:
+            for x, y, z in T.Persistent([a, b, c], blocks, block, group_size=group):
+                T.atomic_add(count[x, y, z], 1)
+
+    m, n, k = T.dynamic("m, n, k")
+
+    @T.prim_func
+    def unknown(count: T.Tensor((m, n, k), "int32")):
+        with T.Kernel(blocks) as block:
+            for x, y, z in T.Persistent((m, n, k), blocks, block, group):
+                T.atomic_add(count[x, y, z], 1)
+
+    found = []
+    for program in (known, unknown):
+        found.append(torch.zeros(a, b, c, dtype=torch.int32))
+        torch_tile.compile(program, target="cpu")(found[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blocks", "group"),
+    [((5, 7), 3, 2), ((4, 8), 5, 8), ((3, 9), 40, 4), ((2, 3, 10), 4, 4), ((1, 1, 1), 2, 8), ((6, 3, 1), 7, 1)],
+)
+def test_each_tile_once(sizes, blocks, group):
+    for count in counted(sizes, blocks, group):
+        assert count.eq(1).all()
+
+
+def test_panels_come_one_after_the_other():
+    @T.prim_func
+    def kernel(order: T.Tensor((3, 5), "int32")):
+        with T.Kernel(1) as block:
+            turn = T.alloc_var("int32", 0)
+            for x, y in T.Persistent([3, 5], 1, block, group_size=2):
+                order[x, y] = turn
+                turn += 1
+
+    order = torch.zeros(3, 5, dtype=torch.int32)
+    torch_tile.compile(kernel, target="cpu")(order)
+    assert order.tolist() == [[0, 1, 6, 7, 12], [2, 3, 8, 9, 13], [4, 5, 10, 11, 14]]
+
+
+def test_one_dimension_and_no_tiles():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(count: T.Tensor((n,), "int32")):
+        with T.Kernel(4) as block:
+            for tile in T.Persistent([n], 4, block):
+                count[tile] = count[tile] + 1 + tile
+
+    made = torch_tile.compile(kernel, target="cpu")
+    for size in (0, 1, 11):
+        count = torch.zeros(size, dtype=torch.int32)
+        made(count)
+        assert count.tolist() == [1 + i for i in range(size)]
+
+
+def test_products_by_roles():
+    """A plain persistent product: a warp copies the next tile's operands while results of the last one leave."""
+    m, (n, k) = T.dynamic("m"), T.dynamic("n, k", multiple_of=8)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m, k), "float16"), B: T.Tensor((n, k), "float16"), C: T.Tensor((m, n), "float16")):
+        with T.Kernel(3, threads=128) as block:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            for x, y in T.Persistent([T.ceildiv(m, 64), T.ceildiv(n, 64)], 3, block, group_size=2):
+                T.clear(c)
+                for step in T.Pipelined(T.ceildiv(k, 64), num_stages=2):
+                    T.copy(A[x * 64, step * 64], a)
+                    T.copy(B[y * 64, step * 64], b)
+                    T.gemm(a, b, c, transpose_B=True)
+                T.copy(c, C[x * 64, y * 64])
+
+    made = torch_tile.compile(kernel, target="cuda:sm_90a")
+    assert "a warp of its own" in str(made.schedule) and not made.cubin.warnings
+    x, y = (torch.randint(-3, 4, shape).half() for shape in ((200, 136), (264, 136)))
+    out = torch.full((200, 264), torch.nan, dtype=torch.float16)
+    findings = made.interpret(x, y, out)
+    assert not findings, findings.report()
+    assert torch.equal(out, x @ y.t())
+
+
+WRONG_persistent = {
+    "no domain": lambda block: T.Persistent([], 4, block),
+    "a number": lambda block: T.Persistent(8, 4, block),
+    "half a tile": lambda block: T.Persistent([2.5], 4, block),
+    "panels of nothing": lambda block: T.Persistent([8], 4, block, group_size=0),
+}
+
+
+@pytest.mark.parametrize("make", WRONG_persistent.values(), ids=WRONG_persistent)
+def test_wrong_domains(make):
+    with pytest.raises(TileError, match=r"T\.Persistent"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "int32")):
+            with T.Kernel(4) as block:
+                for _ in make(block):
+                    A[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "panel", "column_major", "cluster"),
+    [
+        ((5, 7), 3, 1, True, 1), ((4, 9), 5, 4, True, 1), ((7, 3), 2, 2, False, 1), ((5, 4), 6, 3, True, 2),
+        ((1, 1), 4, 8, True, 1),
+    ],
+)  # fmt: skip
+def test_a_scheduler_takes_each_tile_once(sizes, workers, panel, column_major, cluster, way):
+    """In a loop as long as there are tiles, and by their numbers; turns are counted."""
+    m, n = sizes
+    rows = -(-m // cluster)
+    most = -(-rows * n // (workers // cluster))
+
+    @T.prim_func
+    def kernel(
+        count: T.Tensor((rows, n), "int32"), turns: T.Tensor((rows, n), "int32"), again: T.Tensor((rows, n), "int32")
+    ):
+        with T.Kernel(workers, threads=32) as block:
+            tiles = T.PersistentTileScheduler(
+                "tiles", m, n, swizzle_size=panel, column_major=column_major, cluster_size=cluster
+            )
+            tiles.init(block // cluster)
+            while tiles.valid():
+                bm, bn = tiles.m_idx[0], tiles.n_idx[0]
+                T.atomic_add(count[bm, bn], 1)
+                T.atomic_max(turns[bm, bn], tiles.current_iter[0])
+                tiles.next_tile()
+            plain = T.PersistentTileScheduler("plain", m, n, workers, panel, column_major, cluster, stateful=False)
+            for turn in T.serial(most * cluster):
+                number = turn * workers + block
+                if number < rows * n:
+                    x, y = plain.coord(number)
+                    T.atomic_add(again[x, y], 1)
+
+    count, turns, again = (torch.zeros(rows, n, dtype=torch.int32) for _ in range(3))
+    way(kernel, count, turns, again)
+    assert count.eq(cluster).all() and again.eq(1).all() and turns.max() == most - 1
+
+
+def test_a_persistent_product(way):
+    """A matrix product in the spelling of TileLang's examples."""
+    M, N, K, bm, bn, bk = 72, 56, 48, 32, 32, 16
+
+    @T.prim_func
+    def kernel(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")):
+        with T.Kernel(4, threads=64) as block:
+            a, b = T.alloc_shared((bm, bk), "float16"), T.alloc_shared((bk, bn), "float16")
+            c = T.alloc_fragment((bm, bn), "float32")
+            sched = T.PersistentTileScheduler("sched", T.ceildiv(M, bm), T.ceildiv(N, bn), swizzle_size=2)
+            sched.init(block)
+            while sched.valid():
+                by, bx = sched.m_idx[0], sched.n_idx[0]
+                T.clear(c)
+                for k in T.Pipelined(K // bk, num_stages=2):
+                    T.copy(A[by * bm, k * bk], a)
+                    T.copy(B[k * bk, bx * bn], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C[by * bm, bx * bn])
+                sched.next_tile()
+
+    a, b, c = torch.randn(M, K).half(), torch.randn(K, N).half(), torch.full((M, N), torch.nan)
+    way(kernel, a, b, c)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: T.PersistentTileScheduler("s", 4, 4, swizzle_size=0),
+        lambda: T.PersistentTileScheduler("s", 4, 4, cluster_size="2"),
+        lambda: T.PersistentTileScheduler("s", 4, 4).m_idx[1],
+    ],
+)
+def test_schedulers_that_cannot_be(use):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "int32")):
+            with T.Kernel(1):
+                use()
+
+    assert caught.value.code == "bad_argument"

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Hints change nothing, neither on the CPU nor in the program; what they cannot mean is refused."""
+
+import random
+
 import pytest
 import torch
 
+import torch_tile as tilelang
 import torch_tile.language as T
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.expr import Var
-from torch_tile.ir.node import walk
+from torch_tile.ir.node import alike, walk
 from torch_tile.ir.stmt import Alloc
 from torch_tile.simulator.tile.interpreter import evaluate
 
@@ -210,3 +215,267 @@ def test_clusters_are_not_swizzled():
                 A[bx, by] = 1.0
 
     assert caught.value.code == "bad_argument" and "`cluster_dims`" in str(caught.value)
+
+
+def doubled(hinted):
+    @T.prim_func
+    def kernel(X: T.Tensor((40,), "float32"), Y: T.Tensor((40,), "float32")):
+        with T.Kernel(1, threads=128):
+            if hinted:
+                T.disable_warp_group_reg_alloc()
+                T.annotate_producer_reg_dealloc(24)
+                T.annotate_consumer_reg_alloc()
+                T.annotate_l2_hit_ratio({X: 0.5})
+                T.annotate_restrict_buffers(X, Y)
+            for i in T.Parallel(40):
+                Y[i] = X[i] * 2
+
+    return kernel
+
+
+def test_hints_change_nothing():
+    assert alike(doubled(True).program, doubled(False).program)
+    x, y = torch.randn(40), torch.full((40,), float("nan"))
+    evaluate(doubled(True), x, y)
+    assert torch.equal(y, x * 2)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        lambda A, tile: T.annotate_producer_reg_dealloc(20),
+        lambda A, tile: T.annotate_consumer_reg_alloc("many"),
+        lambda A, tile: T.annotate_l2_hit_ratio({A: 1.5}),
+        lambda A, tile: T.annotate_l2_hit_ratio({tile: 0.5}),
+        lambda A, tile: T.annotate_restrict_buffers(A, 3),
+    ],
+)
+def test_what_hints_cannot_mean(hint):
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32")):
+            with T.Kernel(1):
+                tile = T.alloc_shared((4,), "float32")
+                hint(A, tile)
+
+    assert caught.value.code == "bad_argument"
+
+
+def test_hints_stand_in_kernels():
+    with pytest.raises(TileError) as caught:
+        T.disable_warp_group_reg_alloc()
+    assert caught.value.code == "not_in_kernel"
+
+
+def convolution(N, C, H, W, F, K, S, D, P, block, stages=2, threads=128, dtype="float16"):
+    """NHWC, as a product of flat views of weights and result."""
+    OH, OW = ((size + 2 * P - D * (K - 1) - 1) // S + 1 for size in (H, W))
+    block_m, block_n, block_k = block
+
+    @T.prim_func
+    def main(
+        data: T.Tensor((N, H, W, C), dtype),
+        kernel: T.Tensor((K, K, C, F), dtype),
+        out: T.Tensor((N, OH, OW, F), dtype),
+    ):
+        with T.Kernel(T.ceildiv(F, block_n), T.ceildiv(N * OH * OW, block_m), threads=threads) as (bx, by):
+            data_shared = T.alloc_shared((block_m, block_k), dtype)
+            kernel_shared = T.alloc_shared((block_k, block_n), dtype)
+            out_local = T.alloc_fragment((block_m, block_n), "float")
+            out_shared = T.alloc_shared((block_m, block_n), dtype)
+            kernel_flat = T.Tensor((K * K * C, F), dtype, kernel.data)
+            out_flat = T.Tensor((N * OH * OW, F), dtype, out.data)
+            T.clear(out_local)
+            for k in T.Pipelined(T.ceildiv(K * K * C, block_k), num_stages=stages):
+                for i, j in T.Parallel(block_m, block_k):
+                    column, pixel = k * block_k + j, by * block_m + i
+                    y = pixel % (OH * OW) // OW * S + column // (K * C) * D - P
+                    x = pixel % OW * S + column // C % K * D - P
+                    inside = (y >= 0) and (x >= 0) and (y < H) and (x < W)
+                    data_shared[i, j] = T.if_then_else(inside, data[pixel // (OH * OW), y, x, column % C], 0)
+                T.copy(kernel_flat[k * block_k, bx * block_n], kernel_shared)
+                T.gemm(data_shared, kernel_shared, out_local)
+            T.copy(out_local, out_shared)
+            T.copy(out_shared, out_flat[by * block_m, bx * block_n])
+
+    return main
+
+
+def test_a_convolution(way, seed):
+    rng = random.Random(seed)
+    n, c, h, w, f = (
+        rng.randint(1, 2),
+        16 * rng.randint(1, 2),
+        rng.randint(4, 8),
+        rng.randint(4, 8),
+        8 * rng.randint(1, 5),
+    )
+    K, S, D, P = rng.choice([1, 3]), rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2)
+    data, weights = torch.randn(n, h, w, c).half(), torch.randn(K, K, c, f).half()
+    want = torch.conv2d(
+        data.double().permute(0, 3, 1, 2), weights.double().permute(3, 2, 0, 1), stride=S, padding=P, dilation=D
+    ).permute(0, 2, 3, 1)
+    out = torch.full(want.shape, float("nan")).half()
+    way(convolution(n, c, h, w, f, K, S, D, P, (32, 32, 16)), data, weights, out)
+    torch.testing.assert_close(out.double(), want, rtol=2e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_machine_code(target):
+    made = tilelang.compile(convolution(8, 64, 32, 32, 128, 3, 1, 1, 1, (128, 128, 32), 3, 256), target=target)
+    (found,) = made.resources.values()
+    assert not made.cubin.warnings and not found.spills, made.schedule
+
+
+def test_sizes_known_at_run_time(way, seed):
+    """Rows of a batch as one list; edges are those of the view."""
+    rng = random.Random(seed)
+    b, s, heads = T.dynamic("b"), T.dynamic("s"), 3
+
+    @T.prim_func
+    def kernel(A: T.Tensor((b, s, heads, 8), "float32"), B: T.Tensor((b * s * heads, 8), "float32"), n: T.int32):
+        flat = T.reshape(A, (b * s, heads * 8))
+        wide = T.view(B, (b * s, heads * 8))
+        with T.Kernel(T.ceildiv(b * s, 16), threads=64) as bx:
+            tile = T.alloc_fragment((16, heads * 8), "float32")
+            T.copy(flat[bx * 16 - n, 0], tile)
+            for i, j in T.Parallel(16, heads * 8):
+                tile[i, j] += 1
+            T.copy(tile, wide[bx * 16 - n, 0])
+
+    for _ in range(2):
+        a = torch.randn(rng.randint(1, 3), rng.randint(1, 15), heads, 8)
+        out = torch.full((a.shape[0] * a.shape[1] * heads, 8), torch.nan)
+        way(kernel, a, out, 1)
+        want = a.reshape(-1, heads, 8) + 1
+        blocks = -(-len(want) // 16)
+        want[16 * blocks - 1 :] = torch.nan
+        torch.testing.assert_close(out, want.reshape(-1, 8), equal_nan=True)
+
+
+def test_views_of_views_and_of_what_is_allocated(way):
+    """Scratch memory and results, one kernel after another, each by the name that it likes."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 6), "int32"), out: T.Tensor((24,), "int32")):
+        scratch = T.alloc_global((24,), "int32")
+        half = T.view(scratch, (2, 12))
+        with T.Kernel(2, threads=32) as b:
+            for j in T.Parallel(12):
+                half[b, j] = T.view(A, (24,))[b * 12 + j] * 2
+        with T.Kernel(3, threads=32) as b:
+            for j in T.Parallel(8):
+                T.reshape(T.view(out, [4, 6]), (3, 8))[b, j] = T.reshape(half, (3, 8))[b, j] + scratch[b * 8 + j]
+
+    a, out = torch.arange(24, dtype=torch.int32).reshape(4, 6), torch.zeros(24, dtype=torch.int32)
+    way(kernel, a, out)
+    assert torch.equal(out, a.flatten() * 4)
+    assert "half = T.view(scratch, (2, 12))" in repr(kernel)
+
+
+def test_printed_and_read_again():
+    kernel = convolution(1, 16, 5, 5, 8, 3, 1, 1, 1, (32, 32, 16))
+    names = {"T": T}
+    text = repr(kernel)
+    assert "kernel_flat = T.view(kernel, (144, 8))" in text
+    import linecache
+
+    linecache.cache["printed.py"] = (len(text), None, text.splitlines(True), "printed.py")
+    exec(compile(text, "printed.py", "exec"), names)
+    data, weights = torch.randn(1, 5, 5, 16).half(), torch.randn(3, 3, 16, 8).half()
+    results = []
+    for each in (kernel, names["main"]):
+        results.append(torch.full((1, 5, 5, 8), torch.nan).half())
+        evaluate(each, data, weights, results[-1])
+    assert torch.equal(*results)
+
+
+def too_many():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 6), "float32")):
+        flat = T.view(A, (25,))  # here
+        with T.Kernel(1):
+            flat[0] = 1
+
+
+def perhaps_too_many():
+    @T.prim_func
+    def kernel(A: T.Tensor((T.dynamic("m"), 6), "float32")):
+        with T.Kernel(1):
+            T.reshape(A, (24,))[0] = 1  # here
+
+
+def of_a_tile():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 6), "float32")):
+        with T.Kernel(1):
+            tile = T.alloc_fragment((4, 6), "float32")
+            flat = T.reshape(tile, (24,))  # here
+            T.copy(A, flat)
+
+
+def of_strides():
+    @T.prim_func
+    def kernel(A: T.StridedTensor((4, 6), (8, 1), "float32")):
+        with T.Kernel(1):
+            T.reshape(A, (24,))[0] = 1  # here
+
+
+def of_another_type():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 6), "float32")):
+        with T.Kernel(1):
+            T.view(A, (24,), "int32")[0] = 1  # here
+
+
+def written_by_two_names():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 6), "float32")):
+        flat = T.view(A, (24,))
+        with T.Kernel(1):
+            for i in T.Parallel(4):
+                flat[i] = A[i, 0]  # here
+
+    tilelang.compile(kernel)
+
+
+def copied_by_two_names():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 6), "float32")):
+        flat, turned = T.view(A, (24,)), T.view(A, (6, 4))
+        with T.Kernel(1):
+            tile = T.alloc_fragment((6, 4), "float32")
+            T.copy(turned, tile)
+            T.atomic_add(flat[0:4], tile[0, :])  # here
+
+    tilelang.compile(kernel)
+
+
+MISTAKES = {
+    too_many: "T.view(A, (25,))",
+    perhaps_too_many: "T.reshape(A, (24,))",
+    of_a_tile: "T.reshape(tile, (24,))",
+    of_strides: "T.reshape(A, (24,))",
+    of_another_type: 'T.view(A, (24,), "int32")',
+    written_by_two_names: "flat[i]",
+    copied_by_two_names: "T.atomic_add(flat[0:4], tile[0, :])",
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES, ids=lambda f: f.__name__)
+def test_mistakes(case, refused):
+    refused(case, "bad_argument", MISTAKES[case])
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_tiles_that_lie_in_the_padding(target):
+    """Of a peeled turn all may be known to be outside: the gather that was to run ahead stores zeros."""
+    data, weights = torch.randn(1, 1, 1, 16).half(), torch.randn(3, 3, 16, 8).half()
+    kernel = convolution(1, 16, 1, 1, 8, 3, 2, 1, 1, (32, 32, 16))
+    out = torch.full((1, 1, 1, 8), torch.nan).half()
+    findings = tilelang.compile(kernel, target=target).interpret(data, weights, out)
+    assert not findings, findings.report()
+    torch.testing.assert_close(
+        out.double().flatten(), data.double().flatten() @ weights[1, 1].double(), rtol=2e-2, atol=5e-2
+    )

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Address, Expr, Load, Var, const
 from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, Let, LoopKind, Role, Stmt, Store

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs all threads of a block together, and looks at what lies between two barriers."""
 
-from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.expr import Load
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Break, Continue, Do, For, If, Let, Store

@@ -10,7 +10,7 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from torch_tile.inductor.backend import tile
-from torch_tile.inductor.codegen.cpp_text import embedded
+from torch_tile.inductor.codegen.cpp_wrapper import embedded
 from torch_tile.inductor.codegen.symbolic_launch import Form, Symbols, record
 from torch_tile.inductor.compat import no_caches
 from torch_tile.ops import launchers

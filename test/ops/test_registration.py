@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_tile
-from torch_tile.kernels.attention.memory_order import empty_beside
+from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.ops.registration import SCHEMAS
 
 OPS = sorted(SCHEMAS)

@@ -13,12 +13,7 @@ import pytest
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.runtime import host_compiler
 from torch_tile.runtime.cache import CacheError
-from torch_tile.runtime.host_compiler import (
-    NoCompilerError,
-    compile_many,
-    compile_shared,
-    find_compiler,
-)
+from torch_tile.runtime.host_compiler import NoCompilerError, compile_many, compile_shared, find_compiler
 
 
 @pytest.fixture(autouse=True)

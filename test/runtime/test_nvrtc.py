@@ -10,14 +10,7 @@ from torch_tile.diagnostics.errors import InternalError
 from torch_tile.hardware import Target
 from torch_tile.runtime import nvrtc as module
 from torch_tile.runtime.cache import CacheError
-from torch_tile.runtime.find_nvrtc import NoNvrtcError
-from torch_tile.runtime.nvrtc import (
-    Resources,
-    compile_cubin,
-    headers_of,
-    nvrtc_version,
-    resources_of,
-)
+from torch_tile.runtime.nvrtc import NoNvrtcError, Resources, compile_cubin, headers_of, nvrtc_version, resources_of
 
 HOPPER = Target("cuda", 90)
 TEXT = 'extern "C" __global__ void double_all(float* x) { x[threadIdx.x] *= 2.0f; }\n'

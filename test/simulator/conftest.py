@@ -12,10 +12,9 @@ from torch_tile.diagnostics.errors import Span
 from torch_tile.hardware import Target
 from torch_tile.intrinsics import bulk, memory
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Expr, Load, Var, cast, const, to_expr, truth
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Role, Store
-from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.kernels import kernels
 from torch_tile.kernels.common import Machine

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of a caller, bound and written in place; what the kernel allocates comes back."""
 
+import re
+
 import pytest
 import torch
 
+import torch_tile.language as T
 from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var, binary, const
 from torch_tile.ir.stmt import Block, Kernel, Program
 from torch_tile.simulator.interpret import interpret
+from torch_tile.simulator.tile.interpreter import evaluate
 
 
 def scaled(b):
@@ -68,3 +72,130 @@ def test_unfit_arguments(build):
     old, new = scaled(build(32))
     with pytest.raises(LaunchError, match="`y`"):
         interpret(new, old, [torch.randn(4), 1.0, torch.zeros(5)])
+
+
+m, n, s = T.dynamic("m"), T.dynamic("n"), T.dynamic("s")
+
+
+@T.prim_func
+def scale(
+    A: T.Tensor((m, n), "float32"), B: T.Tensor((n, m), "float32"), factor: T.float32, C: T.Tensor((m,), T.int32)
+):
+    with T.Kernel(1) as _:
+        for i, j in T.Parallel(m, n):
+            B[j, i] = A[i, j] * factor
+        for i in T.Parallel(m):
+            C[i] = m * 100 + n
+
+
+@T.prim_func
+def halves(A: T.Tensor((2 * m + 1, T.ceildiv(n, 4)), "float32"), B: T.Tensor((n - m,), "int32")):
+    with T.Kernel(1) as _:
+        B[0] = m
+        B[1] = n
+
+
+@T.prim_func
+def strided(A: T.StridedTensor((m, n), (s, 1), "float32"), out: T.Tensor((m,), "float32"), S: T.Tensor((1,), "int32")):
+    with T.Kernel(1) as _:
+        S[0] = s
+        for i in T.Parallel(m):
+            out[i] = 0.0
+            for j in T.serial(n):
+                out[i] = out[i] + A[i, j]
+
+
+@T.prim_func
+def unknown_dimension(A: T.Tensor((4,), "int32")):
+    with T.Kernel(1) as _:
+        A[0] = m
+
+
+@T.prim_func
+def outputs(A: T.Tensor((m,), "float32")):
+    B = T.empty((m, 2), "float32")
+    W = T.alloc_global((m,), "float32")
+    with T.Kernel(1) as _:
+        T.copy(A, W)
+    with T.Kernel(1) as _:
+        for i, j in T.Parallel(m, 2):
+            B[i, j] = W[i] * (j + 1)
+    return B
+
+
+def test_dimensions_follow_from_shapes():
+    a = torch.randn(5, 3)
+    b, c = torch.zeros(3, 5), torch.zeros(5, dtype=torch.int32)
+    assert evaluate(scale, a, b, 2.0, c) == ()
+    assert torch.equal(b, a.T * 2)
+    assert c.tolist() == [503] * 5
+
+
+def test_ways_to_pass_arguments():
+    a, c = torch.randn(5, 3), torch.zeros(5, dtype=torch.int32)
+    results = []
+    for call in (
+        lambda b: evaluate(scale, a, b, 2, c),
+        lambda b: evaluate(scale, [a, b, 2.0, c]),
+        lambda b: evaluate(scale, {"A": a, "B": b, "factor": 2.0, "C": c}),
+        lambda b: evaluate(scale.program, a, b, factor=torch.tensor(2.0), C=c),
+    ):
+        b = torch.zeros(3, 5)
+        call(b)
+        results.append(b)
+    assert all(torch.equal(b, results[0]) for b in results)
+
+
+def test_dimensions_inside_expressions():
+    b = torch.zeros(4, dtype=torch.int32)
+    evaluate(halves, torch.zeros(7, 2), b)
+    assert b[:2].tolist() == [3, 7]
+
+
+def test_dimensions_from_strides():
+    base, sums, stride = torch.randn(4, 9), torch.zeros(4), torch.zeros(1, dtype=torch.int32)
+    evaluate(strided, base[:, :5], sums, stride)
+    assert stride.item() == 9
+    torch.testing.assert_close(sums, base[:, :5].sum(1))
+
+
+def test_outputs_and_workspaces_are_allocated():
+    a = torch.randn(7)
+    (b,) = evaluate(outputs, a)
+    assert torch.equal(b, a[:, None] * torch.tensor([1.0, 2.0]))
+
+
+A, B, C = torch.zeros(5, 3), torch.zeros(3, 5), torch.zeros(5, dtype=torch.int32)
+WRONG = [
+    (scale, (A, B, 2.0), "takes 4 arguments (A, B, factor, C), got 3"),
+    (scale, ({"A": A, "B": B, "C": C},), "takes the arguments ['A', 'B', 'factor', 'C'], got ['A', 'B', 'C']"),
+    (scale, (A.double(), B, 2.0, C), "argument `A` must have dtype torch.float32, got torch.float64"),
+    (scale, (A, B[0], 2.0, C), "argument `B` must have 2 dimensions, got shape [5]"),
+    (scale, (A, torch.zeros(3, 6), 2.0, C), "argument `B` must have size 5 (m) in dimension 1, got 6"),
+    (scale, (A.T, torch.zeros(5, 3), 2.0, C[:3]), "argument `A` must be contiguous, got strides (1, 3)"),
+    (scale, ([1.0], B, 2.0, C), "argument `A` must be a tensor, got list"),
+    (scale, (A, B, "two", C), "argument `factor` must be a number of type float32, got str"),
+    (scale, (A.to("meta"), B, 2.0, C), "argument `A` must be on cpu, got a tensor on meta"),
+    (halves, (torch.zeros(8, 2), C[:4]), "argument `A` has size 8 in dimension 0, from which m of"),
+    (strided, (A.T, B[:, 0].contiguous(), C[:1]), "argument `A` must have stride 1 in dimension 1, got 3"),
+    (unknown_dimension, (C[:4],), "dimension `m` does not follow from the shapes"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "args", "message"), WRONG)
+def test_wrong_arguments(kernel, args, message):
+    with pytest.raises(LaunchError, match=re.escape(message)):
+        evaluate(kernel, *args)
+
+
+def test_integer_scalars_are_not_floats():
+    @T.prim_func
+    def count(n: T.int32, out: T.Tensor((1,), "int32")):
+        with T.Kernel(1) as _:
+            out[0] = n
+
+    out = torch.zeros(1, dtype=torch.int32)
+    evaluate(count, 7, out)
+    assert out.item() == 7
+    with pytest.raises(LaunchError, match="argument `n` must be a number of type int32"):
+        evaluate(count, 1.5, out)

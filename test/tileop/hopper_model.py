@@ -14,12 +14,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from torch_tile.intrinsics.wgmma import Descriptor, allowed_n, walks_of
-from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.arith_util import evaluate
+from torch_tile.ir.buffer import Buffer, Region, TensorMap
 from torch_tile.ir.expr import Address, Call, Expr, Var
 from torch_tile.ir.layout import Layout, row_major
 from torch_tile.ir.stmt import Block, Do, For, If, Stmt, Store
-from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.tileop.gemm.op import Gemm
 
 CHUNKS = {0: 0, 32: 1, 64: 3, 128: 7}  # of 16 bytes that a swizzle over so many bytes exchanges, as a mask

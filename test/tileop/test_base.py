@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+
 import math
 
 import pytest
@@ -7,10 +8,12 @@ import torch_tile.language as T
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.expr import Load, Var, const
+from torch_tile.ir.layout import Digit, Layout, row_major, shared_tile
 from torch_tile.ir.node import equal
 from torch_tile.ir.stmt import TileOp
 from torch_tile.tileop import RegisteredOp, tile_ops
 from torch_tile.tileop.base import (
+    aligned_run,
     describe,
     identity_of,
     region_of,
@@ -71,3 +74,18 @@ def test_identities(dtype):
     else:
         top = 448.0 if dtype.name == "float8_e4m3fn" else math.inf
         assert identity_of("max", dtype).value == -top and identity_of("min", dtype).value == top
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "run"),
+    [
+        ((64, 64), shared_tile((64, 64), 16), 8),  # the swizzle moves 16 bytes
+        ((3, 32, 16), shared_tile((3, 32, 16), 32), 4),
+        ((9, 65), row_major((9, 65)), 65),
+        ((9, 72), None, 72),
+        ((4, 8), Layout(((Digit(4, 12, "m"),), (Digit(8, 1, "m"),))), 4),  # rows of 8, 12 apart
+        ((8, 8), Layout(((Digit(8, 1, "m"),), (Digit(8, 8, "m"),))), 1),
+    ],
+)
+def test_runs(on_threads, shape, layout, run: int) -> None:
+    assert aligned_run(on_threads.buffer("x", shape, dt.float16, "shared", layout)) == run

@@ -49,7 +49,7 @@ def test_show(file, tmp_path, capsys):
 
 def test_files_without_kernels(tmp_path, capsys):
     (tmp_path / "empty.py").write_text("x = 1\n")
-    for name in ("empty.py", "missing.py"):
+    for name in ("empty.py", "misuse.py"):
         with pytest.raises(SystemExit):
             main(["show", str(tmp_path / name)])
     assert "no T.prim_func" in capsys.readouterr().err

@@ -3,6 +3,6 @@
 
 from torch_tile.autotuner.decorator import AutotunedFunction, autotune, set_autotune_inputs
 from torch_tile.autotuner.result import AutotuneResult, Try
-from torch_tile.autotuner.tuner import AutoTuner
+from torch_tile.autotuner.session import AutoTuner
 
 __all__ = ["AutoTuner", "AutotuneResult", "AutotunedFunction", "Try", "autotune", "set_autotune_inputs"]

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch_tile.hardware import PER_THREAD, Target, equal_share
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Binary, Call, Cast, Expr, Load, Scalar, Select, Unary, Var
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, children, walk

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from torch_tile.autotuner.candidate import Settings, settings_of, variant
-from torch_tile.autotuner.inputs import made_by_seed
 from torch_tile.autotuner.machine import can_measure
-from torch_tile.autotuner.result import AutotuneResult, Config
-from torch_tile.autotuner.tuner import AutoTuner
+from torch_tile.autotuner.result import AutotuneResult, Config, Settings, settings_of, variant
+from torch_tile.autotuner.session import AutoTuner
+from torch_tile.autotuner.trials import made_by_seed
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction

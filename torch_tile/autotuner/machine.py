@@ -10,8 +10,8 @@ from typing import Any
 from torch_tile.compiler.source_cache import PARTS
 from torch_tile.hardware import Target, detected
 from torch_tile.runtime.cache import key_of
-from torch_tile.runtime.find_nvrtc import find_nvrtc
 from torch_tile.runtime.host_compiler import find_compiler, headers_digest
+from torch_tile.runtime.nvrtc import find_nvrtc
 from torch_tile.runtime.source_digest import source_digest
 
 

@@ -4,12 +4,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
+
+from torch_tile.autotuner.cost_model import Estimate
+from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.ir.stmt import Program
+from torch_tile.jit import JITFunction
+from torch_tile.profiler import TensorSupplyType
 
 if TYPE_CHECKING:
     from torch_tile.kernel import JITKernel
+
 
 Config = Mapping[str, Any]
 
@@ -88,3 +96,98 @@ def from_json(text: str, configs: Sequence[Config]) -> AutotuneResult:
         for config, each in zip(configs, found["tries"], strict=True)
     )
     return AutotuneResult(found["name"], found["best"], tries, found["ref_latency"])
+
+
+# What a search knows of one configuration, and how it goes about it.
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to tune; see `autotune`."""
+
+    warmup: float = 25
+    rep: float = 100
+    timeout: float | None = 100
+    supply_type: TensorSupplyType = TensorSupplyType.Auto
+    supply_prog: Callable[[list[Any]], Sequence[Any]] | None = None
+    ref_prog: Callable[..., Any] | None = None
+    rtol: float = 1e-2
+    atol: float = 1e-2
+    max_mismatched_ratio: float = 0.01
+    skip_check: bool = False
+    manual_check_prog: Callable[[Any, Any], object] | None = None
+    cache_input_tensors: bool = False  # accepted: all configurations run on the same tensors anyway
+    early_stop: bool = True
+    early_stop_factor: float = 1.3
+    prune: float | None = 3.0
+
+    @property
+    def checks(self) -> bool:
+        """Whether results are compared with ref_prog's."""
+        return self.ref_prog is not None and not self.skip_check
+
+    @property
+    def effort(self) -> tuple[object, ...]:
+        """What decides how well it is searched: another effort is another search."""
+        factor = self.early_stop_factor if self.early_stop else None
+        return self.checks, self.warmup, self.rep, factor, self.prune
+
+    def changed(self, op: str, given: Mapping[str, Any]) -> Settings:
+        """These with the fields in `given`; TileError for one that there is not, with the nearest."""
+        known = [field.name for field in fields(self)]
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(known)}"
+                raise error("bad_argument", None, op=op, name=name, why="is not a setting", fix=fix)
+        return replace(self, **given)
+
+
+WITHOUT_EFFECT = {"enable_grouped_compile", "group_compile_size"}  # TileLang's; all are compiled side by side anyway
+
+
+def settings_of(op: str, given: Mapping[str, Any], base: Settings | None = None) -> Settings:
+    """`base` with the fields that TileLang's keywords name; TileError for a name that is none of them."""
+    kept = {name: value for name, value in given.items() if name not in WITHOUT_EFFECT}
+    return (base or Settings()).changed(op, kept)
+
+
+@dataclass
+class Candidate:
+    """One configuration on its way: what is known of it so far, and why it is out, "" while it is in."""
+
+    config: Config
+    function: JITFunction
+    program: Program | None = None
+    tensors: Sequence[Any] = ()
+    estimate: Estimate | None = None
+    kernel: JITKernel | None = None
+    latency: float | None = None
+    note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The model's word, infinite where there is none."""
+        return float("inf") if self.estimate is None else self.estimate.seconds
+
+    @property
+    def tried(self) -> Try:
+        """What the table says."""
+        model = None if self.estimate is None else self.estimate.seconds * 1e3
+        return Try(self.config, self.latency, model, self.note)
+
+
+def variant(function: JITFunction, config: Config) -> tuple[JITFunction, dict[str, Any]]:
+    """The function that a configuration is for, and what it passes to it: `pass_configs` are the compiler's."""
+    keywords = dict(config)
+    if "pass_configs" in keywords and "pass_configs" not in function.signature.parameters:
+        function = function.with_pass_configs(keywords.pop("pass_configs"))
+    return function, keywords
+
+
+def reason(problem: Exception) -> str:
+    """Why a configuration failed, in one line."""
+    if isinstance(problem, TileError):
+        return problem.diagnostics[0].message
+    text = next((line.strip() for line in str(problem).splitlines() if line.strip()), "")
+    return f"{type(problem).__name__}: {text}" if text else type(problem).__name__

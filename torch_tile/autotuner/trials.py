@@ -6,22 +6,24 @@ Each function notes in a candidate why it is out; those that have a note already
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from torch_tile.autotuner.candidate import Candidate, Settings, reason
-from torch_tile.autotuner.inputs import spare
 from torch_tile.autotuner.machine import synchronize
-from torch_tile.autotuner.race import ROUNDS, race
+from torch_tile.autotuner.result import Candidate, Settings, reason
 from torch_tile.compiler.parallel import progress, side_by_side, workers_for
 from torch_tile.hardware import Target
+from torch_tile.ir.stmt import Program
+from torch_tile.lowering.pipelining.copy_plan import uses
 from torch_tile.profiler import Profiler, do_bench
 from torch_tile.runtime.cache import CacheError
-from torch_tile.runtime.find_nvrtc import NoNvrtcError
 from torch_tile.runtime.host_compiler import NoCompilerError
+from torch_tile.runtime.nvrtc import NoNvrtcError
 
 _log = logging.getLogger("torch_tile")
 
@@ -93,3 +95,92 @@ def time_all(
 def _timed(backend: str, call: Callable[[], object], warmup: float, rep: float) -> float:
     """Milliseconds of a call. Processes beside ours disturb the CPU's clock, not the GPU's: there the least counts."""
     return float(do_bench(call, warmup, rep, "median" if backend == "event" else "min", backend))
+
+
+# Calls are timed in turns, so that a slow moment of the machine meets all of them; the slow ones leave early.
+#
+# A call is judged by its best turn: what else the machine does can only make it slower.
+
+ROUNDS = 4  # turns that each call gets
+TRUSTED = 2  # after so many turns the slow ones leave: one turn may be all bad luck
+
+Timer = Callable[[Callable[[], object], float, float], float]  # (call, warmup, rep) in ms -> ms of one call
+
+
+@dataclass
+class Runner:
+    """One call of a race: its time in each turn in ms, and what it raised, if it did."""
+
+    call: Callable[[], object]
+    turns: list[float] = field(default_factory=list)
+    failure: Exception | None = None
+    dropped: bool = False
+
+    @property
+    def latency(self) -> float | None:
+        """Milliseconds of one call in its best turn; None if it failed."""
+        return min(self.turns, default=None)
+
+
+def race(
+    calls: Sequence[Callable[[], object]], warmup: float = 25, rep: float = 100, stop_factor: float | None = 1.3,
+    timer: Timer | None = None, told: Callable[[], object] = lambda: None, failed: Callable[[], object] = lambda: None,
+) -> list[Runner]:  # fmt: skip
+    """Time `calls`, about `warmup + rep` ms each; those slower than `stop_factor` times the best leave early.
+
+    A call that raises is out. `told` is called after each call's turn, `failed` after one that raised (it may raise
+    itself: where the machine is lost there is no point in going on).
+    """
+    timer = timer or do_bench
+    runners = [Runner(call) for call in calls]
+    running = list(runners)
+    for turn in range(ROUNDS):
+        for runner in running if turn % 2 == 0 else running[::-1]:
+            try:
+                runner.turns.append(timer(runner.call, warmup / ROUNDS, rep / ROUNDS))
+            except Exception as problem:  # whatever a kernel does, the others are to be timed
+                runner.failure, runner.turns = problem, []
+                failed()
+            told()
+        running = [runner for runner in running if runner.failure is None]
+        if stop_factor is None or turn + 1 < TRUSTED:
+            continue
+        best = min((runner.latency or 0.0 for runner in running), default=0.0)
+        for runner in running:
+            runner.dropped = (runner.latency or 0.0) > stop_factor * best
+        running = [runner for runner in running if not runner.dropped]
+    return runners
+
+
+# Tensors that kernels are tried on, so that nothing of the caller's changes: neither tensors nor the random stream.
+
+SEED = 0  # every configuration, and every process, is tried on the same numbers
+
+
+def written(program: Program) -> set[int]:
+    """Identities of the buffers that a program writes."""
+    return {id(buffer) for kernel in program.kernels for buffer in uses(kernel.body)[1]}
+
+
+def spare(value: Any) -> Any:
+    """A copy of a tensor with its strides; anything else, and a tensor that overlaps itself, as it is."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    try:
+        return made.copy_(value.detach())
+    except RuntimeError:  # several elements in one place
+        return value
+
+
+@contextlib.contextmanager
+def made_by_seed() -> Iterator[None]:
+    """Random numbers made inside are always the same; the caller's stream goes on as if there had been none."""
+    import torch
+
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(SEED)
+        yield

@@ -18,8 +18,8 @@ from torch_tile.codegen.c_text import (
     storage,
     string,
 )
-from torch_tile.codegen.cpu_source import ENTRY, CpuSource
 from torch_tile.codegen.lines import Lines
+from torch_tile.codegen.sources import ENTRY, CpuSource
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer

@@ -11,23 +11,22 @@ import math
 from collections.abc import Sequence
 
 from torch_tile.codegen.c_text import Names, comment, identifier, is_small, storage
-from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
 from torch_tile.codegen.cuda_stmt import CudaStatements
 from torch_tile.codegen.cuda_text import is_warpgroup
 from torch_tile.codegen.cuda_wgmma import wgmma_functions
+from torch_tile.codegen.sources import CudaSource, Entry, MapArg
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import BULK_BYTES, GRID_LIMITS, Target
 from torch_tile.intrinsics import lookup
 from torch_tile.intrinsics.memory import option
 from torch_tile.ir import dtype as dtypes
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.bounds import Interval
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Call, Const, Load, Var
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.interval import Interval
 from torch_tile.ir.node import Node, children, find, walk
 from torch_tile.ir.stmt import Kernel, Program, Role, Store, dimensions
-from torch_tile.ir.tensor_map import TensorMap
 
 SHARED = "shared_memory"  # the name of the block's shared memory
 MAP_ALIGNMENT = BULK_BYTES  # of a tensor that has a tensor map

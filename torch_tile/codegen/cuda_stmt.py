@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from torch_tile.codegen.c_text import PREFIX, Names, held, is_small, reads_memory, storage, string
-from torch_tile.codegen.cuda_fields import field_pair
-from torch_tile.codegen.cuda_roles import condition, registers_call
-from torch_tile.codegen.cuda_text import INT, CudaText, int_type
-from torch_tile.codegen.lines import Lines, place
-from torch_tile.codegen.unrolling import pragma
-from torch_tile.codegen.wgmma_steps import Product, joined
+from torch_tile.codegen.cuda_text import INT, CudaText, field_pair, int_type
+from torch_tile.codegen.cuda_wgmma import Product, joined
+from torch_tile.codegen.lines import Lines, place, pragma
 from torch_tile.diagnostics.errors import InternalError, Span
+from torch_tile.hardware import equal_share
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import Substitute
+from torch_tile.ir.bounds import Interval
 from torch_tile.ir.expr import Address, Binary, Call, Const, Expr, Load, Var, const
-from torch_tile.ir.interval import Interval
 from torch_tile.ir.node import Visitor, contains, find
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import (
@@ -37,7 +36,6 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )  # fmt: skip
-from torch_tile.ir.substitute import Substitute
 
 
 class CudaStatements(Visitor, Lines):
@@ -295,3 +293,28 @@ def _is(expr: Expr, wanted: int, even: Var | None = None) -> bool:
         expr = Substitute({id(even): Binary("*", half, const(2, even.type))})(expr)
     found = simplify(expr)
     return isinstance(found, Const) and found.value == wanted
+
+
+# Roles of warps as branches on the thread's index, and the registers that their threads have.
+
+
+def condition(role: Role, before: Sequence[Role], threads: int, thread: str) -> str:
+    """Whether `thread` of so many, which has none of the roles `before`, has this one, as C++ text; empty if always."""
+    end = role.first + role.count
+    if sum(r.count for r in before) + role.count == threads:
+        return ""
+    is_least = sum(r.count for r in before if r.first < role.first) == role.first
+    is_greatest = sum(r.count for r in before if r.first >= end) == threads - end
+    tests = ([] if is_least else [f"{thread} >= {role.first}"]) + ([] if is_greatest else [f"{thread} < {end}"])
+    return " && ".join(tests)
+
+
+def registers_call(role: Role, threads: int, blocks: int = 1) -> str:
+    """C++ text that gives a role's threads their registers; empty if they keep the equal share of `threads`.
+
+    Of `blocks` such blocks, all have room on a multiprocessor.
+    """
+    share = equal_share(threads, blocks)
+    if role.registers in (0, share):
+        return ""
+    return f"tile::set_registers<{role.registers}, {str(role.registers > share).lower()}>();"

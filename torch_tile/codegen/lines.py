@@ -5,6 +5,11 @@ from __future__ import annotations
 
 from torch_tile.codegen.c_text import comment
 from torch_tile.diagnostics.errors import Span
+from torch_tile.intrinsics.base import starts, syncs
+from torch_tile.intrinsics.traits import Engine, Scope, Sync
+from torch_tile.ir.expr import Address, Call, Const, Load, Select
+from torch_tile.ir.node import Node, children, find, symbols
+from torch_tile.ir.stmt import Block, For, LoopKind, Stmt, Store
 
 
 class Lines:
@@ -38,3 +43,64 @@ class Lines:
 def place(span: Span) -> str:
     """The author's file and line."""
     return f"{span.file.rsplit('/', 1)[-1]}:{span.line}"
+
+
+# How far CUDA loops are unrolled: fully where they pick registers, else until what the compiler sees is large.
+#
+# NVRTC's time grows faster than the text; beyond some hundred statements a kernel gains nothing and spends registers.
+
+MOST = 192  # statements that unrolling a loop may make
+GUARDED = 24  # statements that one guarded element counts as: its guard, its address, and a branch
+
+
+def pragma(loop: For) -> str | None:
+    """The line in front of a loop; None leaves the choice to the compiler."""
+    if picks_registers(loop):
+        return "#pragma unroll"
+    if loop.kind not in (LoopKind.UNROLLED, LoopKind.VECTOR):
+        # Copies of asynchronous products, and what is left of them, meet on ways that the assembler cannot follow.
+        # Turns that wait for others gain nothing, and those who copy have few registers.
+        inside = find(loop, Call)
+        whole = any(starts(n, Engine.WGMMA) or syncs(n, Sync.WAIT, Scope.MBARRIER) for n in inside)
+        return "#pragma unroll 1" if whole else None
+    turns, size = turns_of(loop), size_of(loop.body)
+    if turns is None or turns * size <= MOST:
+        return "#pragma unroll"
+    wanted = max(1, MOST // size)
+    return f"#pragma unroll {next(n for n in range(min(wanted, turns), 0, -1) if turns % n == 0)}"
+
+
+def turns_of(loop: For) -> int | None:
+    """How often the body runs; None if that is not known here."""
+    start, stop = loop.starts[0], loop.stops[0]
+    if not isinstance(start, Const) or not isinstance(stop, Const):
+        return None
+    return len(range(int(start.value), int(stop.value), loop.step))
+
+
+def picks_registers(loop: For) -> bool:
+    """Whether a loop with known bounds picks elements of local arrays, which must be known when it is compiled."""
+    if turns_of(loop) is None:
+        return False
+    var = loop.vars[0]
+    return any(
+        node.buffer.scope == "local" and any(id(var) in symbols(i) for i in node.indices)
+        for node in find(loop.body, Load, Store, Address)
+    )
+
+
+def size_of(node: Node) -> int:
+    """Statements of a body, as often as the unrolled loops in it repeat them."""
+    inner = sum(size_of(child) for child in children(node) if isinstance(child, Stmt))
+    if isinstance(node, For):
+        unrolled = node.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) or picks_registers(node)
+        return inner * (turns_of(node) or 1) if unrolled else inner
+    if isinstance(node, Store):
+        return GUARDED if _is_guarded(node) else 1
+    return inner if isinstance(node, Block) else inner + 1
+
+
+def _is_guarded(store: Store) -> bool:
+    """Whether an element comes from global memory only where it lies inside."""
+    value = store.value
+    return isinstance(value, Select) and any(n.buffer.scope == "global" for n in find(value, Load))

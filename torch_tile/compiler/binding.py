@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.diagnostics.errors import LaunchError
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Scalar, Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program, dimensions

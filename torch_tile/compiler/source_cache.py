@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch_tile.codegen.cpu_source import CpuSource
-from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
+from torch_tile.codegen.sources import CpuSource, CudaSource, Entry, MapArg
 from torch_tile.compiler.context import Build, Note, Placement, is_watched
 from torch_tile.diagnostics.errors import Span
 from torch_tile.ir import expr

@@ -15,8 +15,20 @@ from typing import Any, Literal
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from torch_tile.inductor.graph.nodes import Miss, Rewrite, dtype, is_tensor, name_of, ordered, same_shape, shape, val
-from torch_tile.inductor.graph.source import frames_of, module_of, place
+from torch_tile.inductor.graph.nodes import (
+    Miss,
+    Rewrite,
+    dtype,
+    frames_of,
+    is_tensor,
+    module_of,
+    name_of,
+    ordered,
+    place,
+    same_shape,
+    shape,
+    val,
+)
 from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.report.rows import Outcome
 from torch_tile.inductor.select.roofline import cost_of

@@ -17,7 +17,7 @@ from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import DType, promote
 from torch_tile.ir.expr import Call, Expr, cast, to_expr
-from torch_tile.ir.expr_printer import TARGET_LEVEL
+from torch_tile.ir.printer import TARGET_LEVEL
 from torch_tile.ir.stmt import Do
 
 Rule = Callable[[Sequence[Expr]], tuple[DType, DType]]

@@ -16,9 +16,9 @@ from torch_tile.hardware import AMPERE, HOPPER
 from torch_tile.intrinsics.base import Access, Intrinsic, declare, intrinsic_of, same
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.expr import Address, Call, Expr, cast, to_expr
 from torch_tile.ir.stmt import Do
-from torch_tile.ir.tensor_map import TensorMap
 
 # Evict hints of L2, as options of `tma_load`.
 POLICIES = ("", "evict_first", "evict_last")

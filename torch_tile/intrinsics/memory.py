@@ -257,3 +257,13 @@ _gpu("arrive_last", 2, "cuda_atomic.h", effects=lambda call: (Access(0, "rw", 1)
 _gpu("at_rank", 2, "memory.h", arch=HOPPER, effects=lambda call: (Access(0, "r", 1),))
 _gpu("dp4a", 3, "mma.h", meaning=_dp4a)
 _gpu("here", 1, "memory.h", meaning=lambda value, options: value)
+
+
+# Helpers that only lowered CPU kernels call: the gemm micro-kernel, row reductions, arrivals.
+#
+# Their meaning is that of the tile op they come from; they live in csrc/cpu_*.h.
+
+CPU_HELPERS = ("cpu_gemm", "cpu_reduce", "cpu_arrive_last")
+
+for _name in CPU_HELPERS:
+    declare(Intrinsic(_name, -1, same, _name))

@@ -7,10 +7,12 @@ divided by them). What is claimed is true; what cannot be shown within a small b
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+import functools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.counterexample import Counterexample
 from torch_tile.ir.expr import (
     COMPARISONS,
     LOGICAL,
@@ -26,9 +28,106 @@ from torch_tile.ir.expr import (
     const,
     to_expr,
 )
-from torch_tile.ir.interval import Interval, of_binary, range_of
 from torch_tile.ir.polynomial import EXACT, Atom, Atoms, Polynomial, number
 from torch_tile.ir.stmt import Kernel
+
+# Intervals of integers, and what operators make of them. Every result holds all values that are possible.
+
+Limit = int | float  # an integer, or infinity
+
+
+@dataclass(slots=True)
+class Interval:
+    """The integers from `low` to `high`, both included; either may be infinite. Never changed."""
+
+    low: Limit = -math.inf
+    high: Limit = math.inf
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it holds exactly one integer."""
+        return self.low == self.high
+
+    def within(self, other: Interval) -> bool:
+        """Whether all of it lies in `other`."""
+        return other.low <= self.low and self.high <= other.high
+
+    def __add__(self, other: Interval) -> Interval:
+        return Interval(self.low + other.low, self.high + other.high)
+
+    def __neg__(self) -> Interval:
+        return Interval(-self.high, -self.low)
+
+    def __mul__(self, other: Interval) -> Interval:
+        if other.low == other.high and other.low > 0:
+            return Interval(_times(self.low, other.low), _times(self.high, other.low))
+        corners = [_times(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
+        return Interval(min(corners), max(corners))
+
+    def __or__(self, other: Interval) -> Interval:
+        return Interval(min(self.low, other.low), max(self.high, other.high))
+
+    def __and__(self, other: Interval) -> Interval:
+        return Interval(max(self.low, other.low), min(self.high, other.high))
+
+
+@functools.cache
+def range_of(dtype: dt.DType) -> Interval:
+    """All values of an integer or bool type."""
+    if dtype.kind == "bool":
+        return Interval(0, 1)
+    half = 1 << (dtype.bits - 1)
+    return Interval(0, 2 * half - 1) if dtype.kind == "uint" else Interval(-half, half - 1)
+
+
+def _times(a: Limit, b: Limit) -> Limit:
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def _floor(a: Limit, b: Limit) -> Limit:
+    """`a // b` for a non-zero b, infinities included."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if isinstance(b, float):
+        return (0 if (a >= 0) == (b > 0) or a == 0 else -1) if isinstance(a, int) else a * math.copysign(1, b)
+    return a if b > 0 else -a
+
+
+def of_binary(op: str, a: Interval, b: Interval) -> Interval:
+    """Where `x op y` lies for an arithmetic or bitwise operator, x in `a`, y in `b`, in numbers that do not wrap."""
+    if op == "+":
+        return a + b
+    if op == "-":
+        return a + -b
+    if op == "*":
+        return a * b
+    if op in ("min", "max"):
+        pick = min if op == "min" else max
+        return Interval(pick(a.low, b.low), pick(a.high, b.high))
+    if op == "//" and (min(b.low, b.high) > 0 or max(b.low, b.high) < 0):  # low > high where nothing is reached
+        return _hull([_floor(x, y) for x in (a.low, a.high) for y in (b.low, b.high)])
+    if op == "%" and b.low > 0:
+        if a.low >= 0 and a.high < b.low:
+            return a
+        if isinstance(a.low, int) and isinstance(a.high, int) and isinstance(b.low, int) and b.is_point:
+            modulus = b.low
+            if a.low // modulus == a.high // modulus:
+                return Interval(a.low % modulus, a.high % modulus)
+        return Interval(0, min(b.high - 1, a.high) if a.low >= 0 else b.high - 1)
+    if op == "&" and (a.low >= 0 or b.low >= 0):
+        return Interval(0, min(x.high for x in (a, b) if x.low >= 0))
+    if op in ("|", "^") and a.low >= 0 and b.low >= 0 and isinstance(top := max(a.high, b.high), int):
+        return Interval(0, (1 << top.bit_length()) - 1)
+    if op in ("<<", ">>") and isinstance(b.low, int) and isinstance(b.high, int) and 0 <= b.low <= b.high < 64:
+        if op == "<<":
+            return a * Interval(1 << b.low, 1 << b.high)
+        return _hull([_floor(x, 1 << y) for x in (a.low, a.high) for y in (b.low, b.high)])
+    return Interval()
+
+
+def _hull(values: Sequence[Limit]) -> Interval:
+    return Interval(min(values), max(values))
+
 
 BUDGET = 200  # polynomials looked at in one proof
 ONE, ZERO = number(1), const(0, dt.int32)
@@ -368,3 +467,80 @@ def _comparisons(condition: Expr, holds: bool) -> Iterator[tuple[str, Expr, Expr
         yield from _comparisons(condition.b, holds)
     elif isinstance(condition, Binary) and condition.op in NEGATED and not condition.a.dtype.is_float:
         yield (condition.op if holds else NEGATED[condition.op]), condition.a, condition.b
+
+
+# Numbers for variables that keep to all that is known and make a polynomial negative: then no proof need be tried.
+#
+# Most questions whether an inequality holds have the answer no, and a proof ends there only after all ways are tried.
+# One try of numbers costs less than a proof: each atom takes the end of its range at which the polynomial is least,
+# given those chosen before it.
+
+FAR = 1 << 20  # instead of no limit
+Bounds = Mapping[int, tuple[tuple[int, Polynomial], ...]]
+
+
+class Counterexample:
+    """One choice of numbers. `lower` and `upper` are as in `Ranges`, `interval` says where an expression lies."""
+
+    def __init__(self, atoms: Atoms, lower: Bounds, upper: Bounds, interval: Callable[[Expr], Interval]):
+        self.table, self.lower, self.upper, self.interval = atoms.table, lower, upper, interval
+        self.values: dict[int, int] = {}
+        self.open: set[int] = set()
+
+    def refutes(self, p: Polynomial) -> bool:
+        """Whether `p` is negative for these numbers, so that `p >= 0` does not follow from what is known."""
+        try:
+            return self._of(p, False) < 0
+        except _Unknown:
+            return False
+
+    def _of(self, p: Polynomial, high: bool) -> int:
+        """The value of a polynomial, which shall be large or small."""
+        total = 0
+        for monomial, factor in p.terms.items():
+            for atom in monomial:
+                factor *= self._atom(atom, high == (factor > 0))
+            total += factor
+        return total
+
+    def _atom(self, atom: int, high: bool) -> int:
+        if atom in self.values:
+            return self.values[atom]
+        if atom in self.open:
+            raise _Unknown
+        self.open.add(atom)
+        described = self.table[atom]
+        low, top = -float("inf"), float("inf")
+        if described.expr is not None:
+            known = self.interval(described.expr)
+            low, top = known.low, known.high
+        low = max([low, *(-(-self._of(p, False) // k) for k, p in self.lower.get(atom, ()))])
+        top = min([top, *(self._of(p, True) // k for k, p in self.upper.get(atom, ()))])
+        value = self._chosen(described, low, top, high) if described.expr is not None else self._made(described, high)
+        if not low <= value <= top:
+            raise _Unknown
+        self.values[atom] = value
+        return value
+
+    def _chosen(self, described: Atom, low: float, top: float, high: bool) -> int:
+        """One end of a range. Dimensions are at least 1, as something may be divided by them."""
+        if isinstance(described.expr, Var) and described.expr.role == "dim":
+            low = max(low, 1)
+        if high:
+            return int(top if math.isfinite(top) and (top < FAR or low > FAR) else max(low, FAR))
+        return int(low if math.isfinite(low) and (low > -FAR or top < -FAR) else min(top, -FAR))
+
+    def _made(self, described: Atom, high: bool) -> int:
+        """The value of a compound atom."""
+        if described.op == "//":
+            x, d = (self._of(p, high) for p in described.args)
+            if d > 0:
+                return x // d
+        elif described.op in ("min", "max"):
+            pick = min if described.op == "min" else max
+            return pick(self._of(p, high) for p in described.args)
+        raise _Unknown
+
+
+class _Unknown(Exception):
+    """No numbers were found that keep to what is known."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Never
 
 from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr
 from torch_tile.ir.layout import Layout
@@ -104,3 +105,27 @@ class Region(NotAValue, Node):
     def tile_shape(self) -> tuple[Expr, ...]:
         """The region's own shape: without dimensions given by a single index."""
         return tuple(r.extent for r in self.ranges if r.keep)
+
+
+# Tensor maps: what the tensor memory accelerator is told of a tensor in global memory.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TensorMap(Expr):
+    """A global buffer as the tensor memory accelerator sees it; an operand of target-level calls only.
+
+    `sizes` and `strides` (in elements; the last is 1) have one entry per dimension of the tensor, outermost first, and
+    keep what a flattened buffer no longer shows. One copy moves a `box`, whose rows lie in shared memory swizzled over
+    `swizzle` bytes (0, 32, 64 or 128). The launcher makes the map that the hardware reads; the kernel gets its address.
+    """
+
+    buffer: Buffer
+    sizes: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the value."""
+        return dt.int64

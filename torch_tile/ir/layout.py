@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_tile.diagnostics.errors import InternalError
-from torch_tile.ir.banks import passes
+from torch_tile.ir.bits import passes
 
 if TYPE_CHECKING:
     from torch_tile.ir.bounds import Ranges
@@ -146,19 +146,19 @@ class Layout:
 
         `ranges` says what is known about the variables: it only makes the expression smaller.
         """
-        from torch_tile.ir.layout_index import offset
+        from torch_tile.ir.layout_ops import offset
 
         return offset(self, axis, indices, ranges)
 
     def invert(self, thread: Expr, register: Expr, ranges: Ranges | None = None) -> tuple[Expr, ...]:
         """The element that `register` of `thread` holds."""
-        from torch_tile.ir.layout_index import invert
+        from torch_tile.ir.layout_ops import invert
 
         return invert(self, thread, register, ranges)
 
     def owner(self, thread: Expr) -> Expr | None:
         """The condition that `thread` holds first replicas; None if there are no others."""
-        from torch_tile.ir.layout_index import owner
+        from torch_tile.ir.layout_ops import owner
 
         return owner(self, thread)
 
@@ -191,20 +191,20 @@ class Layout:
         return replace(self, dims=tuple(self.dims[k] for k in order))
 
     def __str__(self) -> str:
-        from torch_tile.ir.layout_text import to_text
+        from torch_tile.ir.layout_ops import to_text
 
         return to_text(self)
 
     def picture(self) -> str:
         """The places of the first elements as a grid of text."""
-        from torch_tile.ir.layout_picture import text_picture
+        from torch_tile.ir.layout_ops import text_picture
 
         return text_picture(self)
 
     @staticmethod
     def parse(text: str) -> Layout:
         """The layout that prints as `text`."""
-        from torch_tile.ir.layout_text import parse
+        from torch_tile.ir.layout_ops import parse
 
         return parse(text)
 

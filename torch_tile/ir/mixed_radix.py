@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.bounds import Interval, Limit
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Unary, Var, cast, const
-from torch_tile.ir.interval import Interval, Limit
 from torch_tile.ir.polynomial import EXACT, structure, widens
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import Node, find
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.env import Env
+    from torch_tile.simulator.tile.expressions import Env
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.ir import stmt
-from torch_tile.ir.buffer import Range, Region
+from torch_tile.ir.buffer import Range, Region, TensorMap
 from torch_tile.ir.expr import (
     COMPARISONS,
     INTEGER_ONLY,
@@ -30,7 +30,6 @@ from torch_tile.ir.expr import (
 )
 from torch_tile.ir.node import Node, children
 from torch_tile.ir.stmt import LoopKind
-from torch_tile.ir.tensor_map import TensorMap
 
 
 class Stage(enum.Enum):

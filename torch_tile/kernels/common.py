@@ -15,7 +15,7 @@ import torch
 import torch_tile.language as T
 from torch_tile.hardware import Target
 from torch_tile.kernels.planning import current_plan
-from torch_tile.runtime.find_nvrtc import NoNvrtcError, find_nvrtc
+from torch_tile.runtime.nvrtc import NoNvrtcError, find_nvrtc
 
 if TYPE_CHECKING:
     from torch_tile.jit import JITFunction

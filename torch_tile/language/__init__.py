@@ -8,20 +8,12 @@ from typing import Any
 from torch_tile import tileop as _tileop
 from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
 from torch_tile.language import atomics as _atomics, math as _math
-from torch_tile.language.allreduce import (
-    attr,
-    comm_reducer,
-    syncthreads_and,
-    syncthreads_count,
-    syncthreads_or,
-    tvm_thread_allreduce,
-)  # fmt: skip
-from torch_tile.language.arrive import arrive_last
 from torch_tile.language.asynchronous import (
     barrier_arrive,
     barrier_wait,
     dec_max_nreg,
     fence_proxy_async,
+    gemm,
     get_lane_idx,
     get_warp_group_idx,
     get_warp_idx,
@@ -36,8 +28,10 @@ from torch_tile.language.asynchronous import (
     pdl_trigger,
     set_max_nreg,
     shuffle_elect,
+    wait_wgmma,
+    wgmma_gemm,
 )  # fmt: skip
-from torch_tile.language.atomics import atomic_load
+from torch_tile.language.atomics import arrive_last, atomic_load
 from torch_tile.language.calls import check_all as _check_all, recorded as _recorded
 from torch_tile.language.cluster import (
     at_rank,
@@ -58,13 +52,6 @@ from torch_tile.language.effects import (
     tensor_map,
 )
 from torch_tile.language.gathers import all_of, any_of, im2col, transpose
-from torch_tile.language.hints import (
-    annotate_consumer_reg_alloc,
-    annotate_l2_hit_ratio,
-    annotate_producer_reg_dealloc,
-    annotate_restrict_buffers,
-    disable_warp_group_reg_alloc,
-)  # fmt: skip
 from torch_tile.language.layout import (
     Fragment,
     Layout,
@@ -75,7 +62,16 @@ from torch_tile.language.layout import (
     make_quarter_bank_swizzled_layout,
     make_swizzled_layout,
 )  # fmt: skip
-from torch_tile.language.loops import Parallel, Pipelined, grid, serial, unroll, vectorized
+from torch_tile.language.loops import (
+    Parallel,
+    Persistent,
+    PersistentTileScheduler,
+    Pipelined,
+    grid,
+    serial,
+    unroll,
+    vectorized,
+)
 from torch_tile.language.math import (
     Cast,
     Select,
@@ -107,16 +103,20 @@ from torch_tile.language.math import (
     truncdiv,
     truncmod,
 )  # fmt: skip
-from torch_tile.language.missing import unknown_name as _unknown_name
-from torch_tile.language.persistent import Persistent, PersistentTileScheduler
-from torch_tile.language.products import gemm, wait_wgmma, wgmma_gemm
+from torch_tile.language.misuse import unknown_name as _unknown_name
 from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
 from torch_tile.language.reducers import (
     alloc_reducer,
+    attr,
+    comm_reducer,
     finalize_reducer,
     reducer_init,
     reducer_update,
-)
+    syncthreads_and,
+    syncthreads_count,
+    syncthreads_or,
+    tvm_thread_allreduce,
+)  # fmt: skip
 from torch_tile.language.roles import role, ws
 from torch_tile.language.scopes import (
     Kernel,
@@ -126,13 +126,20 @@ from torch_tile.language.scopes import (
     alloc_local,
     alloc_shared,
     alloc_var,
+    annotate_consumer_reg_alloc,
+    annotate_l2_hit_ratio,
     annotate_min_blocks_per_sm,
+    annotate_producer_reg_dealloc,
+    annotate_restrict_buffers,
     const,
+    disable_warp_group_reg_alloc,
     dynamic,
     empty,
+    reshape,
     symbolic,
     use_swizzle,
-)  # fmt: skip
+    view,
+)  # fmt: skip  # fmt: skip
 from torch_tile.language.threads import (
     get_block_binding,
     get_block_bindings,
@@ -150,7 +157,6 @@ from torch_tile.language.threads import (
     thread_index,
 )  # fmt: skip
 from torch_tile.language.values import StridedTensor, Tensor, TensorType
-from torch_tile.language.views import reshape, view
 from torch_tile.language.warps import (
     all_sync,
     any_sync,

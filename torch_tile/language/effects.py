@@ -8,9 +8,9 @@ from typing import Any
 from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics import lookup
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.expr import Address, Call, Expr, is_number, to_expr, truth
 from torch_tile.ir.stmt import Assert, Do, Print
-from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, dtype_of
 from torch_tile.tileop.base import Scalar, Tile, region_of

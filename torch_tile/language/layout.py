@@ -14,7 +14,7 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Const
 from torch_tile.ir.layout import Digit, Layout as IRLayout, row_major, shared_tile
-from torch_tile.ir.layout_fit import fit_memory, fit_threads
+from torch_tile.ir.layout_ops import fit_memory, fit_threads
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, shape_of
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch_tile import intrinsics
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import bits, dtype as dt
-from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.bounds import Interval, Ranges, range_of
 from torch_tile.ir.expr import (
     Call,
     Const,
@@ -31,7 +31,6 @@ from torch_tile.ir.expr import (
     to_number,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.interval import Interval, range_of
 from torch_tile.ir.node import children
 from torch_tile.ir.polynomial import EXACT
 from torch_tile.ir.stmt import Let

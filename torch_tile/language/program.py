@@ -3,21 +3,24 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
+import struct
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import FunctionType
 from typing import Any
 
-from torch_tile.diagnostics.errors import Span, TileError, error
+from torch_tile.diagnostics.errors import LaunchError, Span, TileError, error
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Expr, Load, Var
 from torch_tile.ir.node import contains
 from torch_tile.ir.stmt import Program
 from torch_tile.language.recorder import Recorder
-from torch_tile.language.rewrite import parameter_span, rewrite
+from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
 from torch_tile.language.trace import Tracer, author_span, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
 
@@ -199,3 +202,255 @@ def takes_reference(function: FunctionType, name: str, scope: Mapping[str, Any])
         except (NameError, AttributeError):  # what is there for type checkers only
             return False
     return annotation is Ref
+
+
+# Eager kernels: the decorated function's body is the kernel, its tensors are annotated in the signature or in the
+# body.
+#
+# A call is traced in two steps when T.const is used: the first run only learns the constants from the annotations,
+# the second runs with plain integers in their place, so that Python's own control flow may use them. Tensors may be
+# left out of a call that only compiles: the constants are then given by name.
+
+
+class Absent:
+    """A tensor that a call left out, of which only the annotation is known."""
+
+
+ABSENT = Absent()
+
+
+@dataclass
+class EagerCall:
+    """One call: what is known before tracing. `sizes` are constants given by name."""
+
+    function: FunctionType
+    signature: inspect.Signature
+    arguments: dict[str, Any]
+    tensors: list[Any]
+    key: Any
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Specialisation:
+    """Where the constants of a kernel come from: (argument, dimension, is it a stride)."""
+
+    spots: list[tuple[str, int, bool]] = field(default_factory=list)
+
+    def values(self, call: EagerCall) -> tuple[int, ...]:
+        """The constants for a call."""
+        found = []
+        for name, dim, is_stride in self.spots:
+            tensor = call.arguments[name]
+            if dim >= tensor.dim():
+                return ()
+            found.append(int(tensor.stride(dim) if is_stride else tensor.shape[dim]))
+        return tuple(found)
+
+
+class _Learnt(Exception):
+    """All constants are known: the first run may stop."""
+
+
+def run_time_names(signature: inspect.Signature) -> frozenset[str]:
+    """The parameters whose numbers are passed to a compiled kernel, not compiled into it."""
+    return frozenset(name for name, each in signature.parameters.items() if _is_scalar_param(each.annotation))
+
+
+def specialise(function: FunctionType, signature: inspect.Signature, args: Any, kwargs: Any) -> EagerCall:
+    """Split the arguments of a call into tensors and compile-time values."""
+    import torch
+
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    key: list[Any] = []
+    tensors = []
+    for name, value in bound.arguments.items():
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            key.append((name, value.dtype, value.dim()))
+        elif _is_scalar_param(signature.parameters[name].annotation):
+            tensors.append(value)
+            key.append((name, "scalar"))
+        else:
+            key.append((name, exact_key(value)))
+    return EagerCall(function, signature, dict(bound.arguments), tensors, tuple(key))
+
+
+def specialise_sizes(
+    function: FunctionType, signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]
+) -> EagerCall:
+    """A call that only compiles: constants may be given by name, and tensors as T.Tensor types, or left out.
+
+    Raises TypeError for other arguments that are missing, and for sizes that are no integers.
+    """
+    sizes = {name: value for name, value in kwargs.items() if name not in signature.parameters}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise TypeError(f"{function.__name__}.compile() takes a size as `{name}`, got {value!r}")
+    named = {name: value for name, value in kwargs.items() if name in signature.parameters}
+    bound = signature.bind_partial(*args, **named).arguments
+    places = _annotated(function)
+    given: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        is_symbol = name in places or isinstance(parameter.annotation, TensorType | DType)
+        if name in bound:
+            given[name] = _described(bound[name])
+        elif parameter.default is not inspect.Parameter.empty:
+            given[name] = parameter.default
+        elif is_symbol:
+            given[name] = ABSENT
+        else:
+            raise TypeError(f"{function.__name__}.compile() is missing the argument `{name}`")
+    call = specialise(function, signature, (), given)
+    absent = tuple(name for name, value in given.items() if value is ABSENT)
+    call.tensors = [t for t in call.tensors if t is not ABSENT]
+    call.sizes, call.key = sizes, ("compile", call.key, absent, tuple(sorted(sizes.items())))
+    return call
+
+
+def _annotated(function: FunctionType) -> set[str]:
+    """The names that the body of an eager kernel annotates."""
+    found = (n for n in ast.walk(source_tree(function)) if isinstance(n, ast.AnnAssign) and n.value is None)
+    return {n.target.id for n in found if isinstance(n.target, ast.Name)}
+
+
+def _described(value: Any) -> Any:
+    """A tensor without data for a T.Tensor type of known sizes; any other value itself."""
+    if not isinstance(value, TensorType):
+        return value
+    import torch
+
+    shape = TensorType.buffer(value, "").static_shape
+    if shape is None:
+        raise TypeError(f"compile() takes tensor types of known sizes, got {value}")
+    return torch.empty(shape, dtype=value.dtype.as_torch(), device="meta")
+
+
+def exact_key(value: Any) -> Hashable:
+    """A key that two compile-time values share only where kernels cannot tell them apart.
+
+    So 0.0 and -0.0 differ, as do True, 1 and 1.0, and NaNs by their bits, in containers and dataclasses as well.
+    """
+    kind = type(value)
+    if kind is int or kind is str or kind is bool or value is None:
+        return kind, value
+    if isinstance(value, float):
+        return kind, struct.pack("d", value)
+    if isinstance(value, complex):
+        return kind, struct.pack("dd", value.real, value.imag)
+    if isinstance(value, list | tuple):
+        return kind, tuple(map(exact_key, value))
+    if isinstance(value, dict):
+        return kind, tuple((exact_key(k), exact_key(v)) for k, v in value.items())
+    if isinstance(value, set | frozenset):
+        return kind, frozenset(map(exact_key, value))
+    if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+        return kind, str(value.dtype), value.shape, repr(value) if value.dtype.hasobject else value.tobytes()
+    if is_dataclass(value) and not isinstance(value, type):
+        return kind, tuple(exact_key(getattr(value, each.name)) for each in fields(value))
+    try:
+        hash(value)
+    except TypeError:
+        return kind, repr(value)
+    return kind, value
+
+
+def _is_scalar_param(annotation: Any) -> bool:
+    """A parameter annotated with a dtype of the language is passed at run time; Python's int is compile-time."""
+    return isinstance(annotation, DType)
+
+
+def trace_eager(call: EagerCall) -> tuple[Program, Specialisation]:
+    """The program of a call, and where its constants came from."""
+    learner = _Run(call, None)
+    with contextlib.suppress(_Learnt):
+        program = learner.run()
+    if strange := call.sizes.keys() - learner.asked:
+        known = ", ".join(sorted(learner.asked)) or "none"
+        raise TypeError(f"{call.function.__name__}.compile() got the size `{min(strange)}`; T.const names {known}")
+    unknown = [symbol.name for symbol in learner.symbols if symbol.name not in learner.values]
+    if unknown and ABSENT in call.arguments.values():
+        raise TypeError(f"{call.function.__name__}.compile() needs the size `{unknown[0]}`, or a tensor that has it")
+    if learner.symbols:
+        program = _Run(call, learner.values).run()
+    return program, Specialisation(learner.spots)
+
+
+class _Run:
+    """One run of the author's function."""
+
+    def __init__(self, call: EagerCall, values: dict[str, int] | None):
+        import torch
+
+        self.call = call
+        self.values: dict[str, int] = dict(values or {})
+        self.learning = values is None
+        self.asked: set[str] = set()  # the names that T.const was given
+        self.symbols: list[Var] = []  # what T.const gave while learning
+        self.spots: list[tuple[str, int, bool]] = []
+        self.params: dict[str, Buffer | Var] = {}
+        self.wanted = [n for n, v in call.arguments.items() if isinstance(v, torch.Tensor | Absent)]
+
+    def run(self) -> Program:
+        function, arguments = self.call.function, dict(self.call.arguments)
+        with tracing() as at:
+            at.consts = self.consts
+            for name, parameter in self.call.signature.parameters.items():
+                annotation = parameter.annotation
+                if isinstance(annotation, TensorType) or _is_scalar_param(annotation):
+                    arguments[name] = self.annotate(name, annotation, arguments[name])
+            recorder = Recorder(at, self.annotate)
+            result = rewrite(function, lambda: recorder)(**arguments)
+            for name in self.wanted:
+                if name not in self.params:
+                    raise error("tensor_not_annotated", parameter_span(function, name), name=name)
+            params = tuple(self.params[n] for n in self.call.arguments if n in self.params)
+            return finish(at, function.__name__, params, result, result_span(function))
+
+    def consts(self, names: str) -> Any:
+        """T.const: symbols while learning, integers afterwards."""
+        found: list[Any] = []
+        for name in (n.strip() for n in names.split(",")):
+            self.asked.add(name)
+            if self.learning and name in self.call.sizes:
+                self.values[name] = self.call.sizes[name]
+                found.append(self.values[name])
+            elif self.learning:
+                found.append(Var(name, to_dtype("int32"), "dim"))
+                self.symbols.append(found[-1])
+            elif name in self.values:
+                found.append(self.values[name])
+            else:
+                raise error("unbound_const", None, name=name)
+        return tuple(found) if len(found) > 1 else found[0]
+
+    def annotate(self, name: str, annotation: Any, value: Any) -> Any:
+        """An annotation of a tensor or scalar argument: its symbol."""
+        if name not in self.call.arguments:
+            return value
+        kind = param_type(name, annotation, None)
+        symbol = self.params[name] = make_param(name, kind)
+        if isinstance(symbol, Var):
+            return symbol
+        if self.learning and isinstance(kind, TensorType):
+            self._learn(name, kind)
+        return Handle(symbol)
+
+    def _learn(self, name: str, kind: TensorType) -> None:
+        tensor, rank = self.call.arguments[name], len(kind.shape)
+        if name not in self.wanted:
+            raise LaunchError(f"argument `{name}` must be a tensor, got {type(tensor).__name__}")
+        if tensor is not ABSENT and tensor.dim() != rank:
+            raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
+        for dim, size in enumerate(kind.shape if tensor is not ABSENT else ()):
+            self._take(name, dim, False, size, tensor.shape[dim])
+        for dim, stride in enumerate((kind.strides or ()) if tensor is not ABSENT else ()):
+            self._take(name, dim, True, stride, tensor.stride(dim))
+        if self.symbols and all(n in self.params for n in self.wanted):
+            raise _Learnt
+
+    def _take(self, name: str, dim: int, is_stride: bool, size: Expr, actual: int) -> None:
+        if any(size is symbol for symbol in self.symbols) and isinstance(size, Var) and size.name not in self.values:
+            self.values[size.name] = int(actual)
+            self.spots.append((name, dim, is_stride))

@@ -16,7 +16,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from torch_tile.diagnostics.errors import Span, error
-from torch_tile.language.names import Reads, mutable_names
+from torch_tile.language.branches import Reads, mutable_names
 
 RECORDER = "__tile__"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)

@@ -12,20 +12,16 @@ from pathlib import Path
 from torch_tile.compiler.context import Build, is_watched
 from torch_tile.ir.stmt import Program
 from torch_tile.ir.verify import Stage, verify
-from torch_tile.lowering.common.check import check_kernel
-from torch_tile.lowering.common.check_limits import check_limits
+from torch_tile.lowering.common.check import check_kernel, check_limits
 from torch_tile.lowering.common.flatten import flatten
 from torch_tile.lowering.common.guard_bounds import guard_bounds
 from torch_tile.lowering.common.part_overlaps import part_overlaps
 from torch_tile.lowering.common.simplify import simplify_program
-from torch_tile.lowering.cpu.elide_staging import read_in_place
-from torch_tile.lowering.cpu.lower_tile_ops import lower_tile_ops
+from torch_tile.lowering.cpu.lower_tile_ops import lower_tile_ops, read_in_place, split_parallel
 from torch_tile.lowering.cpu.peel_tails import peel_tails
-from torch_tile.lowering.cpu.split_parallel import split_parallel
-from torch_tile.lowering.hopper.async_wgmma import async_products
+from torch_tile.lowering.hopper.async_wgmma import async_products, settle_turns
 from torch_tile.lowering.hopper.init_mbarriers import init_barriers
 from torch_tile.lowering.hopper.peel_causal import peel_branches
-from torch_tile.lowering.hopper.resolve_ping_pong import settle_turns
 from torch_tile.lowering.hopper.tma_store_waits import defer_stores
 from torch_tile.lowering.hopper.warp_specialize import split_warps
 from torch_tile.lowering.pipelining.prefetch_operands import overlap_products

@@ -5,11 +5,9 @@ They work in eager mode, under `torch.compile` with any backend, in training and
 """
 
 import torch_tile.ops  # noqa: F401 - registers torch.ops.tile
-from torch_tile.nn.attention import Attention
-from torch_tile.nn.linear import Linear
+from torch_tile.nn.attention import Attention, PagedLatents
+from torch_tile.nn.linear import GatedMLP, Linear, SwiGLU
 from torch_tile.nn.mla import MLAAttention
-from torch_tile.nn.mlp import GatedMLP, SwiGLU
 from torch_tile.nn.norm import LayerNorm, RMSNorm
-from torch_tile.nn.paged import PagedLatents
 
 __all__ = ["Attention", "GatedMLP", "LayerNorm", "Linear", "MLAAttention", "PagedLatents", "RMSNorm", "SwiGLU"]

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_tile.nn.attention import PagedLatents
 from torch_tile.nn.functional import attend, given_cache, rotate
 from torch_tile.nn.linear import Linear
 from torch_tile.nn.norm import RMSNorm
-from torch_tile.nn.paged import PagedLatents
 
 Tensor = torch.Tensor
 

@@ -16,10 +16,8 @@ from torch_tile.ops.families.attention import attention, attention_backward, att
 from torch_tile.ops.families.dequant_gemm import dequant_gemm
 from torch_tile.ops.families.gemm import gemm, linear, swiglu
 from torch_tile.ops.families.grouped_gemm import grouped_gemm, k_grouped_gemm
-from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse
-from torch_tile.ops.families.mla_schedule import mla_schedule
-from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm
-from torch_tile.ops.families.softmax import softmax
+from torch_tile.ops.families.mla_decode import mla_decode, mla_decode_lse, mla_schedule
+from torch_tile.ops.families.norm import add_rms_norm, layer_norm, rms_norm, softmax
 from torch_tile.ops.sharding import register_when_imported
 
 register_when_imported()

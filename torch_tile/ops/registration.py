@@ -22,7 +22,7 @@ from torch_tile.ops.sharded_backward import sharded
 SCHEMAS: dict[str, str] = {}
 """The schema of each op that is registered, by name. All ops are functional: they return fresh dense tensors that never
 alias an input. Those are contiguous, except that what attention and mla_decode return lies in memory as their queries
-do (kernels/attention/memory_order.py)."""
+do (kernels/attention/arguments.py)."""
 
 
 class _Library(torch.library.Library):

@@ -28,7 +28,7 @@ from torch_tile.runtime.tensor_map import MapForm, TensorMaps, map_form
 if TYPE_CHECKING:
     import torch
 
-    from torch_tile.codegen.cuda_source import CudaSource, Entry
+    from torch_tile.codegen.sources import CudaSource, Entry
 
 LARGEST_INT = 2**31 - 2**16  # of a size passed in 32 bits: kernels round it up to whole tiles
 TENSOR, SCALAR, NUMBER, MAP = 0, 1, 2, 3  # kinds of a kernel's arguments in a plan

@@ -7,6 +7,7 @@ is imported: both only say which compiler to take, and cost a second.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import logging
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,3 +207,14 @@ def _failure(source: Path, result: subprocess.CompletedProcess[str]) -> str:
         lines[_ERROR_LINES:] = [f"... and {len(lines) - _ERROR_LINES} more lines"]
     head = f"the host compiler refused {source} (exit status {result.returncode}):"
     return "\n".join([head, *lines, shlex.join(result.args)])
+
+
+# Loads the shared library of a compiled program.
+
+
+def load_entry(path: Path, name: str) -> Callable[..., int]:
+    """The function `name`: (pointers, numbers) -> 0, or the number of the assertion that failed. Releases the GIL."""
+    entry = ctypes.CDLL(str(path))[name]
+    entry.restype = ctypes.c_int64
+    entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    return entry

@@ -15,6 +15,7 @@ from torch_tile.ir.stmt import Program
 from torch_tile.simulator.findings import Findings
 from torch_tile.simulator.memory import poisoned
 from torch_tile.simulator.simt.interpreter import run_threads
+from torch_tile.simulator.values import Value, constant
 
 
 def interpret(
@@ -51,3 +52,19 @@ def interpret(
         if isinstance(old_value, torch.Tensor) and old_value.device.type != "cpu":
             old_value.copy_(new_value)
     return findings
+
+
+# A caller's CPU tensors and numbers as the interpreter holds them, by the rules of torch_tile/compiler/binding.py.
+
+
+def bind(program: Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[dict[int, torch.Tensor], dict[int, Value]]:
+    """Tensors by `id(buffer)`, and the values of scalar parameters and dimensions by `id(var)`.
+
+    Raises LaunchError, naming the argument, for a wrong count, kind, dtype, rank, device, size or stride.
+    """
+    binding = Binding(program)
+    given = binding.in_order(args)
+    values: dict[int, Value] = {id(v): n for v, n in binding.sizes_of(given).items()}
+    values |= {id(v): constant(n, v.dtype) for v, n in binding.scalars_of(given).items()}
+    tensors = {id(p): a.detach() for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
+    return tensors, values

@@ -26,7 +26,7 @@ from torch_tile.tileop.base import (
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.env import Env
+    from torch_tile.simulator.tile.expressions import Env
 
 
 @tile_op("fill")

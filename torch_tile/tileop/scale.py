@@ -13,21 +13,13 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Expr, Load, Var, binary, cast, const
 from torch_tile.ir.stmt import Block, For, If, Stmt, Store
-from torch_tile.tileop.base import (
-    RegisteredOp,
-    Tile,
-    describe,
-    need_region,
-    parallel,
-    same_extents,
-    tile_op,
-)
+from torch_tile.tileop.base import RegisteredOp, Tile, describe, need_region, parallel, same_extents, tile_op
 from torch_tile.tileop.parallel import op as parallel_loops
 from torch_tile.tileop.parallel.nest import is_static, nest_of
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.env import Env
+    from torch_tile.simulator.tile.expressions import Env
 
 FEW = 8  # factors of a thread that are worth a look before its elements are multiplied
 

@@ -103,8 +103,7 @@ def check_transformers() -> str:
 def check_nvrtc() -> str:
     """NVRTC, with which CUDA kernels are compiled; it needs no GPU."""
     from torch_tile.hardware import Target
-    from torch_tile.runtime.find_nvrtc import find_nvrtc
-    from torch_tile.runtime.nvrtc import compile_cubin, nvrtc_version
+    from torch_tile.runtime.nvrtc import compile_cubin, find_nvrtc, nvrtc_version
 
     cubin = compile_cubin('extern "C" __global__ void doctor() {}\n', Target.of("cuda"))
     version = "{}.{}".format(*nvrtc_version())

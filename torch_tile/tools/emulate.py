@@ -30,7 +30,7 @@ from torch_tile.runtime.tensor_map import map_form
 if TYPE_CHECKING:
     import torch
 
-    from torch_tile.codegen.cuda_source import CudaSource, Entry, MapArg
+    from torch_tile.codegen.sources import CudaSource, Entry, MapArg
     from torch_tile.ir.stmt import Program
     from torch_tile.kernel import JITKernel
 

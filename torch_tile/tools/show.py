@@ -14,13 +14,13 @@ from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import WARP, Target
 from torch_tile.intrinsics import lookup
-from torch_tile.ir.banks import passes
+from torch_tile.ir.arith_util import evaluate
+from torch_tile.ir.bits import passes
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import to_dtype
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Address, Call, Expr, Load, Var
 from torch_tile.ir.layout import Layout
-from torch_tile.ir.layout_picture import FORMATS, text_picture
+from torch_tile.ir.layout_ops import FORMATS, text_picture
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Kernel, Program, Store
 from torch_tile.language import PrimFunc

@@ -2,13 +2,27 @@
 """`Miss`: every reason that a pass can give comes with what to write instead."""
 
 import ast
+import operator
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from torch_tile.inductor import patterns
-from torch_tile.inductor.graph.nodes import Miss, name_of
+from torch_tile.inductor.graph.nodes import (
+    Frame,
+    Miss,
+    compute,
+    expression,
+    frames_of,
+    module_of,
+    name_of,
+    place,
+    quotient,
+)
 
 CLASSES = ("Miss", "NoMatch", "NotCaptured")
 
@@ -41,3 +55,80 @@ def test_a_miss_knows_its_node():
     assert Miss("odd", "write even", at=x).at is x
     assert Miss("odd", "write even", at=2).at is None
     assert str(Miss("odd", "write even")) == "odd"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("L['self'].model.layers.0.q_proj", "model.layers.0.q_proj"),
+        ("L['self']._modules['model']._modules['layers']._modules['0']", "model.layers.0"),
+        ("L['self'].blocks[1]['attn']", "blocks.1.attn"),
+    ],
+)
+def test_place(path, name):
+    node = torch.fx.Graph().placeholder("x")
+    assert place(node) == "x" and module_of(node) == "" and frames_of(node) == ()
+    node.meta["nn_module_stack"] = {"outer": ("L['self']", object), "inner": (path, object)}
+    assert place(node) == module_of(node) == name
+    node.meta["stack_trace"] = (
+        'File "/a/b/first.py", line 1, in f\n    y = g(x)\n  File "/a/b/model.py", line 42, in g\n    x @ y'
+    )
+    assert place(node) == f"{name} model.py:42"
+    assert frames_of(node) == (Frame("/a/b/first.py", 1, "f"), Frame("/a/b/model.py", 42, "g"))
+
+
+def test_excerpt(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text("def f(x):\n\n    y = x @ x\n    if y:\n        z = y\n    return y\n")
+    frame = Frame(str(path), 3, "f")
+    assert frame.text == "y = x @ x"
+    assert frame.excerpt() == [(1, "def f(x):"), (2, ""), (3, "    y = x @ x"), (4, "    if y:"), (5, "        z = y")]
+    assert Frame(str(path), 5).excerpt(1) == [(4, "if y:"), (5, "    z = y"), (6, "return y")]
+    assert Frame(str(path), 6).excerpt(0) == [(6, "return y")]
+
+
+def test_a_file_that_cannot_be_read():
+    frame = Frame("<stdin>", 3)
+    assert frame.text == "" and frame.excerpt() == [] and str(frame) == "<stdin>:3"
+
+
+@pytest.fixture
+def symbols():
+    from torch._dynamo.source import ConstantSource
+
+    env = ShapeEnv()
+    return [
+        env.create_symintnode(env.create_symbol(value, ConstantSource(name), DimDynamic.DYNAMIC), hint=value)
+        for name, value in (("a", 6), ("b", 35))
+    ]
+
+
+def test_numbers_divide():
+    assert quotient(12, 4) == 3
+    assert expression(7) == sympy.Integer(7)
+
+
+def test_what_cancels_leaves_no_division(symbols):
+    a, b = symbols
+    assert expression(quotient(a * b, a)) == b.node.expr
+    assert expression(quotient(a * a * 4, a * 2)) == 2 * a.node.expr
+    assert quotient(3 * a, a) == 3
+    assert expression(quotient(a, 4)) == expression(a // 4)
+
+
+def test_sizes_are_computed_from_nodes():
+    a, b = sympy.symbols("a b", integer=True, positive=True)
+    from torch.utils._sympy.functions import FloorDiv
+
+    graph = Graph()
+    nodes = {a: graph.placeholder("a"), b: graph.placeholder("b")}
+    expr = a**2 * 3 + FloorDiv(b, a) * b - 5
+    graph.output(compute(expr, nodes.get, lambda f, *args: graph.call_function(f, args)))
+    assert GraphModule({}, graph)(6, 35) == 6**2 * 3 + 35 // 6 * 35 - 5
+    words = {n.target for n in graph.nodes if n.op == "call_function"}
+    assert words <= {operator.add, operator.mul, operator.floordiv}
+
+
+def test_what_no_node_has_is_an_error():
+    with pytest.raises(LookupError, match="has the size zz"):
+        compute(sympy.Symbol("zz"), lambda expr: None, lambda f, *args: torch.fx.Graph().call_function(f, args))

@@ -10,7 +10,7 @@ from torch import nn
 
 import torch_tile
 import torch_tile.language as T
-from torch_tile.inductor.graph.source import Frame
+from torch_tile.inductor.graph.nodes import Frame
 from torch_tile.inductor.report import html as page_module
 from torch_tile.inductor.report.explain import explain
 from torch_tile.inductor.report.rows import KEPT, MISSED, REPLACED, Report, Row

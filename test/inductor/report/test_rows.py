@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_tile.inductor.graph.source import Frame
+from torch_tile.inductor.graph.nodes import Frame
 from torch_tile.inductor.report.rows import KEPT, MISSED, REPLACED, Report, Row, collect, record
 
 

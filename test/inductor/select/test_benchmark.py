@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Parts that are run node by node, not compiled, to be timed."""
+
 import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tile.inductor.compat import no_caches
 from torch_tile.inductor.compile_ahead import kernels
+from torch_tile.inductor.graph.nodes import aten, is_call
 from torch_tile.inductor.select import benchmark
+from torch_tile.inductor.select.benchmark import CONSTANTS, compute_constants, is_called
 
 
 def graph_of(f, *shapes):
@@ -62,3 +68,69 @@ def test_the_slower_one_is_seen(monkeypatch):
     small, large = graph_of(torch.mm, (8, 8), (8, 8)), graph_of(torch.mm, (512, 512), (512, 512))
     ours, theirs = benchmark.times(large, small, {})
     assert ours > 3 * theirs
+
+
+def traced(f, *args):
+    made = make_fx(f, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
+    made.graph.eliminate_dead_code()
+    return made
+
+
+def attend(q, k, v, mask=None):
+    """With gradients, as cost_rules.py compares it."""
+    with torch.enable_grad():
+        given = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = F.scaled_dot_product_attention(*given, mask)
+        return out.detach(), *torch.autograd.grad(out, given, q)
+
+
+MASKS = {
+    "none": None,
+    "bool": torch.rand(2, 1, 8, 8) > 0.3,
+    "row": torch.arange(8)[None] < 5,
+    "bias": torch.randn(2, 1, 8, 8),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_of_torch_is_called_in_both_directions(mask):
+    x = torch.randn(2, 4, 8, 16)
+    given = (x, x, x) if MASKS[mask] is None else (x, x, x, MASKS[mask])
+    part = traced(lambda *args: attend(*args), *given)
+    assert any("backward" in str(n.target) for n in part.graph.nodes)
+    assert is_called(part)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.relu(x @ x),
+        lambda x: (x @ x) @ torch.where(x > 0, x, 0.0),  # which Inductor may fuse
+        lambda x: F.scaled_dot_product_attention(x, x, x * 2),
+        lambda x: F.scaled_dot_product_attention(x, x, x, torch.where(x > 0, 0.0, -1.0)),
+        lambda x: torch.zeros_like(x) + x,
+    ],
+    ids=["behind", "where", "operand", "made mask", "constant"],
+)
+def test_what_a_compiler_can_fuse_is_not(f):
+    assert not is_called(traced(f, torch.randn(2, 4, 16, 16)))
+
+
+def test_a_mask_that_others_read_is_not():
+    def f(x, mask):
+        bias = torch.where(mask, 0.0, float("-inf"))
+        return F.scaled_dot_product_attention(x, x, x, bias), bias.exp()
+
+    assert not is_called(traced(f, torch.randn(2, 4, 8, 16), torch.rand(8, 8) > 0.3))
+
+
+def test_constants_are_computed_once():
+    x, mask = torch.randn(2, 4, 8, 16), torch.rand(2, 1, 8, 8) > 0.3
+    part = traced(attend, x, x, x, mask)
+    assert any(is_call(n, *CONSTANTS) for n in part.graph.nodes)
+    want = part(x, x, x, mask)
+    compute_constants(part)
+    part.recompile()
+    assert not any(is_call(n, *CONSTANTS) for n in part.graph.nodes)
+    assert any(is_call(n, aten.where.self) for n in part.graph.nodes)
+    torch.testing.assert_close(part(x, x, x, mask), want, rtol=0, atol=0)

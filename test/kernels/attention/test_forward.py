@@ -10,8 +10,8 @@ from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import forward as module
+from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.attention.forward import attention, reference
-from torch_tile.kernels.attention.memory_order import empty_beside
 from torch_tile.kernels.attention.spec import Config
 from torch_tile.kernels.common import Machine
 from torch_tile.lowering import cuda_passes, lower

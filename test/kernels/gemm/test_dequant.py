@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+"""How steps of products by few-bit weights are taken apart: all of a step once, as words and groups allow."""
+
 import importlib
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -8,7 +11,18 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm.dequant import dequant_gemm, dequantize, reference
+from torch_tile.kernels.gemm import spec as gemm_form
+from torch_tile.kernels.gemm.dequant import (
+    FEW_ROWS,
+    Factor,
+    Form,
+    Problem,
+    Storage,
+    config_for,
+    dequant_gemm,
+    dequantize,
+    reference,
+)
 from torch_tile.kernels.gemm.tiling import Config
 
 
@@ -176,3 +190,128 @@ def test_many_products(products, kernels, engine, problems, check, monkeypatch):
     got = dequant_gemm(*args, [], "", f"{text}ret v{products - 1}", F32)
     check(got, exact(*args, [], "", f"{text}ret v{products - 1}"), f"{products} products", HALF)
     assert len(made) == kernels
+
+
+MACHINES = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (90, 132), (120, 170))]
+GROUPS = 0, 16, 32, 64, 128, 192, 1024
+
+
+def form_of(bits, group, products=1, words=torch.int32, dtype=torch.float16):
+    scale = Factor(dtype, False)
+    storage = Storage(words, False, bits, False, 8, (False,) * products, group, scale, None, True)
+    return Form(gemm_form.Form(dtype, dtype, False, (False,) * products, (), "", 8), storage, dtype)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: str(m.target))
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_pieces_are_the_step(machine, bits):
+    for m, group, products in itertools.product((1, 8, 16, 64, 65, 1024), GROUPS, (1, 2)):
+        config = config_for(Problem(torch.float16, m, 16384, 16384, products, bits, group, True), machine)
+        form = form_of(bits, group, products, torch.int32 if bits == 4 else torch.uint8)
+        pieces, fields = form.pieces(config), form.storage.fields
+        columns = [c for p in pieces for c in range(p.start, p.start + p.width)]
+        assert columns == list(range(config.block_k))
+        words = [w for p in pieces for w in range(*p.of(config.block_k // fields, config.block_k).indices(10**6))]
+        assert words == list(range(config.block_k // fields))
+        for piece in pieces:
+            assert piece.width % 16 == 0 and piece.width % fields == 0
+            assert piece.run == (piece.start + piece.width - 1) // piece.columns  # it lies in one run
+            assert not group or piece.columns % group == 0 or group % piece.columns == 0
+            if form.scales_late(config):
+                assert piece.width == piece.columns and form.storage.groups(piece.columns) == 1
+
+
+def test_sums_are_scaled_where_there_is_room_for_them():
+    hopper = MACHINES[1]
+    few, many = (
+        config_for(Problem(torch.float16, m, 16384, 16384, 1, 4, 128, True), hopper) for m in (1, 1024)
+    )  # fmt: skip
+    assert form_of(4, 128).scales_late(few) and not form_of(4, 128).scales_late(many)
+    assert not form_of(4, 0).scales_late(few)  # the scale of a whole row comes last of all
+    assert not form_of(8, 128, words=torch.uint8).scales_late(few)
+    assert form_of(4, 128).takes_turns(many) and not form_of(4, 128).takes_turns(few)
+
+
+@pytest.mark.parametrize("block_k", [64, 128, 512])
+@pytest.mark.parametrize("group", GROUPS)
+def test_groups_are_those_of_the_columns(block_k, group):
+    storage = form_of(4, group).storage
+    if group and block_k % group and group % block_k:
+        pytest.skip("steps hold whole groups or lie in one")
+    for step, column in itertools.product(range(5), range(0, block_k, group or block_k)):
+        assert storage.first_group(step, block_k, column) == ((step * block_k + column) // group if group else 0)
+
+
+def test_zeros_of_a_byte_are_converted_once():
+    byte, half, wide = (Factor(dtype, False) for dtype in (torch.int8, torch.float16, torch.float32))
+    assert form_of(4, 32).taken(byte) == torch.float16
+    assert form_of(4, 32).taken(half) == torch.float16 and form_of(4, 32).taken(wide) == torch.float32
+    assert form_of(2, 32, words=torch.uint8).taken(byte) == torch.int8
+
+
+CPU = Machine(Target("cpu"), 16)
+GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (90, 132), (120, 170))]
+H200 = GPUS[1]
+LARGE = Problem(torch.bfloat16, 16, 16384, 16384, 1, 4, 128, True)
+
+
+@pytest.mark.parametrize("machine", [CPU, *GPUS], ids=lambda m: str(m.target))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("bits", [1, 4, 8])
+@pytest.mark.parametrize("products", [1, 2])
+def test_every_problem_has_a_cut_that_fits(machine, dtype, bits, products):
+    for m in (1, 8, 33, 64, 65, 200, 1024):
+        for n, k in ((16384, 16384), (100, 100_032), (1, 64)):
+            for group in (0, 16, 32, 64, 192, 1024):
+                config = config_for(Problem(dtype, m, n, k, products, bits, group, True), machine)
+                steps = config.block_k
+                assert not group or steps % group == 0 or group % steps == 0  # steps hold whole groups or lie in one
+                assert steps * bits % 8 == 0
+                assert config.splits == 1 or config.splits * steps <= k
+                if machine.is_gpu:
+                    stage = config.block_m * steps * dtype.itemsize + products * config.block_n * steps * bits // 8
+                    assert config.stages * stage + 1024 <= machine.target.shared_limit
+                    assert config.block_m * config.block_n * products // config.threads <= 128
+
+
+@pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
+@pytest.mark.parametrize("products", [3, 4, 5, 8, 100])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_many_products_have_a_cut_that_fits_or_none(machine, products, dtype):
+    """Rows and columns of a step are what instructions and words take."""
+    for m, bits, group in itertools.product((1, 16, 40, 64, 100, 1024), (1, 4, 8), (0, 16, 128, 192)):
+        config = config_for(Problem(dtype, m, 4096, 192 * 128, products, bits, group, True), machine)
+        if config is None:
+            assert products > 4
+            continue
+        assert config.block_m % 8 == 0 and config.block_k % 16 == 0 and config.stages > 0
+        assert not group or config.block_k % group == 0 or group % config.block_k == 0
+        stage = config.block_k * (config.block_m * dtype.itemsize + products * config.block_n * bits // 8)
+        assert config.stages * stage + 1024 <= machine.target.shared_limit
+        wide = max(1, dtype.itemsize // 4)
+        assert config.block_m * config.block_n * products * wide // config.threads <= 128
+
+
+def test_few_rows_fill_the_machine():
+    few = config_for(LARGE, H200)
+    assert few.block_m == 16 and few.splits == 1
+    for n, k, splits, cluster in (
+        (1024, 8192, 8, True),
+        (4096, 4096, 2, True),
+        (8192, 8192, 2, True),
+        (4096, 14336, 4, False),
+    ):
+        short = config_for(replace(LARGE, n=n, k=k), H200)
+        assert (short.splits, short.cluster) == (splits, cluster), (n, k, short)
+        assert short.splits * -(-n // short.block_n) > 0.9 * H200.units
+        assert not config_for(replace(LARGE, n=n, k=k), GPUS[0]).cluster
+    assert config_for(replace(LARGE, m=1), H200).block_m == 8
+    assert config_for(replace(LARGE, m=FEW_ROWS), H200).block_m == FEW_ROWS
+
+
+def test_many_rows_use_two_warpgroups_on_hopper_only():
+    many = replace(LARGE, m=1024)
+    assert config_for(many, H200).threads == 256 and config_for(many, H200).block_m == 256
+    assert config_for(replace(many, products=2), H200).block_m <= 128
+    for other in (config_for(many, GPUS[0]), config_for(replace(many, aligned=False), H200)):
+        assert other.threads == 128 and other.block_m == 64

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torch_tile.hardware import Target
-from torch_tile.kernels.attention.memory_order import empty_beside
+from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.mla.decode import flash_mla, mla_decode, reference
 from torch_tile.kernels.mla.spec import Config, Form, Problem, config_for

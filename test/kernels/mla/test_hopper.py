@@ -9,7 +9,7 @@ import torch
 
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
-from torch_tile.kernels.attention.memory_order import empty_beside
+from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.mla.decode import mla_decode, reference
 from torch_tile.kernels.mla.hopper import flash_mla_by_turns
 from torch_tile.kernels.mla.scheduler import reference as planned

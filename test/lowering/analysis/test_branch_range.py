@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32, uint32
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Expr, Load, Var, binary, cast, const
 from torch_tile.ir.stmt import Block, Break, For, If, Let, LoopKind, Stmt, Store
 from torch_tile.lowering.analysis.branch_range import taken_from, taken_until

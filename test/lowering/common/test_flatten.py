@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import torch_tile.language as T
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Var, const
 from torch_tile.ir.layout import shared_tile
 from torch_tile.ir.stmt import Alloc, Block, Kernel, Program, Store

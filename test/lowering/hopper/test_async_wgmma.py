@@ -20,7 +20,7 @@ from torch_tile.lowering.hopper.peel_causal import peel_branches
 from torch_tile.lowering.hopper.warp_specialize import split_warps
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
-from torch_tile.tileop.gemm.wgmma_results import WgmmaResults
+from torch_tile.tileop.gemm.wgmma import WgmmaResults
 
 
 def product(stages=3, dtype="float16", total="float32", target="cuda:sm_90a"):

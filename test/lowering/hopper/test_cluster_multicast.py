@@ -16,7 +16,7 @@ from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.hardware import Target
 from torch_tile.intrinsics.bulk import reaches_others
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.evaluate import evaluate
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.expr import Call, Const, Var
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Kernel, Role

@@ -12,8 +12,8 @@ import pytest
 import torch_tile.language as T
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.dtype import int32
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import const
 from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import For, If, Let, Program

@@ -8,11 +8,10 @@ import pytest
 from torch_tile.intrinsics import bulk
 from torch_tile.intrinsics.memory import arrive_last
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Call, Const, Load, Var, const
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, LoopKind, Program, Store
-from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.hopper.tma_store_waits import defer_stores
 

@@ -17,7 +17,7 @@ from torch_tile.ir.stmt import Alloc, Block, Do, Let, Role
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.hopper.async_wgmma import async_products
 from torch_tile.lowering.hopper.warp_specialize import split_warps
-from torch_tile.tileop.arrive import ArriveLast
+from torch_tile.tileop.atomic import ArriveLast
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
 

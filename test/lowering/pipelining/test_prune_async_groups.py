@@ -7,8 +7,8 @@ import pytest
 
 from torch_tile.intrinsics.memory import cp_async, cp_async_commit, cp_async_wait
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Address, Call, Var, const
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Program, Role

@@ -15,8 +15,7 @@ from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.pipelining.software_pipeline import pipeline_loops
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.tile.interpreter import evaluate
-from torch_tile.tileop.copy.async_loop import AsyncLoop
-from torch_tile.tileop.copy.cp_async import AsyncCopy
+from torch_tile.tileop.copy.cp_async import AsyncCopy, AsyncLoop
 
 
 def pipelined(kernel):

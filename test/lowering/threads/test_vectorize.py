@@ -10,18 +10,20 @@ from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
 from torch_tile.intrinsics.memory import barrier
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Call, Expr, Load, Select, Var, binary, cast, const
 from torch_tile.ir.layout import Digit, Layout, shared_tile
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, Let, LoopKind, Program, Store
 from torch_tile.ir.verify import Stage, verify
+from torch_tile.lowering.analysis.scope_facts import Known
 from torch_tile.lowering.common.flatten import flatten
 from torch_tile.lowering.common.guard_bounds import guard_bounds
 from torch_tile.lowering.common.simplify import simplify_program
-from torch_tile.lowering.threads.vectorize import vectorize
+from torch_tile.lowering.threads.vectorize import in_all_steps, vectorize
 from torch_tile.simulator.simt.interpreter import run_threads
-from torch_tile.tileop.alignment import aligned_run
+from torch_tile.tileop.base import aligned_run
 
 BUILD = Build(Target("cuda", 90))
 b, t = Var("b", dt.int32, "block"), Var("t", dt.int32, "thread")
@@ -234,3 +236,55 @@ def test_same_values_inside_and_nothing_outside(kind, seed):
         findings = run_threads(flat, ids, {rows: height})
         assert not findings, findings
         assert torch.equal(got, given + 1), (height, width)
+
+
+v, t_vector_conditions, n_vector_conditions = (
+    Var("v", dt.int32, "loop"),
+    Var("t", dt.int32, "thread"),
+    Var("n", dt.int32, "dim", 4),
+)
+COUNT = 4
+
+
+def known():
+    found = Known()
+    found.ranges = found.ranges.loop(t_vector_conditions, 0, 16).loop(v, 0, COUNT)
+    return found
+
+
+def random_term():
+    left = (
+        t_vector_conditions * random.choice([1, 2, 4, 4, 4])
+        + v * random.choice([-2, -1, 0, 1, 1, 1, 3])
+        + random.choice([0, 0, 4, 1, -3])
+    )
+    right = random.choice([n_vector_conditions, n_vector_conditions + 1, const(random.randrange(40), dt.int32)])
+    return binary(random.choice(["<", "<=", ">", ">="]), *random.sample([left, right], 2))
+
+
+def test_random_conditions():
+    understood = alike = 0
+    while understood < 200 or alike < 10:
+        condition = random_term()
+        if random.random() < 0.3:
+            condition = binary("and", condition, random_term())
+        found = in_all_steps(condition, v, COUNT, known())
+        if found is None:
+            continue
+        understood += 1
+        alike += found[1]
+        for _ in range(20):
+            env = {t_vector_conditions: random.randrange(16), n_vector_conditions: 4 * random.randrange(10)}
+            steps = [bool(evaluate(condition, {**env, v: step})) for step in range(COUNT)]
+            assert bool(evaluate(found[0], env)) == all(steps), condition
+            assert not found[1] or all(steps) or not any(steps), condition
+
+
+def test_not_understood():
+    for condition in (
+        v * v < n_vector_conditions,
+        binary("==", v, t_vector_conditions),
+        binary("or", v < n_vector_conditions, t_vector_conditions < n_vector_conditions),
+        v // 2 < n_vector_conditions,
+    ):
+        assert in_all_steps(condition, v, COUNT, known()) is None

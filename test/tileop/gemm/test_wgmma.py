@@ -21,7 +21,7 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.layout import Layout, row_major, shared_tile
-from torch_tile.ir.simplify_stmt import simplify_stmt
+from torch_tile.ir.simplify import simplify_stmt
 from torch_tile.ir.stmt import Block
 from torch_tile.tileop.gemm import mma, wgmma
 from torch_tile.tileop.gemm.op import Gemm, GemmWarpPolicy

@@ -7,20 +7,39 @@ written down, the op is Inductor's again (`lower_reference`): a package never ne
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import sympy
 import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torch_tile.codegen.sources import ENTRY
+from torch_tile.compiler.binding import scalar
+from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.inductor import compat
-from torch_tile.inductor.codegen.cpp_text import Embedded, embedded, headers
-from torch_tile.inductor.codegen.symbolic_launch import Form, NotEmbedded, Outline, Symbols, record
+from torch_tile.inductor.codegen.symbolic_launch import Call, Form, NotEmbedded, Outline, Recorded, Symbols, record
 from torch_tile.inductor.graph.nodes import val
 from torch_tile.inductor.report import rows as report
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Var
 from torch_tile.ops import launchers
 from torch_tile.ops.reference import reference
+from torch_tile.runtime.cuda_launch import (
+    NUMBER,
+    SCALAR,
+    TENSOR,
+    CudaLauncher,
+    Launch,
+    Plan,
+    grid_of,
+    slot_of,
+)
+from torch_tile.runtime.host_compiler import csrc_dir
+from torch_tile.runtime.launch import Launcher, bits_of
 
 Unflatten = Callable[[list[Any], list[Any]], Any]
 
@@ -146,3 +165,256 @@ def cpp_call(wrapper: Any, name: str, made: Embedded, tensors: Sequence[str]) ->
     numbers = f"std::array<int64_t, {len(made.symbols)}>{{{values}}}.data()" if values else "nullptr"
     stream = "tile::current_stream()" if is_gpu else "nullptr"
     return f"{function}(tile::addresses({', '.join(tensors)}).data(), {numbers}, {stream});"
+
+
+# A recorded call as C++ that makes it: the launches with their numbers, and the machine code as bytes.
+#
+# The text needs csrc/embedded.h, and neither Python nor files: what it is compiled into can be moved.
+
+PLACE = 256  # a place in a plan: the number of a tensor, and so many times the bytes from its beginning
+_LINE = 2000  # bytes of machine code on a line
+
+
+class Workspace(NamedTuple):
+    """An empty tensor that a call needs; sizes and strides may be expressions in Inductor's symbols."""
+
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Embedded(NamedTuple):
+    """C++ of a function `(const uint64_t* pointers, const int64_t* numbers, void* stream)` without its name.
+
+    code: what defines the machine code that it uses, by the names of the definitions. workspaces: their pointers follow
+    those of the arguments. symbols: Inductor's, whose values are `numbers`.
+    """
+
+    body: str
+    code: dict[str, str]
+    workspaces: tuple[Workspace, ...]
+    symbols: tuple[sympy.Symbol, ...]
+    is_gpu: bool
+
+    def function(self, name: str) -> str:
+        """The definition."""
+        return f"static void {name}(const uint64_t* pointers, const int64_t* numbers, void* stream) {{\n{self.body}}}\n"
+
+
+def embedded(recorded: Recorded) -> Embedded:
+    """The C++ of what was recorded. Raises NotEmbedded where a kernel would refuse its arguments."""
+    return _Text(recorded).run()
+
+
+def headers() -> str:
+    """What the text needs, as one piece of C++."""
+    own = re.compile(r'^#include "(\w+\.h)"\n', re.M)
+
+    def inlined(name: str) -> str:
+        text = (csrc_dir() / name).read_text().replace("#pragma once\n", "")
+        return own.sub(lambda found: inlined(found[1]), text)
+
+    return inlined("embedded.h")
+
+
+class _Text:
+    def __init__(self, recorded: Recorded):
+        self.recorded, self.symbols = recorded, recorded.symbols
+        used = {a.root for call in recorded.calls for a in call.args if isinstance(a, Outline)}
+        first = recorded.given
+        kept = [n for n in range(len(recorded.made)) if first + n in used]
+        self.roots = {**{n: n for n in range(first)}, **{first + n: first + at for at, n in enumerate(kept)}}
+        self.made = tuple(recorded.made[n] for n in kept)
+        self.code: dict[str, str] = {}
+        self.alignments: dict[int, int] = {}
+        self.lines: list[str] = []
+
+    def run(self) -> Embedded:
+        for call in self.recorded.calls:
+            try:
+                (self.cuda if isinstance(call.launcher, CudaLauncher) else self.cpu)(call)
+            except LaunchError as problem:
+                raise NotEmbedded(str(problem)) from problem
+        checks = [
+            f'tile::require(pointers[{root}] % {n} == 0, "tensors that begin at multiples of {n} bytes");'
+            for root, n in sorted(self.alignments.items())
+            if n > 1
+        ]
+        theirs = {ours: each for each, ours in self.symbols.here.items()}
+        for condition in self.symbols.asked():
+            shown = str(condition.subs(theirs)).replace("\\", "").replace('"', "")
+            checks.append(f'tile::require({self.printed(condition)}, "sizes with {shown}");')
+        body = "".join(f"  {line}\n" for line in [*checks, *self.lines])
+        made = tuple(
+            Workspace(_theirs(x.shape, theirs), _theirs(x.stride(), theirs), x.dtype, x.device) for x in self.made
+        )
+        is_gpu = any(isinstance(call.launcher, CudaLauncher) for call in self.recorded.calls)
+        return Embedded(body, self.code, made, tuple(theirs.values()), is_gpu)
+
+    # -- one kernel ----------------------------------------------------------------------------------------------------
+    def cpu(self, call: Call) -> None:
+        """A call of a shared library's entry."""
+        launcher, (tensors, sizes, scalars) = call.launcher, _bound(call)
+        assert isinstance(launcher, Launcher) and launcher.library is not None
+        name = self.define(launcher.library.read_bytes(), _LIBRARY)
+        buffers = [f"(void*)(pointers[{self.roots[t.root]}] + {self.text(t.offset)})" for t in tensors]
+        numbers = [sizes[v] for v in launcher.sizes]
+        numbers += [v if isinstance(v, torch.SymInt) else bits_of(p, v) for p, v in scalars.items()]
+        assertions = ", ".join(_string(message or "condition is false") for message, _ in launcher.asserts)
+        self.lines += [
+            "{",
+            f"  void* const buffers[] = {{{', '.join(buffers)}}};",
+            f"  const int64_t sizes[] = {{{', '.join(map(self.text, numbers)) or '0'}}};",
+            f"  tile::run({name}(), buffers, sizes, {_string(launcher.program.name)}, {{{assertions}}});",
+            "}",
+        ]
+
+    def cuda(self, call: Call) -> None:
+        """A plan of the launches of a cubin's entries."""
+        launcher, (tensors, sizes, scalars) = call.launcher, _bound(call)
+        assert isinstance(launcher, CudaLauncher)
+        self.require_alignments(launcher, tensors)
+        name = self.define(launcher.cubin, _CUBIN)
+        places = [self.roots[t.root] + t.offset * PLACE for t in tensors]
+        slots = [v if isinstance(v, torch.SymInt) else slot_of(p, v) for p, v in scalars.items()]
+        launches, functions = [], []
+        for entry in launcher.source.entries:
+            given, forms = launcher.arguments(entry, sizes)
+            values = {TENSOR: (TENSOR, places), SCALAR: (NUMBER, slots)}
+            arguments = tuple(
+                (values[kind][0], values[kind][1][n]) if kind in values else (kind, n) for kind, n in given
+            )
+            maps = tuple(_AtPlace(form._replace(position=places[form.position])) for form in forms)
+            grid = grid_of(entry, {**sizes, **scalars})
+            functions.append(f"{name}.function({_string(entry.name)}, {entry.shared_bytes})")
+            launches.append(
+                Launch(_Verbatim(functions[-1]), grid, entry.threads, entry.shared_bytes, arguments, maps,  # type: ignore[arg-type]
+                       entry.cluster, entry.early)
+            )  # fmt: skip
+        folds = ", ".join("true" if entry.folds else "false" for entry in launcher.source.entries)
+        words = Plan(0, 0, tuple(launches)).words()
+        self.lines += [
+            "{",
+            f"  alignas(64) int64_t plan[] = {{{', '.join(map(self.text, words))}}};",
+            f"  tile::run(plan, {{{folds}}}, pointers, stream);",
+            "}",
+        ]
+
+    def require_alignments(self, launcher: CudaLauncher, tensors: Sequence[Outline]) -> None:
+        """What addresses must be multiples of, as far as it is not known of the tensor."""
+        buffers = [p for p in launcher.everything if isinstance(p, Buffer)]
+        for param, tensor in zip(buffers, tensors, strict=True):
+            wanted = launcher.alignments[id(param)]
+            if tensor.offset % wanted != 0 or tensor.low % wanted != 0:
+                raise NotEmbedded(f"`{param.name}` may begin at an address that is no multiple of {wanted} bytes")
+            root = self.roots[tensor.root]
+            self.alignments[root] = max(self.alignments.get(root, 1), wanted)
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+    def define(self, code: bytes, form: str) -> str:
+        """The name under which machine code is called."""
+        digest = hashlib.sha256(code).hexdigest()[:16]
+        name = f"tile_code_{digest}"
+        if name not in self.code:
+            self.code[name] = form.format(name=name, bytes=_bytes(code), size=len(code))
+        return name
+
+    def text(self, value: Any) -> str:
+        """A number of 64 bits."""
+        if isinstance(value, _Verbatim):
+            return value
+        if isinstance(value, torch.SymInt | torch.SymBool):
+            return self.printed(value.node.expr)
+        value = int(value)
+        if not -(2**63) < value < 2**63:
+            return f"(int64_t){value % 2**64}ull"
+        return str(value) if abs(value) < 2**31 else f"{value}ll"
+
+    def printed(self, expr: Any) -> str:
+        """An expression of symbols as C++."""
+        numbers = {ours: f"numbers[{n}]" for n, ours in enumerate(self.symbols.here.values())}
+        return printed(expr, numbers.__getitem__)
+
+
+class _Verbatim(str):
+    """C++ among the words of a plan."""
+
+    __slots__ = ()
+
+
+class _AtPlace(NamedTuple):
+    """A tensor map of a plan, as `Plan` looks at it."""
+
+    form: Any
+
+
+def _bound(call: Call) -> tuple[list[Outline], dict[Var, Any], dict[Var, Any]]:
+    """The tensors, sizes and scalars of a call."""
+    launcher = call.launcher
+    binding = launcher.binding
+    args = binding.in_order(call.args)
+    sizes = binding.sizes_of(args, launcher.kind)
+    numbers = [(p, a) for p, a in zip(binding.given, args, strict=True) if isinstance(p, Var)]
+    scalars = {p: a if isinstance(a, torch.SymInt) and p.dtype.is_integer else scalar(p, a) for p, a in numbers}
+    return [a for p, a in zip(binding.given, args, strict=True) if isinstance(p, Buffer)], sizes, scalars
+
+
+def _theirs(numbers: Sequence[Any], theirs: dict[Any, Any]) -> tuple[Any, ...]:
+    """Numbers in Inductor's symbols."""
+    return tuple(n.node.expr.subs(theirs) if isinstance(n, torch.SymInt) else n for n in numbers)
+
+
+def printed(expr: Any, name: Callable[[Any], str]) -> str:
+    """An integer expression or a condition as C++. Raises NotEmbedded for what has no such form."""
+    parts = [printed(each, name) for each in expr.args]
+    if isinstance(expr, sympy.Symbol):
+        return name(expr)
+    if isinstance(expr, sympy.Integer):
+        return f"{int(expr)}ll"
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+        return "(" + " * ".join([parts[0]] * int(expr.exp)) + ")"
+    kind = type(expr).__name__
+    if kind in _BETWEEN:
+        return "(" + _BETWEEN[kind].join(parts) + ")"
+    if kind in _FUNCTIONS:
+        text = parts[0]
+        for part in parts[1:]:
+            text = f"tile::{_FUNCTIONS[kind]}({text}, {part})"
+        return text
+    if kind == "Not":
+        return f"!{parts[0]}"
+    raise NotEmbedded(f"{expr} has no form in C++")
+
+
+_BETWEEN = {
+    "Add": " + ", "Mul": " * ", "And": " && ", "Or": " || ", "Equality": " == ", "Unequality": " != ",
+    "StrictLessThan": " < ", "LessThan": " <= ", "StrictGreaterThan": " > ", "GreaterThan": " >= ",
+}  # fmt: skip
+_FUNCTIONS = {
+    "FloorDiv": "floor_div", "CleanDiv": "floor_div", "Mod": "floor_mod", "PythonMod": "floor_mod", "Max": "most",
+    "Min": "least",
+}  # fmt: skip
+
+_LIBRARY = f"""// The library of a kernel for the CPU, whose entry is {ENTRY}.
+static tile::Entry {{name}}() {{{{
+  static const char code[] = {{bytes}};
+  static const tile::Entry entry = tile::open_entry(code, {{size}});
+  return entry;
+}}}}
+"""
+_CUBIN = """// A cubin.
+alignas(64) static const char {name}_bytes[] = {bytes};
+static tile::Cubin {name}({name}_bytes);
+"""
+_TEXT = {n: chr(n) if 32 <= n < 127 and chr(n) not in '"\\?' else f"\\{n:03o}" for n in range(256)}
+
+
+def _bytes(code: bytes) -> str:
+    """A string literal."""
+    lines = (code[at : at + _LINE] for at in range(0, len(code), _LINE))
+    return "".join('\n  "' + "".join(map(_TEXT.__getitem__, line)) + '"' for line in lines)
+
+
+def _string(text: str) -> str:
+    return '"' + "".join(map(_TEXT.__getitem__, text.encode())) + '"'

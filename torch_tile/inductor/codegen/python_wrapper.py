@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from torch_tile.inductor.codegen.cpp_text import Embedded, Workspace
 from torch_tile.inductor.codegen.cpp_wrapper import (
+    Embedded,
+    Workspace,
     cpp_call,
     lower_reference,
     recorded_call,

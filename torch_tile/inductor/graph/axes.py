@@ -26,9 +26,9 @@ from torch_tile.inductor.graph.nodes import (
     is_tensor,
     known,
     product,
+    quotient,
     shape,
 )
-from torch_tile.inductor.graph.symbolic_sizes import quotient
 
 REPEATING = aten.expand.default, aten.repeat.default
 

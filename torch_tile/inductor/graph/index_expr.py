@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.graph.nodes import CAST, arg, aten, is_call, known, prims, shape, val
-from torch_tile.inductor.patterns.gemm.epilogue_words import UNARY
+from torch_tile.inductor.patterns.gemm.epilogue import UNARY
 
 Index = tuple[Any, ...]
 

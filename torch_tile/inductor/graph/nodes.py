@@ -7,15 +7,22 @@ Matchers read through `val`, `is_call` and `known`, and write through a `Rewrite
 
 from __future__ import annotations
 
+import linecache
 import math
+import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, overload
 
+import sympy
 import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
-from torch_tile.inductor.graph.symbolic_sizes import compute
 from torch_tile.ops.registry import operator_of
 
 Args = TypeVar("Args")
@@ -329,3 +336,114 @@ def evaluate(target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     values, keywords = map_arg((args, kwargs), val)
     with V.fake_mode:
         return target(*values, **keywords)
+
+
+# Where in the model a node of a graph comes from: its module, and the lines of Python that led to it.
+
+_OWN = str(Path(__file__).parents[1] / "report" / "explain.py")  # which calls the model, and is no part of it
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (.+))?')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line of the model, and the function that it stands in."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        """The line itself, empty if the file cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def excerpt(self, around: int = 2) -> list[tuple[int, str]]:
+        """The line and its neighbours, numbered, without the indentation that they share."""
+        numbers = range(max(1, self.line - around), self.line + around + 1)
+        lines = [(n, linecache.getline(self.file, n).rstrip().expandtabs(4)) for n in numbers]
+        while lines and not lines[0][1]:
+            lines.pop(0)
+        while lines and not lines[-1][1]:
+            lines.pop()
+        shared = min((len(text) - len(text.lstrip()) for _, text in lines if text), default=0)
+        return [(n, text[shared:]) for n, text in lines]
+
+
+def frames_of(node: Node) -> tuple[Frame, ...]:
+    """The calls that led to a node, outermost first; none if the graph does not know."""
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return tuple(Frame(file, int(line), function.strip()) for file, line, function in found if file != _OWN)
+
+
+def module_of(node: Node) -> str:
+    """The path of the innermost module that a node belongs to, as `named_modules` has it."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    for path, _ in reversed(list(stack.values())):
+        name = re.sub(r"^L\['\w+'\]\.?|^L__\w+?__", "", str(path))
+        name = re.sub(r"_modules\['([^']+)'\]|\['?([^'\]]+)'?\]", lambda m: f".{m[1] or m[2]}", name)
+        return re.sub(r"\.{2,}", ".", name).strip(".")
+    return ""
+
+
+def place(node: Node) -> str:
+    """Module path and source line of a node, as far as the graph knows; else its name."""
+    line = "".join(map(str, frames_of(node)[-1:]))
+    return " ".join(part for part in (module_of(node), line) if part) or node.name
+
+
+# Symbolic sizes: exact quotients, and nodes of a graph that compute a size.
+#
+# Sizes are ints or SymInts. Views of views leave expressions such as `a*b//b`; kept simple, they stay comparable.
+
+
+def quotient(a: Any, b: Any) -> Any:
+    """`a // b` where b divides a, without the division if the expressions cancel."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    symbolic = a if isinstance(a, torch.SymInt) else b
+    shape_env = symbolic.node.shape_env
+    ratio = sympy.cancel(expression(a) / expression(b))
+    if sympy.denom(ratio) != 1 or ratio.has(FloorDiv, Mod, PythonMod):
+        return a // b
+    if ratio.is_Integer:
+        return int(ratio)
+    value = a // b
+    hint = value.node.hint if isinstance(value, torch.SymInt) else value
+    return shape_env.create_symintnode(ratio, hint=hint)
+
+
+def expression(size: Any) -> Any:
+    """A size as a sympy expression."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+_BINARY: dict[Any, Callable[[Any, Any], Any]] = {
+    FloorDiv: operator.floordiv,
+    Mod: operator.mod,
+    PythonMod: operator.mod,
+}
+
+
+def compute(expr: Any, leaf: Callable[[Any], Node | None], call: Callable[..., Node]) -> Any:
+    """A node (or int) of value `expr`.
+
+    `leaf` finds a node that already has the value of an expression; `call` inserts `operator` calls on such nodes.
+    Raises LookupError if a symbol has no node, or the expression has an operation that graphs have no word for.
+    """
+    if expr.is_Integer:
+        return int(expr)
+    found = leaf(expr)
+    if found is not None:
+        return found
+    parts = [compute(part, leaf, call) for part in expr.args] if expr.args else []
+    if isinstance(expr, sympy.Add | sympy.Mul):
+        word = operator.add if isinstance(expr, sympy.Add) else operator.mul
+        return reduce(lambda x, y: call(word, x, y), parts)
+    if isinstance(expr, sympy.Pow) and isinstance(parts[1], int) and parts[1] > 0:
+        return reduce(lambda x, y: call(operator.mul, x, y), [parts[0]] * parts[1])
+    if type(expr) in _BINARY:
+        return call(_BINARY[type(expr)], *parts)
+    raise LookupError(f"no node of the graph has the size {expr}")

@@ -10,7 +10,7 @@ import sympy
 from torch_tile.inductor.graph import index_expr
 from torch_tile.inductor.graph.axes import Axis, Group, leaves
 from torch_tile.inductor.graph.index_expr import K, Q
-from torch_tile.inductor.graph.symbolic_sizes import expression
+from torch_tile.inductor.graph.nodes import expression
 
 
 class Places:

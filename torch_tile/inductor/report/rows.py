@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from torch_tile.inductor.graph.source import Frame
+    from torch_tile.inductor.graph.nodes import Frame
     from torch_tile.inductor.select.roofline import Cost
     from torch_tile.kernel import JITKernel
 

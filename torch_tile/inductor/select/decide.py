@@ -3,7 +3,7 @@
 
 Both sides are cut out of the graph with the same inputs and what surrounds them (extract.py) and timed (benchmark.py).
 Sizes that are symbols take the value that was traced with and, where that costs no compilation or the user wants a
-thorough search, a smaller and a larger one (size_buckets.py). Outcomes are remembered in the process and on disk, keyed
+thorough search, a smaller and a larger one (decide.py). Outcomes are remembered in the process and on disk, keyed
 by both graphs, the machine and our sources; ranks of torch.distributed share them (distributed.py).
 """
 
@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import datetime
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -28,15 +30,12 @@ from torch.fx import GraphModule, Node
 
 from torch_tile.compiler.parallel import progress
 from torch_tile.inductor import compat
-from torch_tile.inductor.graph.extract import body_of, rivals
+from torch_tile.inductor.graph.extract import body_of, rivals, without_views
 from torch_tile.inductor.graph.inline import captured, expand
 from torch_tile.inductor.graph.nodes import Rewrite, val
-from torch_tile.inductor.graph.strip_edge_views import without_views
 from torch_tile.inductor.report.rows import Outcome, log
 from torch_tile.inductor.select import benchmark
-from torch_tile.inductor.select.distributed import agreed
-from torch_tile.inductor.select.extern_only import is_called
-from torch_tile.inductor.select.size_buckets import buckets
+from torch_tile.inductor.select.benchmark import is_called
 from torch_tile.inductor.settings import Settings
 from torch_tile.runtime.cache import cache_dir
 from torch_tile.runtime.source_digest import source_digest
@@ -206,3 +205,69 @@ def _measure(
     _save(key, outcome)
     told.get()()
     return outcome
+
+
+# Ranks that compile the same subgraph choose alike: the first one decides, the others take its word.
+#
+# The word goes through the store of torch.distributed, not through a collective: ranks may compile different graphs,
+# or the same in another order, and none may wait for one that never comes.
+
+PATIENCE = datetime.timedelta(minutes=2)
+"""How long a rank waits for another one's word before it decides itself."""
+
+
+def agreed(key: str, decide: Callable[[], str]) -> str:
+    """What the first rank that asks for `key` decides; `decide()` where there are no other ranks."""
+    store = compat.distributed_store()
+    if store is None:
+        return decide()
+    name = f"torch_tile/{key}"
+    try:
+        if store.add(f"{name}/asked", 1) > 1:
+            store.wait([name], PATIENCE)
+            word = str(store.get(name), "utf-8")
+            return word or decide()
+    except RuntimeError as error:  # of torch.distributed: waited too long, or a store that cannot do this
+        log.warning("ranks may choose differently: %s", error)
+        return decide()
+    word = ""
+    try:
+        word = decide()
+    finally:
+        store.set(name, word)  # nothing, if this failed: the others find out themselves
+    return word
+
+
+# Sizes at which a subgraph with symbolic shapes is timed besides those that it was traced with.
+
+APART = 8
+"""How far the smaller and the larger problem are from the traced one, in elements."""
+MOST_BYTES = 1 << 30
+"""Of inputs; larger problems are not made."""
+
+
+def buckets(values: Iterable[Any]) -> list[compat.Sizes]:
+    """A smaller and a larger choice of all symbols in the shapes of inputs, powers of two within their ranges."""
+    values = list(values)
+    symbols = compat.symbols_of(values)
+    if not symbols:
+        return []
+    factor = max(2, round(APART ** (1 / len(symbols))))
+    hints = {symbol: hint for symbol, (hint, _, _) in symbols.items()}
+    small = {s: max(low, 2, _power_of_two(hint // factor)) for s, (hint, low, _) in symbols.items()}
+    large = {s: min(high, _power_of_two(hint * factor)) for s, (hint, _, high) in symbols.items()}
+    small = {s: min(small[s], hints[s]) for s in symbols}
+    large = {s: max(large[s], hints[s]) for s in symbols}
+    return [each for each in (small, large) if each != hints and _bytes(values, each) <= MOST_BYTES]
+
+
+def _power_of_two(size: int) -> int:
+    """The largest that is not above."""
+    return 1 << max(0, size.bit_length() - 1)
+
+
+def _bytes(values: Iterable[Any], sizes: compat.Sizes) -> int:
+    with compat.at_sizes(sizes):
+        return sum(
+            math.prod(map(compat.size_hint, v.shape)) * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor)
+        )

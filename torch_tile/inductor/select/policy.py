@@ -61,7 +61,7 @@ class Fastest(Always):
 
     def of_training(self, tensors: tuple[Any, Any, Any, Any], causal: bool, scale: float | None) -> Outcome:
         """Times of attention and its backward by our kernels and by torch's."""
-        from torch_tile.inductor.select.attention_training import compete_attention
+        from torch_tile.inductor.select.cost_rules import compete_attention
 
         return compete_attention(tensors, causal, scale, self.settings)
 

@@ -2,7 +2,7 @@
 """Scaled dot-product attention with masks, windows, grouped heads and unequal lengths.
 
 Assumes that `ops` checked shapes and dtypes; takes tensors of any stride. The result lies in memory as q does (see
-memory_order.py), lse is contiguous.
+arguments.py), lse is contiguous.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import torch_tile.language as T
 from torch_tile.jit import jit
 from torch_tile.kernels.attention import score_mod as score_text
 from torch_tile.kernels.attention.args import AttentionArgs
-from torch_tile.kernels.attention.memory_order import empty_beside, placed_beside
-from torch_tile.kernels.attention.online_softmax import exponentiate
+from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
-from torch_tile.kernels.attention.positions import bounded
+from torch_tile.kernels.attention.softmax import exponentiate
 from torch_tile.kernels.attention.spec import Config, Form, is_shifted
 from torch_tile.kernels.attention.tiling import Problem, config_for, splits_for
 from torch_tile.kernels.common import (

@@ -24,16 +24,17 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
-from torch_tile.kernels.gemm.candidates import BARRIERS, stage_bytes
 from torch_tile.kernels.gemm.gemm import tile_of
 from torch_tile.kernels.gemm.grouped import bounds_of, groups_of
 from torch_tile.kernels.gemm.tiling import (
+    BARRIERS,
     MOST_TILES,
     Config,
     Problem,
     config_for,
     panels_bytes,
     panels_of,
+    stage_bytes,
 )
 
 

@@ -2,7 +2,7 @@
 """Decoding with multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in its weight-absorbed form.
 
 All heads share one latent `kv`, which is both key (with the rotary part `k_pe` beside it) and value. Assumes that `ops`
-checked shapes and dtypes; takes tensors of any stride. The result lies in memory as q does (see memory_order.py).
+checked shapes and dtypes; takes tensors of any stride. The result lies in memory as q does (see arguments.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.jit import jit
+from torch_tile.kernels.attention.arguments import empty_beside, placed_beside
 from torch_tile.kernels.attention.forward import default_scale, softmax_with_lse
-from torch_tile.kernels.attention.memory_order import empty_beside, placed_beside
-from torch_tile.kernels.attention.online_softmax import exponentiate
+from torch_tile.kernels.attention.softmax import exponentiate
 from torch_tile.kernels.common import (
     LOG2_E,
     compute_dtype,

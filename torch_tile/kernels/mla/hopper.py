@@ -22,10 +22,9 @@ import torch_tile.language as T
 from torch_tile.hardware import WARPGROUP
 from torch_tile.jit import jit
 from torch_tile.kernels.common import LOG2_E, compute_dtype, strided
-from torch_tile.kernels.mla.hopper_halves import PANEL, Halves
 from torch_tile.kernels.mla.scheduler import Units, scheduled_types
 from torch_tile.kernels.mla.spec import Config, Form
-from torch_tile.kernels.mla.tiles import SLACK, hide, store_through
+from torch_tile.kernels.mla.tiles import PANEL, SLACK, Halves, hide, store_through
 
 BOTH = 2 * WARPGROUP  # threads of the warpgroups that multiply
 FIRST, SECOND = 1, 2  # barriers: the weights of the first or second tile of a pair are there

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch_tile.language as T
@@ -59,3 +60,95 @@ def store_through(tile: Any, sums: Any, weight: Any, out: Any, sequence: Any, fi
     part = tile[:, column : column + sums.shape[1]]
     T.copy(result, part)
     T.copy(part, out[sequence, first, column])
+
+
+# Two tiles of positions in halves, which come and go one by one, for MLA decoding by turns (hopper.py).
+
+PANEL = 64  # columns that come as one copy
+ORDER = (0, 1), (3, 2)  # in which halves of either tile become free
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """Two tiles of positions in halves by columns, 0 to 3: left and right of the first, left and right of the second.
+
+    Right halves have the rotary part at their end. Each panel of a half has an mbarrier in `full`, which those wait for
+    who make scores: who has their weights need not. Each half has one in `free`. Pair `turn` of tiles is the one that
+    they hold next, or now.
+    """
+
+    form: Form
+    tiles: Sequence[Any]
+    full: Sequence[Any]
+    free: Any
+
+    def panels(self, half: int) -> list[int]:
+        """The numbers of the panels of a half."""
+        return list(range(self.tiles[half].shape[1] // PANEL))
+
+    def panel(self, half: int, n: int) -> Any:
+        """A panel of a half."""
+        return self.tiles[half][:, n * PANEL : (n + 1) * PANEL]
+
+    def values(self, half: int) -> Any:
+        """The columns of a half that are values."""
+        return self.tiles[half][:, : self.form.latent // 2]
+
+    @T.macro
+    def load(self, caches: Sequence[Any], place: tuple[Any, Any], half: int, turn: Any) -> None:
+        """What lies at a place in the caches into a half, once it is free."""
+        T.mbarrier_wait_parity(self.free[half], (turn + 1) % 2)
+        each = self.form.latent // 2
+        for n in self.panels(half):
+            column = n * PANEL
+            if column < each:
+                T.tma_copy(
+                    caches[0][(*place, half % 2 * each + column)], self.panel(half, n), barrier=self.full[half][n]
+                )
+            else:
+                T.tma_copy(caches[1][(*place, column - each)], self.panel(half, n), barrier=self.full[half][n])
+            if T.shuffle_elect(128):
+                T.mbarrier_arrive(self.full[half][n])
+
+    @T.macro
+    def load_pairs(
+        self, caches: Sequence[Any], table: Sequence[Any], at: Any, begin: Any, pairs: Any, done: Any
+    ) -> None:
+        """Pairs of tiles of sequence `at` from tile `begin` on. Which page a tile lies in is read a pair ahead."""
+        keys = self.tiles[0].shape[0]
+        places = [self.form.place(caches[0], table, at, begin + tile, keys) for tile in (0, 1)]
+        pages = [T.alloc_var("int32", page) for page, _ in places]
+        for pair in T.serial(pairs):
+            for tile, page in zip((0, 1), pages, strict=True):
+                now = T.alloc_var("int32", page)
+                number = begin + 2 * pair + tile
+                row = T.alloc_var("int32", self.form.place(caches[0], table, at, number, keys)[1])
+                page = self.form.place(caches[0], table, at, number + 2, keys)[0]
+                for half in ORDER[tile]:
+                    self.load(caches, (now, row), half, done + pair)
+
+    @T.macro
+    def multiply(self, half: int, turn: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:
+        """Add what the columns of a half make of scores, panel by panel as they come; this is not waited for."""
+        start = half % 2 * (self.form.latent // 2) // PANEL
+        for n in self.panels(half):
+            T.mbarrier_wait_parity(self.full[half][n], turn % 2)
+            fresh = is_first and n == 0
+            T.wgmma_gemm(queries[start + n], self.panel(half, n), scores, transpose_B=True, clear_accum=fresh)
+
+    @T.macro
+    def clear(self, tile: int, first: Any, limit: Any) -> None:
+        """0 for values of positions from `limit` on: memory may hold NaN there, which weights of 0 would not cancel."""
+        if first + self.tiles[0].shape[0] > limit:
+            T.sync_threads()  # all warps have their scores
+            for half in [2 * tile, 2 * tile + 1]:
+                for j, c in T.Parallel(self.tiles[half].shape[0], self.form.latent // 2):
+                    if first + j >= limit:
+                        self.tiles[half][j, c] = 0
+            T.fence_proxy_async()
+
+    @T.macro
+    def let_go(self, half: int) -> None:
+        """This warpgroup, the last that needed a half, is done with it."""
+        if T.get_lane_idx() == 0:
+            T.mbarrier_arrive(self.free[half])

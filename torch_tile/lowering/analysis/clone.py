@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+from torch_tile.diagnostics.errors import Span
 from torch_tile.ir.buffer import Buffer, Range, Region
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Expr, Load, Var, const
 from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.layout import Digit
-from torch_tile.ir.node import Rewriter
-from torch_tile.ir.stmt import Alloc, For, Let, Store
+from torch_tile.ir.node import Rewriter, rebuilt
+from torch_tile.ir.stmt import Alloc, For, Let, Stmt, Store
 
 E = TypeVar("E", Load, Address, Store)
 
@@ -99,3 +100,21 @@ def versions_of(tile: Buffer, count: int) -> Buffer:
     if layout is not None:
         layout = replace(layout, dims=((Digit(count, layout.extent("m"), "m"),), *layout.dims))
     return Buffer(tile.name, (const(count, int32), *tile.shape), tile.dtype, tile.scope, layout=layout, span=tile.span)
+
+
+# What a statement becomes stands in the author's file where that statement stands.
+
+
+def place_at(op: Stmt, new: Stmt) -> Stmt:
+    """`new`, with the span of `op` on every statement that has none."""
+    placed: Stmt = _PlaceAt(op.span)(new)
+    return placed
+
+
+class _PlaceAt(Rewriter):
+    def __init__(self, span: Span | None):
+        self.span = span
+
+    def visit_Stmt(self, node: Stmt) -> Stmt:
+        node = self.children(node)
+        return node if node.span is not None else rebuilt(node, span=self.span)

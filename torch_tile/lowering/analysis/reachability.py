@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.bounds import Ranges
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Call, Expr, Load, Scalar, Var, to_expr
 from torch_tile.ir.node import Node, children, contents, find, symbols
 from torch_tile.ir.stmt import Assert, Break, Continue, For, Kernel, Stmt, While

@@ -6,12 +6,11 @@ from __future__ import annotations
 import math
 
 from torch_tile.ir import stmt
+from torch_tile.ir.arith_util import Substitute, divides, divisor_of
 from torch_tile.ir.bounds import Ranges
-from torch_tile.ir.divisor import divides, divisor_of
 from torch_tile.ir.expr import Call, Expr, Select, Var, unary
 from torch_tile.ir.node import N, Rewriter
 from torch_tile.ir.stmt import Block, For, If, Kernel, Let, Role, Stmt
-from torch_tile.ir.substitute import Substitute
 
 
 class Known(Rewriter):

@@ -7,7 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import Diagnostic, TileError, diagnose
+from torch_tile.hardware import GRID_LIMITS, MOST_THREADS
+from torch_tile.intrinsics import lookup as lookup_of_intrinsics
 from torch_tile.intrinsics.base import lookup
 from torch_tile.ir import dtype as dt, stmt
 from torch_tile.ir.bounds import Ranges
@@ -42,9 +45,8 @@ from torch_tile.ir.stmt import (
     Store,
     dimensions,
 )
-from torch_tile.lowering.analysis.divergence import Divergence
 from torch_tile.lowering.analysis.reachability import LOST, Path
-from torch_tile.lowering.common.check_views import check_views
+from torch_tile.lowering.analysis.thread_values import Divergence
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import describe
 from torch_tile.tileop.copy.tma import TmaCopy
@@ -312,3 +314,98 @@ def _is_affine(expr: Expr) -> bool:
 
 def _moves(expr: Expr) -> bool:
     return any(n.role == "loop" for n in find(expr, Var))
+
+
+# What no GPU runs: blocks of too many threads, grids of too many blocks, and tiles of single threads.
+
+
+def check_limits(program: Program, build: Build) -> Program:
+    """Return the program unchanged, or raise one TileError with every finding. Launches check what is known there."""
+    found = [each for kernel in program.kernels for each in _findings(kernel, build)]
+    if found:
+        raise TileError(*found)
+    return program
+
+
+def _findings(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    return [*_threads(kernel, build), *_grid(kernel, build), *_tiles(kernel, build)]
+
+
+def _tiles(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    """A tile is one for the whole block, while iterations of T.Parallel are shared out among its threads."""
+    found = {}
+    for loop in (n for n in find(kernel.body, For) if n.kind is LoopKind.PARALLEL):
+        for node in (n for n in find(loop.body, Alloc) if n.buffer.scope in ("fragment", "shared")):
+            what = f"T.alloc_{node.buffer.scope} inside T.Parallel"
+            fix = "allocate the tile before the loop; T.alloc_local and T.alloc_var are of each iteration"
+            found[id(node)] = diagnose("unsupported_on_target", node.span, what=what, target=str(build.target), fix=fix)
+    return list(found.values())
+
+
+def _threads(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    count = math.prod(kernel.threads)
+    if count <= MOST_THREADS:
+        return []
+    fix = f"a block has at most {MOST_THREADS} threads: give threads=..., each of which takes more elements of a tile"
+    return [_refusal(kernel, f"a block of {count} threads", fix, build)]
+
+
+def _grid(kernel: Kernel, build: Build) -> list[Diagnostic]:
+    sizes = [int(n.value) if isinstance(n, Const) else 1 for n in kernel.grid]
+    all_of_x, most = GRID_LIMITS[:2]
+    if any(n > most for n in sizes[1:]) and kernel.cluster == (1, 1, 1):  # then all blocks lie in x
+        if math.prod(sizes) <= all_of_x:
+            return []
+        fix = f"together at most {all_of_x}, or {most} in y and z: let each block loop over several tiles"
+        return [_refusal(kernel, f"a grid of {' x '.join(map(str, sizes))} blocks", fix, build)]
+    found = []
+    for axis, size, limit in zip("xyz", sizes, GRID_LIMITS, strict=False):
+        if size > limit:
+            fix = f"at most {limit} in {axis}: let each block loop over several tiles"
+            if axis != "x":
+                fix += ", or leave out cluster_dims"
+            found.append(_refusal(kernel, f"a grid of {size} blocks in {axis}", fix, build))
+    return found
+
+
+def _refusal(kernel: Kernel, what: str, fix: str, build: Build) -> Diagnostic:
+    return diagnose("unsupported_on_target", kernel.span, what=what, target=str(build.target), fix=fix)
+
+
+# A kernel that writes a tensor uses it by one name: passes take buffers of different names for different memory.
+
+
+def check_views(program: Program) -> list[Diagnostic]:
+    """What is wrong in kernels that use a tensor and a view of it, or two views."""
+    return [d for kernel in program.kernels for d in _check(kernel)] if program.views else []
+
+
+def _check(kernel: Kernel) -> list[Diagnostic]:
+    names: dict[int, dict[int, Buffer]] = {}  # of the memory of each buffer
+    for node in find(kernel.body, Load, Store, Region, Address):
+        names.setdefault(_memory(node.buffer), {})[id(node.buffer)] = node.buffer
+    found: dict[int, Diagnostic] = {}
+    for writer in find(kernel.body, Store, RegisteredOp, Call):
+        for buffer in _writes(writer):
+            others = [b.name for b in names[_memory(buffer)].values() if b is not buffer]
+            if others:
+                why = f"is written as `{buffer.name}` and used as `{others[0]}` in one kernel"
+                fix = "use one of the two names there"
+                problem = diagnose("bad_argument", writer.span, op="T.view", name="src", why=why, fix=fix)
+                found.setdefault(_memory(buffer), problem)
+    return list(found.values())
+
+
+def _memory(buffer: Buffer) -> int:
+    return id(buffer.base or buffer)
+
+
+def _writes(node: Node) -> list[Buffer]:
+    if isinstance(node, Store):
+        return [node.buffer]
+    if isinstance(node, RegisteredOp):
+        return [region.buffer for region in node.accesses()[1]]
+    if not isinstance(node, Call):
+        return []
+    places = [(e.kind, node.args[e.operand]) for e in lookup_of_intrinsics(node.name).effects(node)]
+    return [place.buffer for kind, place in places if "w" in kind and isinstance(place, Address)]

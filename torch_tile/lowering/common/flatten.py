@@ -9,14 +9,13 @@ from functools import reduce
 from typing import TypeVar
 
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Expr, Load, binary, const
 from torch_tile.ir.node import Rewriter, equal, rebuilt
 from torch_tile.ir.polynomial import Atoms
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Kernel, Program, Store
-from torch_tile.ir.tensor_map import TensorMap
-from torch_tile.tileop.alignment import strides_of
+from torch_tile.tileop.base import strides_of
 
 A = TypeVar("A", Load, Address, Store)
 

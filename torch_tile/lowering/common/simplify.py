@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from torch_tile.ir.simplify_stmt import simplify_stmt
+from torch_tile.ir.simplify import simplify_stmt
 from torch_tile.ir.stmt import Program
 
 

@@ -3,15 +3,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
 from torch_tile.diagnostics.errors import error
 from torch_tile.intrinsics import lookup
-from torch_tile.ir.buffer import Region
-from torch_tile.ir.expr import Call, Expr, Load
-from torch_tile.ir.node import Rewriter
-from torch_tile.ir.stmt import Block, Do, Kernel, Print, Program, Role, Stmt
-from torch_tile.lowering.analysis.statement_at import place_at
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.expr import Address, Call, Const, Expr, Load, binary, unary
+from torch_tile.ir.idmap import IdSet
+from torch_tile.ir.node import Rewriter, contains, equal, find
+from torch_tile.ir.stmt import (
+    Assert,
+    Block,
+    Break,
+    Continue,
+    Do,
+    For,
+    If,
+    Kernel,
+    LoopKind,
+    Print,
+    Program,
+    Role,
+    Stmt,
+    Store,
+    While,
+)
+from torch_tile.lowering.analysis.clone import place_at
 from torch_tile.tileop import RegisteredOp
-from torch_tile.tileop.base import serial, spread, squeezed
+from torch_tile.tileop.base import conjunction, is_one, serial, spread, squeezed
+from torch_tile.tileop.copy.op import Copy
+from torch_tile.tileop.gemm.op import Gemm
+from torch_tile.tileop.parallel.nest import carried_vars
 
 
 def lower_tile_ops(program: Program) -> Program:
@@ -68,3 +92,125 @@ class _Lower(Rewriter):
             return serial(rest[0], lambda v: nest(rest[1:], (*point, v)), name="ijklmn"[len(point)])
 
         return place_at(node, nest(squeezed(region), ()))
+
+
+# T.Parallel nests become single loops, each with the order that it needs.
+#
+# A loop whose iterations are independent may be a vector loop; one that carries a value (it accumulates into a place
+# that does not move with the loop variable, or reads what another iteration writes) runs in order.
+
+
+def split_parallel(program: Program) -> Program:
+    """Replace PARALLEL loops by SERIAL and VECTOR ones of one variable; only innermost loops become VECTOR."""
+    return _Split()(program)  # type: ignore[no-any-return]
+
+
+class _Split(Rewriter):
+    def visit_For(self, loop: For) -> Stmt:
+        if loop.kind not in (LoopKind.PARALLEL, LoopKind.VECTOR):
+            return self.children(loop)
+        carried = carried_vars(loop)
+        new = self.children(loop)
+        body: Block = new.body
+        for depth in reversed(range(len(new.vars))):
+            var = new.vars[depth]
+            innermost = depth == len(new.vars) - 1
+            independent = not any(var is c for c in carried)
+            kind = LoopKind.VECTOR if innermost and independent and is_straight(body) else LoopKind.SERIAL
+            if new.kind is kind:
+                return new
+            made = For(kind, (var,), (new.starts[depth],), (new.stops[depth],), body, span=loop.span)
+            body = Block((made,))
+        return body.stmts[0]
+
+
+def is_straight(body: Block) -> bool:
+    """Whether a loop body has no inner loop and nothing that a vector loop cannot hold."""
+    updates = any(call.name == "atomic" for call in find(body, Call))
+    return not updates and not contains(body, For, While, Break, Continue, Do, Print, Assert)
+
+
+# Right operands that T.gemm packs anyway are packed from where they lie, not from a tile that they were copied to.
+#
+# Where a tile is only copied from global memory and multiplied by, the CPU's product reads the source instead, if the
+# block's part of it lies within its bounds; else the tile is filled as before, zeros beyond the bounds included.
+
+NOTHING = Block(())
+
+
+def read_in_place(program: Program) -> Program:
+    """Let products read right operands from global memory where that gives the same."""
+    return _InPlace()(program)  # type: ignore[no-any-return]
+
+
+class _InPlace(Rewriter):
+    def visit_Kernel(self, kernel: Kernel) -> Kernel:
+        ops = list(find(kernel.body, RegisteredOp))
+        accesses = [op.accesses() for op in ops]
+        self.reads = Counter(r.buffer for reads, _ in accesses for r in reads)
+        self.writes = Counter(r.buffer for _, writes in accesses for r in writes)
+        single = list(find(kernel.body, Load, Store, Address))
+        self.elements = IdSet(n.buffer for n in single)
+        self.stored = IdSet(n.buffer for n in single if not isinstance(n, Load))
+        return self.children(kernel)
+
+    def visit_Block(self, block: Block) -> Block:
+        new = self.children(block)
+        stmts = list(new.stmts)
+        for at, one in enumerate(new.stmts):
+            if isinstance(one, Copy) and self.may_stay(one):
+                product = _next_product(new.stmts[at + 1 :], one.dst.buffer)
+                if product is not None:
+                    _read_source(stmts, at, stmts.index(product), one, product)
+        return new if all(a is b for a, b in zip(stmts, new.stmts, strict=True)) else replace(new, stmts=tuple(stmts))
+
+    def may_stay(self, copy: Copy) -> bool:
+        """Whether a copy fills a tile that has no other source and one reader, from memory that stays as it is."""
+        source, tile = copy.src.buffer, copy.dst.buffer
+        if source.scope != "global" or tile.scope == "global" or source.dtype != tile.dtype:
+            return False
+        if self.writes[source] or source in self.stored or not _has_dense_rows(source):
+            return False
+        alone = self.writes[tile] == self.reads[tile] == 1 and tile not in self.elements
+        return alone and _is_whole(copy.dst) and _is_matrix(copy.src, copy.dst)
+
+
+def _has_dense_rows(source: Buffer) -> bool:
+    return not source.strides or is_one(source.strides[-1])
+
+
+def _is_whole(region: Region) -> bool:
+    starts = all(isinstance(s, Const) and s.value == 0 for s in region.starts)
+    return starts and all(map(equal, region.extents, region.buffer.shape))
+
+
+def _is_matrix(source: Region, tile: Region) -> bool:
+    """Whether a source has the tile's two dimensions as its last ones."""
+    matrix = len(tile.ranges) == 2 and len(source.ranges) >= 2 and all(map(is_one, source.extents[:-2]))
+    return matrix and all(map(equal, source.extents[-2:], tile.extents))
+
+
+def _next_product(following: Sequence[Stmt], tile: Buffer) -> Gemm | None:
+    """The product with a tile as its right operand, if nothing before it may write to global memory."""
+    for one in following:
+        if isinstance(one, Gemm) and one.B.buffer is tile:
+            packed = one.transpose_B or tile.dtype.bits < 32
+            return one if packed and _is_whole(one.B) and one.A.buffer is not tile else None
+        if not isinstance(one, Copy | Gemm) or one.accesses()[1][0].buffer.scope == "global":
+            return None
+    return None
+
+
+def _read_source(stmts: list[Stmt], at: int, product_at: int, copy: Copy, product: Gemm) -> None:
+    """Put the product's two forms, and the copy for one of them, into the list."""
+    inside = conjunction(_bounds(copy.src))
+    direct = replace(product, B=copy.src)
+    stmts[at] = If(unary("not", inside), Block((copy,)), NOTHING, span=copy.span)
+    stmts[product_at] = If(inside, Block((direct,)), Block((product,)), span=product.span)
+
+
+def _bounds(region: Region) -> list[Expr]:
+    found = []
+    for start, extent, size in zip(region.starts, region.extents, region.buffer.shape, strict=True):
+        found += [binary("<=", 0, start), binary("<=", binary("+", start, extent), size)]
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_tile.ir import dtype as dt, stmt
+from torch_tile.ir.arith_util import Expand, terms_of
 from torch_tile.ir.expr import (
     Binary,
     Const,
@@ -39,8 +40,6 @@ from torch_tile.ir.stmt import (
     Stmt,
     While,
 )
-from torch_tile.ir.substitute import Expand
-from torch_tile.ir.terms import terms_of
 
 CONDITIONS_PER_LOOP = 2  # each doubles the code of the loop
 LARGEST_BODY = 120  # nodes

@@ -17,7 +17,9 @@ from functools import reduce
 
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import WARPGROUP
+from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.bulk import in_turns
+from torch_tile.intrinsics.traits import Sync
 from torch_tile.intrinsics.wgmma import wgmma_wait
 from torch_tile.ir import stmt as st
 from torch_tile.ir.bounds import Ranges
@@ -27,16 +29,16 @@ from torch_tile.ir.expr import Address, Const, Expr, Var, binary, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.simplify import is_literal, simplify
-from torch_tile.ir.stmt import Alloc, Block, If, Let, LoopKind, Program, Role, Stmt, calls
+from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Let, LoopKind, Program, Role, Stmt, calls
 from torch_tile.lowering.analysis.branch_range import taken_until
 from torch_tile.lowering.analysis.clone import Instance
 from torch_tile.lowering.hopper.plan_tma_loads import Survey, is_zero
 from torch_tile.lowering.pipelining.copy_plan import uses
-from torch_tile.tileop.arrive import ArriveLast
+from torch_tile.tileop.atomic import ArriveLast
 from torch_tile.tileop.base import RegisteredOp
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
-from torch_tile.tileop.gemm.wgmma_results import WgmmaResults
+from torch_tile.tileop.gemm.wgmma import WgmmaResults
 
 ZERO = const(0, int32)
 MOST_LEADING = 4  # turns that a loop is not turned for
@@ -398,3 +400,54 @@ def _earlier(arrival: Stmt, k: Var, turn: Expr) -> Stmt:
     stages = barrier.shape[0]
     new: Stmt = Instance(IdMap([(k, simplify(turn + stages - 1))]), IdMap(), fresh=False)(arrival)
     return new
+
+
+# Warpgroups take turns (`ping_pong`) only where they do not meet within a turn.
+#
+# One that waits at a barrier for the others, while they wait for their turn, would wait for ever. Where a barrier has
+# come to lie between `turn_take` and `turn_pass`, for what threads write to a tile that a product reads, the turns
+# go: they order time only, never values. A loop that asks for turns and has none is reported with the reason.
+
+OTHERWISE = "only several warpgroups take them, by wgmma, in a loop of products, arithmetic, and products again"
+
+
+def settle_turns(program: Program, build: Build) -> Program:
+    """Drop the turns of warpgroups that meet within one, and report what became of all."""
+    asked = {n.span: OTHERWISE for n in find(program, For) if n.ping_pong}
+    if not asked:
+        return program
+    dropped: IdSet[Do] = IdSet()
+    for group, meets in _turns(program):
+        why = "threads meet at a barrier between the products" if meets else "" if len(group) > 2 else "no turn is left"
+        asked[group[0].span] = why
+        dropped |= IdSet(group if why else ())
+    for span, why in asked.items():
+        build.note(span, "T.Pipelined", f"{'no ' if why else ''}turns of warpgroups in starting products", why)
+    return _Drop(dropped)(program) if dropped else program
+
+
+def _turns(program: Program) -> Iterator[tuple[list[Do], bool]]:
+    """The calls of each kind of turns, from `turn_open` to `turn_close`, and whether threads meet within one."""
+    calls: list[Do] = []
+    inside = meets = False
+    for node in find(program, Do):
+        found = intrinsic_of(node)
+        if found is not None and found.sync is Sync.TURN:
+            calls.append(node)
+            inside = found.name == "turn_take"
+        elif inside:
+            meets |= found is not None and found.meets
+        if found is not None and found.name == "turn_close":
+            yield calls, meets
+            calls, meets = [], False
+
+
+class _Drop(Rewriter):
+    """Drops statements."""
+
+    def __init__(self, dropped: IdSet[Do]):
+        self.dropped = dropped
+
+    def visit_Do(self, node: Do) -> Stmt:
+        """Nothing, or what it was."""
+        return Block(()) if node in self.dropped else node

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 from torch_tile.compiler.context import Build
+from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Const, Expr, Var, binary, const
 from torch_tile.ir.idmap import IdMap, mentions
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Kernel
-from torch_tile.ir.substitute import Substitute
 from torch_tile.lowering.hopper.plan_tma_loads import Body, Loads, Survey, decisive
 from torch_tile.tileop.copy.op import Copy
-from torch_tile.tileop.copy.tma_boxes import refuses_shares
+from torch_tile.tileop.copy.tma import refuses_shares
 
 AXES = "xyz"
 ONE = const(1, int32)

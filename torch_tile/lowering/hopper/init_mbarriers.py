@@ -14,11 +14,10 @@ from itertools import product
 
 from torch_tile.intrinsics import bulk, memory
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Call, const
 from torch_tile.ir.node import equal, find
 from torch_tile.ir.stmt import Alloc, Block, If, Kernel, Program, Stmt
-from torch_tile.ir.tensor_map import TensorMap
 
 
 def init_barriers(program: Program) -> Program:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.bulk import bulk_wait
 from torch_tile.intrinsics.traits import Engine, Sync
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Call, Expr, Load, const
 from torch_tile.ir.idmap import IdMap, IdSet
@@ -37,7 +37,6 @@ from torch_tile.ir.stmt import (
     Store,
     calls,
 )
-from torch_tile.ir.tensor_map import TensorMap
 
 ZERO = const(0, int32)
 

@@ -17,7 +17,7 @@ from torch_tile.ir.node import Node, find
 from torch_tile.ir.stmt import Block, For, If, Let, Stmt, Store
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import same_extents
-from torch_tile.tileop.copy.async_loop import gather_of
+from torch_tile.tileop.copy.cp_async import gather_of
 from torch_tile.tileop.copy.op import Copy
 
 

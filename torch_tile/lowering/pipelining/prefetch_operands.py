@@ -36,8 +36,7 @@ from torch_tile.ir.stmt import (
     calls,
 )
 from torch_tile.lowering.analysis.clone import Instance
-from torch_tile.tileop.copy.async_loop import AsyncLoop
-from torch_tile.tileop.copy.cp_async import AsyncCopy
+from torch_tile.tileop.copy.cp_async import AsyncCopy, AsyncLoop
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.gemm import mma
 from torch_tile.tileop.gemm.op import Gemm

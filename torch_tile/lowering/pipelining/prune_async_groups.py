@@ -16,7 +16,7 @@ from torch_tile.ir import stmt as st
 from torch_tile.ir.expr import Call
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, contains, find
-from torch_tile.ir.simplify_stmt import simplify_stmt
+from torch_tile.ir.simplify import simplify_stmt
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.lowering.sync.accesses import trips
 

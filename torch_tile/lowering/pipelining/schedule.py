@@ -20,7 +20,7 @@ from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Rewriter, contains, find
 from torch_tile.ir.stmt import Alloc, Block, For, If, Let, Stmt
 from torch_tile.lowering.pipelining.copy_plan import Facts, Leaf, Move, Plan, filled, leaves, uses
-from torch_tile.tileop.arrive import ArriveLast
+from torch_tile.tileop.atomic import ArriveLast
 
 
 @dataclass(frozen=True)

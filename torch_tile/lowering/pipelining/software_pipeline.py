@@ -22,8 +22,7 @@ from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, contains, field_names, find
-from torch_tile.ir.simplify import is_literal, simplify
-from torch_tile.ir.simplify_stmt import simplify_stmt
+from torch_tile.ir.simplify import is_literal, simplify, simplify_stmt
 from torch_tile.ir.stmt import (
     Alloc,
     Block,
@@ -54,8 +53,7 @@ from torch_tile.lowering.pipelining.schedule import (
     single_schedule,
     usual_schedule,
 )
-from torch_tile.tileop.copy.async_loop import AsyncLoop
-from torch_tile.tileop.copy.cp_async import AsyncCopy
+from torch_tile.tileop.copy.cp_async import AsyncCopy, AsyncLoop
 from torch_tile.tileop.copy.op import Copy
 
 

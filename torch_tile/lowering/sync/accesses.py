@@ -15,6 +15,7 @@ from typing import Any
 
 from torch_tile.intrinsics.base import lookup
 from torch_tile.intrinsics.traits import Engine
+from torch_tile.ir.arith_util import Substitute, terms_of
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import int32
@@ -23,8 +24,6 @@ from torch_tile.ir.node import NONE, Node, children, symbols
 from torch_tile.ir.polynomial import structure
 from torch_tile.ir.simplify import Simplifier
 from torch_tile.ir.stmt import For, If, Store
-from torch_tile.ir.substitute import Substitute
-from torch_tile.ir.terms import terms_of
 from torch_tile.lowering.analysis.thread_values import Numbers, is_unsure
 from torch_tile.lowering.threads.allocate_shared import shared_size
 

@@ -11,11 +11,11 @@ from torch_tile.intrinsics.base import Intrinsic, intrinsic_of, lookup, starts
 from torch_tile.intrinsics.memory import option
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
+from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.expr import Address, Call, Expr, Load, Var
 from torch_tile.ir.node import children, contains, find, symbols
 from torch_tile.ir.stmt import Break, Continue, Do, For, Let, Role, Stmt, Store, While
-from torch_tile.ir.substitute import Substitute
-from torch_tile.lowering.analysis.divergence import Divergence
+from torch_tile.lowering.analysis.thread_values import Divergence
 from torch_tile.lowering.sync.accesses import Access, Collector, overlap
 
 

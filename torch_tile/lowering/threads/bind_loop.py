@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch_tile.diagnostics.errors import InternalError, error
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import Expand, Substitute
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
@@ -34,10 +35,8 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )
-from torch_tile.ir.substitute import Expand, Substitute
-from torch_tile.tileop.parallel.carried import carriers
 from torch_tile.tileop.parallel.index_map import Index
-from torch_tile.tileop.parallel.nest import Nest, Use, nest_of
+from torch_tile.tileop.parallel.nest import Nest, Use, carriers, nest_of
 from torch_tile.tileop.parallel.op import layout_of, misplaced
 from torch_tile.tileop.threads import Layouts, ThreadContext
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Expr, Load, Var, binary, const
 from torch_tile.ir.idmap import IdMap
@@ -34,11 +35,9 @@ from torch_tile.ir.stmt import (
     Store,
     While,
 )
-from torch_tile.ir.substitute import Substitute
-from torch_tile.lowering.analysis.clone import Instance
-from torch_tile.lowering.analysis.divergence import Divergence
+from torch_tile.lowering.analysis.clone import Instance, place_at
 from torch_tile.lowering.analysis.scope_facts import Known
-from torch_tile.lowering.analysis.statement_at import place_at
+from torch_tile.lowering.analysis.thread_values import Divergence
 from torch_tile.lowering.threads.bind_loop import bind_loop, load_of
 from torch_tile.tileop import RegisteredOp
 from torch_tile.tileop.base import serial, spread, squeezed

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from torch_tile.intrinsics.memory import here
 from torch_tile.intrinsics.wgmma import walks_of
+from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import Address, Call, Const, Expr, Var, const
 from torch_tile.ir.node import Node, Rewriter, children, find, symbols
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, Let, LoopKind, Program, Stmt
-from torch_tile.ir.substitute import Substitute
 
 MANY = 16  # descriptors that one loop keeps
 PLENTY = 192  # 4-byte registers of local arrays, of 255: what is left holds the addresses of a loop and its scalars

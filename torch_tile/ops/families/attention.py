@@ -18,8 +18,7 @@ from torch import Tensor
 
 from torch_tile.kernels import kernels
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
-from torch_tile.kernels.attention.memory_order import empty_beside
-from torch_tile.kernels.attention.positions import FAR
+from torch_tile.kernels.attention.arguments import FAR, empty_beside
 from torch_tile.kernels.epilogue.program import parse
 from torch_tile.ops import checks
 from torch_tile.ops.checks import require, require_type, require_value

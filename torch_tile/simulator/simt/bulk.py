@@ -15,13 +15,12 @@ import numpy as np
 
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.intrinsics.bulk import reaches_others
-from torch_tile.ir.tensor_map import TensorMap
-from torch_tile.simulator.simt.accesses import OrderedTrace
+from torch_tile.ir.buffer import TensorMap
 from torch_tile.simulator.simt.barriers import barriers_of
 from torch_tile.simulator.simt.calls import Calls, Handler, Place, Run
 from torch_tile.simulator.simt.cluster import Cluster, bits
 from torch_tile.simulator.simt.memory import Global, Tile
-from torch_tile.simulator.simt.race_epochs import Array
+from torch_tile.simulator.simt.races import Array, OrderedTrace
 from torch_tile.simulator.simt.values import Value, decode, encode
 
 CHUNK = 16  # bytes that a swizzle leaves together

@@ -13,15 +13,12 @@ import numpy as np
 
 from torch_tile.diagnostics.errors import InternalError, Span
 from torch_tile.intrinsics import lookup
+from torch_tile.ir.buffer import TensorMap
 from torch_tile.ir.expr import Address, Call, Expr
-from torch_tile.ir.tensor_map import TensorMap
 from torch_tile.simulator.simt import values as va
-from torch_tile.simulator.simt.memory import Memory, Threads, Tile
-from torch_tile.simulator.simt.race_clocks import VectorClock
-from torch_tile.simulator.simt.race_epochs import WHOLE_WARP, Array, Clock
-from torch_tile.simulator.simt.registers import Local
+from torch_tile.simulator.simt.memory import Local, Memory, Owner, Shared, Threads, Tile
+from torch_tile.simulator.simt.races import WHOLE_WARP, Array, Clock, VectorClock
 from torch_tile.simulator.simt.roles import Tasks
-from torch_tile.simulator.simt.shared import Owner, Shared
 from torch_tile.simulator.simt.values import Value
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from torch_tile.ir.node import walk
 from torch_tile.simulator.simt import values as va
 from torch_tile.simulator.simt.calls import Calls, Handler, Place, Run
 from torch_tile.simulator.simt.memory import Tile
-from torch_tile.simulator.simt.race_clocks import NOTHING, joined
-from torch_tile.simulator.simt.race_epochs import Array
+from torch_tile.simulator.simt.races import NOTHING, Array, joined
 from torch_tile.simulator.simt.values import Value
 
 

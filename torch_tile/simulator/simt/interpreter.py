@@ -21,20 +21,18 @@ import torch
 
 from torch_tile.diagnostics.errors import InternalError
 from torch_tile.ir import stmt as st
+from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.evaluate import evaluate
 from torch_tile.ir.expr import Expr, Var
 from torch_tile.ir.node import Visitor, walk
 from torch_tile.simulator.findings import Findings
-from torch_tile.simulator.simt.accesses import OrderedTrace
-from torch_tile.simulator.simt.barrier_groups import MEETINGS
-from torch_tile.simulator.simt.barriers import BARRIERS, Barriers
+from torch_tile.simulator.simt.barriers import BARRIERS, MEETINGS, Barriers
 from torch_tile.simulator.simt.bulk import BULK
 from torch_tile.simulator.simt.calls import CALLS, Calls
 from torch_tile.simulator.simt.cluster import CLUSTER, Cluster, crowds, is_linked
 from torch_tile.simulator.simt.expressions import Expressions, Fixed
 from torch_tile.simulator.simt.matmuls import Accumulators
-from torch_tile.simulator.simt.memory import Global, Memory, Threads, Tile
+from torch_tile.simulator.simt.memory import Global, Local, Memory, Shared, Threads, Tile, Variable
 from torch_tile.simulator.simt.prescan import (
     crews,
     is_concurrent,
@@ -43,11 +41,8 @@ from torch_tile.simulator.simt.prescan import (
     shared_size,
     writes,
 )
-from torch_tile.simulator.simt.race_clocks import VectorClock
-from torch_tile.simulator.simt.race_epochs import Clock, Trace
-from torch_tile.simulator.simt.registers import Local, Variable
+from torch_tile.simulator.simt.races import Clock, OrderedTrace, Trace, VectorClock
 from torch_tile.simulator.simt.roles import Stuck, Task, Tasks
-from torch_tile.simulator.simt.shared import Shared
 from torch_tile.simulator.simt.values import Value
 from torch_tile.simulator.simt.wgmma import WGMMA
 

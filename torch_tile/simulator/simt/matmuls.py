@@ -13,9 +13,8 @@ from torch_tile.diagnostics.errors import Span
 from torch_tile.hardware import WARPGROUP
 from torch_tile.ir.buffer import Buffer
 from torch_tile.simulator.simt.calls import Calls
-from torch_tile.simulator.simt.memory import Memory
-from torch_tile.simulator.simt.race_epochs import Array
-from torch_tile.simulator.simt.registers import Local
+from torch_tile.simulator.simt.memory import Local, Memory
+from torch_tile.simulator.simt.races import Array
 from torch_tile.simulator.simt.values import Value
 
 

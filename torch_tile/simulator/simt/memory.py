@@ -8,15 +8,18 @@ and write nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from torch_tile.diagnostics.errors import Span
 from torch_tile.ir.buffer import Buffer
 from torch_tile.simulator.findings import Banks, Findings
-from torch_tile.simulator.simt.race_epochs import Array, Trace
-from torch_tile.simulator.simt.shared import Owner, Shared, count_banks
-from torch_tile.simulator.simt.values import Value, decode, encode, number, stored
+from torch_tile.simulator.memory import poisoned
+from torch_tile.simulator.simt.races import Array, OrderedTrace, Trace
+from torch_tile.simulator.simt.values import Value, carrier, decode, encode, number, stored
 
 ACCESSES = 100  # of one line that are looked at for bank conflicts
 
@@ -258,3 +261,252 @@ class Tile(Memory):
         banks = self.threads.findings.banks.setdefault((span, f"{how} of `{self.name}`"), Banks())
         if banks.accesses < ACCESSES:
             count_banks(banks, first, size, ids)
+
+
+# A block's shared memory, byte for byte: NaN until written, and with a trace of all accesses.
+#
+# What an asynchronous copy has yet to bring is not there before it lands; until then nobody may touch its place.
+# Places are as large as the smallest access of the kernel.
+
+WHOLE = 1024  # bytes, after which all swizzles repeat
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A buffer in shared memory, which may share its place with others."""
+
+    name: str
+    number: int
+
+
+class Shared:
+    """Shared memory of one block, or of `blocks` of a cluster, one after another from multiples of `of_block` on.
+
+    Addresses are in bytes; `who` names the accessor of each row of an access.
+    """
+
+    def __init__(self, size: int, place: int, findings: Findings, trace: Callable[[int], Trace], blocks: int = 1):
+        self.of_block = size if blocks == 1 else -(-size // WHOLE) * WHOLE
+        self.size, self.place, self.findings, self.new_trace = blocks * self.of_block, place, findings, trace
+        self.buffers = 0
+        self.reset()
+
+    def next_number(self) -> int:
+        """A number for one more buffer; 0 is nobody's."""
+        self.buffers += 1
+        return self.buffers
+
+    def reset(self) -> None:
+        """The state in which a block finds it."""
+        self.data = np.full(self.size, 0xFF, np.uint8)
+        count = self.size // self.place
+        self.trace = self.new_trace(count)
+        self.flying = np.zeros(count, np.int16)  # asynchronous copies under way to here
+        self.flights = 0
+        self.owners = np.zeros(count, np.int32)  # the buffer that each place was last written for
+
+    def read(self, first: Array, size: int, who: Array, owner: Owner, span: Span | None) -> Array:
+        """`size` bytes from each of the addresses `first` on."""
+        places = self._places(first, size)
+        self._check_flying(places, f"`{owner.name}` is read", span)
+        self._check_written(self.trace.read(places, who, owner.name, span), places, owner, span)
+        return self.bytes_at(first, size)
+
+    def write(
+        self, first: Array, data: Array, who: Array, owner: Owner, span: Span | None, atomic: bool = False
+    ) -> None:
+        """Write rows of bytes at the addresses `first`."""
+        size = data.shape[1]
+        places = self._places(first, size)
+        self._check_flying(places, f"`{owner.name}` is written", span)
+        # Threads that write the same value do no harm.
+        same = (self.bytes_at(first, size) == data).reshape(*places.shape, self.place).all(axis=2)
+        before = self.trace.before_write(places, who, owner.name, span, same, atomic)
+        if atomic:
+            self._check_written(before, places, owner, span)
+        self._store(first, data)
+        self.owners[places] = owner.number
+        self.trace.wrote(places, who, atomic)
+        if not atomic and (self.bytes_at(first, size) != data).any():
+            self.findings.add("race", span, f"`{owner.name}` is written by several threads at once")
+
+    def take_off(self, first: Array, size: int, who: Array, owner: Owner, span: Span | None) -> None:
+        """An asynchronous copy begins: it may write from now on."""
+        places = self._places(first, size)
+        self._check_flying(places, f"`{owner.name}` is written", span)
+        self.trace.before_write(places, who, owner.name, span)
+        self.flying[places] += 1
+        self.flights += 1
+
+    def land(self, first: Array, data: Array, who: Array, owner: Owner) -> None:
+        """What these threads waited for is there, for themselves at once, for others after the next barrier."""
+        places = self._places(first, data.shape[1])
+        self._store(first, data)
+        self.flying[places] = 0
+        self.owners[places] = owner.number
+        self.trace.wrote(places, who)
+
+    def fetch(
+        self, first: Array, size: int, ids: Array, agents: tuple[int, ...], time: int, owner: Owner, span: Span | None
+    ) -> Array:
+        """`size` bytes from each address on, which `agents` go on reading until `time` for the threads `ids`."""
+        places = self._places(first, size)
+        self._check_flying(places, f"`{owner.name}` is read", span)
+        written = self._ordered.read_by_agents(places, ids, agents, time, owner.name, span)
+        self._check_written(written, places, owner, span)
+        return self.bytes_at(first, size)
+
+    def bring(
+        self, first: Array, data: Array, thread: int, agent: int, time: int, owner: Owner, span: Span | None
+    ) -> None:
+        """Write rows of bytes; they are there for those who know that `agent` came to `time`."""
+        places = self._places(first, data.shape[1])
+        self._check_flying(places, f"`{owner.name}` is written", span)
+        self._ordered.before_engine(places, thread, owner.name, span)
+        self._store(first, data)
+        self.owners[places] = owner.number
+        self._ordered.written_by_agent(places, agent, time)
+
+    @property
+    def _ordered(self) -> OrderedTrace:
+        assert isinstance(self.trace, OrderedTrace)
+        return self.trace
+
+    def bytes_at(self, first: Array, size: int) -> Array:
+        """Rows of bytes, with no check."""
+        return self.data[first[:, None] + np.arange(size)]
+
+    def _store(self, first: Array, data: Array) -> None:
+        self.data[first[:, None] + np.arange(data.shape[1])] = data
+
+    def _places(self, first: Array, size: int) -> Array:
+        return (first // self.place)[:, None] + np.arange(size // self.place)
+
+    def _check_written(self, written: Array, places: Array, owner: Owner, span: Span | None) -> None:
+        strange = self.owners[places] != owner.number
+        if strange.any():
+            never = bool((written < 0).any())
+            text = f"`{owner.name}`" if never else f"`{owner.name}` finds what another buffer left there"
+            self.findings.add("unwritten", span, text, int(strange.any(axis=1).sum()))
+
+    def _check_flying(self, places: Array, what: str, span: Span | None) -> None:
+        if self.flights and (flying := self.flying[places]).any():
+            count = int((flying > 0).any(axis=1).sum())
+            self.findings.add("missing_wait", span, f"{what} while a copy to it is under way", count)
+
+
+def count_banks(banks: Banks, first: Array, size: int, lanes: Array) -> None:
+    """Add one access of `size` bytes per thread to the statistic; 128 bytes of a warp go at a time."""
+    group = max(1, min(32, 128 // size))
+    words = max(1, size // 4)
+    wave = lanes // group
+    word = (first[:, None] // 4 + np.arange(words)).ravel()
+    key = np.unique(np.repeat(wave, words) * (1 << 32) + word)
+    wave, bank = key >> 32, key & 31
+    loads = np.bincount(wave * 32 + bank)
+    table = np.pad(loads, (0, -len(loads) % 32)).reshape(-1, 32)
+    most = table.max(axis=1)
+    ways = most[most > 0]
+    banks.accesses += 1
+    banks.phases += int(ways.sum())
+    banks.ideal += len(ways)
+    banks.worst = max(banks.worst, float(ways.max(initial=1)))
+
+
+# Registers of each thread, and variables that keep one value for all threads as long as all agree.
+
+
+class Local(Memory):
+    """Registers of each thread: `values[register, thread]`, not as they lie in memory but as numbers."""
+
+    def __init__(self, buffer: Buffer, size: int, threads: Threads):
+        super().__init__(buffer, size, threads)
+        self.values = np.zeros((size, threads.lanes), carrier(buffer.dtype))
+        self.poison = poisoned((1,), buffer.dtype).to(torch.float64 if buffer.dtype.is_float else torch.int64).numpy()
+        self.reset()
+
+    def reset(self) -> None:
+        """Undefined content, for the running threads."""
+        where = slice(None) if self.threads.mask is None else self.threads.mask
+        self.values[:, where] = self.poison.astype(self.values.dtype)
+
+    def load(self, index: Value, span: Span | None) -> Value:
+        """One element for each running thread."""
+        if isinstance(index, np.ndarray):
+            ids = self.threads.active()
+            found = self.values[np.clip(self._checked(index[ids], span), 0, self.size - 1), ids]
+            return self.threads.spread(found, ids)
+        if not 0 <= index < self.size:
+            self.inside(np.array([index]), 1, span)
+            index = 0
+        return self.values[index].copy()
+
+    def store(self, index: Value, value: Value, span: Span | None) -> None:
+        """One element by each running thread."""
+        mask = self.threads.mask
+        if isinstance(index, np.ndarray):
+            ids = self.threads.active()
+            ok = self.inside(index[ids], 1, span)
+            ids = ids if ok is None else ids[ok]
+            self.values[index[ids], ids] = self.threads.each(value, ids)
+        elif not 0 <= index < self.size:
+            self.inside(np.array([index]), 1, span)
+        elif mask is None:
+            self.values[index] = value
+        else:
+            self.values[index, mask] = value[mask] if isinstance(value, np.ndarray) else value
+
+    def _checked(self, index: Array, span: Span | None) -> Array:
+        self.inside(index, 1, span)
+        return index
+
+    def rows(self, index: Array, count: int, ids: Array, span: Span | None) -> Array:
+        """`count` registers from each index on, raw."""
+        self.inside(index, count, span)
+        places = np.clip(index[:, None] + np.arange(count), 0, self.size - 1)
+        return encode(self.values[places, ids[:, None]], self.dtype)
+
+    def put_rows(self, index: Array, raw: Array, ids: Array, span: Span | None) -> None:
+        """Overwrite registers from each index on."""
+        ok = self.inside(index, raw.shape[1], span)
+        if ok is not None:
+            index, raw, ids = index[ok], raw[ok], ids[ok]
+        self.values[index[:, None] + np.arange(raw.shape[1]), ids[:, None]] = decode(raw, self.dtype)
+
+    def fragment(self, start: int, count: int) -> Array:
+        """Registers of whole warps, `[warps, 32, count]`."""
+        return self.values[start : start + count].reshape(count, -1, 32).transpose(1, 2, 0)
+
+    def put_fragment(self, start: int, values: Array, warps: Sequence[bool] | Array) -> None:
+        """Overwrite registers of the chosen warps."""
+        count = values.shape[2]
+        target = self.values[start : start + count].reshape(count, -1, 32)
+        target[:, warps] = values[warps].transpose(2, 0, 1)
+
+
+class Variable(Memory):
+    """A T.alloc_var: one value for all threads until they assign different ones."""
+
+    def __init__(self, buffer: Buffer, threads: Threads):
+        super().__init__(buffer, 1, threads)
+        self.reset()
+
+    def reset(self) -> None:
+        """Undefined content."""
+        self.value: Value = number(poisoned((), self.dtype).item(), self.dtype)
+
+    def load(self, index: Value, span: Span | None) -> Value:
+        """The value."""
+        return self.value
+
+    def store(self, index: Value, value: Value, span: Span | None) -> None:
+        """Assign by the running threads."""
+        mask = self.threads.mask
+        if mask is None or mask is self.threads.everyone:
+            self.value = value
+        else:
+            self.assign(mask, value)
+
+    def assign(self, mask: Array, value: Value) -> None:
+        """Assign by the threads of `mask`."""
+        self.value = np.asarray(np.where(mask, value, self.value), carrier(self.dtype))

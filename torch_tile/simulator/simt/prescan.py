@@ -14,11 +14,10 @@ from torch_tile.intrinsics import lookup
 from torch_tile.intrinsics.base import intrinsic_of, starts, syncs
 from torch_tile.intrinsics.traits import Engine, Scope, Sync
 from torch_tile.ir import stmt as st
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Call, Expr
 from torch_tile.ir.node import Node, walk
-from torch_tile.ir.tensor_map import TensorMap
-from torch_tile.simulator.simt.race_epochs import Array
+from torch_tile.simulator.simt.races import Array
 
 
 def _is_concurrent(node: Node) -> bool:

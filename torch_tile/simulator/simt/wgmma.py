@@ -19,7 +19,7 @@ from torch_tile.simulator.simt.bulk import CHUNK, of_thread, swizzled
 from torch_tile.simulator.simt.calls import Handler, Place, Run
 from torch_tile.simulator.simt.matmuls import Products
 from torch_tile.simulator.simt.memory import Tile
-from torch_tile.simulator.simt.race_epochs import Array
+from torch_tile.simulator.simt.races import Array
 
 A_DIGITS = {16: tw.A_16, 8: tw.A_8, 32: tw.A_32}  # by bits of an element
 

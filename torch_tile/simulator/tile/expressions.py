@@ -6,20 +6,28 @@ A lane is one iteration of those nests. What a mask hides is never looked at: a 
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
 from torch_tile.diagnostics.errors import InternalError, LaunchError, Span, error
 from torch_tile.ir import expr as ex, stmt as st
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Expr
+from torch_tile.ir.expr import Address, Call, Expr, Load
 from torch_tile.ir.node import Visitor
 from torch_tile.simulator import values as va
 from torch_tile.simulator.memory import Index, Storage, inside
 from torch_tile.simulator.tile.nests import Watch
-from torch_tile.simulator.values import Value, both, some
+from torch_tile.simulator.values import Value, both, shared, some
+from torch_tile.tileop.atomic import folds
 from torch_tile.tileop.base import describe
+
+if TYPE_CHECKING:
+    from torch_tile.ir.buffer import Region
+    from torch_tile.ir.dtype import DType
+    from torch_tile.ir.stmt import Block
+    from torch_tile.simulator.tile.interpreter import Tiles
 
 
 class Expressions(Visitor):
@@ -151,3 +159,60 @@ def _first(index: Value, bad: Value) -> int:
     """The offending index, of the first lane that has one."""
     pair = torch.broadcast_tensors(torch.as_tensor(index), torch.as_tensor(bad))
     return int(pair[0][pair[1]][0])
+
+
+# What a tile op's `evaluate` may ask of the interpreter that runs it.
+
+
+class Env(Protocol):
+    """The state of one block, seen tile by tile."""
+
+    def read(self, region: Region) -> torch.Tensor:
+        """A copy of the region, one dimension per buffer dimension; global elements outside the buffer read 0."""
+
+    def write(self, region: Region, tile: torch.Tensor) -> None:
+        """Overwrite the region with a tile of its shape; global elements outside the buffer are dropped."""
+
+    def extents(self, region: Region) -> list[int]:
+        """The region's extents, one per buffer dimension."""
+
+    def value(self, expr: Expr) -> Any:
+        """A scalar expression as a Python number."""
+
+    def size(self, expr: Expr) -> int:
+        """An integer expression as a Python int."""
+
+    def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
+        """A constant tile."""
+
+    def wide(self, dtype: DType) -> torch.dtype:
+        """The type in which a reference computes for results of `dtype`: float64 or int64."""
+
+    def block(self, block: Block) -> None:
+        """Run statements."""
+
+
+# Atomic updates that give a value, and atomic loads, in the interpreter of tiles: nothing happens at the same time.
+
+
+def atomic(call: Call, block: Tiles) -> Value:
+    """Update one element; gives what stood there, 0 outside a tensor."""
+    load = _load(call)
+    storage, old = block.memory[id(load.buffer)], block.loaded(block.memory[id(load.buffer)], load)
+    operand = block.expr(call.args[1])
+    wide = block.wide(load.dtype)
+    new = folds()[str(call.options[0])](*(torch.as_tensor(x).to(wide) for x in (old, operand)))
+    block.put(load, storage, new if load.dtype.is_float else shared(new))
+    return old
+
+
+def atomic_load(call: Call, block: Tiles) -> Value:
+    """What stands there."""
+    load = _load(call)
+    return block.loaded(block.memory[id(load.buffer)], load)
+
+
+def _load(call: Call) -> Load:
+    address = call.args[0]
+    assert isinstance(address, Address)
+    return Load(address.buffer, address.indices, span=call.span)

@@ -25,12 +25,11 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Call, Expr, Load
 from torch_tile.ir.node import Node, walk
-from torch_tile.simulator.binding import bind
+from torch_tile.simulator.interpret import bind
 from torch_tile.simulator.memory import Index, Storage, lane_ids, poisoned
 from torch_tile.simulator.simt.cluster import crowds
-from torch_tile.simulator.tile.atomics import atomic, atomic_load
 from torch_tile.simulator.tile.cluster import Crowd, at_rank
-from torch_tile.simulator.tile.expressions import Expressions
+from torch_tile.simulator.tile.expressions import Expressions, atomic, atomic_load
 from torch_tile.simulator.tile.nests import Plan, Watch, is_nest, plan, written
 from torch_tile.simulator.values import Value, both, some
 

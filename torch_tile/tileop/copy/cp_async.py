@@ -11,17 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from torch_tile.diagnostics.errors import Diagnostic, diagnose
 from torch_tile.intrinsics.memory import cp_async
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import Expand, Substitute, divides
 from torch_tile.ir.bounds import Ranges
-from torch_tile.ir.divisor import divides
-from torch_tile.ir.expr import Address, Const, Expr, Var, const
-from torch_tile.ir.stmt import Block, For, If, LoopKind, Stmt
-from torch_tile.tileop.alignment import aligned_run, strides_of
-from torch_tile.tileop.base import is_one, spread, squeezed, tile_op
+from torch_tile.ir.buffer import Buffer, Range, Region
+from torch_tile.ir.expr import Address, Const, Expr, Load, Select, Var, const, select
+from torch_tile.ir.node import find, symbols
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Block, For, If, Let, LoopKind, Stmt, Store
+from torch_tile.tileop.base import RegisteredOp, aligned_run, is_one, spread, squeezed, strides_of, tile_op
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.threads import ThreadContext
+
+if TYPE_CHECKING:
+    from torch_tile.simulator.tile.expressions import Env
+    from torch_tile.tileop.threads import Demand, Layouts
+
 
 WIDTHS = 16, 8, 4  # bytes that one cp.async can move
 ZERO = const(0, dt.int32)
@@ -127,3 +136,158 @@ def _digits(row: Expr, sizes: Sequence[int]) -> tuple[Expr, ...]:
 def _number(extent: Expr) -> int:
     assert isinstance(extent, Const)
     return int(extent.value)
+
+
+# A T.Parallel loop that fills a tile from global memory, started now and waited for later: rows gathered by a table.
+#
+# Made by the pipelining of loops; an author may write `T.Parallel(..., asynchronous=True)`. Where neighbours along
+# the last variable are neighbours in memory, a thread moves runs of 16, 8 or 4 bytes by cp.async; elements that a
+# condition excludes become 0. What cannot be done so is an ordinary loop, and the schedule report says why.
+
+
+@dataclass(frozen=True)
+class Gather:
+    """`dst[...] = src[...]` where `condition` holds (None: everywhere), else 0, for each point of a loop's box."""
+
+    dst: tuple[Buffer, tuple[Expr, ...]]
+    src: tuple[Buffer, tuple[Expr, ...]]
+    condition: Expr | None
+    region: Region
+
+
+def gather_of(loop: For) -> Gather | None:
+    """What a T.Parallel loop gathers; None if it does anything else than fill a box of a shared tile."""
+    if loop.kind is not LoopKind.PARALLEL or not loop.body.stmts:
+        return None
+    *names, last = loop.body.stmts
+    sizes = all(isinstance(e, Const) for e in (*loop.starts, *loop.stops)) and not any(_value(s) for s in loop.starts)
+    if not sizes or not isinstance(last, Store) or not all(isinstance(s, Let) for s in names):
+        return None
+    inline = Expand({id(s.var): s.value for s in names if isinstance(s, Let)})
+    value: Expr = inline(last.value)
+    condition: Expr | None = None
+    if isinstance(value, Select) and isinstance(value.b, Const) and value.b.value == 0:
+        condition, value = value.condition, value.a
+    if not isinstance(value, Load) or (value.buffer.scope, last.buffer.scope) != ("global", "shared"):
+        return None
+    indices = tuple(inline(i) for i in last.indices)
+    region = _box(loop, last.buffer, indices)
+    if region is None or value.buffer.dtype != last.buffer.dtype:
+        return None
+    return Gather((last.buffer, indices), (value.buffer, value.indices), condition, region)
+
+
+def _value(e: Expr) -> int:
+    assert isinstance(e, Const)
+    return int(e.value)
+
+
+def _box(loop: For, buffer: Buffer, indices: tuple[Expr, ...]) -> Region | None:
+    """The box that a loop fills: each variable counts along one dimension, in their order."""
+    left = list(zip(loop.vars, loop.stops, strict=True))
+    own = {id(v) for v in loop.vars}
+    ranges = []
+    for index in indices:
+        offset = simplify(index - left[0][0]) if left else index
+        if left and not _mentions(offset, own):
+            ranges.append(Range(offset, left.pop(0)[1]))
+        elif not _mentions(index, own):
+            ranges.append(Range(index, const(1, dt.int32), keep=False))
+        else:
+            return None
+    return None if left else Region(buffer, tuple(ranges))
+
+
+def _mentions(e: Expr, wanted: set[int]) -> bool:
+    return not wanted.isdisjoint(symbols(e))
+
+
+@tile_op("async_loop")
+@dataclass(frozen=True, eq=False, repr=False)
+class AsyncLoop(RegisteredOp):
+    """`loop`, whose writes may be read only after `cp_async_commit` and `cp_async_wait`."""
+
+    loop: For
+
+    @classmethod
+    def build(cls, loop: Any) -> AsyncLoop:
+        """From a T.Parallel loop."""
+        return cls(loop)
+
+    def check(self) -> list[Diagnostic]:
+        """The loop must fill a box of a shared tile from global memory."""
+        if gather_of(self.loop) is not None:
+            return []
+        why, fix = "is set for a loop that does not only fill a shared tile from global memory", "leave it out"
+        return [diagnose("bad_argument", self.span, op="T.Parallel", name="asynchronous", why=why, fix=fix)]
+
+    def accesses(self) -> tuple[list[Region], list[Region]]:
+        """Reads all that the loop loads, writes the box."""
+        found = gather_of(self.loop)
+        assert found is not None
+        buffers = {id(n.buffer): n.buffer for n in find(self.loop, Load)}
+        whole = [Region(b, tuple(Range(ZERO, size) for size in b.shape)) for b in buffers.values()]
+        return whole, [found.region]
+
+    def lower_cpu(self) -> Stmt:
+        """The loop itself."""
+        return self.loop
+
+    def evaluate(self, env: Env) -> None:
+        """Run the loop."""
+        env.block(Block((self.loop,)))
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """Nothing is asked: runs are dealt to the threads as memory has them."""
+        return []
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """This thread's cp.async calls, or an ordinary loop."""
+        found = gather_of(self.loop)
+        if found is None:  # nothing of it lies inside the tensor, as has turned out since: zeros are stored
+            return self.loop
+        reasons = [self._refuses(found, width, ctx) for width in WIDTHS]
+        width = next((w for w, reason in zip(WIDTHS, reasons, strict=True) if not reason), None)
+        if width is None:
+            ctx.build.note(self.span, "T.Parallel", "an ordinary loop, not copied ahead", reasons[-1])
+            return self.loop
+        ctx.build.note(self.span, "T.Parallel", f"cp.async of {width} bytes", reasons[0])
+        return self._copies(found, width, ctx)
+
+    def _refuses(self, found: Gather, width: int, ctx: ThreadContext) -> str:
+        """Why cp.async cannot move `width` bytes at a time; "" if it can."""
+        dst, src = found.dst[0], found.src[0]
+        along, extent = self.loop.vars[-1], self.loop.stops[-1]
+        run, uneven = divmod(width, src.dtype.itemsize)
+        if uneven or not run or not divides(run, extent):
+            return f"rows of {_value(extent)} are not whole runs of {width} bytes"
+        if not src.may_start_at(width):
+            return f"`{src.name}` may not start at a multiple of {width} bytes"
+        for buffer, indices in (found.dst, found.src):
+            start = simplify(indices[-1] - along)
+            if any(_mentions(i, {id(along)}) for i in (start, *indices[:-1])):
+                return f"`{along.name}` does not count along the last dimension of `{buffer.name}`"
+            if not divides(run, start, ctx.ranges):
+                return f"runs of {run} in `{buffer.name}` may not be aligned"
+        if found.condition is not None and _mentions(found.condition, {id(along)}):
+            return f"the condition depends on `{along.name}`"
+        if aligned_run(dst) % run:
+            return f"`{dst.name}` does not keep runs of {run} together"
+        strides = strides_of(src)
+        if not is_one(strides[-1]) or not all(divides(run, s, ctx.ranges) for s in strides[:-1]):
+            return f"rows of `{src.name}` may not start at multiples of {run}"
+        return ""
+
+    def _copies(self, found: Gather, width: int, ctx: ThreadContext) -> Stmt:
+        (dst, dst_indices), (src, src_indices) = found.dst, found.src
+
+        def move(point: tuple[Expr, ...]) -> Stmt:
+            at = Substitute({id(v): p for v, p in zip(self.loop.vars, point, strict=True)})
+            valid: Expr = const(width, dt.int32)
+            if found.condition is not None:
+                valid = select(at(found.condition), valid, ZERO)
+            target, source = (tuple(at(i) for i in x) for x in (dst_indices, src_indices))
+            return cp_async(Address(dst, target), Address(src, source), valid, width)
+
+        extents = [_value(e) for e in self.loop.stops]
+        return deal_runs(extents, width // src.dtype.itemsize, move, ctx)

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 from torch_tile.hardware import WARP
 from torch_tile.intrinsics.matrix import Digits, ldmatrix, stmatrix
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Region
-from torch_tile.ir.divisor import divides
 from torch_tile.ir.expr import Address, Const, Expr, Load, Var, cast, const
 from torch_tile.ir.layout import Digit
 from torch_tile.ir.stmt import Alloc, Block, For, If, LoopKind, Stmt, Store
-from torch_tile.tileop.alignment import aligned_run
-from torch_tile.tileop.base import is_one, spread
+from torch_tile.tileop.base import aligned_run, is_one, spread
 
 if TYPE_CHECKING:
     from torch_tile.tileop.copy.op import Copy

@@ -32,7 +32,7 @@ from torch_tile.tileop.parallel.nest import is_static
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.env import Env
+    from torch_tile.simulator.tile.expressions import Env
 
 POLICIES = (None, "evict_normal", "evict_first", "evict_last")  # of lines in the L2 cache
 INSTRUCTIONS = (None, "tma", "cp_async", "sync")

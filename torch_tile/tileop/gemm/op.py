@@ -12,21 +12,13 @@ from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Region
 from torch_tile.ir.expr import Address, Call, Expr, const
 from torch_tile.ir.stmt import Block, Do, Stmt
-from torch_tile.tileop.base import (
-    RegisteredOp,
-    Tile,
-    describe,
-    is_one,
-    need_region,
-    same_extents,
-    tile_op,
-)
+from torch_tile.tileop.base import RegisteredOp, Tile, describe, is_one, need_region, same_extents, tile_op
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm import fma, mma, wgmma as gemm_wgmma
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.env import Env
+    from torch_tile.simulator.tile.expressions import Env
 
 
 class Carrier(Protocol):
@@ -82,7 +74,7 @@ class Gemm(RegisteredOp):
         policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: bool = False, *, wg_wait: int = 0,
         wgmma: bool = False,
     ) -> Gemm:  # fmt: skip
-        """Operands are buffers or slices: products.py has what an author may write."""
+        """Operands are buffers or slices: asynchronous.py has what an author may write."""
         if not isinstance(policy, GemmWarpPolicy):
             why, fix = f"is {policy!r}"[:80], f"give one of {', '.join(p.to_language() for p in GemmWarpPolicy)}"
             raise error("bad_argument", None, op="T.gemm", name="policy", why=why, fix=fix)

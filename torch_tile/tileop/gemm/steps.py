@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from torch_tile.intrinsics.matrix import Digits, ldmatrix, mma, round_tf32
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.divisor import divides
 from torch_tile.ir.expr import Address, Const, Expr, Load, Var, const
 from torch_tile.ir.stmt import Alloc, Block, For, LoopKind, Stmt, Store
-from torch_tile.tileop.alignment import aligned_run
+from torch_tile.tileop.base import aligned_run
 from torch_tile.tileop.gemm.partition import Partition
 
 if TYPE_CHECKING:

@@ -1,35 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """T.gemm by wgmma: whole warpgroups multiply what lies in panels of shared memory, A also from registers.
 
-Decides the split of C over the warpgroups (`warpgroup_partition.py`) and how each operand is walked. Assumes at
+Decides the split of C over the warpgroups (`partition.py`) and how each operand is walked. Assumes at
 lowering that fragments have the layouts demanded here and shared operands are panels (`ir.layout.shared_tile`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch_tile.diagnostics.errors import InternalError
+from torch_tile.diagnostics.errors import Diagnostic, InternalError
 from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics import wgmma
-from torch_tile.intrinsics.wgmma import Descriptor
+from torch_tile.intrinsics.wgmma import Descriptor, wgmma_results
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.divisor import divides
 from torch_tile.ir.expr import Address, Binary, Expr, const
 from torch_tile.ir.layout import Layout, shared_tile
 from torch_tile.ir.stmt import Block, Stmt, Store
+from torch_tile.tileop.base import RegisteredOp, need_region, tile_op
 from torch_tile.tileop.gemm.mma import matrix_sizes, operand_types, problem
+from torch_tile.tileop.gemm.partition import WarpgroupPartition, instruction_columns, warpgroup_partitions
 from torch_tile.tileop.gemm.steps import ZERO, unrolled
-from torch_tile.tileop.gemm.warpgroup_partition import (
-    WarpgroupPartition,
-    instruction_columns,
-    warpgroup_partitions,
-)
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
+    from torch_tile.simulator.tile.expressions import Env
     from torch_tile.tileop.gemm.op import Gemm
+
 
 NO_BULK_COPIES = "its operands do not come by bulk copies"
 
@@ -249,3 +249,44 @@ def _note(
     ]
     split = f"{p.rows} x {p.columns} warpgroups of {rows} x {columns}"
     ctx.build.note(op.span, "T.gemm", f"wgmma m64n{width}k{step} {types[0]}, {split}; A: {how[0]}; B: {how[1]}")
+
+
+# T.wgmma_results: products that stayed under way have been waited for, and their results are used from here on.
+
+
+@tile_op("wgmma_results")
+@dataclass(frozen=True, eq=False, repr=False)
+class WgmmaResults(RegisteredOp):
+    """After a wait for the products that wrote the fragment `C`: no arithmetic on it is moved before that wait."""
+
+    C: Region
+
+    @classmethod
+    def build(cls, C: Any) -> WgmmaResults:
+        """A whole fragment."""
+        return cls(need_region(C, "wgmma_results", "C"))
+
+    def check(self) -> list[Diagnostic]:
+        """Nothing can be wrong."""
+        return []
+
+    def accesses(self) -> tuple[list[Region], list[Region]]:
+        """As good as computed here."""
+        return [self.C], [self.C]
+
+    def lower_cpu(self) -> Stmt:
+        """Nothing."""
+        return Block(())
+
+    def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
+        """Any."""
+        return []
+
+    def lower_cuda(self, ctx: ThreadContext) -> Stmt:
+        """This thread's accumulators."""
+        registers, layout = ctx.registers(self.C.buffer), self.C.buffer.layout
+        assert layout is not None
+        return wgmma_results(Address(registers, (const(0, dt.int32),)), layout.extent("r"))
+
+    def evaluate(self, env: Env) -> None:
+        """Nothing."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from torch_tile.ir.arith_util import Expand
 from torch_tile.ir.expr import Const, Expr, Load, Var
 from torch_tile.ir.node import find, symbols
 from torch_tile.ir.polynomial import Atoms, Polynomial
 from torch_tile.ir.stmt import Alloc, For, Let, Store
-from torch_tile.ir.substitute import Expand
 
 Range = tuple[int, int]  # from and to, both included
 

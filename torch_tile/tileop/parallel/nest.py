@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch_tile.ir.arith_util import Expand
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Call, Const, Expr, Load
-from torch_tile.ir.node import Node, contains, find, symbols
+from torch_tile.ir.expr import Address, Binary, Call, Cast, Const, Expr, Load, Unary, Var
+from torch_tile.ir.idmap import IdMap, IdSet
+from torch_tile.ir.node import Node, contains, equal, find, symbols, walk
 from torch_tile.ir.stmt import Alloc, Assert, Do, For, Let, LoopKind, Print, Store
-from torch_tile.ir.substitute import Expand
-from torch_tile.tileop.parallel.carried import carried_vars
+from torch_tile.tileop.parallel.access import Places
 from torch_tile.tileop.parallel.index_map import Index, index_of
 
 
@@ -103,3 +104,110 @@ def _enter(nest: Nest, node: Load | Store | Address, inline: Expand, numbers: di
 def mentions(nodes: Sequence[Node], wanted: set[int]) -> bool:
     """Whether one of the symbols (by identity) occurs in the nodes."""
     return any(not wanted.isdisjoint(symbols(node)) for node in nodes)
+
+
+# Which variables of a T.Parallel nest carry a value from iteration to iteration.
+#
+# A nest carries a value if it accumulates into a place that does not move with a loop variable, or reads what another
+# iteration writes (insert_barriers.py says which meet); along such a variable the iterations run in order, in one
+# thread.
+
+
+def carried_vars(loop: For) -> list[Var]:
+    """The variables of a nest whose iterations are not independent."""
+    return [var for var, _ in carriers(loop)]
+
+
+def carriers(loop: For) -> list[tuple[Var, Store]]:
+    """Those variables, each with a store through which iterations may meet."""
+    known: list[tuple[Var, Store]] | None = loop.__dict__.get("_carriers")
+    if known is None:  # nests are asked about often, and never change
+        known = loop.__dict__["_carriers"] = _carriers(loop)
+    return known
+
+
+def _carriers(loop: For) -> list[tuple[Var, Store]]:
+    uses, places = Uses(loop), Places(loop)
+    stores = [n for n in find(loop.body, Store) if not uses.is_private(n.buffer)]
+    accesses = list(find(loop.body, Load, Store))
+    found = []
+    for store in stores:
+        others = [x for x in accesses if x.buffer is store.buffer and x is not store and not places.apart(x, store)]
+        for var in loop.vars:
+            moves = _moves_with(store.indices, var, uses) or places.together(var, store, store)
+            meets = any(not places.together(var, x, store) for x in others)
+            if meets or (not moves and uses.depends(store.value, var)):
+                found.append((var, store))
+    first = IdMap((var, (var, store)) for var, store in reversed(found))
+    return [first[var] for var in loop.vars if var in first]
+
+
+class Uses:
+    """Which loop variables a value depends on, through the names bound in the body."""
+
+    def __init__(self, loop: For):
+        self.lets: IdMap[Var | Buffer, Expr] = IdMap()
+        self.private: IdSet[Buffer] = IdSet()
+        for node in find(loop.body, Let, Alloc):
+            if isinstance(node, Let):
+                self.lets[node.var] = node.value
+            else:
+                self.private.add(node.buffer)
+                if node.init is not None:
+                    self.lets[node.buffer] = node.init
+
+    def is_private(self, buffer: Buffer) -> bool:
+        """Whether each iteration has its own."""
+        return buffer in self.private
+
+    def depends(self, expr: Expr, var: Var) -> bool:
+        """Whether the value may change with `var`."""
+        return any(n is var or (isinstance(n, Load) and self.is_private(n.buffer)) for n in self._reach(expr))
+
+    def _reach(self, expr: Node) -> Iterator[Node]:
+        for node in walk(expr):
+            yield node
+            if isinstance(node, Var) and node in self.lets:
+                yield from self._reach(self.lets[node])
+
+    def resolve(self, expr: Expr) -> Expr:
+        """The definition of a bound name, or the expression itself."""
+        while isinstance(expr, Var) and expr in self.lets:
+            expr = self.lets[expr]
+        return expr
+
+
+def _moves_with(indices: tuple[Expr, ...], var: Var, uses: Uses) -> bool:
+    """Whether different values of `var` certainly give different places: some index is affine in it.
+
+    So is a pair of indices `x // c` and `x % c` that together tell such an `x`.
+    """
+    if any(_is_affine(index, var, uses) for index in indices):
+        return True
+    parts = [i for i in map(uses.resolve, indices) if isinstance(i, Binary)]
+    return any(
+        a.op == "//" and b.op == "%" and equal(a.a, b.a) and equal(a.b, b.b)
+        and _is_affine(a.a, var, uses) and not uses.depends(a.b, var)
+        for a in parts
+        for b in parts
+    )  # fmt: skip
+
+
+def _is_affine(expr: Expr, var: Var, uses: Uses) -> bool:
+    """`var` times a non-zero constant plus something free of `var`."""
+    expr = uses.resolve(expr)
+    if expr is var:
+        return True
+    if isinstance(expr, Cast | Unary) and getattr(expr, "op", "-") == "-":
+        return _is_affine(expr.a, var, uses)
+    if isinstance(expr, Binary) and expr.op in ("+", "-"):
+        for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
+            if _is_affine(a, var, uses) and not uses.depends(b, var):
+                return True
+    if isinstance(expr, Binary) and expr.op == "//" and isinstance(expr.b, Const) and expr.b.value == 1:
+        return _is_affine(expr.a, var, uses)
+    if isinstance(expr, Binary) and expr.op == "*":
+        for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
+            if _is_affine(a, var, uses) and isinstance(b, Const) and b.value:
+                return True
+    return False

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from torch_tile.hardware import VECTOR_BYTES
 from torch_tile.ir import dtype as dt
+from torch_tile.ir.arith_util import divides
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.divisor import divides
 from torch_tile.ir.expr import Const, Expr, const
 from torch_tile.ir.layout import Digit, Layout, spread
 from torch_tile.ir.node import symbols

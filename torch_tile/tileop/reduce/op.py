@@ -36,7 +36,7 @@ from torch_tile.tileop.reduce.threads import (
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.env import Env
+    from torch_tile.simulator.tile.expressions import Env
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_tile.diagnostics.errors import Diagnostic, diagnose, error
+from torch_tile.intrinsics.memory import shuffle, shuffle_up
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Region
-from torch_tile.ir.expr import Expr, Load, cast, const, select
-from torch_tile.ir.stmt import Stmt, Store
+from torch_tile.ir.buffer import Buffer, Region
+from torch_tile.ir.expr import Const, Expr, Load, cast, const, select
+from torch_tile.ir.stmt import Alloc, Block, Stmt, Store
 from torch_tile.tileop.base import (
     RegisteredOp,
     Tile,
+    conjunction,
     describe,
+    identity_of,
     need_region,
     parallel,
     same_extents,
@@ -22,11 +27,18 @@ from torch_tile.tileop.base import (
     tile_op,
 )
 from torch_tile.tileop.reduce.op import combine, ordered
-from torch_tile.tileop.reduce.scan_threads import scan_on_threads
+from torch_tile.tileop.reduce.threads import (
+    accumulator,
+    coordinate,
+    guarded,
+    steps_of,
+    unrolled,
+    whole,
+)
 from torch_tile.tileop.threads import Demand, Layouts, ThreadContext
 
 if TYPE_CHECKING:
-    from torch_tile.simulator.tile.env import Env
+    from torch_tile.simulator.tile.expressions import Env
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,7 +104,7 @@ class Scan(RegisteredOp):
         return [Demand(target, layout, False, f"holds the running values of `{source.name}`", self.span)]
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
-        """Rows by a few lanes of a warp each: scan_threads.py."""
+        """Rows by a few lanes of a warp each: scan.py."""
         return scan_on_threads(self, ctx, combine)
 
     def evaluate(self, env: Env) -> None:
@@ -128,3 +140,137 @@ class CumMax(Scan):
     """Running maxima."""
 
     kind: ClassVar[str] = "max"
+
+
+# A scan on the threads of a block: each row by a few lanes of one warp, piece after piece, each piece by shuffles.
+#
+# Works on memory; fragments pass through shared memory. Extents may be known at run time only.
+
+ZERO = const(0, dt.int32)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the scan reads or writes: a buffer in memory, and its index for a point of the region."""
+
+    buffer: Buffer
+    at: Callable[[Sequence[Expr]], tuple[Expr, ...]]
+
+
+def scan_on_threads(op: Scan, ctx: ThreadContext, merge: Callable[[str, Expr, Expr], Expr]) -> Stmt:
+    """The statements of one thread."""
+    before: list[Stmt] = []
+    after: list[Stmt] = []
+    source, target = _place(op.src), _place(op.dst)
+    if op.src.buffer.scope == "fragment":
+        staged = ctx.shared(op.src.buffer.name, _padded(op.src.buffer), op.src.buffer.dtype)
+        before += [Alloc(staged), _spill(op.src.buffer, staged, ctx)]
+        source = Place(staged, source.at)
+    if op.dst.buffer.scope == "fragment":
+        if op.src.buffer is op.dst.buffer:
+            staged = source.buffer
+        else:
+            staged = ctx.shared(op.dst.buffer.name, _padded(op.dst.buffer), op.dst.buffer.dtype)
+            before.append(Alloc(staged))
+        target = Place(staged, target.at)
+        after = [_fetch(op.dst, staged, ctx)]
+    return Block((*before, _scan(op, source, target, ctx, merge), *after))
+
+
+def _scan(op: Scan, source: Place, target: Place, ctx: ThreadContext, merge: Callable[[str, Expr, Expr], Expr]) -> Stmt:
+    """Row `turn * groups + group` is scanned by the `lanes` threads of a group; `carry` is what came before a piece."""
+    shape = op.src.tile_shape
+    length, outer = shape[op.dim], (*shape[: op.dim], *shape[op.dim + 1 :])
+    lanes = _lanes(length, ctx.count)
+    groups = ctx.count // lanes
+    dtype = accumulator(op.src.buffer.dtype, op.dst.buffer.dtype)
+    identity = identity_of(op.kind, dtype)
+    running, below, carry = (ctx.local(name, 1, dtype) for name in ("running", "below", "carry"))
+    now, so_far = Load(running, (ZERO,)), Load(carry, (ZERO,))
+    lane, rows = ctx.thread % lanes, math.prod(outer, start=const(1, dt.int32))
+
+    def piece(row: Expr, start: Expr) -> Stmt:
+        step = start * lanes + lane
+        valid = conjunction([row < rows, step < length])
+        along = length - 1 - step if op.reverse else step
+        point = _unravel(row, outer)
+        point.insert(op.dim, along)
+        value = cast(Load(source.buffer, source.at(point)), dtype)
+        stmts: list[Stmt] = [Store(running, (ZERO,), select(valid, value, identity))]
+        distance = 1
+        while distance < lanes:
+            joined = merge(op.kind, Load(below, (ZERO,)), now)
+            stmts.append(Store(below, (ZERO,), shuffle_up(now, distance)))
+            stmts.append(Store(running, (ZERO,), select(lane >= distance, joined, now)))
+            distance *= 2
+        last = (ctx.thread | (lanes - 1)) % 32
+        stmts += [
+            Store(running, (ZERO,), merge(op.kind, so_far, now)),
+            guarded([valid], Store(target.buffer, target.at(point), cast(now, target.buffer.dtype))),
+            Store(carry, (ZERO,), shuffle(now, last)),
+        ]
+        return Block(tuple(stmts))
+
+    def turn(number: Expr) -> Stmt:
+        row = number * groups + ctx.thread // lanes
+        pieces = serial((length + (lanes - 1)) // lanes, lambda start: piece(row, start), name="piece")
+        return Block((Store(carry, (ZERO,), identity), pieces))
+
+    turns = serial((rows + (groups - 1)) // groups, turn, name="turn")
+    return Block((Alloc(running), Alloc(below), Alloc(carry), turns))
+
+
+def _place(region: Region) -> Place:
+    def at(point: Sequence[Expr]) -> tuple[Expr, ...]:
+        steps = iter(point)
+        return tuple(r.start + next(steps) if r.keep else r.start for r in region.ranges)
+
+    return Place(region.buffer, at)
+
+
+def _lanes(length: Expr, count: int) -> int:
+    """How many threads share a row: no more than its elements, a warp, or the threads that there are."""
+    most = 1 << (min(32, count).bit_length() - 1)
+    if isinstance(length, Const):
+        most = min(most, 1 << max(0, int(length.value) - 1).bit_length())
+    return most
+
+
+def _unravel(row: Expr, extents: Sequence[Expr]) -> list[Expr]:
+    """The indices of row number `row`, the last dimension fastest."""
+    point: list[Expr] = []
+    for n, extent in reversed(list(enumerate(extents))):
+        point.insert(0, row % extent if n else row)
+        row = row // extent
+    return point
+
+
+def _padded(fragment: Buffer) -> tuple[int, ...]:
+    """The shape of a fragment's layout, which may reach beyond the fragment's."""
+    assert fragment.layout is not None
+    return tuple(math.prod(d.size for d in digits) for digits in fragment.layout.dims)
+
+
+def _spill(fragment: Buffer, staged: Buffer, ctx: ThreadContext) -> Stmt:
+    """A fragment to shared memory, by one of the threads that hold each element."""
+    assert fragment.layout is not None
+    steps = steps_of(fragment.layout)
+    point = tuple(coordinate(fragment.layout, d, ctx.thread, steps) for d in range(fragment.rank))
+    value = Load(ctx.registers(fragment), (sum((s.var * s.stride for s in steps), ZERO),))
+    owner = fragment.layout.owner(ctx.thread)
+    return guarded([] if owner is None else [owner], unrolled(steps, Store(staged, point, value)))
+
+
+def _fetch(region: Region, staged: Buffer, ctx: ThreadContext) -> Stmt:
+    """From shared memory into the region of a fragment, in every thread that holds a part of it."""
+    fragment = region.buffer
+    assert fragment.layout is not None
+    steps = steps_of(fragment.layout)
+    point = tuple(coordinate(fragment.layout, d, ctx.thread, steps) for d in range(fragment.rank))
+    place = (sum((s.var * s.stride for s in steps), ZERO),)
+    inside: list[Expr] = []
+    for here, r, size, n in zip(point, region.ranges, _padded(fragment), fragment.shape, strict=True):
+        if not whole(region) or not isinstance(n, Const) or size > n.value:  # what is beyond was not written
+            inside += [here >= r.start, here < r.start + r.extent]
+    put = Store(ctx.registers(fragment), place, Load(staged, point))
+    return unrolled(steps, guarded(inside, put))

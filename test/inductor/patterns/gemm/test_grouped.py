@@ -12,8 +12,7 @@ from torch_tile.inductor.dry_run import dry_run
 from torch_tile.inductor.graph.extract import EXAMPLE, extract
 from torch_tile.inductor.report.rows import collect
 from torch_tile.inductor.select import decide as competition
-from torch_tile.inductor.select.benchmark import example
-from torch_tile.inductor.select.extern_only import is_called
+from torch_tile.inductor.select.benchmark import example, is_called
 from torch_tile.kernels.gemm.grouped import reference
 
 S, K, N, G = 37, 16, 24, 5

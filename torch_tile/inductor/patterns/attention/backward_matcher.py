@@ -4,19 +4,40 @@
     C = A @ B:  dA = dC @ B^T,  dB = A^T @ dC
 
 Whether what lies between two products is the gradient of what lies between their forwards is not told here
-(gradient_check.py tells it).
+(backward_matcher.py tells it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
+from torch_tile.inductor import compat
 from torch_tile.inductor.graph.axes import Axis, Group, leaves, trace
-from torch_tile.inductor.graph.nodes import Miss, aten, same_shape, shape
+from torch_tile.inductor.graph.extract import Descendants
+from torch_tile.inductor.graph.nodes import (
+    CAST,
+    Miss,
+    arg,
+    aten,
+    constant,
+    dtype,
+    is_call,
+    is_tensor,
+    known,
+    ordered,
+    same_shape,
+    shape,
+)
+from torch_tile.inductor.patterns.attention.rewrite import SOFTMAX
+from torch_tile.inductor.patterns.attention.scores import aligned
 
 FIX = "call F.scaled_dot_product_attention"
 
@@ -95,3 +116,168 @@ def only_for(olds: Collection[Node]) -> set[Node]:
                 found.add(x)
                 pending.append(x)
     return found
+
+
+# What a graph computes of scores, tried on a few numbers: is the backward it has the gradient of its forward?
+#
+# Between two products of attention all is done element by element or in rows of keys, so what holds for rows of eight
+# random keys holds for all. Views do nothing here: dimensions are axes (axes.py), each shrunk to two elements, and a
+# tensor has a place for each axis. All is computed in float64, casts left out. What is none of this, or does not
+# depend on the scores (positions, masks, biases), is an unknown: random numbers, the same wherever it is read.
+
+MOST_AXES = 12
+KEYS, OTHERS = 8, 2  # elements along the axes
+CLOSE = 1e-6
+SHIFTS = 0.0, 1.5, -1.5, 15.0, -15.0, 1e3, -1e3
+SCALES = 1e-9, 1e30, math.nan
+"""Around which numbers scores lie, and how large gradients are: what is clipped, or taken for 0, is so somewhere."""
+SHARES = 0.1, 0.5, 0.9
+"""Of True in unknown masks, whichever of both hides."""
+TELLING = 0.25  # of the gradients must be there to be compared
+Dimensioned = tuple[Node, list[Group]]
+_BESIDES = ("prims.fma.default",)  # pointwise, though not tagged so; Inductor's own, in newer versions
+_REDUCTIONS: dict[Any, Any] = {
+    aten.sum.dim_IntList: torch.sum,
+    aten.amax.default: torch.amax,
+    aten.amin.default: torch.amin,
+}
+
+
+def is_gradient(
+    found: Node,
+    scores: Dimensioned,
+    of: Dimensioned,
+    weights: Dimensioned,
+    keys: Group,
+    full: list[Group] | None = None,
+) -> bool:
+    """Whether `found` is the gradient of `scores`, for the gradient `of` of `weights`, which are computed from scores.
+
+    Each comes with its dimensions, `found` has those of scores; or dimensions `full`, and the gradient is that of
+    scores repeated to these. Raises Miss where it cannot be told.
+    """
+    if len(leaves(keys)) != 1:
+        raise Miss("the keys are several dimensions", FIX)
+    telling, dependent = False, Descendants([scores[0], of[0]], ordered(found.graph))
+    sizes = [*((shift, 1.0) for shift in SHIFTS), *((0.0, scale) for scale in SCALES)]
+    with compat.isolated_compile(), torch.enable_grad():
+        for (shift, scale), share in product(sizes, SHARES):
+            sample = partial(_Sample, [(*scores, full or scores[1]), (*of, of[1])], keys, dependent, share)
+            have, want = _sampled(sample, found, scores[0], of[0], weights, full or scores[1], shift, scale)
+            unit = scale if math.isfinite(scale) else 1.0
+            if want is None:
+                return False
+            have, want = torch.broadcast_tensors(have / unit, want / unit)  # torch 2.11's isclose does not
+            if not torch.isclose(have, want, CLOSE, CLOSE, equal_nan=True).all():
+                return False
+            telling |= bool((want.isfinite() & (want != 0)).double().mean() >= TELLING)
+    return telling
+
+
+def _sampled(
+    fresh: Callable[[], _Sample], found: Node, scores: Node, of: Node, weights: Dimensioned, full: list[Group],
+    shift: float, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """What is found, and the gradient, for scores around `shift`, and for gradients as large as `scale`."""
+    for _ in range(3):  # an axis may be cut while it is in use
+        sample = fresh()
+        given, grad = sample.given[scores], sample.given[of]
+        given += shift
+        given.requires_grad_()
+        grad.flatten()[0] *= scale
+        if math.isfinite(scale):
+            grad.flatten()[1:] *= scale
+        have, made = sample.value(found, full), sample.value(*weights)
+        if not any(axis.parts for axis in sample.places):
+            break
+    if not made.requires_grad:
+        return have, None
+    return have, torch.autograd.grad(made, given, grad.expand_as(made))[0]
+
+
+class _Sample:
+    """Values of nodes on a few elements; `given` are those that are known by their random numbers: each with its
+    dimensions, and those that it has numbers for. `share` of what masks say is True.
+    """
+
+    def __init__(
+        self, given: list[tuple[Node, list[Group], list[Group]]], keys: Group, dependent: Descendants, share: float
+    ) -> None:
+        self.keys, self.dependent, self.share = keys, dependent, share
+        self.places: dict[Axis, int] = {}
+        self.generator = torch.Generator().manual_seed(1)
+        self.values: dict[Any, torch.Tensor] = {}
+        self.of_given = {node: groups for node, groups, _ in given}
+        self.given: Mapping[Node, torch.Tensor] = {node: self._unknown(node, full) for node, _, full in given}
+
+    def value(self, node: Any, groups: list[Group]) -> torch.Tensor:
+        """The value of a tensor whose dimensions are `groups`."""
+        root, groups = trace(node, groups, casts=True)
+        if root in self.given:
+            if groups != list(map(leaves, self.of_given[root])):
+                raise Miss("scores are turned before they are used again", FIX, at=node)
+            return self.given[root]
+        key = root, tuple(map(tuple, groups))
+        if key not in self.values:
+            self.values[key] = self._compute(root, groups)
+        return self.values[key]
+
+    def _compute(self, node: Node, groups: list[Group]) -> torch.Tensor:
+        number = constant(node)
+        if number is not None:
+            return torch.full([1] * MOST_AXES, number, dtype=_wide(dtype(node)))
+        tags = getattr(node.target, "tags", ())
+        if node not in self.dependent or torch.Tag.nondeterministic_seeded in tags:
+            return self._unknown(node, groups)
+        if is_call(node, SOFTMAX):
+            return torch.softmax(self.value(node.args[0], groups), self._places(self.keys)[0])
+        if node.target in _REDUCTIONS and self._over_keys(node):
+            return self._reduced(node, groups)
+        if is_call(node, CAST):
+            return self.value(node.args[0], groups).to(_wide(dtype(node)))
+        if torch.Tag.pointwise in tags or str(node.target) in _BESIDES:
+            args = [self.value(x, aligned(x, groups)) if is_tensor(x) else x for x in node.args]
+            if not any(isinstance(x, Node) for x in (*args, *node.kwargs.values())):
+                result: torch.Tensor = node.target(*args, **node.kwargs)  # type: ignore[operator]
+                return result.to(_wide(result.dtype))
+        return self._unknown(node, groups)
+
+    def _reduced(self, node: Node, groups: list[Group]) -> torch.Tensor:
+        args: Any = node.args
+        d = args[1][0] % len(shape(args[0]))
+        inside = [*groups[:d], self.keys, *groups[d + bool(arg(node, "keepdim")) :]]
+        result: torch.Tensor = _REDUCTIONS[node.target](
+            self.value(args[0], inside), self._places(self.keys), keepdim=True
+        )
+        return result
+
+    def _over_keys(self, node: Node) -> bool:
+        """Whether a reduction is over one dimension, as long as the keys; if over another, its value is not right."""
+        dims: Any = node.args[1]
+        return len(dims) == 1 and known(shape(node.args[0])[dims[0]] == leaves(self.keys)[0].size)
+
+    def _places(self, group: Group) -> list[int]:
+        found = []
+        for axis in leaves(group):
+            place = self.places.setdefault(axis, len(self.places))
+            if place >= MOST_AXES:
+                raise Miss("scores have too many dimensions", FIX)
+            found.append(place)
+        return found
+
+    def _unknown(self, node: Node, groups: list[Group]) -> torch.Tensor:
+        sizes = [1] * MOST_AXES
+        keys = leaves(self.keys)
+        for group in groups:
+            for axis, place in zip(leaves(group), self._places(group), strict=True):
+                sizes[place] = KEYS if axis in keys else OTHERS
+        drawn = torch.rand(sizes, generator=self.generator, dtype=torch.float64)
+        kind = dtype(node)
+        if kind.is_floating_point:
+            return 2 * drawn - 1
+        return drawn < self.share if kind == torch.bool else (4 * drawn).to(torch.int64)
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    """The dtype in which values of a dtype are computed here."""
+    return torch.float64 if kind.is_floating_point else torch.bool if kind == torch.bool else torch.int64

@@ -22,23 +22,12 @@ from torch_tile.inductor.context import Context, family
 from torch_tile.inductor.graph import index_expr
 from torch_tile.inductor.graph.axes import axes_of, extent
 from torch_tile.inductor.graph.extract import EXAMPLE, body_of
-from torch_tile.inductor.graph.nodes import (
-    CAST,
-    Miss,
-    Rewrite,
-    aten,
-    dtype,
-    is_call,
-    is_tensor,
-    known,
-    shape,
-    val,
-)
+from torch_tile.inductor.graph.nodes import CAST, Miss, Rewrite, aten, dtype, is_call, is_tensor, known, shape, val
 from torch_tile.inductor.graph.score_index import Places
 from torch_tile.inductor.patterns.attention import masks, score_program
 from torch_tile.inductor.patterns.attention.rewrite import call, describe
 from torch_tile.inductor.patterns.attention.scores import NoMatch
-from torch_tile.kernels.attention.positions import FAR
+from torch_tile.kernels.attention.arguments import FAR
 
 OP = torch.ops.higher_order.flex_attention
 PLACES = (index_expr.B, index_expr.H, index_expr.Q, index_expr.K)

@@ -3,30 +3,36 @@
 
 The forward is read as in inference (matcher.py). The backward is what autograd made of it: the gradients of its two
 products are found by their form (backward_matcher.py), what lies between them is tried on a few numbers
-(gradient_check.py), so that a gradient that a model changed on its way is never taken for attention's own.
+(backward_matcher.py), so that a gradient that a model changed on its way is never taken for attention's own.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import Graph, Node
 
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.axes import Group, trace, views_of
+from torch_tile.inductor.graph.axes import Group, arrange, axes_of, extent, leaves, read_views, trace, views_of
 from torch_tile.inductor.graph.extract import copied
+from torch_tile.inductor.graph.look_through import bare, laid_out
 from torch_tile.inductor.graph.nodes import (
+    CAST,
     TIMES,
     TOLD,
     Miss,
     Rewrite,
     arg,
     aten,
+    bind,
+    dtype,
     erase_dead,
     is_call,
     is_tensor,
+    known,
     ordered,
     same_shape,
     shape,
@@ -36,14 +42,23 @@ from torch_tile.inductor.patterns.attention.backward_matcher import (
     FIX,
     OfProduct,
     backward_of,
+    is_gradient,
     of_product,
+    only_for,
 )
-from torch_tile.inductor.patterns.attention.gradient_check import is_gradient
-from torch_tile.inductor.patterns.attention.joint_kernels import Found, Side, build
-from torch_tile.inductor.patterns.attention.matcher import Operand, keys_on_left, read
-from torch_tile.inductor.patterns.attention.rewrite import SOFTMAX, signature
+from torch_tile.inductor.patterns.attention.masks import LSE
+from torch_tile.inductor.patterns.attention.matcher import Operand, Pattern, keys_on_left, place, read
+from torch_tile.inductor.patterns.attention.rewrite import (
+    BACKWARD,
+    SOFTMAX,
+    arguments_for,
+    attention_args,
+    read_mask,
+    roles,
+    signature,
+    ungrouped,
+)
 from torch_tile.inductor.patterns.attention.scores import NoMatch
-from torch_tile.inductor.patterns.attention.sinks import LSE
 from torch_tile.inductor.patterns.norm import softmax
 from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.select import cost_rules
@@ -178,3 +193,197 @@ def _contest(
     inputs.sort(key=position.__getitem__)
     old, new = copied(olds, inputs, [old for old, _ in pairs]), copied(news, inputs, [new for _, new in pairs])
     return context.select.of_graphs(new, old)
+
+
+# The calls of both kernels that stand for attention which was found in forward and backward (attention/joint.py).
+#
+# Operands are read, and results handed on, as views: what a model copied in between is copied no more.
+
+KEPT_META = ("recompute", "ac_graph_id", "partitioner_tag")
+"""Of a node that is replaced: what AOTAutograd parts the graph by."""
+
+
+@dataclass
+class Side:
+    """An operand of a product as it is, copied heads and all, and its gradient, if that is wanted."""
+
+    operand: Operand
+    gradient: Node | None
+
+
+@dataclass
+class Found:
+    """Attention in both directions; `grad` is the gradient of its output."""
+
+    pattern: Pattern
+    query: Side
+    key: Side
+    value: Side
+    grad: Node
+    written: Node | None
+    """The softmax as it is written, which nothing reads: a `tile.softmax` stands for it."""
+    of_mask: Node | None = None
+    """The gradient of a mask that is added to the scores, for each score, if it is wanted."""
+
+    @property
+    def gradients(self) -> list[Node]:
+        """Those that are wanted."""
+        found = self.query.gradient, self.key.gradient, self.value.gradient, self.of_mask
+        return [x for x in found if x is not None]
+
+    def inside(self, ends: Sequence[Node] = ()) -> set[Node]:
+        """What is computed for the output and the gradients alone, or for `ends`, which are views of them."""
+        olds = ends or [self.pattern.output, *self.gradients]
+        return only_for([*olds, *([self.written] if self.written is not None else [])])
+
+
+def build(found: Found, in_text: bool) -> tuple[Rewrite, list[tuple[Node, Node]]]:
+    """Insert both kernels' calls; what is replaced, and by what. `in_text` as for `masks.combine`."""
+    rewrite = Rewrite(found.pattern.output)
+    try:
+        return rewrite, list(_calls(rewrite, found, in_text))
+    except Miss:
+        rewrite.discard()
+        raise
+
+
+def _calls(rewrite: Rewrite, found: Found, in_text: bool) -> Iterator[tuple[Node, Node]]:
+    """Old and new of the output, and of the gradients that are wanted, as they are read."""
+    pattern, term = found.pattern, found.pattern.terms[0]
+    batch, kv_heads, shared, queries = roles(pattern)
+    heads, keys = [*kv_heads, *shared], pattern.dims[-1]
+    dims = [batch, heads, queries, keys]
+    sides = found.query, found.key, found.value
+    # Heads of keys that the model copies have a gradient for each copy; those that its products share have one.
+    copied = {a for x in sides[1:] for g in x.operand.groups for a in leaves(g)} & set(shared)
+    own = heads if copied else kv_heads
+    wanted = [
+        [batch, heads, queries, term.inner], [batch, own, keys, term.inner], [batch, own, keys, pattern.value_inner]
+    ]  # fmt: skip
+    q, k, v = (bare(rewrite, place(rewrite, x.operand, want))[0] for x, want in zip(sides, wanted, strict=True))
+    args = arguments_for(rewrite, pattern, (q, k, v), dims, term.scale, in_text)
+    both = rewrite.call(LSE, *args)
+    out, lse = (rewrite.call(operator.getitem, both, i) for i in range(2))
+    have = [batch, heads, queries, pattern.value_inner]
+    yield from _ends(rewrite, out, have, Operand(pattern.output, pattern.output_dims))
+    _belongs_to(pattern.output, rewrite.nodes)
+
+    forward = len(rewrite.nodes)
+    rewrite.anchor = next(n for n in rewrite.graph.nodes if n in found.gradients)
+    grad, _ = bare(rewrite, place(rewrite, Operand(found.grad, pattern.output_dims), have))
+    grad = grad if dtype(grad) == dtype(out) else rewrite.call(CAST, grad, dtype(out))
+    if found.of_mask is not None and (args.mask is None or not dtype(args.mask).is_floating_point):
+        raise NoMatch("the mask whose gradient is wanted became no tensor", FIX)
+    keep = "" if found.of_mask is None else "mask"
+    back = rewrite.call(BACKWARD, *args.backward(grad, out, lse, keep))
+    new = [rewrite.call(operator.getitem, back, i) for i in range(3)]
+    if found.of_mask is not None:
+        of_mask = rewrite.call(aten.select.int, rewrite.call(operator.getitem, back, 3), 0, 0)
+        yield from _ends(rewrite, of_mask, dims, Operand(found.of_mask, pattern.dims))
+    for side, gradient, want in zip(sides, new, wanted, strict=True):
+        if side.gradient is not None:
+            yield from _ends(rewrite, gradient, want, Operand(side.gradient, side.operand.groups))
+    _belongs_to(found.gradients[0], rewrite.nodes[forward:])
+
+
+def _ends(rewrite: Rewrite, new: Node, have: list[Group], old: Operand) -> Iterator[tuple[Node, Node]]:
+    """The views of an old tensor that are read, or itself, and the same of a new one with dimensions `have`.
+
+    Views of the new one, not of a copy that lies as the old one did.
+    """
+    for end, dims in read_views(old.root, old.groups):
+        rewrite.anchor = end
+        node = arrange(rewrite, new, have, dims)
+        if node is None:
+            raise NoMatch("the output has other dimensions than attention's", FIX)
+        node = node if dtype(node) == dtype(end) else rewrite.call(CAST, node, dtype(end))
+        yield end, laid_out(rewrite, node, end)
+
+
+def _belongs_to(old: Node, nodes: Sequence[Node]) -> None:
+    """The nodes are on the same side of the graph as `old`, and are computed again where that would be."""
+    for node in nodes:
+        node.meta.update({key: old.meta[key] for key in KEPT_META if key in old.meta})
+
+
+# Joint: forward and backward in one graph, as AOTAutograd traces them, before they are parted.
+#
+# Only here can a mask of attention in training be read: afterwards it is a tensor that the forward hands over. What
+# rules and texts say of it is computed in both kernels, so it is neither kept nor read, and tiles that it hides are
+# skipped. Likewise heads of keys and values that were copied for each head of queries: here the copies and the sums
+# of their gradients are both to be seen.
+
+
+@family("attention", "joint", 10)
+def share_heads(context: Context) -> None:
+    """Keys and values of fewer heads, where they were copied for those of queries; the sums over copies fall away."""
+    for target in (LSE, BACKWARD):
+        for node in context.graph.find_nodes(op="call_function", target=target):
+            rewrite, args = Rewrite(node), bind(node)
+            given = args.k, args.v
+            shared = ungrouped(rewrite, *given)
+            results = [x for x in node.users if target is BACKWARD and x.args[1] in (1, 2)]  # dk and dv
+            sums = [_sum_of_copies(x, shape(shared[0])[1]) for x in results]
+            if shared == given or None in sums:
+                rewrite.discard()
+                continue
+            new = rewrite.call(target, *args._replace(k=shared[0], v=shared[1]))
+            for result, found in zip(results, sums, strict=True):
+                assert found is not None
+                total, have, want = found
+                instead = Rewrite(total)
+                summed = arrange(instead, instead.call(operator.getitem, new, result.args[1]), have, want)
+                assert summed is not None
+                total.replace_all_uses_with(instead.reshape(summed, shape(total)))
+                erase_dead(total)
+            _replace_mask(node, new)
+
+
+def _sum_of_copies(gradient: Node, heads: int) -> tuple[Node, list[Group], list[Group]] | None:
+    """The sum over the copies of each of `heads`, if nothing else is done with a gradient `[B, heads * copies, S, D]`;
+    and the dimensions of `[B, heads, S, D]`, first as they lie there, then as they lie in the sum.
+    """
+    total = gradient
+    while len(total.users) == 1 and not is_call(total, aten.sum.dim_IntList):
+        (total,) = total.users
+    if not is_call(total, aten.sum.dim_IntList) or dtype(total) != dtype(gradient):
+        return None
+    dims = axes_of(shape(total.args[0]))
+    root, have = trace(total.args[0], dims)
+    copies = [axis for d in total.args[1] for axis in leaves(dims[d])]  # type: ignore[union-attr,index]
+    kept = [axis for axis in have[1] if axis not in copies] if root is gradient else []
+    if root is not gradient or have[1] != [*kept, *copies] or not known(extent(kept) == heads):
+        return None
+    return total, [have[0], kept, *have[2:]], [[axis for axis in leaves(g) if axis not in copies] for g in dims]
+
+
+def _replace_mask(node: Node, new: Node) -> None:
+    """`new` instead of the call `node`, from where it was written."""
+    new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
+    node.replace_all_uses_with(new)
+    erase_dead(node)
+
+
+@family("attention", "joint", 20)
+def read_masks(context: Context) -> None:
+    """Rules and texts instead of masks, in calls whose mask gets no gradient."""
+    for target in (LSE, BACKWARD):
+        for node in context.graph.find_nodes(op="call_function", target=target):
+            args = bind(node)
+            kept = args.keep if target is BACKWARD else ""
+            if isinstance(args.mask, Node) and not (args.causal or args.window or args.score or kept):
+                _read(node, args)
+
+
+def _read(node: Node, args: Any) -> None:
+    rewrite, target = Rewrite(node), node.target
+    assert callable(target)
+    try:
+        read = read_mask(rewrite, attention_args(node))
+    except Miss:
+        rewrite.discard()
+        return
+    if read.mask is args.mask and not (read.causal or read.window or read.score):
+        rewrite.discard()
+        return
+    _replace_mask(node, rewrite.call(target, *args._replace(**read._asdict())))

@@ -36,6 +36,7 @@ from torch_tile.inductor.graph.nodes import (
     product,
     shape,
 )
+from torch_tile.inductor.patterns.attention.masks import Sunk, read_sink
 from torch_tile.inductor.patterns.attention.scores import (
     PRODUCTS,
     Factor,
@@ -46,7 +47,6 @@ from torch_tile.inductor.patterns.attention.scores import (
     aligned,
     read_scores,
 )
-from torch_tile.inductor.patterns.attention.sinks import Sunk, read_sink
 
 _VIEW_LIKE = (
     *(*VIEWS, aten.expand.default, aten.clone.default, aten.permute.default, aten.transpose.int),

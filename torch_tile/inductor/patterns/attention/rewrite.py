@@ -34,6 +34,7 @@ from torch_tile.inductor.graph.nodes import (
 )
 from torch_tile.inductor.graph.score_index import Places
 from torch_tile.inductor.patterns.attention import masks, score_program
+from torch_tile.inductor.patterns.attention.masks import LSE, with_sink
 from torch_tile.inductor.patterns.attention.matcher import (
     Operand,
     Pattern,
@@ -44,7 +45,6 @@ from torch_tile.inductor.patterns.attention.matcher import (
     same_dtype,
 )
 from torch_tile.inductor.patterns.attention.scores import Mask, NoMatch, aligned
-from torch_tile.inductor.patterns.attention.sinks import LSE, with_sink
 from torch_tile.inductor.select import cost_rules
 from torch_tile.kernels.attention.args import AttentionArgs, AttentionBackwardArgs
 

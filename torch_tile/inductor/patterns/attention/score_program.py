@@ -22,6 +22,7 @@ from torch_tile.inductor.graph.nodes import (
     Miss,
     Rewrite,
     dtype,
+    expression,
     is_call,
     is_tensor,
     known,
@@ -29,7 +30,6 @@ from torch_tile.inductor.graph.nodes import (
     shape,
 )
 from torch_tile.inductor.graph.score_index import Places
-from torch_tile.inductor.graph.symbolic_sizes import expression
 from torch_tile.inductor.patterns.attention.scores import (
     Modified,
     NoMatch,

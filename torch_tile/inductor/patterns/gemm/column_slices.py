@@ -12,17 +12,7 @@ from typing import Any, TypeGuard
 
 from torch.fx import Node
 
-from torch_tile.inductor.graph.nodes import (
-    VIEWS,
-    Rewrite,
-    arg,
-    aten,
-    is_call,
-    known,
-    only_user,
-    same_shape,
-    shape,
-)
+from torch_tile.inductor.graph.nodes import VIEWS, Rewrite, arg, aten, is_call, known, only_user, same_shape, shape
 
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 

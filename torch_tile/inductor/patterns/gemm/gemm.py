@@ -13,15 +13,7 @@ import torch
 from torch.fx import Node
 
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.nodes import (
-    Miss,
-    Rewrite,
-    dtype,
-    erase_dead,
-    is_call,
-    ordered,
-    shape,
-)
+from torch_tile.inductor.graph.nodes import Miss, Rewrite, dtype, erase_dead, is_call, ordered, shape
 from torch_tile.inductor.patterns.gemm import column_slices, epilogue
 from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.select import cost_rules

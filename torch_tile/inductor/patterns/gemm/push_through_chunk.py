@@ -26,8 +26,7 @@ from torch_tile.inductor.graph.nodes import (
 )
 from torch_tile.inductor.patterns.gemm import column_slices
 from torch_tile.inductor.patterns.gemm.column_slices import width
-from torch_tile.inductor.patterns.gemm.epilogue import MAX_OPS, is_product
-from torch_tile.inductor.patterns.gemm.epilogue_words import tensors_of
+from torch_tile.inductor.patterns.gemm.epilogue import MAX_OPS, is_product, tensors_of
 
 
 @family(None, "post_grad", 520)

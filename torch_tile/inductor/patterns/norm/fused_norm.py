@@ -44,8 +44,8 @@ from torch_tile.inductor.patterns.gemm.epilogue import (
     extend,
     kind_of,
     strip_views,
+    tensors_of,
 )
-from torch_tile.inductor.patterns.gemm.epilogue_words import tensors_of
 from torch_tile.inductor.report import rows as report
 from torch_tile.inductor.select import cost_rules
 from torch_tile.kernels.epilogue.canonicalize import canonical

@@ -17,15 +17,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from torch_tile.inductor.context import Context, family
-from torch_tile.inductor.graph.nodes import (
-    aten,
-    can_be_guarded,
-    is_tensor,
-    known,
-    product,
-    shape,
-    val,
-)
+from torch_tile.inductor.graph.nodes import aten, can_be_guarded, is_tensor, known, product, shape, val
 
 STATISTICS = ("mean", "var", torch.mean, torch.var)
 SOFTMAX = ("softmax", F.softmax, torch.softmax, aten.softmax.int)

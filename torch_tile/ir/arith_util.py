@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers on integer expressions: terms of a sum, substitution, evaluation, known divisors."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch_tile.ir.bounds import Ranges
+from torch_tile.ir.expr import (
+    COMPARISONS,
+    LOGICAL,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Scalar,
+    Select,
+    Unary,
+    Var,
+    const,
+    extremum,
+)
+from torch_tile.ir.node import Rewriter, symbols
+from torch_tile.ir.polynomial import EXACT
+
+
+def terms_of(op: str, expr: Expr) -> Iterator[Expr]:
+    """From left to right: of `a and b and c` those three, by "and"; an expression of another kind is one term."""
+    if isinstance(expr, Binary) and expr.op == op:
+        yield from terms_of(op, expr.a)
+        yield from terms_of(op, expr.b)
+    else:
+        yield expr
+
+
+# Variables replaced by expressions. What mentions none of them stays the same object, and is not walked over.
+
+
+class Substitute(Rewriter):
+    """Replaces variables by what is `known` of them, by identity."""
+
+    def __init__(self, known: Mapping[int, Expr]):
+        self.known = known
+
+    def __call__(self, node: Any) -> Any:
+        """The same object without such a variable."""
+        return node if self.known.keys().isdisjoint(symbols(node)) else super().__call__(node)
+
+    def visit_Var(self, var: Var) -> Expr:
+        """What stands for it."""
+        return self.known[id(var)]
+
+
+class Expand(Substitute):
+    """The same, and variables in what stands for one are replaced, too."""
+
+    def __init__(self, known: Mapping[int, Expr]):
+        super().__init__(known)
+        self.expanded: dict[int, Expr] = {}
+
+    def visit_Var(self, var: Var) -> Expr:
+        """What stands for it."""
+        if id(var) not in self.expanded:
+            self.expanded[id(var)] = self(self.known[id(var)])
+        return self.expanded[id(var)]
+
+
+# The value of a scalar expression for given values of its variables: launch grids, run-time sizes, tests of rewrites.
+#
+# Follows the semantics at the top of expr.py: int32 and int64 do not wrap, other integers do, floats round to their
+# type. Values of variables may also be symbols that compute with Python's operators, such as torch.SymInt.
+
+Values = Mapping[Var, Scalar]
+_OPERATORS: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+    "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "min": min, "max": max,
+}  # fmt: skip
+
+
+def evaluate(expr: Expr, values: Values) -> Scalar:
+    """The value of `expr`.
+
+    Raises KeyError for a variable without a value, ZeroDivisionError for integers divided by zero, OverflowError or
+    ValueError for infinities or nan made an integer, and ValueError for what is not a function of variables (elements
+    of buffers, calls other than abs).
+    """
+    if isinstance(expr, Const):
+        return expr.value
+    if isinstance(expr, Var):
+        return values[expr]
+    if isinstance(expr, Binary):
+        return _binary(expr, values)
+    if isinstance(expr, Select):
+        return evaluate(expr.a if evaluate(expr.condition, values) else expr.b, values)
+    if isinstance(expr, Cast):
+        a = evaluate(expr.a, values)
+        if not isinstance(a, int | float) and expr.type in EXACT:
+            return a
+        return const(int(a) if expr.type.is_integer else a, expr.type).value
+    if isinstance(expr, Unary):
+        a = evaluate(expr.a, values)
+        return _typed(not a if expr.op == "not" else -a if expr.op == "-" else ~int(a), expr)
+    if isinstance(expr, Call) and expr.name == "abs":
+        return _typed(abs(evaluate(expr.args[0], values)), expr)
+    raise ValueError(f"{expr!r} has no value outside a kernel")
+
+
+def _binary(expr: Binary, values: Values) -> Scalar:
+    a = evaluate(expr.a, values)
+    if expr.op in LOGICAL:
+        return a if bool(a) is (expr.op == "or") else evaluate(expr.b, values)
+    b = evaluate(expr.b, values)
+    if expr.op == "/":
+        return _typed(_quotient(float(a), float(b)), expr)
+    if expr.op in ("min", "max") and expr.dtype.is_float:
+        return _typed(extremum(expr.op, float(a), float(b)), expr)
+    if expr.op in ("//", "%") and expr.dtype.is_float:
+        return _typed(_floored(expr.op, float(a), float(b)), expr)
+    return _typed(_OPERATORS[expr.op](a, b), expr)
+
+
+def _quotient(a: float, b: float) -> float:
+    """IEEE division: no exception for zero."""
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1, b)
+
+
+def _floored(op: str, a: float, b: float) -> float:
+    """`a // b` and `a % b` of floats, as torch.floor_divide and torch.remainder."""
+    rest = math.nan if b == 0 or not math.isfinite(a) else math.fmod(a, b)
+    short = rest != 0 and (rest < 0) != (b < 0)
+    if op == "%":
+        return rest + b if short else rest
+    quotient = _quotient(a - rest, b) - short
+    if b == 0 or quotient == 0:
+        return _quotient(a, b) if b == 0 else math.copysign(0.0, _quotient(a, b))
+    if not math.isfinite(quotient):
+        return quotient
+    return math.floor(quotient) + (quotient % 1 > 0.5)
+
+
+def _typed(value: Scalar, expr: Expr) -> Scalar:
+    """A result in the type of `expr`."""
+    if (isinstance(expr, Binary) and expr.op in COMPARISONS) or expr.dtype.kind == "bool":
+        return bool(value)
+    if expr.dtype in EXACT:
+        return int(value) if isinstance(value, int | float) else value
+    return const(value, expr.dtype).value
+
+
+# A number that certainly divides an integer expression: what alignment and whole vectors are proved from.
+
+
+def divisor_of(expr: Expr, ranges: Ranges | None = None) -> int:
+    """The largest known divisor of every value of `expr`; 0 if it is always 0, which everything divides."""
+    if isinstance(expr, Const):
+        return abs(int(expr.value))
+    if expr.dtype not in EXACT:
+        return 1  # it may wrap
+    if isinstance(expr, Var):
+        known = ranges.value_of(expr) if ranges is not None else None
+        return expr.multiple if known is None else divisor_of(known)
+    if isinstance(expr, Cast) and expr.a.dtype in EXACT:
+        return divisor_of(expr.a, ranges)
+    if isinstance(expr, Unary) and expr.op == "-":
+        return divisor_of(expr.a, ranges)
+    if isinstance(expr, Select):
+        return math.gcd(divisor_of(expr.a, ranges), divisor_of(expr.b, ranges))
+    if isinstance(expr, Binary):
+        return _of_binary(expr.op, divisor_of(expr.a, ranges), expr.b, divisor_of(expr.b, ranges))
+    return 1
+
+
+def divides(by: int, expr: Expr, ranges: Ranges | None = None) -> bool:
+    """Whether `by` certainly divides `expr`."""
+    return divisor_of(expr, ranges) % by == 0
+
+
+def _of_binary(op: str, a: int, right: Expr, b: int) -> int:
+    if op in ("+", "-", "min", "max", "%"):  # x % y is x minus a multiple of y
+        return math.gcd(a, b)
+    if op == "*":
+        return a * b
+    if op == "//" and isinstance(right, Const) and b and a % b == 0:
+        return a // b
+    if op == "<<" and isinstance(right, Const):
+        return a << b
+    return 1

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on layouts: applied to expressions, printed, parsed, drawn, found from functions."""
+
+from __future__ import annotations
+
+import colorsys
+import itertools
+import math
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from torch_tile.diagnostics.errors import TileError, error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.bits import BANKS, WORD
+from torch_tile.ir.expr import Binary, Expr, binary, const
+from torch_tile.ir.layout import Digit, Layout, Swizzle, points
+from torch_tile.ir.mixed_radix import Digits, MixedRadix
+
+if TYPE_CHECKING:
+    from torch_tile.ir.bounds import Ranges
+
+
+def offset(layout: Layout, axis: str, indices: Sequence[Expr], ranges: Ranges | None) -> Expr:
+    """See `Layout.offset`."""
+    radix = MixedRadix(ranges)
+    parts: list[tuple[Digit, Digits]] = []  # each digit along the axis and its value
+    for index, digits, size in zip(indices, layout.dims, layout.shape, strict=True):
+        value, weight = radix.below(radix.of(index), size), 1
+        for place, digit in reversed(list(enumerate(digits))):
+            if digit.axis == axis:
+                part = radix.quotient(value, weight, None if place == 0 else digit.size)
+                parts.append((digit, radix.below(part, digit.size)))
+            weight *= digit.size
+    if axis == "m" and layout.swizzle is not None:
+        return _swizzled(layout.swizzle, parts, radix)
+    return _total(parts).expr()
+
+
+def _total(parts: Iterable[tuple[Digit, Digits]]) -> Digits:
+    return sum((value.scaled(digit.stride) for digit, value in parts), Digits())
+
+
+def _swizzled(swizzle: Swizzle, parts: Sequence[tuple[Digit, Digits]], radix: MixedRadix) -> Expr:
+    """`high + (chunk ^ row) * width + low`."""
+    width, chunks = 1 << swizzle.base, 1 << swizzle.bits
+    if not _divides(parts, [1 << n for n in (swizzle.base, swizzle.base + swizzle.bits)], swizzle.shift):
+        size = sum(d.stride * (d.size - 1) for d, _ in parts) + 1
+        parts = [(Digit(size, 1, "m"), radix.below(_total(parts), size))]
+
+    def field(low: int, count: int | None) -> Digits:
+        """`(offset // low) % count`, digit by digit: they carry nothing over a boundary."""
+        total = Digits()
+        for digit, value in parts:
+            reach = digit.stride * digit.size
+            if reach > low and (count is None or digit.stride < low * count):
+                cut = count if count is not None and reach > low * count else None
+                total += radix.quotient(value.scaled(digit.stride), low, cut)
+        return total
+
+    chunk, row = field(width, chunks).expr(), field(width << swizzle.shift, chunks).expr()
+    moved = radix.of(_xor(chunk, row)).scaled(width)
+    rest = field(1, width) + field(width * chunks, None).scaled(width * chunks)
+    return (Digits(moved.terms) + rest + Digits((), moved.constant)).expr()
+
+
+def _divides(parts: Sequence[tuple[Digit, Digits]], boundaries: Sequence[int], shift: int) -> bool:
+    """Whether digits are nested in one another and none straddles a boundary at a fraction of its steps."""
+    ordered = sorted((digit for digit, _ in parts), key=lambda d: d.stride)
+    nested = all(a.stride * a.size <= b.stride for a, b in itertools.pairwise(ordered))
+    edges = [edge << k for edge in boundaries for k in (0, shift)]
+    return nested and all(d.stride % e == 0 or e % d.stride == 0 for d in ordered for e in edges)
+
+
+def _xor(a: Expr, b: Expr) -> Expr:
+    zero = [getattr(e, "value", None) == 0 for e in (a, b)]
+    return b if zero[0] else a if zero[1] else binary("^", a, b)
+
+
+def invert(layout: Layout, thread: Expr, register: Expr, ranges: Ranges | None) -> tuple[Expr, ...]:
+    """See `Layout.invert`."""
+    radix = MixedRadix(ranges)
+    extents = {axis: layout.extent(axis) for axis in ("t", "r")}
+    source = {a: radix.below(radix.of(e), extents[a]) for a, e in (("t", thread), ("r", register))}
+    found = []
+    for digits in layout.dims:
+        total, weight = Digits(), 1
+        for digit in reversed(digits):
+            top = digit.stride * digit.size >= extents[digit.axis]
+            part = radix.quotient(source[digit.axis], digit.stride, None if top else digit.size)
+            total += radix.below(part, digit.size).scaled(weight)
+            weight *= digit.size
+        found.append(total.expr())
+    return tuple(found)
+
+
+def owner(layout: Layout, thread: Expr) -> Expr | None:
+    """See `Layout.owner`."""
+    radix = MixedRadix()
+    extent = layout.extent("t")
+    source = radix.below(radix.of(thread), extent)
+    condition: Expr | None = None
+    for digit in layout.canonical.replicas:
+        if digit.stride * digit.size >= extent:
+            first: Expr = Binary("<", thread, const(digit.stride, thread.dtype))
+        else:
+            first = Binary("==", radix.quotient(source, digit.stride, digit.size).expr(), const(0, dt.int32))
+        condition = first if condition is None else binary("and", condition, first)
+    return condition
+
+
+# The printed form of layouts, which parses back: `[64:64m | 64:1m] ^(3,3,3)`, `[2:2r 8:4t | 4:1t 2:1r] x[4:32t]`.
+#
+# Dimensions stand between bars, each with its digits `size:stride axis`, major to minor; `1` is a dimension of one
+# element. `x[...]` holds the replicas, `^(bits,base,shift)` the swizzle.
+
+_FORM = re.compile(r"\s*\[(?P<dims>[^\]]*)\]\s*(x\[(?P<replicas>[^\]]*)\])?\s*(\^\((?P<swizzle>[^)]*)\))?\s*")
+FIX = "write it like [2:2r 8:4t | 4:1t 2:1r] x[4:32t], or [64:64m | 64:1m] ^(3,3,3) for memory"
+_DIGIT = re.compile(r"(\d+):(\d+)([trm])")
+
+
+def to_text(layout: Layout) -> str:
+    """The canonical form as text."""
+    form = layout.canonical
+    text = f"[{' | '.join(_digits(d) or '1' for d in form.dims)}]"
+    if form.replicas:
+        text += f" x[{_digits(form.replicas)}]"
+    if form.swizzle:
+        text += f" ^({form.swizzle.bits},{form.swizzle.base},{form.swizzle.shift})"
+    return text
+
+
+def _digits(digits: Iterable[Digit]) -> str:
+    return " ".join(f"{d.size}:{d.stride}{d.axis}" for d in digits)
+
+
+def parse(text: str) -> Layout:
+    """The layout that prints as `text`. Raises TileError where the text is none."""
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise error("bad_layout", None, what=f"`{text}`", why="it has no dimensions in brackets", fix=FIX)
+    dims = found["dims"].split("|") if found["dims"].strip() else []
+    swizzle = None
+    if found["swizzle"] is not None:
+        numbers = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*", found["swizzle"])
+        if numbers is None:
+            raise error("bad_layout", None, what=f"`{text}`", why="its swizzle is not three numbers", fix=FIX)
+        swizzle = Swizzle(*map(int, numbers.groups()))
+    return Layout(tuple(_parse_digits(d, text) for d in dims), _parse_digits(found["replicas"] or "1", text), swizzle)
+
+
+def _parse_digits(part: str, text: str) -> tuple[Digit, ...]:
+    if part.strip() == "1":
+        return ()
+    digits = [_DIGIT.fullmatch(word) for word in part.split()]
+    if not digits or None in digits:
+        raise error("bad_layout", None, what=f"`{text}`", why=f"`{part.strip()}` is not digits like 8:4t", fix=FIX)
+    return tuple(Digit(int(d[1]), int(d[2]), d[3]) for d in digits if d)
+
+
+# Pictures of layouts: a grid with one cell per element, as text, SVG or PNG.
+#
+# A cell of a register layout says thread and register, and threads have colours; a cell of a memory layout says the
+# offset, and the 32 banks have colours. Dimensions before the last two are at index 0.
+
+Color = tuple[int, int, int]
+
+
+def text_picture(layout: Layout, rows: int = 16, columns: int = 16) -> str:
+    """The first rows and columns as text; `...` stands for the others."""
+    height, width = _size(layout)
+    cells = [[_label(layout, i, j) for j in range(min(width, columns))] for i in range(min(height, rows))]
+    size = max(len(c) for row in cells for c in row)
+    lines = ["  ".join(c.ljust(size) for c in row).rstrip() + ("  ..." if width > columns else "") for row in cells]
+    return "\n".join([*lines, *(["..."] if height > rows else [])])
+
+
+def svg_picture(layout: Layout, bits: int = 32, cell: int = 34) -> str:
+    """The whole grid as an SVG document; `bits` of an element tell the bank of a memory layout."""
+    height, width = _size(layout)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * cell}" height="{height * cell}" '
+        'font-family="monospace" font-size="9" text-anchor="middle">',
+        f"<title>{layout}</title>",
+    ]
+    for i in range(height):
+        for j in range(width):
+            red, green, blue = _color(layout, i, j, bits)
+            x, y = j * cell, i * cell
+            parts.append(
+                f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" fill="rgb({red},{green},{blue})" '
+                f'stroke="white"/><text x="{x + cell // 2}" y="{y + cell // 2 + 3}">{_label(layout, i, j)}</text>'
+            )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def png_picture(layout: Layout, bits: int = 32, cell: int = 12) -> bytes:
+    """The whole grid as a PNG image, a coloured square per element."""
+    height, width = _size(layout)
+    border = bytes((255, 255, 255))
+    rows = []
+    for i in range(height):
+        line = b"\0" + b"".join(bytes(_color(layout, i, j, bits)) * (cell - 1) + border for j in range(width))
+        rows += [line] * (cell - 1) + [b"\0" + border * (cell * width)]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        _chunk(kind, data)
+        for kind, data in (
+            (b"IHDR", struct.pack(">IIBBBBB", width * cell, height * cell, 8, 2, 0, 0, 0)),
+            (b"IDAT", zlib.compress(b"".join(rows), 9)),
+            (b"IEND", b""),
+        )
+    )
+
+
+FORMATS: dict[str, Callable[[Layout, int], bytes]] = {
+    "txt": lambda layout, bits: (text_picture(layout, *_size(layout)) + "\n").encode(),
+    "svg": lambda layout, bits: svg_picture(layout, bits).encode(),
+    "png": png_picture,
+}
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _size(layout: Layout) -> tuple[int, int]:
+    shape = (1, 1, *layout.shape)
+    return shape[-2], shape[-1]
+
+
+def _place(layout: Layout, i: int, j: int) -> dict[str, int]:
+    return layout.apply((*(0,) * (layout.rank - 2), i, j)[-layout.rank :] if layout.rank else ())
+
+
+def _label(layout: Layout, i: int, j: int) -> str:
+    place = _place(layout, i, j)
+    return str(place["m"]) if layout.digits("m") else f"T{place['t']} r{place['r']}"
+
+
+def _color(layout: Layout, i: int, j: int, bits: int) -> Color:
+    """Neighbouring numbers get different hues; registers of one thread get darker."""
+    place = _place(layout, i, j)
+    if layout.digits("m"):
+        hue, light = place["m"] * bits // (8 * WORD) % BANKS / BANKS, 0.8
+    else:
+        hue, light = place["t"] * 0.618034 % 1, 0.85 - 0.35 * place["r"] / layout.extent("r")
+    return tuple(int(255 * c) for c in colorsys.hls_to_rgb(hue, light, 0.7))  # type: ignore[return-value]
+
+
+# Layouts from functions: the digits, and the swizzle, that place every element as the function does.
+#
+# The function is evaluated at every element, so a layout that is returned is exactly the function; what no digits and
+# no swizzle express is refused with a reason.
+
+Place = tuple[int, ...]
+FIX_OF_FUNCTION = (
+    "give sums of digits: i // 8, i % 8 and their multiples, each digit to one axis; for memory, an XOR of rows too"
+)
+
+
+def fit_memory(shape: Sequence[int], function: Callable[..., object]) -> Layout:
+    """The layout of memory where element `(i, j, ...)` lies at offset `function(i, j, ...)`, or at the place that
+    several results name, the last contiguous. Raises TileError (bad_layout) if there is none."""
+    index = list(points(shape))
+    raw = [_numbers(function(*p)) for p in index]
+    if len({len(r) for r in raw}) != 1 or any(n < 0 for r in raw for n in r):
+        raise refusal("gives places that are not natural numbers")
+    sizes = [max(r[k] for r in raw) + 1 for k in range(len(raw[0]))]
+    strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
+    offsets = [sum(n * s for n, s in zip(r, strides, strict=True)) for r in raw]
+    if len(set(offsets)) < len(offsets):
+        raise refusal("puts two elements at one place")
+    for swizzle in _swizzles(max(offsets)):
+        plain = offsets if swizzle is None else [swizzle(x) for x in offsets]  # it is its own inverse
+        dims = _fit(shape, "m", index, [(x,) for x in plain])
+        if dims is not None:
+            return Layout(dims, (), swizzle).canonical
+    raise refusal("is not made of digits, nor of digits and a swizzle")
+
+
+def fit_threads(
+    shape: Sequence[int], thread: Callable[..., object], register: Callable[..., object] | None, replicas: int = 1
+) -> Layout:
+    """The layout of registers in which `(i, j, ...)` is `register(i, j, ...)` of `thread(i, j, ..., replica)`.
+
+    The functions take the replica only if there are several. Without `register`, elements of a thread are counted in
+    the order of their indices. Raises TileError (bad_layout) if there is none.
+    """
+    box = (*shape, *((replicas,) if replicas > 1 else ()))
+    index = list(points(box))
+    threads = [_number(thread(*p)) for p in index]
+    if register is None:
+        registers = _counted(threads)
+    else:
+        registers = [_number(register(*p[: len(shape)])) for p in index]
+    places = list(zip(threads, registers, strict=True))
+    if any(n < 0 for p in places for n in p):
+        raise refusal("gives places that are not natural numbers")
+    if len(set(places)) < len(places):
+        raise refusal("puts two elements into one register")
+    dims = _fit(box, "tr", index, places)
+    if dims is None or any(d.axis != "t" for digits in dims[len(shape) :] for d in digits):
+        raise refusal("is not made of digits of threads and registers")
+    return Layout(dims[: len(shape)], tuple(d for digits in dims[len(shape) :] for d in digits)).canonical
+
+
+def refusal(why: str) -> TileError:
+    """The error for a function that no layout expresses."""
+    return error("bad_layout", None, what="the function", why=f"it {why}", fix=FIX_OF_FUNCTION)
+
+
+def _counted(threads: Sequence[int]) -> list[int]:
+    held: dict[int, int] = {}
+    found = []
+    for t in threads:
+        found.append(held.get(t, 0))
+        held[t] = found[-1] + 1
+    return found
+
+
+def _swizzles(largest: int) -> Iterator[Swizzle | None]:
+    yield None
+    width = largest.bit_length()
+    for bits in range(1, 6):
+        for base in range(max(0, width - bits)):
+            for shift in range(bits, width - base):
+                yield Swizzle(bits, base, shift)
+
+
+def _fit(
+    shape: Sequence[int], axes: str, index: Sequence[Place], places: Sequence[Place]
+) -> tuple[tuple[Digit, ...], ...] | None:
+    """Digits of each dimension that place every element so; None if there are none."""
+    if any(places[0]):
+        return None
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    dims = []
+    for n, stride in zip(shape, strides, strict=True):
+        digits = _line([places[k * stride] for k in range(n)], axes)
+        if digits is None:
+            return None
+        dims.append(digits)
+    layout = Layout(tuple(dims))
+    for point, place in zip(index, places, strict=True):
+        found = layout.apply(point)
+        if any(found[axis] != n for axis, n in zip(axes, place, strict=True)):
+            return None
+    return tuple(dims)
+
+
+def _line(places: Sequence[Place], axes: str) -> tuple[Digit, ...] | None:
+    """Digits of one dimension from the places along it."""
+    digits: list[Digit] = []
+    weight = 1
+    while weight < len(places):
+        step = places[weight]
+        moved = [k for k, n in enumerate(step) if n]
+        if len(moved) != 1 or step[moved[0]] < 0 or len(places) % weight:
+            return None
+        most = len(places) // weight
+        run = next(
+            (k for k in range(most) if places[k * weight] != tuple(n * k for n in step)), most
+        )  # how long steps stay equal
+        size = max((k for k in range(2, run + 1) if most % k == 0), default=1)
+        if size == 1:
+            return None
+        digits.insert(0, Digit(size, step[moved[0]], axes[moved[0]]))
+        weight *= size
+    return tuple(digits)
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    return tuple(map(_number, value)) if isinstance(value, tuple | list) else (_number(value),)
+
+
+def _number(value: object) -> int:
+    found = getattr(value, "value", value)  # a literal of the language, or Python's
+    if isinstance(found, bool) or not hasattr(found, "__index__"):
+        raise refusal(f"gives {value!r}, which is no integer")
+    return int(found)

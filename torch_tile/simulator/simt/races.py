@@ -1,0 +1,539 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Race detection: who touched which place of a memory, and whether barriers or vector clocks order it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from torch_tile.diagnostics.errors import Span
+from torch_tile.hardware import MOST_BLOCKS_OF_CLUSTER, MOST_THREADS, WARP
+from torch_tile.simulator.findings import Findings
+
+WHOLE_WARP = MOST_BLOCKS_OF_CLUSTER * MOST_THREADS  # above the numbers of threads
+WHO = 2 * WHOLE_WARP  # accessor codes per epoch: threads, warps from WHOLE_WARP on
+ANYONE = WHO - 1
+Array = Any
+
+
+class Clock:
+    """The epochs of all blocks, one after another."""
+
+    def __init__(self) -> None:
+        self.base = 0  # the epoch, times WHO
+        self.counters: dict[object, dict[int, int]] = {}  # what blocks that have arrived there have released
+        self.start_block()
+
+    def start_block(self) -> None:
+        """A new block begins."""
+        # Of other blocks, by their first epoch: the epoch up to which all is known; and what the next barrier adds.
+        self.heard: dict[int, int] = {}
+        self.coming: dict[int, int] = {}
+        self.barrier()
+        self.first = self.base  # of this block
+
+    def barrier(self) -> None:
+        """All threads of the block have met: everything before is ordered before everything after."""
+        self.base += WHO
+        self.turns = np.zeros(33, np.int32)  # warp barriers of each warp in this epoch; the last is ANYONE's
+        self.by_warp = False  # whether any warp met one
+        self.heard, self.coming = _latest(self.heard, self.coming), {}
+
+    def arrive(self, ids: Array, counter: object, last: bool) -> None:
+        """A thread arrives at a counter, for what was before the last barrier; the `last` one hears of the others."""
+        left = _latest(self.counters.pop(counter, {}), self.heard | {self.first: self.base})
+        if last:
+            self.coming = _latest(self.coming, left)
+        else:
+            self.counters[counter] = left
+
+    def knows(self, stamps: Array) -> Array:
+        """Whether what other blocks did at these times is in order."""
+        firsts = np.array(sorted(self.heard), np.int64)
+        ends = np.array([0, *(self.heard[n] for n in firsts.tolist())], np.int64)
+        return stamps < ends[np.searchsorted(firsts, stamps, side="right")]
+
+    def warp_barrier(self, warps: Array) -> None:
+        """The threads of these warps have met."""
+        self.turns[warps] += 1
+        self.by_warp = True
+
+
+class Trace:
+    """The last accesses to each of `count` places of `name`; `who` names the accessor of each row of `places`."""
+
+    def __init__(self, count: int, clock: Clock, findings: Findings):
+        self.clock, self.findings = clock, findings
+        self.writes = np.full(count, -1, np.int64)  # epoch * WHO + accessor of the last write; -1: never
+        self.reads = np.full(count, -1, np.int64)  # the same of the reads since
+        self.atomic = np.zeros(count, bool)  # whether the last write was an atomic update
+        self.write_turn = np.zeros(count, np.int32)  # how often the accessor's warp had met a warp barrier
+        self.read_turn = np.zeros(count, np.int32)
+
+    def read(self, places: Array, who: Array, name: str, span: Span | None) -> Array:
+        """Note a read; gives what is known of the writes before it."""
+        written = self.writes[places]
+        self.check(written, self.write_turn, places, who, f"`{name}` is read; written", span)
+        self._add(self.reads, places, who)
+        if self.clock.by_warp:
+            self.read_turn[places] = self.clock.turns[_warp(who)][:, None]
+        return written
+
+    def before_write(
+        self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
+        atomic: bool = False,
+    ) -> Array:  # fmt: skip
+        """Check a write that is to come against all before it, but for `harmless` ones; gives the writes before."""
+        self.check(self.reads[places], self.read_turn, places, who, f"`{name}` is overwritten; read", span)
+        written = self.writes[places]
+        if atomic:  # atomic updates do not race with each other
+            harmless = self.atomic[places]
+        stamps = written if harmless is None else np.where(harmless, -1, written)
+        self.check(stamps, self.write_turn, places, who, f"`{name}` is written; written", span)
+        return written
+
+    def wrote(self, places: Array, who: Array, atomic: bool = False) -> None:
+        """Note a write."""
+        if atomic:
+            self._add(self.writes, places, who)
+        else:
+            self.writes[places] = self.clock.base + who[:, None]
+        self.atomic[places] = atomic
+        if self.clock.by_warp:
+            self.write_turn[places] = self.clock.turns[_warp(who)][:, None]
+
+    def check(self, stamps: Array, turns: Array, places: Array, who: Array, what: str, span: Span | None) -> None:
+        """Report places that others touched in this epoch, or other blocks at any time, as `stamps` tell."""
+        clock = self.clock
+        others = (stamps >= 0) & (stamps < clock.first)
+        if others.any() and clock.heard:
+            others &= ~clock.knows(stamps)
+        if others.any():
+            self.findings.add("race", span, f"{what} by another block", int(others.any(axis=1).sum()))
+        bad = (stamps >= clock.base) & (stamps != clock.base + who[:, None])
+        if not bad.any():
+            return
+        if clock.by_warp:
+            other, mine = _warp(stamps - clock.base), _warp(who)[:, None]
+            bad &= (other != mine) | (turns[places] >= clock.turns[mine])
+            if not bad.any():
+                return
+        row, column = np.argwhere(bad)[0]
+        earlier = _name(int(stamps[row, column] - clock.base))
+        text = f"{what} before by {earlier}, now by {_name(int(who[row]))}"
+        self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
+
+    def _add(self, stamps: Array, places: Array, who: Array) -> None:
+        """Note accessors of places that others may have accessed in this epoch, too."""
+        base, me = self.clock.base, self.clock.base + who[:, None]
+        before = stamps[places]
+        known = (before == me) | (before == base + ANYONE) | (before == base + WHOLE_WARP + who[:, None] // 32)
+        if known.all():
+            return
+        stamps[places] = me
+        now = stamps[places]
+        several, recent = now != me, (before >= base) & (before != me)
+        if several.any():
+            self._join(stamps, places, me, now, several)
+        if recent.any():
+            self._join(stamps, places, stamps[places], before, recent)
+
+    def _join(self, stamps: Array, places: Array, mine: Array, others: Array, where: Array) -> None:
+        """Note that several threads have accessed a place."""
+        here = places[where]
+        base = self.clock.base
+        a, b = _warp(np.broadcast_to(mine, where.shape)[where] - base), _warp(others[where] - base)
+        apart = (a != b) | (a == 32)
+        stamps[here] = base + WHOLE_WARP + a
+        stamps[here[apart]] = base + ANYONE
+
+
+def _latest(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
+    """Of each block the later one."""
+    return a | {first: max(end, a.get(first, 0)) for first, end in b.items()}
+
+
+def _warp(who: Array) -> Array:
+    """The warp of an accessor; 32 for ANYONE."""
+    return np.where(who < WHOLE_WARP, who // 32, np.minimum(who - WHOLE_WARP, 32)).astype(np.int64)
+
+
+def _name(who: int) -> str:
+    if who == ANYONE:
+        return "threads of several warps"
+    return f"thread {who}" if who < WHOLE_WARP else f"warp {who - WHOLE_WARP}"
+
+
+# Order between threads that meet one another in other ways than at barriers of the whole block.
+#
+# Each thread knows how far every other thread, and every asynchronous agent, had come when it last heard of it (a
+# vector clock). An access is in order if the accessor knows of the accesses before it that it conflicts with,
+# whatever the order in which the interpreter happened to run them. Threads hear of each other where one releases
+# (arrives) and the other acquires (waits). An agent is what copies or multiplies for a thread: a wait tells its time.
+
+NOTHING = np.zeros(0, np.int64)  # is what is known before anything is
+
+
+def joined(a: Array, b: Array) -> Array:
+    """All that either knows: the later time of each column; agents may be missing at the end of the shorter one."""
+    longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
+    found = longer.copy()
+    found[: len(shorter)] = np.maximum(found[: len(shorter)], shorter)
+    return found
+
+
+class View:
+    """What accessors know: `table[row]` for each of them."""
+
+    def __init__(self, table: Array, row: Array, lanes: int):
+        self.table, self.row, self.lanes = table, row[:, None], lanes
+
+    @cached_property
+    def of_warps(self) -> Array:
+        """What is known of whole warps, first of their accesses and then of their fences."""
+        own = self.table[:, : 2 * self.lanes]
+        return own.reshape(len(own), -1, 32).min(axis=2)
+
+    def seen(self, column: Array, fenced: bool = False) -> Array:
+        """The time of each accessor in `column` that is known, `[rows, places]`.
+
+        Of a thread (column below `lanes`), of a warp as a whole (below twice that) or of an agent. With `fenced`, the
+        time up to which it fenced what it wrote.
+        """
+        lanes = self.lanes
+        wide = (column >= lanes) & (column < 2 * lanes)
+        some = bool(wide.any())
+        threads = np.where(wide, 0, column) if some else column
+        found = self.table[self.row, threads + lanes if fenced else threads]
+        if not some:
+            return found
+        warp = np.where(wide, column - lanes, 0) // 32 + (lanes // 32 if fenced else 0)
+        return np.where(wide, self.of_warps[self.row, warp], found)
+
+
+class VectorClock(Clock):
+    """`known[t]` is what thread t knows: of every thread's accesses, of its fenced writes, and of the agents.
+
+    Time goes on with every release, for a warp at once, and from block to block. Where the blocks of a cluster run at
+    the same time, `lanes` are the threads of all, `of_block` those of one.
+    """
+
+    def __init__(self, lanes: int, of_block: int = 0):
+        self.lanes, self.latest, self.of_block = lanes, 0, of_block or lanes
+        self.released: dict[object, dict[int, Array]] = {}  # at counters, by the first times of the blocks
+        super().__init__()
+
+    def start_block(self) -> None:
+        """A new block begins."""
+        self.first = self.latest + 1
+        self.epoch = np.full(self.lanes // 32, self.latest)
+        self.names: dict[int, str] = {}  # of the columns of agents
+        self.columns: dict[tuple[object, ...], int] = {}
+        self.known = np.zeros((self.lanes, 2 * self.lanes + 64), np.int64)
+        self.news: list[tuple[Heard, int]] = []  # of blocks before, and the column whose time `first` tells who has it
+        self.tick(np.arange(self.lanes))
+
+    def barrier(self) -> None:
+        """All threads of the block have met."""
+        self.meet(np.arange(self.lanes))
+
+    def warp_barrier(self, warps: Array) -> None:
+        """The threads of these warps have met."""
+        per_warp = self.known.reshape(-1, 32, self.known.shape[1])
+        per_warp[warps] = per_warp[warps].max(axis=1, keepdims=True)
+        self.tick(warps * 32)
+
+    def tick(self, ids: Array) -> None:
+        """What these threads do from now on is later than what they did."""
+        warps = np.unique(ids // 32)
+        self.epoch[warps] += 1
+        self.latest = max(self.latest, int(self.epoch[warps].max(initial=0)))
+        threads = (warps[:, None] * 32 + np.arange(32)).ravel()
+        self.known[threads, threads] = self.epoch[threads // 32]
+
+    def release(self, ids: Array) -> Array:
+        """What these threads know together, for those who acquire it."""
+        found = self.known[ids].max(axis=0)
+        self.tick(ids)
+        return found
+
+    def acquire(self, ids: Array, known: Array) -> None:
+        """These threads hear what others released."""
+        self.known[ids, : len(known)] = np.maximum(self.known[ids, : len(known)], known)
+
+    def arrive(self, ids: Array, counter: object, last: bool) -> None:
+        """A thread arrives at a counter, for all that it knows; the `last` one hears what the others knew."""
+        left = self.released.pop(counter, {})
+        mine = {
+            first: known
+            for heard, column in self.news
+            if self._has(ids, column)
+            for first, known in heard.blocks.items()
+        }
+        mine[self.first] = self.release(ids)
+        for first, known in mine.items():
+            left[first] = joined(left[first], known) if first in left else known
+        if not last:
+            self.released[counter] = left
+            return
+        self.acquire(ids, left.pop(self.first))  # those of the cluster, with which it runs
+        column = self.agent("the blocks that arrived before", len(self.news))
+        self.news.append((Heard(left, self.lanes), column))
+        self.learn(ids, column, self.time(0))
+
+    def _has(self, ids: Array, column: int) -> bool:
+        return bool((self.known[ids, column] >= self.first).all())
+
+    def of_others(self, view: View, when: Array, column: Array) -> Array:
+        """Which stamps of blocks before say what an accessor has not heard of."""
+        strange = (when > 0) & (when < self.first)
+        for heard, news in self.news if strange.any() else ():
+            strange &= ~((view.table[view.row, news] >= self.first) & heard.has(when, column))
+        return strange
+
+    def meet(self, ids: Array) -> None:
+        """These threads hear from each other."""
+        self.acquire(ids, self.release(ids))
+
+    def fence(self, ids: Array) -> None:
+        """These threads' writes up to now are in order for asynchronous readers."""
+        self.known[ids, self.lanes + ids] = self.epoch[ids // 32]
+        self.tick(ids)
+
+    def agent(self, name: str, *key: object) -> int:
+        """The column of an asynchronous agent."""
+        column = self.columns.get((name, *key))
+        if column is None:
+            column = self.columns[name, *key] = 2 * self.lanes + len(self.columns)
+            self.names[column] = name
+            if column >= self.known.shape[1]:
+                self.known = np.pad(self.known, ((0, 0), (0, self.known.shape[1] // 2)))
+        return column
+
+    def time(self, turn: int) -> int:
+        """The time at which an agent is done with its turn number `turn`, counted from 1."""
+        self.latest = max(self.latest, self.first + turn)
+        return self.first + turn
+
+    def learn(self, ids: Array, column: int, time: int) -> None:
+        """These threads know that an agent has come so far."""
+        self.known[ids, column] = np.maximum(self.known[ids, column], time)
+
+    def name(self, column: int) -> str:
+        """Of a thread (column below `lanes`), a warp as a whole (below twice that) or an agent."""
+        if column >= 2 * self.lanes:
+            return self.names[column]
+        block, thread = divmod(column % self.lanes, self.of_block)
+        found = f"thread {thread}" if column < self.lanes else f"warp {thread // 32}"
+        return found if self.of_block == self.lanes else f"{found} of block {block} of the cluster"
+
+    def view(self, who: Array) -> View:
+        """What each accessor knows; a warp as a whole what all of its threads do."""
+        if len(who) and who[0] >= WHOLE_WARP:
+            return View(self.known.reshape(-1, 32, self.known.shape[1]).min(axis=1), who - WHOLE_WARP, self.lanes)
+        return View(self.known, who, self.lanes)
+
+    def common_view(self, ids: Array, rows: int) -> View:
+        """What all of the threads `ids` know, for each of `rows` accesses of theirs."""
+        return View(self.known[ids].min(axis=0)[None], np.zeros(rows, np.int64), self.lanes)
+
+
+# Who touched which place of a memory, where vector clocks tell the order (thread_clocks).
+#
+# Each place remembers its last writer, and for each warp and each asynchronous reader its last read. What an agent
+# writes or reads counts from the start of its work on; only those who waited for it know that it is done.
+
+COLUMNS = 1 << 16  # a stamp is a time and a column of VectorClock: time * COLUMNS + column; 0 is never
+LANES = 64  # a read of a warp is a time and a lane: time * LANES + lane; 0 is never
+ALL = LANES - 1  # several lanes
+
+
+class OrderedTrace(Trace):
+    """The last accesses to each of `count` places; the same questions as of a Trace, and those of agents."""
+
+    def __init__(self, count: int, clock: VectorClock, findings: Findings):
+        self.order, self.findings, self.count = clock, findings, count
+        self.writes = np.zeros(count, np.int64)
+        self.atomic = np.zeros(count, bool)
+        self.by_warps: Array | None = None  # reads, `[warps, count]`
+        self.by_agents: dict[tuple[int, ...], Array] = {}  # times of reads that all of these agents make together
+
+    def read(self, places: Array, who: Array, name: str, span: Span | None) -> Array:
+        """Note a read; gives what is known of the writes before it, negative for none."""
+        view, written = self.order.view(who), self.writes[places]
+        self._check_writes(view, written, who, f"`{name}` is read", span)
+        self._note(view, places, who)
+        return written - 1
+
+    def before_write(
+        self, places: Array, who: Array, name: str, span: Span | None, harmless: Array | None = None,
+        atomic: bool = False,
+    ) -> Array:  # fmt: skip
+        """Check a write that is to come against all before it, but for `harmless` ones; gives the writes before."""
+        view, written = self.order.view(who), self.writes[places]
+        self._check_reads(view, places, who, name, span)
+        if atomic:  # atomic updates do not race with each other
+            harmless = self.atomic[places]
+        if harmless is not None:  # what is under way does
+            harmless = harmless & (written % COLUMNS < 2 * self.order.lanes)
+        stamps = written if harmless is None else np.where(harmless, 0, written)
+        self._check_writes(view, stamps, who, f"`{name}` is written", span)
+        return written - 1
+
+    def wrote(self, places: Array, who: Array, atomic: bool = False) -> None:
+        """Note a write."""
+        wide = who >= WHOLE_WARP
+        warp = np.where(wide, who - WHOLE_WARP, who // 32)
+        column = np.where(wide, self.order.lanes + warp * 32, who)
+        self.writes[places] = (self.order.epoch[warp] * COLUMNS + column)[:, None]
+        self.atomic[places] = atomic
+
+    # What agents do, for threads that started it.
+
+    def read_by_agents(
+        self, places: Array, ids: Array, agents: tuple[int, ...], time: int, name: str, span: Span | None
+    ) -> Array:
+        """Note a read that the threads `ids` start together and that is over once all of `agents` come to `time`."""
+        view, written = self.order.common_view(ids, len(places)), self.writes[places]
+        self._check_writes(view, written, ids, f"`{name}` is read", span)
+        self._check_fence(view, written // COLUMNS, written % COLUMNS, f"`{name}` is read", "written", span)
+        if agents not in self.by_agents:
+            self.by_agents[agents] = np.zeros(self.count, np.int64)
+        self.by_agents[agents][places] = time
+        return written - 1
+
+    def before_engine(self, places: Array, thread: int, name: str, span: Span | None) -> None:
+        """Check a write of a copy engine against all before it: ordinary reads and writes must be fenced besides."""
+        ids, written, what = np.full(len(places), thread), self.writes[places], f"`{name}` is overwritten"
+        self.before_write(places, ids, name, span)
+        view = self.order.view(ids)
+        self._check_fence(view, written // COLUMNS, written % COLUMNS, what, "written", span)
+        for when, column in self._reads_of_warps(places):
+            self._check_fence(view, when, column, what, "read", span)
+
+    def written_by_agent(self, places: Array, agent: int, time: int, atomic: bool = False) -> None:
+        """Note a write that is over once `agent` comes to `time`."""
+        self.writes[places] = time * COLUMNS + agent
+        self.atomic[places] = atomic
+
+    # Checks.
+
+    def _check_fence(self, view: View, when: Array, column: Array, what: str, verb: str, span: Span | None) -> None:
+        """Report ordinary accesses that an engine's access comes after, but for which no fence stands between."""
+        ordinary = (when >= self.order.first) & (column < 2 * self.order.lanes)
+        if not ordinary.any():
+            return
+        column = np.where(ordinary, column, 0)
+        late = ordinary & (view.seen(column) >= when) & (view.seen(column, fenced=True) < when)
+        if late.any():
+            who = self._name(int(column[late][0]))
+            text = f"{what} asynchronously with no fence_proxy_async before; {verb} by {who}"
+            self.findings.add("missing_fence", span, text, int(late.any(axis=1).sum()))
+
+    def _reads_of_warps(self, places: Array) -> Iterator[tuple[Array, Array]]:
+        """When, and by which column of the clock, each place was last read, warp by warp; 0 for never."""
+        for warp, reads in enumerate(() if self.by_warps is None else self.by_warps):
+            codes = reads[places]
+            if codes.any():
+                lane = codes % LANES
+                yield codes // LANES, 32 * warp + np.where(lane == ALL, self.order.lanes, lane)
+
+    def _check_writes(self, view: View, stamps: Array, who: Array, what: str, span: Span | None) -> None:
+        """Report places whose last write the accessors do not know of."""
+        if not stamps.any():
+            return
+        first, when, column = self.order.first, stamps // COLUMNS, stamps % COLUMNS
+        self._of_others(self.order.of_others(view, when, column), f"{what}; written", span)
+        bad = (when >= first) & (view.seen(column) < when)
+        if not bad.any():
+            return
+        flying = bad & (column >= 2 * self.order.lanes)
+        if flying.any():
+            text = f"{what} while a copy to it is under way"
+            self.findings.add("missing_wait", span, text, int(flying.any(axis=1).sum()))
+        bad &= ~flying
+        if bad.any():
+            row, place = np.argwhere(bad)[0]
+            self._race(f"{what}; written", self._name(int(column[row, place])), who, row, span, bad)
+
+    def _check_reads(self, view: View, places: Array, who: Array, name: str, span: Span | None) -> None:
+        """Report places that somebody may still be reading."""
+        what, first = f"`{name}` is overwritten; read", self.order.first
+        for when, column in self._reads_of_warps(places):
+            self._of_others(self.order.of_others(view, when, column), what, span)
+            bad = (when >= first) & (view.seen(column) < when)
+            if bad.any():
+                row, place = np.argwhere(bad)[0]
+                self._race(what, self._name(int(column[row, place])), who, row, span, bad)
+        for agents, times in self.by_agents.items():
+            when = times[places]
+            for agent in agents:
+                self._of_others(self.order.of_others(view, when, np.full_like(when, agent)), what, span)
+            known = view.table[:, list(agents)].min(axis=1)[view.row]
+            bad = (when >= first) & (known < when)
+            if bad.any():
+                text = f"`{name}` is overwritten while {self.order.names[agents[0]]} may still read it"
+                self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
+
+    def _of_others(self, others: Array, what: str, span: Span | None) -> None:
+        if others.any():
+            self.findings.add("race", span, f"{what} by another block", int(others.any(axis=1).sum()))
+
+    def _race(self, what: str, earlier: str, who: Array, row: int, span: Span | None, bad: Array) -> None:
+        now = who[row] if len(who) == len(bad) else who[0]
+        column = now if now < WHOLE_WARP else self.order.lanes + 32 * (now - WHOLE_WARP)
+        text = f"{what} before by {earlier}, now by {self._name(int(column))}"
+        self.findings.add("race", span, text, int(bad.any(axis=1).sum()))
+
+    def _name(self, column: int) -> str:
+        return self.order.name(column)
+
+    def _note(self, view: View, places: Array, who: Array) -> None:
+        """Note reads; of several lanes of a warp that do not know of each other, that they are several."""
+        if self.by_warps is None:
+            self.by_warps = np.zeros((self.order.lanes // 32, self.count), np.int64)
+        wide = who >= WHOLE_WARP
+        warp, lane = np.where(wide, who - WHOLE_WARP, who // 32)[:, None], np.where(wide, ALL, who % 32)[:, None]
+        start = self.order.epoch[warp] * LANES
+        before = self.by_warps[warp, places]
+        if ((before == start + lane) | (before == start + ALL)).all():
+            return
+        self.by_warps[warp, places] = start + lane
+        several = self.by_warps[warp, places] != start + lane
+        others = before % LANES
+        recent = (before >= self.order.first * LANES) & (others != lane)
+        if recent.any():
+            column = 32 * warp + np.where(others == ALL, self.order.lanes, others)
+            several |= recent & (view.seen(np.where(recent, column, 0)) < before // LANES)
+        if several.any():
+            rows = np.broadcast_to(warp, several.shape)[several]
+            self.by_warps[rows, places[several]] = np.broadcast_to(start + ALL, several.shape)[several]
+
+
+# Blocks that arrive at counters in global memory (arrive_last), and what the last one then knows of the others.
+#
+# Thread by thread; thread_order has the same for kernels of which barriers of the block tell all.
+
+
+class Heard:
+    """What some blocks released: of each, by its first time, the times that one of its threads knew."""
+
+    def __init__(self, blocks: Mapping[int, Array], lanes: int):
+        self.blocks = dict(sorted(blocks.items()))
+        self.firsts = np.array(list(self.blocks), np.int64)
+        width = max((len(known) for known in self.blocks.values()), default=0)
+        self.table = np.zeros((len(self.blocks), width + 1), np.int64)  # the last column is of agents not known
+        for row, known in zip(self.table, self.blocks.values(), strict=True):
+            row[: len(known)] = known
+            row[lanes : 2 * lanes] = np.repeat(known[:lanes].reshape(-1, WARP).min(axis=1), WARP)
+
+    def has(self, when: Array, column: Array) -> Array:
+        """Whether what stamps of other blocks say was done before (columns as of View.seen)."""
+        block = np.searchsorted(self.firsts, when, side="right") - 1
+        if not self.blocks:
+            return np.zeros(when.shape, bool)
+        known = self.table[np.maximum(block, 0), np.minimum(column, self.table.shape[1] - 1)]
+        return (block >= 0) & (known >= when)
