@@ -163,7 +163,7 @@ def flash_mla(p, dtype, number):
     return decoded(p, dtype, heads, latent, rotary, page)
 
 
-def flash_mla_by_turns(p, dtype, number):
+def flash_mla_hopper(p, dtype, number):
     """Sequences, and units of a schedule."""
     import torch_tile.ops  # noqa: F401
 
@@ -291,7 +291,7 @@ KERNELS: dict[str, Callable] = {
     for f in (
         matmul, split_matmul, cluster_matmul, persistent_matmul, row_times_matrix, grouped_matmul,
         persistent_grouped_matmul, k_grouped_matmul, persistent_k_grouped_matmul, dequant_matmul, split_dequant_matmul,
-        cluster_dequant_matmul, flash_attention, combine, query_gradients, flash_mla, flash_mla_by_turns, plan_units,
+        cluster_dequant_matmul, flash_attention, combine, query_gradients, flash_mla, flash_mla_hopper, plan_units,
         rms_norm_rows, layer_norm_rows, fused_norm_rows, softmax_rows,
     )
 }  # fmt: skip

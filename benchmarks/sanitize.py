@@ -24,7 +24,7 @@ from benchmarks.kernel_problems import KERNELS, Problems
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Racecheck reports warpgroups that meet at one named barrier from two places of the code, also where both wait there
 # (bar.sync in place of bar.arrive): it knows no such order. The interpreter of threads does.
-BLIND = {"flash_mla_by_turns": ("racecheck",)}
+BLIND = {"flash_mla_hopper": ("racecheck",)}
 COUNTS = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 LIMIT = 200  # seconds for one run
 INSTALLED = "/usr/local/cuda/bin/compute-sanitizer"

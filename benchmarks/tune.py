@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the cuts that the library ships for a GPU: `python -m benchmarks.tune [gemm dequant attention mla]
+"""Finds the tilings that the library ships for a GPU: `python -m benchmarks.tune [gemm dequant attention mla]
 [--only M5,b64] [--seconds 500] [--output DIR]`, on that GPU.
 
 For each class of shapes of the benchmarks it starts from the model's cut and climbs: it races the neighbours (one field
-changed) of the best cut so far, until none is faster. Wrong results are out. Cuts that beat the model's by 2 % go into
-`DIR/<device>.json` (torch_tile/kernels/shipped by default) after every class, beside what the file holds already.
+changed) of the best cut so far, until none is faster. Wrong results are out. Tilings that beat the model's by 2 % go
+into `DIR/<device>.json` (torch_tile/kernels/shipped by default) after every class, beside what the file holds already.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch_tile.hardware import Target
 from torch_tile.kernels.attention import forward as attention, tiling as attention_config
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, tiling as gemm_config
-from torch_tile.kernels.mla import decode as mla_decode, spec as mla_form
+from torch_tile.kernels.mla import decode as mla_decode, spec as mla_spec
 from torch_tile.kernels.tuned import FOLDER, file_of, read
 
 FAMILIES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # who asks for cuts, who chooses, and the fields to vary
@@ -49,10 +49,10 @@ FAMILIES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # who asks for cuts, 
         ("block_q", "block_kv", "threads", "stages", "split", "packed", "heavy_first", "resident", "shares", "staged",
          "ping_pong", "blocks"),
     ),
-    "mla": (mla_decode, mla_form, ("block_h", "block_kv", "threads", "stages", "split")),
+    "mla": (mla_decode, mla_spec, ("block_h", "block_kv", "threads", "stages", "split")),
 }  # fmt: skip
 WORTH_A_STEP = 0.99  # of the best cut's time: what is nearer may be noise
-GAIN = 0.98  # of the model's time, that a cut is worth a line
+GAIN = 0.98  # of the model's time, that a tiling is worth a line
 STOP_FACTOR = 1.15  # cuts so much slower than the best leave the race
 CLIMBS = 4  # races for one class at most
 MOST_CASES = 2  # problems of one class that are timed together: the orders in memory, or dtypes
@@ -90,7 +90,7 @@ def groups_of(family: str, problems: Sequence[Problem]) -> dict[str, Group]:
 
 
 def neighbours(config: Any, names: Sequence[str]) -> Iterator[Any]:
-    """The cuts that differ from `config` in one of the fields `names`: a flag turned, a number doubled or halved, a
+    """The tilings that differ from `config` in one of the fields `names`: a flag turned, a number doubled or halved, a
     stage more or less.
 
     Most of those that make no sense are refused by the compiler; the rest is slow, or wrong and found out.
@@ -142,7 +142,7 @@ class Climb:
         return lambda: [call() for call in calls]
 
     def is_sound(self, config: Any) -> bool:
-        """Whether a cut gives the right results; sorts it in."""
+        """Whether a tiling gives the right results; sorts it in."""
         why = self.fault(config)
         if why:
             self.refused[config] = why
@@ -151,7 +151,7 @@ class Climb:
         return not why
 
     def fault(self, config: Any) -> str:
-        """Why a cut cannot be used; "" if it can."""
+        """Why a tiling cannot be used; "" if it can."""
         for (problem, case), want in zip(self.cases, self.wanted, strict=True):
             if torch.cuda.is_initialized():  # a kernel that waits forever ends the process, not the loan of the machine
                 faulthandler.dump_traceback_later(LIMIT, exit=True)
@@ -190,7 +190,7 @@ def compile_ahead(calls: Sequence[Callable[[], object]]) -> None:
 
 
 def ours(case: Case) -> Callable[..., object]:
-    """Our call of a case, which takes a cut as `config`."""
+    """Our call of a case, which takes a tiling as `config`."""
     return case.ours
 
 
@@ -206,7 +206,7 @@ def write(path: Path, family: str, shape: str, config: Any | None, device: str) 
 
 
 def changed(config: Any, default: Any) -> Mapping[str, Any]:
-    """The fields in which a cut differs from the model's."""
+    """The fields in which a tiling differs from the model's."""
     return {name: value for name, value in asdict(config).items() if value != getattr(default, name)}
 
 
@@ -232,7 +232,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("families", nargs="*", help=f"of {', '.join(FAMILIES)}; all of them by default")
     parser.add_argument("--only", default="", help="problems whose name contains one of these, apart by commas")
     parser.add_argument("--seconds", type=float, default=500.0, help="time for all of it")
-    parser.add_argument("--rep", type=float, default=40.0, help="milliseconds for each cut that runs to its end")
+    parser.add_argument("--rep", type=float, default=40.0, help="milliseconds for each tiling that runs to its end")
     parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(given)

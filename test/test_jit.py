@@ -323,7 +323,7 @@ def test_dumped_stages_trace_back(monkeypatch, tmp_path):
     files = sorted((tmp_path / "stages").iterdir())
     names = [step.__name__ for step, _ in CPU_PASSES]
     assert [f.stem.split("_", 2)[2] for f in files] == [
-        n for n in names if n not in ("part_overlaps", "read_in_place")
+        n for n in names if n not in ("part_overlaps", "elide_staging")
     ]  # no copy within a buffer, and no product
     for file in files:
         assert file.read_text().startswith("# ")
@@ -400,4 +400,4 @@ def test_spilt_fragments_are_named(threads):
 
     slow = str(torch_tile.compile(kernel, target="cuda:sm_90a").schedule.slow)
     named = "`rows` alone takes 512 of the 255 registers of a thread; take more threads or smaller tiles"
-    assert "spilt to memory" in slow and (named in slow) == (threads == 128)
+    assert "spilled to memory" in slow and (named in slow) == (threads == 128)

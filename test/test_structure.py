@@ -65,13 +65,11 @@ NOT_MIRRORED = {
 LATE_IMPORTS = {
     ("inductor.report.rows", "inductor.report.html"): "a report writes itself as a page",
     ("ir.dtype", "ir.expr"): "a dtype called like a function makes a cast",
-    ("ir.layout", "ir.layout_index"): "a layout gives its addresses as expressions",
-    ("ir.layout", "ir.layout_picture"): "a layout draws itself",
-    ("ir.layout", "ir.layout_text"): "a layout prints and reads itself",
+    ("ir.layout", "ir.layout_ops"): "a layout gives its addresses, prints, draws and reads itself",
     ("ir.node", "ir.printer"): "a node prints itself",
     ("language.trace", "language"): "a traced kernel sees the whole language",
     ("language.trace", "language.misuse"): "what an author wrote wrongly is explained",
-    ("language.values", "language.views"): "a buffer gives views of itself",
+    ("language.values", "language.scopes"): "a buffer gives views of itself",
 }
 
 # How often a file takes an identity by hand. It may only become less often: use IdMap and IdSet (ir/idmap.py).
@@ -452,6 +450,20 @@ def silent_errors(root: Path) -> Iterator[str]:
                 yield f"{path.relative_to(root)}:{node.lineno}: {name.id} is raised without a message"
 
 
+OLD_WORDS = re.compile(r"(?:^|_)(fade|faded|copiers?|crews?|spilt|turned|turns?|under_way)(?:_|$)")
+
+
+def plain_words(root: Path) -> Iterator[str]:
+    """Identifiers use the words of the glossary in CONTRIBUTING.md, not those that it replaced."""
+    for path, _ in sources(root):
+        for node in ast.walk(parse(path)):
+            names = [getattr(node, "name", None), getattr(node, "id", None), getattr(node, "arg", None)]
+            for name in (n for n in names if isinstance(n, str)):
+                if found := OLD_WORDS.search(name):
+                    line = getattr(node, "lineno", 0)
+                    yield f"{path.relative_to(root)}:{line}: `{name}`: another word for {found[1]}, see the glossary"
+
+
 RULES = [
     import_direction,
     import_circles,
@@ -467,6 +479,7 @@ RULES = [
     headers,
     module_docstrings,
     silent_errors,
+    plain_words,
 ]
 
 
@@ -583,6 +596,7 @@ PLANTED = [
         "jit.py:4: ValueError is raised",
     ),
     (silent_errors, {"torch_tile/jit.py": "def f():\n    raise TypeError()\n"}, "TypeError is raised without"),
+    (plain_words, {"torch_tile/jit.py": "row_fade = 1\n"}, "jit.py:3: `row_fade`: another word for fade"),
 ]
 
 

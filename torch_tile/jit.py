@@ -86,27 +86,27 @@ def compile_cuda(program: Program, out_idx: Sequence[int], build: Build) -> JITK
     except TooFewRegistersError as short:
         span = next((entry.span for entry in source.entries if entry.name == short.name), None)
         raise error("too_few_registers", span, name=short.name, have=short.have, need=short.need) from None
-    note_costs(program.kernels, source.entries, cubin, build)
+    remark_costs(program.kernels, source.entries, cubin, build)
     if build.options.strict:
         refuse_slow(build)
     launcher = CudaLauncher(program, source, cubin.data, build.target, out_idx)  # runtime/cuda_launch.py
     return JITKernel(program, lowered, source.text, launcher, build, cubin)
 
 
-def note_costs(kernels: Sequence[Kernel], entries: Sequence[Entry], cubin: Cubin, build: Build) -> None:
+def remark_costs(kernels: Sequence[Kernel], entries: Sequence[Entry], cubin: Cubin, build: Build) -> None:
     """Put what the assembler says of speed into the schedule report."""
     for kernel, entry in zip(kernels, entries, strict=True):
         found = cubin.resources.get(entry.name)
         if found is None:  # an older NVRTC, which found the code in its own cache, has no log
             continue
-        spilt = f"{found.spills} bytes of registers spilt to memory{_too_large(kernel)}" if found.spills else ""
+        spilled = f"{found.spills} bytes of registers spilled to memory{_too_large(kernel)}" if found.spills else ""
         blocks = build.target.blocks_at_once(entry.threads, found.registers, entry.shared_bytes)
         few = f"{kernel.min_blocks} blocks were asked for" if blocks < kernel.min_blocks else ""
         costs = f"{entry.name}: {found.registers} registers, {entry.shared_bytes} bytes of shared memory, "
         costs += f"{blocks} block{'s'[: blocks != 1]} on a multiprocessor"
-        build.note(entry.span, "T.Kernel", costs, "; ".join(filter(None, (spilt, few))))
+        build.remark(entry.span, "T.Kernel", costs, "; ".join(filter(None, (spilled, few))))
     for line in cubin.warnings:
-        build.note(entries[0].span, "assembler", "slower code", line)
+        build.remark(entries[0].span, "assembler", "slower code", line)
         if "Performance Loss" in line:  # products that wait for each other: worth more than a line of a report
             logging.getLogger("torch_tile").warning("%s: %s", entries[0].name, line)
 
@@ -123,7 +123,7 @@ def _too_large(kernel: Kernel) -> str:
 
 def refuse_slow(build: Build) -> None:
     """Raise a TileError with all that could be faster, if there is anything."""
-    slow = [note for note in dict.fromkeys(build.notes) if note.why_not]
+    slow = [remark for remark in dict.fromkeys(build.remarks) if remark.why_not]
     if slow:
         raise TileError(*(diagnose("slow_schedule", n.span, op=n.op, became=n.became, why=n.why_not) for n in slow))
 
@@ -193,7 +193,7 @@ class JITFunction:
         self.is_lazy = _returns_prim_func(function)
         self.names = tuple(self.signature.parameters)
         self.run_time_names = run_time_names(self.signature)  # of numbers that a compiled kernel is given
-        self.elsewhere: dict[Target, JITFunction] = {}  # the same function for other targets
+        self.on_targets: dict[Target, JITFunction] = {}  # the same function for other targets
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -207,17 +207,17 @@ class JITFunction:
         """The same kernel function for another target; always the same one for the same target."""
         machine = Target.of(target)
         with self.lock:
-            if machine not in self.elsewhere:
-                made = self.elsewhere[machine] = copy.copy(self)
+            if machine not in self.on_targets:
+                made = self.on_targets[machine] = copy.copy(self)
                 made.target = machine
                 made._start_empty()
-            return self.elsewhere[machine]
+            return self.on_targets[machine]
 
     def with_pass_configs(self, configs: Mapping[str, Any]) -> JITFunction:
         """The same kernel function with other switches of the compiler; those not named stay as they are."""
         made = copy.copy(self)
         made.options = pass_options("jit", self.options, pass_configs=configs)
-        made.elsewhere = {}
+        made.on_targets = {}
         made._start_empty()
         return made
 

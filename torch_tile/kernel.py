@@ -110,7 +110,7 @@ class JITKernel:
 
     @property
     def resources(self) -> dict[str, Resources]:
-        """Registers, spilt bytes, stack and shared memory of each entry of a CUDA kernel; empty on the CPU."""
+        """Registers, spilled bytes, stack and shared memory of each entry of a CUDA kernel; empty on the CPU."""
         return {} if self.cubin is None else self.cubin.resources
 
     def script(self) -> str:

@@ -12,10 +12,10 @@ from torch_tile.tools import library
 HOPPER, CPU = Target("cuda", 90), Target("cpu")
 
 
-def of(function, *args, target=HOPPER, units=132, sizes=None, **config):
+def of(function, *args, target=HOPPER, num_sms=132, sizes=None, **config):
     program = function(*args, **config).program
     known = {v: sizes[v.name] for v in dimensions(program)} if sizes else None
-    return estimate(program, target, units, known)
+    return estimate(program, target, num_sms, known)
 
 
 def test_a_product_is_counted_exactly(product):
@@ -33,7 +33,7 @@ def test_a_product_is_counted_exactly(product):
 def test_waves(product):
     """64 tiles on 132 SMs are less than half a wave each; with 16 SMs, several blocks at a time."""
     many = of(product, 4096, 4096, 64, block_m=64, block_n=64)
-    few = of(product, 4096, 4096, 64, block_m=64, block_n=64, units=66)
+    few = of(product, 4096, 4096, 64, block_m=64, block_n=64, num_sms=66)
     assert few.waves == 2 * many.waves and few.seconds >= many.seconds
     lone = of(product, 64, 64, 64)
     assert lone.waves < 0.01
@@ -69,7 +69,7 @@ def test_too_much_shared_memory_is_refused_and_too_many_registers_cost(product):
 def test_float32_takes_longer_on_gpus(product):
     half, single = (of(product, 4096, 4096, 4096, dtype=d).seconds for d in ("float16", "float32"))
     assert single > 3 * half
-    assert of(product, 256, 256, 256, target=CPU, units=2, dtype="float32").seconds > 0
+    assert of(product, 256, 256, 256, target=CPU, num_sms=2, dtype="float32").seconds > 0
 
 
 def test_memory_bounds_copies_and_sizes_may_be_known_at_run_time():

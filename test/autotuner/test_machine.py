@@ -23,7 +23,7 @@ def gpu(monkeypatch):
 def test_what_is_here(gpu, monkeypatch):
     assert machine.can_measure(HOPPER) and machine.can_measure(Target("cpu"))
     assert not machine.can_measure(Target("cuda", 80))
-    assert machine.units_of(HOPPER) == 131 and machine.units_of(Target("cuda", 80)) == 108
+    assert machine.num_sms_of(HOPPER) == 131 and machine.num_sms_of(Target("cuda", 80)) == 108
     assert machine.device_name(HOPPER) == "NVIDIA H200"
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert not machine.can_measure(HOPPER)
@@ -31,8 +31,8 @@ def test_what_is_here(gpu, monkeypatch):
 
 def test_without_a_gpu(monkeypatch):
     monkeypatch.setattr(machine, "detected", lambda: 0)
-    assert not machine.can_measure(HOPPER) and machine.units_of(HOPPER) == 132
-    assert machine.units_of(Target("cpu")) == torch.get_num_threads()
+    assert not machine.can_measure(HOPPER) and machine.num_sms_of(HOPPER) == 132
+    assert machine.num_sms_of(Target("cpu")) == torch.get_num_threads()
     assert str(torch.get_num_threads()) in machine.device_name(Target("cpu"))
     machine.synchronize(Target("cpu"))
     with machine.on_device([torch.ones(1), 3]):

@@ -18,8 +18,8 @@ class Timer:
     def __call__(self, call, warmup, rep):
         name = call()
         self.log.append(name)
-        turn = self.log.count(name) - 1
-        return self.speeds[name][min(turn, len(self.speeds[name]) - 1)]
+        round_ = self.log.count(name) - 1
+        return self.speeds[name][min(round_, len(self.speeds[name]) - 1)]
 
 
 def run(timer, **options):
@@ -30,14 +30,14 @@ def run(timer, **options):
 def test_the_slow_leave_after_two_turns():
     timer = Timer(slow=[2.0], best=[1.0], near=[1.2])
     found = run(timer)
-    assert found["slow"].dropped and found["slow"].latency == 2.0 and len(found["slow"].turns) == 2
-    assert not found["best"].dropped and len(found["best"].turns) == len(found["near"].turns) == ROUNDS
+    assert found["slow"].dropped and found["slow"].latency == 2.0 and len(found["slow"].times) == 2
+    assert not found["best"].dropped and len(found["best"].times) == len(found["near"].times) == ROUNDS
     assert timer.log[:5] == ["slow", "best", "near", "near", "best"]  # there and back
 
 
 def test_all_stay_without_early_stop():
     found = run(Timer(slow=[20.0], best=[1.0]), stop_factor=None)
-    assert len(found["slow"].turns) == ROUNDS and not found["slow"].dropped
+    assert len(found["slow"].times) == ROUNDS and not found["slow"].dropped
 
 
 def test_a_slow_moment_is_forgiven():

@@ -17,7 +17,7 @@ from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Var, binary, cast, select
 from torch_tile.ir.layout import shared_tile
 from torch_tile.ir.stmt import Alloc, Assert, Block, Break, Continue, Do, If, Let, Print, Role, While
-from torch_tile.lowering.hopper.init_mbarriers import init_barriers
+from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 
 SPAN = Span("kernels/attention/forward.py", 41, 41, 1, 2)
 
@@ -482,7 +482,7 @@ def product(registers=(0, 0), producers=32, stages=2):
         Role(0, 256, Block(consume), registers[0]), Role(256, producers, Block((produce,)), registers[1]),
     )  # fmt: skip
     shared = stages * 16384 + 16 * stages
-    return init_barriers(program([a, c], kernel(
+    return init_mbarriers(program([a, c], kernel(
         *stmts, threads=256 + producers, thread=thread, grid=((m + 127) // 128,), shared_bytes=shared,
     )))  # fmt: skip
 

@@ -59,7 +59,7 @@ TEXTS = {
     "(n + 127) / 128": (n + 127) // 128,
     "tile::floordiv<int>(t - 5, 8)": (t - 5) // 8,
     "i - 3": binary("+", i, -3),
-    # a remainder of less than twice the divisor, such as the version of a tile two turns ahead
+    # a remainder of less than twice the divisor, such as the version of a tile two iterations ahead
     "tile::wrapped<6>(i + 2)": (i + 2) % 6,
     "tile::wrapped<3>(t % 3 + 2)": (t % 3 + 2) % 3,
     "tile::wrapped<7>((int)tile::floormod<int64_t>((int64_t)q * q, 7) + 2) < n": ((q * q) % 7 + 2) % 7 < n,

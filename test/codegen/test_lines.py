@@ -3,7 +3,7 @@
 
 import pytest
 
-from torch_tile.codegen.lines import GUARDED, MOST, Lines, picks_registers, pragma, size_of, turns_of
+from torch_tile.codegen.lines import GUARDED, MOST, Lines, iterations_of, picks_registers, pragma, size_of
 from torch_tile.diagnostics.errors import Span
 from torch_tile.intrinsics.bulk import mbarrier_wait
 from torch_tile.ir import dtype as dt
@@ -103,7 +103,7 @@ def test_registers_are_never_indexed_at_run_time():
 
 def test_turns():
     n = Var("n", dt.int32, "dim")
-    assert turns_of(loop(7, store(), step=2)) == 4 and turns_of(loop(n, store())) is None
+    assert iterations_of(loop(7, store(), step=2)) == 4 and iterations_of(loop(n, store())) is None
     assert pragma(loop(n, store())) == "#pragma unroll"  # as its author asks
 
 

@@ -64,7 +64,7 @@ def test_what_is_found_is_what_was_made(monkeypatch):
     again, lazily, found = compiled(program)
     assert lowerings == ["kernel"]
     assert (again.text, again.alignment) == (first.text, first.alignment)
-    assert (report.notes, report.placements) == (found.notes, found.placements) and report.placements
+    assert (report.remarks, report.placements) == (found.remarks, found.placements) and report.placements
     for a, b in zip(first.entries, again.entries, strict=True):
         assert (a.name, a.threads, a.shared_bytes, a.span, a.kinds, a.folds) == (
             b.name, b.threads, b.shared_bytes, b.span, b.kinds, b.folds,
@@ -95,11 +95,11 @@ def test_tensor_maps_are_kept():
 def test_the_report_is_kept():
     program = scale().program
     source, _, build = compiled(program)
-    build.note(program.kernels[0].span, "T.gemm", "mma", 'too "small"')
-    build.note(None, "assembler", "slower code")
+    build.remark(program.kernels[0].span, "T.gemm", "mma", 'too "small"')
+    build.remark(None, "assembler", "slower code")
     read = Build(HOPPER)
     source_cache.unpacked(source_cache.packed(source, build, program), read, program)
-    assert (read.notes, read.placements) == (build.notes, build.placements) and read.notes[0].span is not None
+    assert (read.remarks, read.placements) == (build.remarks, build.placements) and read.remarks[0].span is not None
 
 
 def test_a_program_traced_again_is_found(monkeypatch):
@@ -216,7 +216,7 @@ def f(a: T.Tensor((32, 8), "float16"), b: T.Tensor((32, 8), "float16")):
         T.copy(a[i * 8, 0], tile)
         T.copy(tile, b[i * 8, 0])
 kernel = torch_tile.compile(f, target="cuda:sm_90a")
-sizes = len(kernel.source), len(kernel.cubin.data), len(kernel.schedule.notes)
+sizes = len(kernel.source), len(kernel.cubin.data), len(kernel.schedule.remarks)
 imported = ["torch_tile." + name in sys.modules for name in ("lowering", "codegen.cuda")]
 print(*sizes, sum(imported), nvrtc._nvrtc.cache_info().currsize)
 """

@@ -22,8 +22,8 @@ def test_compiles(chip, name):
     for kernel in kernels:
         assert kernel.cubin.data[:4] == b"\x7fELF" and kernel.target == CHIPS[chip]
         assert set(kernel.resources) == {entry.name for entry in kernel.launcher.source.entries}
-        spilt = {entry: found.spills for entry, found in kernel.resources.items() if found.spills}
-        assert not spilt, f"{kernel.__name__}: {spilt}\n{kernel.schedule}"
+        spilled = {entry: found.spills for entry, found in kernel.resources.items() if found.spills}
+        assert not spilled, f"{kernel.__name__}: {spilled}\n{kernel.schedule}"
         assert not kernel.cubin.warnings, kernel.cubin.warnings
         shared = max(entry.shared_bytes for entry in kernel.launcher.source.entries)
         assert shared <= CHIPS[chip].shared_limit

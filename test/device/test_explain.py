@@ -32,12 +32,12 @@ def test_schedules_of_what_ran(report_of):
     for row in report.rows:
         assert row.kernels, row
         for kernel in row.kernels:
-            notes = " ".join(note.became for note in kernel.schedule.notes)
+            notes = " ".join(note.became for note in kernel.schedule.remarks)
             assert "registers" in notes and "bytes of shared memory" in notes
             assert f"schedule of {kernel.__name__} for {kernel.target}" in page
     if torch.cuda.get_device_capability() == (9, 0):
         (row,) = (r for r in report.rows if "gelu" in r.what)
-        assert any("wgmma" in note.became for kernel in row.kernels for note in kernel.schedule.notes), page
+        assert any("wgmma" in note.became for kernel in row.kernels for note in kernel.schedule.remarks), page
 
 
 def test_times_and_the_share_of_the_peak(report_of):

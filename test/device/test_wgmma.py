@@ -21,7 +21,7 @@ from torch_tile.ir.buffer import Buffer, TensorMap
 from torch_tile.ir.expr import Address, Binary, Load, Var, const
 from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program, Store
 from torch_tile.lowering.common.flatten import flatten
-from torch_tile.lowering.hopper.init_mbarriers import init_barriers
+from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 from torch_tile.runtime.cuda_launch import CudaLauncher
 from torch_tile.runtime.nvrtc import compile_cubin
 
@@ -338,7 +338,7 @@ def tiles_by_tma(a, b, n, a_shape, b_shape):
         wgmma.wgmma_commit(), wgmma.wgmma_wait(0), loop(M * n // THREADS, lambda i: Store(out, (T, i), Load(d, (i,)))),
     )  # fmt: skip
     params = a_given, b_given, out
-    return launcher_of(init_barriers(Program("by_tma", params, (one_block(body, size + 8),), (), ())))
+    return launcher_of(init_mbarriers(Program("by_tma", params, (one_block(body, size + 8),), (), ())))
 
 
 @pytest.mark.parametrize("b", [f"{way} {span}" for way in ("along", "across") for span in (32, 64, 128)])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One kernel for each way in which a name would not survive the branches of a device `if` or the turns of a loop."""
+"""One kernel for each way in which a name would not survive the branches of a device `if` or the iterations of a
+loop.
+"""
 
 import pytest
 import torch

@@ -13,8 +13,8 @@ from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
 from torch_tile.ir.arith_util import Substitute
 from torch_tile.ir.expr import Var
-from torch_tile.lowering.sync.insert_barriers import insert_sync
-from torch_tile.lowering.threads.allocate_shared import place_shared
+from torch_tile.lowering.sync.insert_barriers import insert_barriers
+from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.simulator.tile.interpreter import evaluate
 
 
@@ -140,7 +140,7 @@ def shared_memory():
             large[0, 0] = small[0]
             A[0] = large[0, 0] + small[0]
 
-    place_shared(kernel.program, Build(Target.of("cuda:sm_90a")))
+    allocate_shared(kernel.program, Build(Target.of("cuda:sm_90a")))
 
 
 def divergent_hazard():
@@ -156,7 +156,7 @@ def divergent_hazard():
     index = Var("thread", role="thread")
     (block,) = Substitute({id(program.params[1]): index})(program).kernels
     made = replace(program, params=program.params[:1], kernels=(replace(block, thread=index),))
-    insert_sync(made, Build(Target.of("cuda:sm_90a")))
+    insert_barriers(made, Build(Target.of("cuda:sm_90a")))
 
 
 def parted_threads():

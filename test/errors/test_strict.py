@@ -40,9 +40,9 @@ def too_few_registers():
     torch_tile.compile(kernel, target="cuda:sm_90")
 
 
-CASES = {"registers spilt": ("slow_schedule", slow_schedule), "registers": ("too_few_registers", too_few_registers)}
+CASES = {"registers spilled": ("slow_schedule", slow_schedule), "registers": ("too_few_registers", too_few_registers)}
 SAID = {
-    "registers spilt": ("T.Kernel(1, threads=1024)", "bytes of registers spilt", "leave out strict=True"),
+    "registers spilled": ("T.Kernel(1, threads=1024)", "bytes of registers spilled", "leave out strict=True"),
     "registers": ("T.Kernel(1, threads=128)", "have 64 registers each", "fewer blocks by T.annotate_min_blocks_per_sm"),
 }
 

@@ -115,7 +115,7 @@ def test_only_what_no_thread_writes_is_read_as_a_constant():
 
 
 def test_no_store_leaves_a_loop_across_its_barrier():
-    """The neighbour's store of the same turn is the later one; sunk out of the loop, the own one would win."""
+    """The neighbour's store of the same iteration is the later one; sunk out of the loop, the own one would win."""
 
     @T.prim_func
     def turns(S: T.Tensor((129,), "int32"), n: T.int32):

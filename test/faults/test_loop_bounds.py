@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of turns of a loop is settled before its first turn, whatever the body changes."""
+"""The number of iterations of a loop is settled before its first iteration, whatever the body changes."""
 
 import re
 

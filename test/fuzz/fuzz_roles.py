@@ -14,7 +14,7 @@ BYTES = {"float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int
 
 
 class RoleGenerator:
-    """Makes one program from a seed. `thorough` ones make each wait matter: no empty loop, many turns."""
+    """Makes one program from a seed. `thorough` ones make each wait matter: no empty loop, many iterations."""
 
     def __init__(self, seed, name, thorough=False):
         self.random, self.name, self.count, self.thorough = random.Random(seed), name, 0, thorough
@@ -190,7 +190,7 @@ class RoleGenerator:
         return tile, self.load(tile, shape, self.dtype, place, total), option, shape
 
     def products(self, c, shape):
-        """C += A B along K; A from shared memory, of this turn or the same in all, or from registers."""
+        """C += A B along K; A from shared memory, of this iteration or the same in all, or from registers."""
         lines, k, columns = [], self.depth(), shape[1]
         name, n, head = self.loop(lines)
         body, copies = [], []
@@ -204,7 +204,7 @@ class RoleGenerator:
         b, load, other, b_shape = self.operand(False, columns, k, turn, n, lines)
         copies.append(load)
         self.random.shuffle(copies)
-        if self.chance(0.1):  # a tile that is kept for two turns, or comes from elsewhere
+        if self.chance(0.1):  # a tile that is kept for two iterations, or comes from elsewhere
             kept = self.from_zero and self.chance(0.5)
             copies[-1] = Line(f"if {name} % 2 == 0:", [copies[-1]], None if kept else [copies[-1]])
         extra = self.beside(c, shape, a, a_shape, name, lines) if self.chance(0.45) else []
@@ -248,7 +248,7 @@ class RoleGenerator:
         return Line(f"for {i}, {j} in T.Parallel({shape[0]}, {shape[1]}):", body)
 
     def beside(self, c, shape, a, a_shape, name, lines):
-        """Arithmetic on the results of a turn, or on its tiles."""
+        """Arithmetic on the results of an iteration, or on its tiles."""
         made = []
         for _ in range(self.pick(1, 1, 2)):
             kind = self.pick("add", "tile", "max", "reduce", "shared")

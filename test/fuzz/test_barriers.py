@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random statements of threads on shared memory: with the barriers that insert_sync adds, nothing is out of order.
+"""Random statements of threads on shared memory: with the barriers that insert_barriers adds, nothing is out of order.
 
 TORCH_TILE_FUZZ=10000 runs that many programs instead of 300, TORCH_TILE_FUZZ_SEED=n starts from a given seed.
 """
@@ -31,8 +31,8 @@ from torch_tile.ir.stmt import (
 )
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering.common.flatten import flatten
-from torch_tile.lowering.sync.insert_barriers import insert_sync
-from torch_tile.lowering.threads.allocate_shared import place_shared
+from torch_tile.lowering.sync.insert_barriers import insert_barriers
+from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.simulator.simt.interpreter import run_threads
 
 COUNT = int(os.environ.get("TORCH_TILE_FUZZ", "300"))
@@ -162,7 +162,7 @@ def lowered(program):
     """With places, barriers and flat buffers."""
     build = Build(Target.of("cuda:sm_80"))
     verify(program, Stage.THREAD)
-    flat = flatten(insert_sync(place_shared(program, build), build))
+    flat = flatten(insert_barriers(allocate_shared(program, build), build))
     verify(flat, Stage.FLAT)
     return flat
 

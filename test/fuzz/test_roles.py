@@ -100,7 +100,8 @@ MATTERS = 0.85  # at least, of the waits: some say what the mbarriers of other t
 
 def in_loops(flat):
     """Calls of loops, by identity; but arrivals only of loops that are known to have more turns than there are
-    barriers: after the last turns an arrival is for nobody, also where these are peeled off, and a loop may have none.
+    barriers: after the last iterations an arrival is for nobody, also where these are peeled off, and a loop may have
+    none.
     """
     found = set()
     for loop in (n for n in walk(flat) if isinstance(n, For) and n.kind is LoopKind.SERIAL):

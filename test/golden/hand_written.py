@@ -67,7 +67,7 @@ def copied_gemm(M, N, K, bm=128, bn=128, bk=64):
 
 
 def deferred_gemm(M, N, K, bm=128, bn=128, bk=64, stages=4):
-    """A product stays under way beside the next one, and one thread arrives for each warp."""
+    """A product stays in flight beside the next one, and one thread arrives for each warp."""
 
     @T.prim_func
     def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")):

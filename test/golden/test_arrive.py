@@ -159,7 +159,7 @@ def test_all_that_orders_blocks_is_needed(name):
 
 
 def test_who_multiplies_arrives():
-    """The copier neither counts nor waits for the others of its block."""
+    """The producer neither counts nor waits for the others of its block."""
     kernel, _, _ = KERNELS["product"]()
     reading, copying = find(lower(kernel.program, cuda_passes(Build(HOPPER))), Role)
     calls = [[c.name for c in find(role, Call)] for role in (reading, copying)]

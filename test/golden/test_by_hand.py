@@ -61,7 +61,8 @@ def test_values(name):
     assert not run(flat, kernel, inputs, want)
 
 
-# A kernel's first turns are let go for nobody where its loop ends; the assembler wants fences between products anyway.
+# A kernel's first iterations are released for nobody where its loop ends; the assembler wants fences between products
+# anyway.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_wait_and_arrival_is_needed(name):
@@ -79,7 +80,7 @@ def test_every_stage_traces_back(name):
 
 
 def test_what_a_role_says_stays_as_it_is():
-    """Products are waited for and tiles let go where their author says so."""
+    """Products are waited for and tiles release where their author says so."""
     kernel, _, _ = kernel_of("tma_gemm")
     flat = lower(kernel.program, cuda_passes(Build(HOPPER)))
     consumer = next(n for n in walk(flat) if isinstance(n, Role))
@@ -131,7 +132,7 @@ def test_what_the_author_has_shown_is_not_shown_again():
 
 
 def test_products_that_wait_for_each_other_are_told_of(caplog):
-    """Sums that are under way where a loop begins again make the assembler wait for each product: users hear of it."""
+    """Sums that are in flight where a loop begins again make the assembler wait for each product: users hear of it."""
 
     @T.prim_func
     def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32"), turns: T.int32):

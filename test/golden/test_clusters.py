@@ -150,7 +150,7 @@ def test_each_meeting_is_needed(name):
     kernel, args, _ = of_joined(name, 64, 64, 512)
     flat = lower(kernel.program, cuda_passes(Build(HOPPER)))
     meetings = [r for r in removals(flat) if r.name in ("cluster_arrive", "cluster_wait")]
-    if name == "by wgmma":  # the last wait of readers, or of copiers: the block does not end before the others
+    if name == "by wgmma":  # the last wait of readers, or of producer warps: the block does not end before the others
         *_, readers, _, _, _, copiers = meetings
         assert readers.name == copiers.name == "cluster_wait"
         meetings = [r for r in meetings if r not in (readers, copiers)]
@@ -197,7 +197,9 @@ def test_guards_that_all_blocks_share():
 
 
 def test_a_tile_that_all_blocks_keep():
-    """It comes once, so that nobody lets it go; others come each turn, for each block alone. Sizes are dynamic."""
+    """It comes once, so that nobody releases it; others come each iteration, for each block alone. Sizes are
+    dynamic.
+    """
     m = T.dynamic("m")
 
     @T.prim_func
@@ -226,8 +228,8 @@ def test_other_targets_and_the_tiles_know_nothing_of_it():
         torch.testing.assert_close(out.double(), want, rtol=2e-2, atol=5e-2)
 
 
-# What needs not be there without clusters, either: the stages of a loop's last turns are let go for nobody, the
-# assembler wants fences between products anyway, and stores of two turns to one tensor could meet.
+# What needs not be there without clusters, either: the stages of a loop's last iterations are released for nobody, the
+# assembler wants fences between products anyway, and stores of two iterations to one tensor could meet.
 NEEDLESS = {"wgmma_fence": 1, "mbarrier_arrive": 1, "named_barrier": 1}
 
 

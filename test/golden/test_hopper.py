@@ -51,7 +51,7 @@ KERNELS = {"gemm": gemm.program, "two_products": two_products.program}
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_stage_traces_back(name):
     found = dict(stages(KERNELS[name], Build(Target.of("cuda:sm_90a"))))
-    assert {"split_warps", "infer_layouts", "place_shared", "init_barriers", "flatten"} <= set(found)
+    assert {"specialize_warps", "infer_layouts", "allocate_shared", "init_mbarriers", "flatten"} <= set(found)
     for step, program in found.items():
         traces_back(step, program)
     text = repr(program)
@@ -75,7 +75,7 @@ def test_the_assembler_has_no_advice(name):
 
 def test_sums_that_are_stored_as_they_are_stay_in_their_registers():
     """Packets of two are moved as floats: as integers, NVVM would keep the sums so and move them beside products that
-    are under way, which the assembler notes (C7517, C7519) and gets wrong.
+    are in flight, which the assembler notes (C7517, C7519) and gets wrong.
     """
 
     @T.prim_func

@@ -115,7 +115,7 @@ def test_tile_after_tile() -> None:
     check(kernel, numbers(256, 256), zeros(256, 128, dtype=torch.float16))
 
 
-def in_turns(groups: int, runs: int, ping_pong: bool = True):
+def ping_pong_call(groups: int, runs: int, ping_pong: bool = True):
     """Probabilities of `groups` warpgroups; the loop is run again and again, without a turn in the first run."""
 
     @T.prim_func
@@ -143,12 +143,12 @@ def in_turns(groups: int, runs: int, ping_pong: bool = True):
 
 @pytest.mark.parametrize(("groups", "runs"), [(1, 2), (2, 3), (3, 2)])
 def test_warpgroups_that_take_turns(groups: int, runs: int) -> None:
-    kernel, rows = in_turns(groups, runs), 64 * groups * runs
+    kernel, rows = ping_pong_call(groups, runs), 64 * groups * runs
     check(kernel, numbers(rows, 64), numbers(512, 64), zeros(rows, 64))
     made = torch_tile.compile(kernel, target="cuda:sm_90a")
-    (note,) = [n for n in made.schedule.notes if "turns of warpgroups" in n.became]
+    (note,) = [n for n in made.schedule.remarks if "turns of warpgroups" in n.became]
     assert ("turn_take" in made.source) == (not note.why_not) == (groups > 1)
-    plain = torch_tile.compile(in_turns(groups, runs, ping_pong=False), target="cuda:sm_90a")
+    plain = torch_tile.compile(ping_pong_call(groups, runs, ping_pong=False), target="cuda:sm_90a")
     assert "turn_" not in plain.source
 
 
@@ -177,7 +177,7 @@ def test_warpgroups_that_meet_take_no_turns() -> None:
 
 @pytest.mark.parametrize("name", ["turn_open", "turn_pass"])
 def test_a_turn_that_is_not_passed_on(name: str) -> None:
-    made = torch_tile.compile(in_turns(2, 3), target="cuda:sm_90a")
+    made = torch_tile.compile(ping_pong_call(2, 3), target="cuda:sm_90a")
     for removal in removals(made.lowered, (name,)):
         findings = interpret(removal.program, made.program, [numbers(384, 64), numbers(512, 64), zeros(384, 64)])
         assert "deadlock" in findings.kinds
@@ -313,7 +313,7 @@ def test_threads_that_write_what_a_bulk_copy_brought() -> None:
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_tile_that_threads_change_before_a_product(stages):
-    """Arithmetic waits for it, and lets it go behind the product: a turned loop would wait before it is free."""
+    """Arithmetic waits for it, and releases it behind the product: a turned loop would wait before it is free."""
 
     @T.prim_func
     def kernel(Q: T.Tensor((128, 64), H), K: T.Tensor((512, 64), H), O: T.Tensor((128, 64), F)):

@@ -13,7 +13,7 @@ from torch_tile.hardware import Target
 from torch_tile.ir.expr import Call
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Store, While
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.lowering.sync.insert_barriers import insert_sync
+from torch_tile.lowering.sync.insert_barriers import insert_barriers
 
 H, F = "float16", "float32"
 # What data moves by; the rest orders it.
@@ -253,6 +253,6 @@ def test_a_program_with_barriers_stays_as_it_is() -> None:
 
     build = Build(Target.of("cuda:sm_90a"))
     passes = cuda_passes(build)
-    end = next(n for n, (step, _) in enumerate(passes) if step.__name__ == "insert_sync") + 1
+    end = next(n for n, (step, _) in enumerate(passes) if step.__name__ == "insert_barriers") + 1
     program = lower(kernel.program, passes[:end])
-    assert insert_sync(program, build) is program
+    assert insert_barriers(program, build) is program

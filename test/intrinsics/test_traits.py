@@ -18,7 +18,7 @@ from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import Do
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.hopper.plan_tma_loads import _is_barrier
-from torch_tile.lowering.sync.insert_barriers import insert_sync, is_barrier
+from torch_tile.lowering.sync.insert_barriers import insert_barriers, is_barrier
 from torch_tile.simulator.mutation import ordering
 from torch_tile.simulator.simt.prescan import is_concurrent
 
@@ -101,11 +101,11 @@ def exchanged():
 
 def test_a_new_barrier_orders(another):
     program, build = exchanged()
-    assert len(ordering(program)) == 1 and insert_sync(program, build) is program
+    assert len(ordering(program)) == 1 and insert_barriers(program, build) is program
     other = Renamed("barrier", "another_barrier")(program)
-    assert insert_sync(other, build) is other  # no second one
+    assert insert_barriers(other, build) is other  # no second one
     gone = Renamed("barrier", "memory_fence")(program)
-    assert insert_sync(gone, build) is not gone
+    assert insert_barriers(gone, build) is not gone
     (call,) = (n for n in walk(other) if isinstance(n, Do) and syncs(n, Sync.BARRIER))
     assert is_barrier(call) and _is_barrier(call.call)
 

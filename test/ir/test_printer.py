@@ -50,8 +50,8 @@ from torch_tile.ir.stmt import (
 )  # fmt: skip
 from torch_tile.lowering import CPU_PASSES, cuda_passes
 from torch_tile.lowering.common.flatten import flatten
-from torch_tile.lowering.hopper.init_mbarriers import init_barriers
-from torch_tile.lowering.threads.allocate_shared import place_shared
+from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
+from torch_tile.lowering.threads.allocate_shared import allocate_shared
 
 M, N = (Var(n, dt.int32, "dim") for n in "MN")
 i, j = (Var(n, dt.int32, "loop") for n in "ij")
@@ -329,7 +329,7 @@ def test_layouts_offsets_and_threads_trace_back():
     for step, _ in cuda_passes(Build(Target.of("cuda:sm_80"))):
         program = step(program)
         texts[step.__name__] = text = to_text(program)
-        if step.__name__ in ("infer_layouts", "simplify_program", "place_shared", "insert_sync", "flatten"):
+        if step.__name__ in ("infer_layouts", "simplify_program", "allocate_shared", "insert_barriers", "flatten"):
             back = trace(text)
             assert alike(back, program), f"after {step.__name__}:\n{text}"
             assert to_text(back) == text
@@ -363,7 +363,7 @@ def test_roles_barriers_and_tensor_maps_trace_back():
     assert "full = T.alloc_barrier(1, (2,))" in text and "with T.role(0, 128, registers=168):" in text
     assert "T.tensor_map(A, (M, N), (N * 2, 1), box=(64, 64), swizzle=128)" in text
     build = Build(Target.of("cuda:sm_90a"))
-    for step in (lambda p: p, lambda p: place_shared(p, build), init_barriers, flatten):
+    for step in (lambda p: p, lambda p: allocate_shared(p, build), init_mbarriers, flatten):
         program = step(program)
         text = to_text(program)
         back = trace(text)

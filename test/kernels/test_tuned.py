@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shipped cuts: found by device and class of shapes, and every one that is shipped is a cut of its family."""
+"""Shipped cuts: found by device and class of shapes, and every one that is shipped is a tiling of its family."""
 
 import json
 from dataclasses import asdict, replace
@@ -9,21 +9,21 @@ import torch
 
 from torch_tile.hardware import Target
 from torch_tile.kernels import tuned as module
-from torch_tile.kernels.attention import spec as attention_form, tiling as attention_config
+from torch_tile.kernels.attention import spec as attention_spec, tiling as attention_config
 from torch_tile.kernels.attention.operands import Operand
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import tiling as gemm_config
-from torch_tile.kernels.mla import spec as mla_form
+from torch_tile.kernels.mla import spec as mla_spec
 from torch_tile.kernels.tuned import FOLDER, file_of, read, rows_class, tuned
 
 H200 = Machine(Target("cuda", 90), 132, "NVIDIA H200")
-KINDS = {"gemm": gemm_config.Config, "attention": attention_form.Config, "mla": mla_form.Config}
+KINDS = {"gemm": gemm_config.Config, "attention": attention_spec.Config, "mla": mla_spec.Config}
 PROBLEM = gemm_config.Problem(torch.float16, 1, 4096, 1024, 8192)
 ATTENTION = (
-    attention_form.Form(torch.bfloat16, 128, 128, True, True, False, None, False, True, 8),
+    attention_spec.Spec(torch.bfloat16, 128, 128, True, True, False, None, False, True, 8),
     attention_config.Problem(32, 4096, 4096),
 )
-MLA = mla_form.Form(torch.bfloat16, 512, 64, False, False, True, 8), mla_form.Problem(64, 128, 4096)
+MLA = mla_spec.Spec(torch.bfloat16, 512, 64, False, False, True, 8), mla_spec.Problem(64, 128, 4096)
 
 
 @pytest.fixture
@@ -54,28 +54,28 @@ def test_a_shipped_cut_is_taken_for_its_class_on_its_device(ship):
 
 
 def test_attention(ship):
-    form, problem = ATTENTION
-    cut = attention_form.Config(64, 32, 256, 3)
-    ship("attention", attention_config.shape_class(form, problem), cut)
-    assert attention_config.config_for(form, problem, H200) == cut
-    assert attention_config.config_for(form, replace(problem, keys=3000), H200) == cut
+    spec, problem = ATTENTION
+    cut = attention_spec.Config(64, 32, 256, 3)
+    ship("attention", attention_config.shape_class(spec, problem), cut)
+    assert attention_config.config_for(spec, problem, H200) == cut
+    assert attention_config.config_for(spec, replace(problem, keys=3000), H200) == cut
     for other in (
-        replace(form, causal=False),
-        replace(form, windowed=True),
-        replace(form, mask=Operand("qk", torch.bool)),
+        replace(spec, causal=False),
+        replace(spec, windowed=True),
+        replace(spec, mask=Operand("qk", torch.bool)),
     ):
         assert attention_config.config_for(other, problem, H200) != cut
-    assert attention_config.shape_class(replace(form, dtype=torch.float32), problem) is None
+    assert attention_config.shape_class(replace(spec, dtype=torch.float32), problem) is None
 
 
 def test_mla(ship):
-    form, problem = MLA
-    cut = mla_form.Config(64, 16, 128, 3, split=True)
-    ship("mla", mla_form.shape_class(form, problem), cut)
-    assert mla_form.config_for(form, problem, H200) == cut
-    assert mla_form.config_for(form, problem, H200, splits=1) != cut  # the caller decides
-    assert mla_form.config_for(replace(form, paged=True), problem, H200) != cut
-    assert mla_form.shape_class(replace(form, folded=False), problem) is None
+    spec, problem = MLA
+    cut = mla_spec.Config(64, 16, 128, 3, split=True)
+    ship("mla", mla_spec.shape_class(spec, problem), cut)
+    assert mla_spec.config_for(spec, problem, H200) == cut
+    assert mla_spec.config_for(spec, problem, H200, splits=1) != cut  # the caller decides
+    assert mla_spec.config_for(replace(spec, paged=True), problem, H200) != cut
+    assert mla_spec.shape_class(replace(spec, folded=False), problem) is None
 
 
 def test_names_and_classes(tmp_path):
@@ -89,6 +89,6 @@ def test_names_and_classes(tmp_path):
 def test_every_shipped_cut_is_one_of_its_family(path):
     found = read(path)
     assert file_of(found.pop("device")) == path.name and set(found) <= set(KINDS)
-    for family, cuts in found.items():
-        for shape, cut in cuts.items():
+    for family, tilings in found.items():
+        for shape, cut in tilings.items():
             assert shape and cut.items() <= asdict(KINDS[family](**cut)).items()

@@ -12,7 +12,7 @@ from torch_tile.jit import JITFunction
 from torch_tile.kernels.attention import backward, forward as attention
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped
-from torch_tile.kernels.mla import decode as mla_decode, spec as mla_form
+from torch_tile.kernels.mla import decode as mla_decode, spec as mla_spec
 from torch_tile.simulator.tile.interpreter import evaluate
 
 HALF = torch.float16
@@ -116,7 +116,7 @@ def test_grouped_gemm(typical, rows, typically, check):
 @pytest.mark.parametrize("size", [(1, 1, 1, 5), (3, 2, 16, 300)])
 def test_mla_decode(typical, size, typically, check, monkeypatch):
     # The interpreter of tiles does not run kernels by hand: those by turns have tests of their own.
-    monkeypatch.setattr(mla_form, "HOPPER", mla_form.HOPPER[1:])
+    monkeypatch.setattr(mla_spec, "HOPPER", mla_spec.HOPPER[1:])
     batch, queries, heads, length = size
     q, q_pe = (torch.randn(batch, queries, heads, n).to(HALF) for n in (128, 64))
     kv, k_pe = (torch.randn(batch, length, n).to(HALF) for n in (128, 64))

@@ -292,7 +292,7 @@ def straight(a, f, n):
     start(a, f["c"])
     start(a, f["d"])
     start(a, f["c"])
-    T.wait_wgmma(2)  # of c two, one is under way
+    T.wait_wgmma(2)  # of c two, one is in flight
     T.wait_wgmma(1)
     start(a, f["e"])
     T.wait_wgmma(1)

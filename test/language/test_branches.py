@@ -284,7 +284,7 @@ AFTER = {
     "in both branches later": ("if a: x = 1\nif b: x = 2\nelse: x = 3\nn(x)", ["x", "x!"]),
     "elif": ("if a: x = 1\nelif b: x = 2\nelse: y = 3\nn(x)", ["x! y", "x! y"]),
     "next turn": ("for i in n:\n  b(x)\n  if a: x = 1", ["x!"]),
-    "bound first in each turn": ("for i in n:\n  x = 0\n  b(x)\n  if a: x = 1", ["x"]),
+    "bound first in each iteration": ("for i in n:\n  x = 0\n  b(x)\n  if a: x = 1", ["x"]),
     "while's condition": ("while x:\n  if a: x = 1", ["x!"]),
     "after a break": ("for i in n:\n  if a:\n    x = 1\n    break\n  x = 2\nb(x)", ["x"]),
     "after a continue": ("for i in n:\n  b(x)\n  if a:\n    x = 1\n    continue\n  x = 2", ["x"]),
@@ -332,7 +332,7 @@ LEFT = {
     "read": ("for i in n:\n  if a: break\n  x = y = 1\nb(x)", ["x"]),
     "not read": ("for i in n:\n  x = 1\n  if a: continue\nx = 2\nb(x)", [""]),
     "inner": ("while a:\n  for i in n:\n    if a: break\n    x = 1\n  b(x)", ["", "x"]),
-    "read in the next turn": ("for j in n:\n  for i in n: x = 1\n  if a: b(x)\n  x = 2", ["", "x"]),
+    "read in the next iteration": ("for j in n:\n  for i in n: x = 1\n  if a: b(x)\n  x = 2", ["", "x"]),
     "no way out": ("for i in n: x = 1\nb(x)", ["x"]),
     "else": ("for i in n: x = 1\nelse: b(x)", ["x"]),
 }

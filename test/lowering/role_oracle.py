@@ -2,7 +2,7 @@
 """Runs a tile program as warps that take turns in a random order: which copies does every statement read?
 
 A tile holds boxes of global tensors. A bulk copy tears its tile when it starts and fills it when it lands, at any time
-before the phase of its mbarrier completes. A product that is under way must find its tiles unchanged at its wait.
+before the phase of its mbarrier completes. A product that is in flight must find its tiles unchanged at its wait.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Run:
 
     tables: dict[str, Callable[[Box], int]]
     rng: random.Random
-    tiles: dict[int, str] = field(default_factory=dict)  # handed over, by identity
+    tiles: dict[int, str] = field(default_factory=dict)  # passed, by identity
     held: dict[tuple[str, int], dict[Box, object]] = field(default_factory=lambda: defaultdict(dict))
     barriers: dict[tuple[int, int], Barrier] = field(default_factory=dict)
     flying: list[Callable[[], None]] = field(default_factory=list)

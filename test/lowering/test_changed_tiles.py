@@ -12,7 +12,7 @@ from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.hardware import Target
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Role
-from torch_tile.lowering.hopper.warp_specialize import split_warps
+from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.copy.op import Copy
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -48,7 +48,7 @@ def cleared():
 
 
 def rest():
-    """What is left behind whole steps comes under a condition, turn after turn."""
+    """What is left behind whole steps comes under a condition, iteration after iteration."""
 
     @T.prim_func
     def kernel(A: T.Tensor((512, 512), H), B: T.Tensor((512, 512), H), C: T.Tensor((4, 512, 512), H)):
@@ -77,7 +77,7 @@ def rest():
 def test_threads_write_to_tiles_once_these_are_there(kernel) -> None:
     """Also where the first to touch one only writes to it."""
     made = kernel()
-    program = split_warps(made.program, Build(Target.of("cuda:sm_90a"), PassOptions()))
+    program = specialize_warps(made.program, Build(Target.of("cuda:sm_90a"), PassOptions()))
     for block in ((1, 2), (0, 1), (2, 0)):
         names = lambda k, block=block: {id(v): n for v, n in zip(k.blocks, block, strict=True)}  # noqa: E731
         same_reads(made.program.kernels[0], program.kernels[0], names, None, range(6))

@@ -58,7 +58,7 @@ class Builder:
         return self._alloc(Buffer(name, size, dt.uint64, "barrier", offset=self.offset, arrivals=arrivals))
 
     def ready(self, *barriers):
-        """What init_barriers places."""
+        """What init_mbarriers places."""
         places = [(b, n) for b in barriers for n in range(int(b.shape[0].value))]
         made = [bulk.mbarrier_init(self.address(b, n), b.arrivals) for b, n in places]
         return self.when(self.thread == 0, *made, bulk.fence_barrier_init()), memory.barrier()

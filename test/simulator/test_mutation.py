@@ -172,7 +172,7 @@ LIBRARY = {
 }
 
 
-# Not all of these order anything, but most of each kernel do: the last stages of a loop are let go for nobody, a turn
+# Not all of these order anything, but most of each kernel do: the last stages of a loop are released for nobody, a turn
 # peeled off has nothing to wait for, and the assembler wants a fence after a wait between products even if no register
 # changed.
 MOST = ("warp_arrive", "mbarrier_arrive", "wgmma_fence", "wgmma_wait")

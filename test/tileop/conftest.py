@@ -27,7 +27,7 @@ from torch_tile.ir.stmt import Alloc, Block, For, If, Kernel, LoopKind, Program,
 from torch_tile.lowering.common.flatten import flatten
 from torch_tile.lowering.common.guard_bounds import guard_bounds
 from torch_tile.lowering.common.simplify import simplify_program
-from torch_tile.lowering.threads.allocate_shared import place_shared
+from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.simulator.findings import Findings
 from torch_tile.simulator.simt.interpreter import run_threads
 from torch_tile.simulator.tile.interpreter import evaluate
@@ -101,7 +101,7 @@ class OnThreads:
             Block((*before, barrier(), body, barrier(), *after)), None, self.thread,
         )  # fmt: skip
         program = Program("made", tuple(params), (kernel,), (), ())
-        program = flatten(place_shared(simplify_program(guard_bounds(program)), self.ctx.build))
+        program = flatten(allocate_shared(simplify_program(guard_bounds(program)), self.ctx.build))
         findings = run_threads(program, {id(p): x for p, x in zip(program.params, data, strict=True)}, sizes or {})
         return [self._gathered(b, x) for b, x in zip(buffers, data, strict=True)], findings
 

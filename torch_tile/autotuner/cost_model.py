@@ -94,10 +94,12 @@ class Estimate:
     refused: str = ""
 
 
-def estimate(program: Program, target: Target, units: int, sizes: Mapping[Var, Scalar] | None = None) -> Estimate:
-    """The model's word on `program` for a machine of `units` SMs or cores; `sizes` are its run-time sizes, if known."""
+def estimate(program: Program, target: Target, num_sms: int, sizes: Mapping[Var, Scalar] | None = None) -> Estimate:
+    """The model's word on `program` for a machine of `num_sms` SMs or cores; `sizes` are its run-time sizes, if
+    known.
+    """
     rates = rates_of(target)
-    parts = [_launch(kernel, program, target, rates, units, dict(sizes or {})) for kernel in program.kernels]
+    parts = [_launch(kernel, program, target, rates, num_sms, dict(sizes or {})) for kernel in program.kernels]
     return Estimate(
         sum(p.seconds for p in parts),
         sum(p.waves for p in parts),
@@ -110,7 +112,7 @@ def estimate(program: Program, target: Target, units: int, sizes: Mapping[Var, S
 
 
 def _launch(
-    kernel: Kernel, program: Program, target: Target, rates: Rates, units: int, values: dict[Var, Scalar]
+    kernel: Kernel, program: Program, target: Target, rates: Rates, num_sms: int, values: dict[Var, Scalar]
 ) -> Estimate:
     """The estimate of one kernel."""
     grid = [max(1, _number(extent, values, UNKNOWN_TRIPS)) for extent in kernel.grid]
@@ -125,17 +127,17 @@ def _launch(
         resident = max(1, target.blocks_at_once(threads, given, work.held))
         if work.held > target.shared_limit:
             refused = f"needs {work.held} bytes of shared memory; {target} has {target.shared_limit}"
-    waves = count / (units * resident)
-    full, rest = divmod(count, units * resident)
-    turns = full * _turn(work, resident, threads, target, rates)
-    turns += _turn(work, math.ceil(rest / units), threads, target, rates)
-    seconds = max(turns, _distinct(work, program, count, values) / rates.memory) + rates.launch
-    seconds *= max(1.0, registers / PER_THREAD) ** 2 if target.kind == "cuda" else 1.0  # spilt registers
+    waves = count / (num_sms * resident)
+    full, rest = divmod(count, num_sms * resident)
+    waves_work = full * _wave(work, resident, threads, target, rates)
+    waves_work += _wave(work, math.ceil(rest / num_sms), threads, target, rates)
+    seconds = max(waves_work, _distinct(work, program, count, values) / rates.memory) + rates.launch
+    seconds *= max(1.0, registers / PER_THREAD) ** 2 if target.kind == "cuda" else 1.0  # spilled registers
     flops, moved = count * (work.products + work.scalars), count * work.bytes
     return Estimate(seconds, waves, work.held, registers, flops, moved, refused)
 
 
-def _turn(work: Work, resident: int, threads: int, target: Target, rates: Rates) -> float:
+def _wave(work: Work, resident: int, threads: int, target: Target, rates: Rates) -> float:
     """Seconds in which one SM or core finishes `resident` blocks that it runs side by side."""
     if not resident:
         return 0.0

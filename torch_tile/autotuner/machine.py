@@ -24,7 +24,7 @@ def can_measure(target: Target) -> bool:
     return detected() == target.capability and not torch.cuda.is_current_stream_capturing()
 
 
-def units_of(target: Target) -> int:
+def num_sms_of(target: Target) -> int:
     """SMs of the GPU, or threads of the CPU."""
     import torch
 
@@ -39,7 +39,7 @@ def device_name(target: Target) -> str:
     """What the outcome of a race belongs to: the GPU's name; for the CPU, how many threads take part."""
     import torch
 
-    return f"{units_of(target)} threads" if target.kind == "cpu" else torch.cuda.get_device_name()
+    return f"{num_sms_of(target)} threads" if target.kind == "cpu" else torch.cuda.get_device_name()
 
 
 def surroundings(target: Target) -> tuple[str, ...]:

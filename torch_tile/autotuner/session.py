@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_tile.autotuner.cost_model import estimate
-from torch_tile.autotuner.machine import can_measure, device_name, on_device, surroundings, units_of
+from torch_tile.autotuner.machine import can_measure, device_name, num_sms_of, on_device, surroundings
 from torch_tile.autotuner.result import (
     AutotuneResult,
     Candidate,
@@ -126,11 +126,11 @@ class Session:
 
     def rank(self) -> None:
         """The model's word on each candidate; those far behind the best are out."""
-        known, units = {v.name: n for v, n in self.sizes().items()}, units_of(self.target)
+        known, num_sms = {v.name: n for v, n in self.sizes().items()}, num_sms_of(self.target)
         for each in self.running():
             if each.program is not None:
                 sizes = {v: known[v.name] for v in dimensions(each.program) if v.name in known}
-                each.estimate = estimate(each.program, self.target, units, sizes)
+                each.estimate = estimate(each.program, self.target, num_sms, sizes)
         fit = [c for c in self.running() if c.estimate and not c.estimate.refused]
         best = min((c.seconds for c in fit), default=0.0)
         for each in self.running() if fit else ():  # if nothing fits, the compiler shall say why

@@ -32,8 +32,8 @@ def compile_all(name: str, candidates: Sequence[Candidate], target: Target, time
     """Give each candidate its kernel; raises what is no fault of theirs: no compiler, or no folder for the cache."""
     jobs = [partial(c.function.build, c.program, target) for c in candidates if c.program is not None]
     workers, start = workers_for(target), time.perf_counter()
-    with progress(len(jobs), f"{name}: compiling") as told:
-        built = side_by_side(jobs, workers, timeout, told)
+    with progress(len(jobs), f"{name}: compiling") as tick:
+        built = side_by_side(jobs, workers, timeout, tick)
     seconds = time.perf_counter() - start
     _log.info("autotune: %d configurations of %s compiled in %.1f s by %d threads", len(jobs), name, seconds, workers)
     for each, kernel in zip(candidates, built, strict=True):
@@ -52,14 +52,14 @@ def check_all(
     reference = settings.ref_prog
     if reference is None or settings.skip_check:
         return
-    with progress(len(candidates), f"{name}: checking") as told:
+    with progress(len(candidates), f"{name}: checking") as tick:
         for each in candidates:
             try:
                 _check(each, settings, reference, inputs)
             except Exception as problem:  # wrong, or failed
                 each.note = f"differs from ref_prog: {reason(problem)}"
                 synchronize(target)
-            told()
+            tick()
 
 
 def _check(each: Candidate, settings: Settings, reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
@@ -79,8 +79,8 @@ def time_all(
     timer = partial(_timed, "event" if target.kind == "cuda" else "wall")
     factor = settings.early_stop_factor if settings.early_stop else None
     lost = partial(synchronize, target)
-    with progress(len(calls) * ROUNDS, f"{name}: timing") as told:
-        runners = race(calls, settings.warmup, settings.rep, factor, timer, told, lost)
+    with progress(len(calls) * ROUNDS, f"{name}: timing") as tick:
+        runners = race(calls, settings.warmup, settings.rep, factor, timer, tick, lost)
     for each, runner in zip(candidates, runners, strict=True):
         each.latency = runner.latency
         if runner.failure is not None:
@@ -112,38 +112,38 @@ class Runner:
     """One call of a race: its time in each turn in ms, and what it raised, if it did."""
 
     call: Callable[[], object]
-    turns: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     failure: Exception | None = None
     dropped: bool = False
 
     @property
     def latency(self) -> float | None:
         """Milliseconds of one call in its best turn; None if it failed."""
-        return min(self.turns, default=None)
+        return min(self.times, default=None)
 
 
 def race(
     calls: Sequence[Callable[[], object]], warmup: float = 25, rep: float = 100, stop_factor: float | None = 1.3,
-    timer: Timer | None = None, told: Callable[[], object] = lambda: None, failed: Callable[[], object] = lambda: None,
+    timer: Timer | None = None, tick: Callable[[], object] = lambda: None, failed: Callable[[], object] = lambda: None,
 ) -> list[Runner]:  # fmt: skip
     """Time `calls`, about `warmup + rep` ms each; those slower than `stop_factor` times the best leave early.
 
-    A call that raises is out. `told` is called after each call's turn, `failed` after one that raised (it may raise
+    A call that raises is out. `tick` is called after each call's turn, `failed` after one that raised (it may raise
     itself: where the machine is lost there is no point in going on).
     """
     timer = timer or do_bench
     runners = [Runner(call) for call in calls]
     running = list(runners)
-    for turn in range(ROUNDS):
-        for runner in running if turn % 2 == 0 else running[::-1]:
+    for round_ in range(ROUNDS):
+        for runner in running if round_ % 2 == 0 else running[::-1]:
             try:
-                runner.turns.append(timer(runner.call, warmup / ROUNDS, rep / ROUNDS))
+                runner.times.append(timer(runner.call, warmup / ROUNDS, rep / ROUNDS))
             except Exception as problem:  # whatever a kernel does, the others are to be timed
-                runner.failure, runner.turns = problem, []
+                runner.failure, runner.times = problem, []
                 failed()
-            told()
+            tick()
         running = [runner for runner in running if runner.failure is None]
-        if stop_factor is None or turn + 1 < TRUSTED:
+        if stop_factor is None or round_ + 1 < TRUSTED:
             continue
         best = min((runner.latency or 0.0 for runner in running), default=0.0)
         for runner in running:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch_tile.codegen.lines import turns_of
+from torch_tile.codegen.lines import iterations_of
 from torch_tile.intrinsics.wgmma import Descriptor, M, a_registers, accumulators, product_name, shape_of, walks_of
 from torch_tile.ir.arith_util import Substitute, evaluate, terms_of
 from torch_tile.ir.expr import Address, Call, Const, Expr, Var, const
@@ -188,7 +188,7 @@ class Product:
 
 def joined(loop: For) -> Product | None:
     """The product whose steps along K are the iterations of a loop; None if the loop is something else."""
-    count, stmts = turns_of(loop), loop.body.stmts
+    count, stmts = iterations_of(loop), loop.body.stmts
     call = stmts[0].call if len(stmts) == 1 and isinstance(stmts[0], Do) else None
     if not isinstance(call, Call) or call.name != "wgmma" or count is None or count < 2 or loop.step != 1:
         return None
@@ -209,9 +209,9 @@ def joined(loop: For) -> Product | None:
     return Product(rebuilt(call, args=args), count, (steps[0], steps[1]))
 
 
-def _at(turn: int, k: Var, expr: Expr) -> Expr:
+def _at(iteration: int, k: Var, expr: Expr) -> Expr:
     """An operand in one iteration."""
-    found: Expr = Substitute({id(k): const(turn, k.type)})(expr)
+    found: Expr = Substitute({id(k): const(iteration, k.type)})(expr)
     return expr if found is expr else simplify(found)
 
 

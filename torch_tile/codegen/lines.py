@@ -63,14 +63,14 @@ def pragma(loop: For) -> str | None:
         inside = find(loop, Call)
         whole = any(starts(n, Engine.WGMMA) or syncs(n, Sync.WAIT, Scope.MBARRIER) for n in inside)
         return "#pragma unroll 1" if whole else None
-    turns, size = turns_of(loop), size_of(loop.body)
-    if turns is None or turns * size <= MOST:
+    iterations, size = iterations_of(loop), size_of(loop.body)
+    if iterations is None or iterations * size <= MOST:
         return "#pragma unroll"
     wanted = max(1, MOST // size)
-    return f"#pragma unroll {next(n for n in range(min(wanted, turns), 0, -1) if turns % n == 0)}"
+    return f"#pragma unroll {next(n for n in range(min(wanted, iterations), 0, -1) if iterations % n == 0)}"
 
 
-def turns_of(loop: For) -> int | None:
+def iterations_of(loop: For) -> int | None:
     """How often the body runs; None if that is not known here."""
     start, stop = loop.starts[0], loop.stops[0]
     if not isinstance(start, Const) or not isinstance(stop, Const):
@@ -80,7 +80,7 @@ def turns_of(loop: For) -> int | None:
 
 def picks_registers(loop: For) -> bool:
     """Whether a loop with known bounds picks elements of local arrays, which must be known when it is compiled."""
-    if turns_of(loop) is None:
+    if iterations_of(loop) is None:
         return False
     var = loop.vars[0]
     return any(
@@ -94,7 +94,7 @@ def size_of(node: Node) -> int:
     inner = sum(size_of(child) for child in children(node) if isinstance(child, Stmt))
     if isinstance(node, For):
         unrolled = node.kind in (LoopKind.UNROLLED, LoopKind.VECTOR) or picks_registers(node)
-        return inner * (turns_of(node) or 1) if unrolled else inner
+        return inner * (iterations_of(node) or 1) if unrolled else inner
     if isinstance(node, Store):
         return GUARDED if _is_guarded(node) else 1
     return inner if isinstance(node, Block) else inner + 1

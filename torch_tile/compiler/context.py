@@ -12,7 +12,7 @@ from torch_tile.hardware import Target
 
 
 @dataclass(frozen=True)
-class Note:
+class Remark:
     """What one operation of the author's became: `op` (as written), `became`, and `why_not` something faster, if so."""
 
     span: Span | None
@@ -44,20 +44,20 @@ class PassOptions:
 
 @dataclass
 class Build:
-    """One compilation. `notes` is the schedule report, `placements` the layouts, in the order of the decisions."""
+    """One compilation. `remarks` is the schedule report, `placements` the layouts, in the order of the decisions."""
 
     target: Target
     options: PassOptions = field(default_factory=PassOptions)
-    notes: list[Note] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
     placements: list[Placement] = field(default_factory=list)
 
-    def note(self, span: Span | None, op: str, became: str, why_not: str = "") -> None:
+    def remark(self, span: Span | None, op: str, became: str, why_not: str = "") -> None:
         """Add a line to the schedule report."""
-        self.notes.append(Note(span, op, became, why_not))
+        self.remarks.append(Remark(span, op, became, why_not))
 
     def schedule(self, name: str) -> Schedule:
         """The report so far, of the kernel `name`."""
-        return Schedule(name, self.target, tuple(self.notes))
+        return Schedule(name, self.target, tuple(self.remarks))
 
 
 def is_watched() -> bool:
@@ -76,31 +76,33 @@ class Schedule:
 
     name: str
     target: Target
-    notes: tuple[Note, ...]
+    remarks: tuple[Remark, ...]
 
     @property
-    def slow(self) -> tuple[Note, ...]:
+    def slow(self) -> tuple[Remark, ...]:
         """The notes on what could be faster."""
-        return tuple(note for note in self.notes if note.why_not)
+        return tuple(remark for remark in self.remarks if remark.why_not)
 
     @property
-    def rows(self) -> tuple[tuple[Note, int], ...]:
+    def rows(self) -> tuple[tuple[Remark, int], ...]:
         """The different notes, each where it is first, and how often each was made: an op may be lowered many times."""
-        return tuple(Counter(self.notes).items())
+        return tuple(Counter(self.remarks).items())
 
     @property
     def title(self) -> str:
         """What the report is of, and how much it says."""
-        slow = sum(bool(note.why_not) for note, _ in self.rows)
+        slow = sum(bool(remark.why_not) for remark, _ in self.rows)
         return f"{self.name} for {self.target}: {len(self.rows)} notes, {slow} of what could be faster"
 
     def __repr__(self) -> str:
-        lines, notes = [self.title], [note for note, _ in self.rows]
-        places = [f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else "-" for note in notes]
+        lines, remarks = [self.title], [remark for remark, _ in self.rows]
+        places = [
+            f"{remark.span.file.rsplit('/', 1)[-1]}:{remark.span.line}" if remark.span else "-" for remark in remarks
+        ]
         place_width = max(map(len, places), default=0)
-        op_width = max((len(note.op) for note in notes), default=0)
-        for place, (note, count) in zip(places, self.rows, strict=True):
-            lines.append(f"  {place:{place_width}}  {note.op:{op_width}}  {times(count)}{note.became}")
-            if note.why_not:
-                lines.append(f"  {'':{place_width}}  {'':{op_width}}  why not faster: {note.why_not}")
+        op_width = max((len(remark.op) for remark in remarks), default=0)
+        for place, (remark, count) in zip(places, self.rows, strict=True):
+            lines.append(f"  {place:{place_width}}  {remark.op:{op_width}}  {times(count)}{remark.became}")
+            if remark.why_not:
+                lines.append(f"  {'':{place_width}}  {'':{op_width}}  why not faster: {remark.why_not}")
         return "\n".join(lines)

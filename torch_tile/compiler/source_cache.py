@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_tile.codegen.sources import CpuSource, CudaSource, Entry, MapArg
-from torch_tile.compiler.context import Build, Note, Placement, is_watched
+from torch_tile.compiler.context import Build, Placement, Remark, is_watched
 from torch_tile.diagnostics.errors import Span
 from torch_tile.ir import expr
 from torch_tile.ir.dtype import DType, to_dtype
@@ -27,7 +27,7 @@ from torch_tile.ir.stmt import Program, dimensions
 from torch_tile.runtime.cache import get_or_build, is_kept, key_of
 from torch_tile.runtime.source_digest import source_digest
 
-elsewhere: contextvars.ContextVar[Callable[[Program, Build], object]] = contextvars.ContextVar(
+remote_compile: contextvars.ContextVar[Callable[[Program, Build], object]] = contextvars.ContextVar(
     "elsewhere", default=lambda program, build: None
 )
 """Called with a program whose text is not on the disk: another process may put it there (compile_ahead/workers.py)."""
@@ -88,7 +88,7 @@ def _kept(text: Callable[[], str], program: Program, build: Build) -> str:
         return text()
     key = key_of(fingerprint(program), str(build.target), repr(build.options), source_digest(*PARTS))
     if not is_kept(key, ".json"):
-        elsewhere.get()(program, build)
+        remote_compile.get()(program, build)
     return get_or_build(key, ".json", make).read_text()
 
 
@@ -100,7 +100,7 @@ def packed(source: CudaSource, build: Build, program: Program) -> str:
         "alignment": source.alignment,
         "apart": source.apart,
         "entries": [_fields(entry, symbols) for entry in source.entries],
-        "notes": [_fields(note, symbols) for note in build.notes],
+        "notes": [_fields(note, symbols) for note in build.remarks],
         "placements": [_fields(place, symbols) for place in build.placements],
     }
     return json.dumps(found)
@@ -113,7 +113,7 @@ def unpacked(text: str, build: Build, program: Program) -> CudaSource:
     def made(cls: Any, items: list[list[Any]]) -> list[Any]:
         return [cls(*(_unpack(value, symbols) for value in item)) for item in items]
 
-    build.notes += made(Note, found["notes"])
+    build.remarks += made(Remark, found["notes"])
     build.placements += made(Placement, found["placements"])
     apart = tuple((read, written) for read, written in found["apart"])
     return CudaSource(found["text"], tuple(made(Entry, found["entries"])), tuple(found["alignment"]), apart)

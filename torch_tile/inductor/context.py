@@ -118,7 +118,7 @@ class Context:
         self.handled.update(rewrite.nodes)
         position = ordered(self.graph)
         for old, new in pairs:
-            # What reads an old node before the new one is there is what the rewrite makes superfluous.
+            # Users that precede the new node are part of the replaced subgraph and become dead.
             start = position[new]
             later = lambda user: position[user] > start and user not in rewrite.nodes  # noqa: B023, E731
             old.replace_all_uses_with(new, delete_user_cb=later)

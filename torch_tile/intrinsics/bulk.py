@@ -102,7 +102,7 @@ def bulk_commit() -> Do:
 
 
 def bulk_wait(pending: int, read: bool = True, tiles: Sequence[Address] = ()) -> Do:
-    """Wait until at most `pending` of this thread's newest groups are under way: until they have read their source if
+    """Wait until at most `pending` of this thread's newest groups are in flight: until they have read their source if
     `read`, else until their results are there.
 
     `tiles` are addresses in the buffers that those waited for read until now, if others may wait for it.
@@ -135,11 +135,11 @@ def named_barrier_arrive(number: int, threads: int) -> Do:
     return _do("named_barrier_arrive", options=(number, threads))
 
 
-def in_turns(what: str, barrier: int, warpgroup: int, count: int) -> Do:
+def ping_pong_call(what: str, barrier: int, warpgroup: int, count: int) -> Do:
     """A step of `count` warpgroups, from number `warpgroup` on, that take turns; barriers `barrier` and on are theirs.
 
-    what: "open", before all turns; "take", to wait until it is one's turn; "pass", to let the next one go on; "close",
-    after all turns. Each takes as many turns as the others.
+    what: "open", before all iterations; "take", to wait until it is one's turn; "pass", to let the next one go on;
+    "close", after all iterations. Each takes as many iterations as the others.
     """
     return _do(f"turn_{what}", options=(barrier, warpgroup, count))
 
@@ -249,8 +249,29 @@ def _suffix(word: object) -> str:
 
 
 __all__ = [
-    "MULTICAST", "POLICIES", "box_elements", "bulk_commit", "bulk_wait", "cluster_arrive", "cluster_arrive_relaxed",
-    "cluster_wait", "fence_barrier_init", "fence_proxy_async", "grid_launch", "grid_wait", "in_turns",
-    "mbarrier_arrive", "mbarrier_expect", "mbarrier_init", "mbarrier_wait", "named_barrier", "named_barrier_arrive",
-    "prefetch_map", "reaches_others", "set_registers", "tma_load", "tma_store", "warp_arrive",
+    "MULTICAST",
+    "POLICIES",
+    "box_elements",
+    "bulk_commit",
+    "bulk_wait",
+    "cluster_arrive",
+    "cluster_arrive_relaxed",
+    "cluster_wait",
+    "fence_barrier_init",
+    "fence_proxy_async",
+    "grid_launch",
+    "grid_wait",
+    "mbarrier_arrive",
+    "mbarrier_expect",
+    "mbarrier_init",
+    "mbarrier_wait",
+    "named_barrier",
+    "named_barrier_arrive",
+    "ping_pong_call",
+    "prefetch_map",
+    "reaches_others",
+    "set_registers",
+    "tma_load",
+    "tma_store",
+    "warp_arrive",
 ]  # fmt: skip

@@ -79,7 +79,7 @@ def cp_async_commit() -> Do:
 
 
 def cp_async_wait(pending: int) -> Do:
-    """Wait until at most `pending` of this thread's newest groups are under way."""
+    """Wait until at most `pending` of this thread's newest groups are in flight."""
     return _do("cp_async_wait", options=(pending,))
 
 

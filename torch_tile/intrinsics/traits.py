@@ -40,7 +40,7 @@ class Scope(Enum):
 class Engine(Enum):
     """What works beside the threads, on work that is counted in groups of its own."""
 
-    COPY = "copies of threads that are under way (cp.async)"
+    COPY = "copies of threads that are in flight (cp.async)"
     BULK = "bulk copies (TMA)"
     WGMMA = "products of warpgroups"
 

@@ -101,7 +101,7 @@ def wgmma_commit() -> Do:
 
 
 def wgmma_wait(pending: int) -> Do:
-    """Wait until at most `pending` of this warpgroup's newest groups of products are under way."""
+    """Wait until at most `pending` of this warpgroup's newest groups of products are in flight."""
     return Do(Call("wgmma_wait", (), dt.int32, (pending,)))
 
 

@@ -158,9 +158,9 @@ class Ranges:
         """Inside a loop: `start <= var < stop` in steps of `step` (at least 1)."""
         first, last = to_expr(start), to_expr(stop)
         if step > 1:
-            turn = Var(f"{var.name}_turn", var.type, "loop")
-            inner = self.loop(turn, 0, (last - first + (step - 1)) // step)
-            return inner.define(var, first + turn * step)
+            iteration = Var(f"{var.name}_turn", var.type, "loop")
+            inner = self.loop(iteration, 0, (last - first + (step - 1)) // step)
+            return inner.define(var, first + iteration * step)
         new = self.assume(first < last)._copy()
         atom = new._enter(var)
         low, high = self.interval(first), self.interval(last)

@@ -31,7 +31,7 @@ class Buffer(Node):
     first byte of a shared buffer in its block's shared memory. `align` divides a global buffer's address, in bytes;
     None is whatever the widest access needs, which launches check. Each mbarrier of a "barrier" waits for `arrivals`.
     `base` is the contiguous global buffer whose elements this one is a view of, in another shape. `guards` is the
-    first of the tiles that a pipeline's barriers hand over, the same for barriers of full stages and of empty ones.
+    first of the tiles that a pipeline's barriers pass, the same for barriers of full stages and of empty ones.
     """
 
     is_symbol: ClassVar[bool] = True

@@ -96,7 +96,7 @@ class Role(Stmt):
     """Threads `first` to `first + count - 1` of the block run `body`, the others pass by; both are multiples of 32.
 
     Roles that follow each other run at the same time. `registers`, if not 0, is how many each thread of these whole
-    warpgroups may use, a multiple of 8 from 24 to 256. What a role `by_hand` waits for and lets go, its author orders.
+    warpgroups may use, a multiple of 8 from 24 to 256. What a role `by_hand` waits for and releases, its author orders.
     """
 
     first: int

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch_tile.language import TensorType
 
 LOG2_E = math.log2(math.e)
-KEPT_CHOICES = 4096  # cuts that a family remembers: to choose one takes longer than to launch a kernel
+KEPT_CHOICES = 4096  # tilings that a family remembers: to choose one takes longer than to launch a kernel
 Problem = TypeVar("Problem")
 
 
@@ -43,7 +43,7 @@ class Machine:
     """
 
     target: Target
-    units: int
+    num_sms: int
     name: str = ""
 
     @property
@@ -85,8 +85,8 @@ def _is_ready(index: int) -> bool:
 
 @cache
 def _gpu(index: int) -> Machine:
-    units = torch.cuda.get_device_properties(index).multi_processor_count
-    return Machine(_target_of(index), units, torch.cuda.get_device_name(index))
+    num_sms = torch.cuda.get_device_properties(index).multi_processor_count
+    return Machine(_target_of(index), num_sms, torch.cuda.get_device_name(index))
 
 
 def strided(

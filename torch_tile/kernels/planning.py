@@ -36,8 +36,8 @@ class Plan:
     def noting(self, compiled: Callable[..., Any]) -> Callable[..., Callable[..., None]]:
         """Like `compiled`, a function from forms to kernels, but its kernels are noted when they are called."""
 
-        def of_form(*form: Any) -> Callable[..., None]:
-            kernel = compiled(*form)
+        def of_form(*spec: Any) -> Callable[..., None]:
+            kernel = compiled(*spec)
             return lambda *args: self.launches.append(Launch(kernel, args))
 
         return of_form

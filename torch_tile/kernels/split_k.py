@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins what blocks computed that each saw a share of the keys, or of a sum."""
+"""Joins what blocks computed that each saw a split of the keys, or of a sum."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ MOST_AHEAD = 8  # shares of a row that are read together, as what they wait for 
 
 
 @T.macro
-def read_ahead(parts: Any, turn: Any, count: int, place: tuple[Any, ...], first: Any, width: int) -> Any:
-    """`parts[s, *place, first : first + width]` of the `count` shares of a turn, 0 where there is no such share."""
+def read_ahead(parts: Any, iteration: Any, count: int, place: tuple[Any, ...], first: Any, width: int) -> Any:
+    """`parts[s, *place, first : first + width]` of the `count` shares of an iteration, 0 where there is no such
+    share.
+    """
     values = [T.alloc_fragment((width,), parts.dtype) for _ in range(count)]
     for n, value in zip(range(count), values, strict=True):
-        share = turn * count + n
+        split = iteration * count + n
         for j in T.Parallel(width):
-            value[j] = T.if_then_else(share < parts.shape[0], parts[(share, *place, first + j)], 0.0)
+            value[j] = T.if_then_else(split < parts.shape[0], parts[(split, *place, first + j)], 0.0)
     return values
 
 
@@ -32,8 +34,8 @@ def sum_of_parts(parts: Any, place: tuple[Any, ...], first: Any, width: int) -> 
     """`sum_s parts[s, *place, first : first + width]` of all that others wrote."""
     total = T.alloc_fragment((width,), parts.dtype)
     T.clear(total)
-    for turn in T.serial(T.ceildiv(parts.shape[0], MOST_AHEAD)):
-        for value in read_ahead(parts, turn, MOST_AHEAD, place, first, width):
+    for iteration in T.serial(T.ceildiv(parts.shape[0], MOST_AHEAD)):
+        for value in read_ahead(parts, iteration, MOST_AHEAD, place, first, width):
             for j in T.Parallel(width):
                 total[j] += value[j]
     return total
@@ -79,32 +81,32 @@ def combine(dtype: torch.dtype, latent: int, ahead: int) -> Any:
         lse: T.Tensor((rows,), accum),
     ):
         with T.Kernel(rows, threads=128) as row:
-            sums = T.alloc_fragment((latent,), accum)
-            peak = T.alloc_var(accum, -infinity)
-            total = T.alloc_var(accum, 0.0)
-            T.clear(sums)
-            for turn in T.serial(T.ceildiv(splits, ahead)):
+            acc = T.alloc_fragment((latent,), accum)
+            row_max = T.alloc_var(accum, -infinity)
+            row_sum = T.alloc_var(accum, 0.0)
+            T.clear(acc)
+            for iteration in T.serial(T.ceildiv(splits, ahead)):
                 logs: list[Any] = [T.alloc_var(accum, -infinity) for _ in range(ahead)]
                 for n, log in zip(range(ahead), logs, strict=True):
-                    share = turn * ahead + n
-                    log = T.if_then_else(share < splits, part_lse[share, row], -infinity)
-                values = read_ahead(part, turn, ahead, (row,), 0, latent)
-                highest = functools.reduce(T.max, logs, peak)
+                    split = iteration * ahead + n
+                    log = T.if_then_else(split < splits, part_lse[split, row], -infinity)
+                values = read_ahead(part, iteration, ahead, (row,), 0, latent)
+                highest = functools.reduce(T.max, logs, row_max)
                 level = T.if_then_else(highest == -infinity, 0.0, highest)
-                fade = T.exp(peak - level)
-                peak = highest
-                total = total * fade
+                rescale = T.exp(row_max - level)
+                row_max = highest
+                row_sum = row_sum * rescale
                 for c in T.Parallel(latent):
-                    sums[c] *= fade
+                    acc[c] *= rescale
                 for value, log in zip(values, logs, strict=True):
                     weight = T.exp(log - level)
-                    total += weight
+                    row_sum += weight
                     for c in T.Parallel(latent):
-                        sums[c] += weight * value[c]
+                        acc[c] += weight * value[c]
             for c in T.Parallel(latent):
-                sums[c] /= T.max(total, 1.0)
-            T.copy(sums, out[row // inner // middle, row // inner % middle, row % inner, 0])
-            lse[row] = peak + T.log(T.max(total, 1.0))
+                acc[c] /= T.max(row_sum, 1.0)
+            T.copy(acc, out[row // inner // middle, row // inner % middle, row % inner, 0])
+            lse[row] = row_max + T.log(T.max(row_sum, 1.0))
 
     return combine
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts that were found by measuring, shipped for a few GPUs: by the device's name, the family and the class of shapes.
+"""Tilings that were found by measuring, shipped for a few GPUs: by the device's name, the family and the class of
+shapes.
 
-`shipped/<device>.json` holds them, written by `python -m benchmarks.tune` on that device; only cuts that beat the
+`shipped/<device>.json` holds them, written by `python -m benchmarks.tune` on that device; only tilings that beat the
 choice of the family's own model are there. Everywhere else the model chooses.
 """
 
@@ -37,7 +38,7 @@ def file_of(device: str) -> str:
 
 
 def read(path: Path) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """The cuts of a file by family and class; empty if there is no such file."""
+    """The tilings of a file by family and class; empty if there is no such file."""
     if not path.is_file():
         return {}
     found: dict[str, dict[str, Mapping[str, Any]]] = json.loads(path.read_text())

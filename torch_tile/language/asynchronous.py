@@ -33,7 +33,7 @@ def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar) -> None:
     at, where = _barrier("T.mbarrier_wait_parity", mbarrier)
     value = to_expr(parity)
     if not value.dtype.is_integer or (isinstance(value, Const) and value.value not in (0, 1)):
-        why, fix = f"is {parity!r}", "give 0 or 1: for turn k through n stages, k // n % 2"
+        why, fix = f"is {parity!r}", "give 0 or 1: for iteration k through n stages, k // n % 2"
         raise error("bad_argument", None, op="T.mbarrier_wait_parity", name="parity", why=why, fix=fix)
     at.emit(bulk.mbarrier_wait(where, value))
 
@@ -148,7 +148,7 @@ def set_max_nreg(n: int, is_inc: Any = None) -> None:
     A multiple of 8 from 24 to 256. Whether that is more (`is_inc`) or fewer the compiler knows.
     """
     at = in_kernel("T.set_max_nreg")
-    if not at.crew:
+    if not at.barrier_group:
         why, fix = "is said outside T.ws", "say it in the body of a T.ws: it holds for all of it"
         raise error("bad_argument", None, op="T.set_max_nreg", name="n", why=why, fix=fix)
     check_registers("T.set_max_nreg", "n", n or 1)
@@ -191,9 +191,9 @@ def in_kernel(what: str) -> Tracer:
     return at
 
 
-# T.wgmma_gemm and T.wait_wgmma: products that the author leaves under way, and waits for.
+# T.wgmma_gemm and T.wait_wgmma: products that the author leaves in flight, and waits for.
 #
-# What a wait completes is used only after it. Of products of which the wait leaves some under way nothing is said: to
+# What a wait completes is used only after it. Of products of which the wait leaves some in flight nothing is said: to
 # touch their registers would make the assembler wait for all of them.
 
 MOST_PENDING = 7  # groups of products
@@ -212,7 +212,7 @@ def gemm(
     dimensions have size 1. Where `clear_accum` holds, a bool or an expression as in `k == 0`, C is set to 0 before.
     `policy` says how warps split C.
 
-    With `wgmma` the product goes by wgmma or not at all; `wg_wait` groups of such products may stay under way. `k_pack`
+    With `wgmma` the product goes by wgmma or not at all; `wg_wait` groups of such products may stay in flight. `k_pack`
     and `annotations` are hints of TileLang's without effect. Raises TileError for shapes and dtypes that have no
     product, and for `mbar`, which only products of sm_100 signal.
     """
@@ -247,7 +247,7 @@ def _cleared(at: Tracer, accumulator: Tile, condition: Scalar) -> bool:
 
 
 def wait_wgmma(pending: int = 0) -> None:
-    """Wait until at most `pending` of this warpgroup's newest T.wgmma_gemm are under way."""
+    """Wait until at most `pending` of this warpgroup's newest T.wgmma_gemm are in flight."""
     at = tracer("T.wait_wgmma")
     if not isinstance(pending, int) or not 0 <= pending <= MOST_PENDING:
         fix = f"give a number from 0 to {MOST_PENDING}"
@@ -297,7 +297,7 @@ def _stmt(one: Stmt, ages: Ages) -> tuple[Stmt, Ages]:
 
 
 def _joined(a: Ages, b: Ages) -> Ages:
-    """What may be under way where two ways meet: the newest product of each fragment counts."""
+    """What may be in flight where two ways meet: the newest product of each fragment counts."""
     return {key: min((x[key] for x in (a, b) if key in x), key=lambda found: found[0]) for key in {**a, **b}}
 
 
@@ -306,6 +306,6 @@ def _numbers(ages: Ages) -> dict[int, int]:
 
 
 def _pending(one: Stmt) -> int | None:
-    """What a wait leaves under way; None for other statements."""
+    """What a wait leaves in flight; None for other statements."""
     call = one.call if isinstance(one, Do) else None
     return memory.option(call) if isinstance(call, Call) and call.name == "wgmma_wait" and call.options else None

@@ -135,7 +135,8 @@ def mutable_names(tree: ast.FunctionDef) -> set[str]:
 class Reads:
     """For each `if` of a function: the names that it binds, and whether each may be read after it.
 
-    For each loop: the names that it binds and that may be read after it, or in a turn before they are bound there.
+    For each loop: the names that it binds and that may be read after it, or in an iteration before they are bound
+    there.
     """
 
     def __init__(self, tree: ast.FunctionDef):
@@ -204,19 +205,19 @@ class Reads:
 
     def _loop(self, loop: ast.For | ast.While, after: Names) -> Names:
         bound = frozenset(_stored(loop.target)) if isinstance(loop, ast.For) else frozenset()
-        turn = self._block(loop.orelse, after)  # where it is decided whether there is another one
-        self.after[loop] = turn | after
+        iteration = self._block(loop.orelse, after)  # where it is decided whether there is another one
+        self.after[loop] = iteration | after
         if isinstance(loop, ast.While):
-            turn |= _loaded(loop.test)
+            iteration |= _loaded(loop.test)
         while True:
-            self.loops.append((turn, after))
-            start = self._block(loop.body, turn) - bound
+            self.loops.append((iteration, after))
+            start = self._block(loop.body, iteration) - bound
             self.loops.pop()
-            if start <= turn:
+            if start <= iteration:
                 break
-            turn |= start
+            iteration |= start
         self.at_start[loop] = start
-        return turn | _loaded(loop.iter) if isinstance(loop, ast.For) else turn
+        return iteration | _loaded(loop.iter) if isinstance(loop, ast.For) else iteration
 
 
 def _loaded(node: ast.AST) -> Names:

@@ -80,7 +80,7 @@ def at_rank(element: Any, rank: Any) -> Expr:
 def _of_block(what: str) -> Tracer:
     """The tracer, outside roles: all threads of the cluster are counted."""
     at = in_kernel(what)
-    if at.crew:
+    if at.barrier_group:
         raise error("not_outermost", None, what=what, region="role")
     return at
 

@@ -73,8 +73,8 @@ class Loop:
         """The turns of a negative step, counted upwards."""
         start, stop = (let("bound", bound) for bound in (self.starts[0], self.stops[0]))  # the body may change it
         trips = maximum((start - stop + (-self.step - 1)) // -self.step, 0)
-        for turn in replace(self, starts=(const(0, dt.int32),), stops=(trips,), step=1).iterate("turn"):
-            yield let(name or "i", start + turn * self.step)
+        for iteration in replace(self, starts=(const(0, dt.int32),), stops=(trips,), step=1).iterate("turn"):
+            yield let(name or "i", start + iteration * self.step)
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()
@@ -184,7 +184,7 @@ def grid(*extents: Any) -> Any:
 
 @dataclass(frozen=True)
 class Tiles(Loop):
-    """The loop over turns; in each, `index + turn * wave_size` is the number of a tile of the domain."""
+    """The loop over iterations; in each, `index + iteration * wave_size` is the number of a tile of the domain."""
 
     domain: tuple[Any, ...] = ()
     wave_size: Any = 1
@@ -195,8 +195,8 @@ class Tiles(Loop):
         """Record the body with the coordinates of a tile."""
         given = names if isinstance(names, tuple) else (names,)
         given = given if len(given) == len(self.domain) else (None,) * len(self.domain)
-        for turn in Loop.iterate(self, "turn"):
-            found = self.place(let("tile", self.index + turn * self.wave_size))
+        for iteration in Loop.iterate(self, "turn"):
+            found = self.place(let("tile", self.index + iteration * self.wave_size))
             named = tuple(let(n or "xyz"[d % 3], c) for d, (n, c) in enumerate(zip(given, found, strict=True)))
             yield named if isinstance(names, tuple) or len(named) > 1 else named[0]
 
@@ -233,8 +233,8 @@ def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: in
         raise error("bad_argument", None, op="T.Persistent", name="group_size", why=f"is {group_size!r}", fix=fix)
     for value in (*domain, wave_size, index):
         index_bound(value, "T.Persistent")
-    turns = ceildiv(math.prod(domain) - index, wave_size)
-    bounds = (index_bound(0, "T.Persistent"),), (index_bound(turns, "T.Persistent"),)
+    iterations = ceildiv(math.prod(domain) - index, wave_size)
+    bounds = (index_bound(0, "T.Persistent"),), (index_bound(iterations, "T.Persistent"),)
     return Tiles(
         LoopKind.SERIAL, *bounds, domain=tuple(domain), wave_size=wave_size, index=index, group_size=group_size
     )

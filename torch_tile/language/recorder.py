@@ -125,7 +125,7 @@ class Recorder:
                 raise error("rebound_in_region", None, name=name, region=scope.what)
 
     def _is_carried(self, name: str, previous: Any) -> bool:
-        """Whether what a name is bound to here was bound before this turn of a loop, which may have read it."""
+        """Whether what a name is bound to here was bound before this iteration of a loop, which may have read it."""
         buffer = previous.buffer if isinstance(previous, Handle) else None
         if previous is UNBOUND or isinstance(previous, Expr) or (buffer is not None and self.tracer.has_ended(buffer)):
             return False  # reading it would have been an error

@@ -262,7 +262,7 @@ def tvm_thread_allreduce(
         )
     elif target.buffer.scope not in ("local", "var") or any(r.keep for r in target.ranges):
         name, why, fix = "result", "is no element of a thread's own memory", "give an element of T.alloc_local"
-    elif at.crew or at.in_nest:
+    elif at.barrier_group or at.in_nest:
         name, why, fix = "value", "is folded where not all threads come", "write it outside T.Parallel and T.ws"
     if why:
         raise error("bad_argument", None, op=what, name=name, why=why, fix=fix)
@@ -302,7 +302,7 @@ def syncthreads_and(predicate: Scalar) -> Expr:
 def _counted(what: str, predicate: Any) -> Expr:
     at = in_kernel(what)
     why, fix = "", "write it outside T.Parallel and T.ws, in a line before"
-    if at.crew or at.in_nest:
+    if at.barrier_group or at.in_nest:
         why = "is asked for where not all threads come"
     elif at.doubtful:
         why = f"is wanted only if {at.doubtful} asks for it"

@@ -62,7 +62,7 @@ def role(first: int, count: int, registers: int = 0) -> contextlib.AbstractConte
 
     Roles that follow each other run at the same time. `registers` is how many each of their threads may use, if not an
     equal share: a multiple of 8 from 24 to 256, for whole warpgroups of 128 threads. The compiler may defer what a role
-    waits for and lets go; authors who order that themselves write T.ws.
+    waits for and releases; authors who order that themselves write T.ws.
     """
     at, unit = outermost("T.role"), WARPGROUP if registers else 32
     fix = f"give multiples of {unit} within the {at.threads} threads of the block"
@@ -84,7 +84,7 @@ def ws(*groups: int, registers: int = 0) -> contextlib.AbstractContextManager[No
     at = tracer("T.ws")
     if not at.scopes:
         raise error("not_in_kernel", None, what="T.ws")
-    if at.crew:
+    if at.barrier_group:
         raise error("not_outermost", None, what="T.ws", region="role")
     ordered = sorted(groups) if all(isinstance(g, int) for g in groups) else []
     if not ordered or ordered != list(range(ordered[0], ordered[0] + len(ordered))):
@@ -108,12 +108,12 @@ def check_registers(op: str, name: str, registers: object) -> None:
 
 @contextlib.contextmanager
 def _recorded(at: Tracer, made: Role, span: Span | None) -> Iterator[None]:
-    at.crew = made.count
+    at.barrier_group = made.count
     try:
         with at.open("role") as scope:
             yield
     finally:
-        at.crew = 0
+        at.barrier_group = 0
     whole = with_span(replace(made, body=close_body(scope)), span)
     at.emit(_with_registers(whole) if made.by_hand else whole)
 

@@ -53,7 +53,7 @@ class Tracer:
         self.reducers: dict[int, tuple[Buffer, str]] = {}  # by T.alloc_reducer, each with what it folds by
         self.in_nest = False  # inside T.Parallel
         self.folds_by: Any = None  # the T.comm_reducer around
-        self.crew = 0  # threads of the T.role around
+        self.barrier_group = 0  # threads of the T.role around
         self.doubtful = ""  # what decides on the device whether the operand that Python computes now is wanted
         self.consts: Callable[[str], Any] = no_consts
         self.lost: dict[str, str] = {}  # names that were bound in a region and are unbound after it
@@ -66,8 +66,8 @@ class Tracer:
     @property
     def threads(self) -> int:
         """Threads of the role around, or of a block of the kernel around; 1 outside kernels."""
-        if self.crew:
-            return self.crew
+        if self.barrier_group:
+            return self.barrier_group
         return 1 if self.launch is None or not self.scopes else math.prod(self.launch.threads)
 
     def emit(self, stmt: Stmt) -> None:

@@ -17,18 +17,18 @@ from torch_tile.lowering.common.flatten import flatten
 from torch_tile.lowering.common.guard_bounds import guard_bounds
 from torch_tile.lowering.common.part_overlaps import part_overlaps
 from torch_tile.lowering.common.simplify import simplify_program
-from torch_tile.lowering.cpu.lower_tile_ops import lower_tile_ops, read_in_place, split_parallel
+from torch_tile.lowering.cpu.lower_tile_ops import elide_staging, lower_tile_ops, split_parallel
 from torch_tile.lowering.cpu.peel_tails import peel_tails
-from torch_tile.lowering.hopper.async_wgmma import async_products, settle_turns
-from torch_tile.lowering.hopper.init_mbarriers import init_barriers
-from torch_tile.lowering.hopper.peel_causal import peel_branches
-from torch_tile.lowering.hopper.tma_store_waits import defer_stores
-from torch_tile.lowering.hopper.warp_specialize import split_warps
-from torch_tile.lowering.pipelining.prefetch_operands import overlap_products
-from torch_tile.lowering.pipelining.prune_async_groups import drop_groups
+from torch_tile.lowering.hopper.async_wgmma import async_wgmma, resolve_ping_pong
+from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
+from torch_tile.lowering.hopper.peel_causal import peel_causal
+from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
+from torch_tile.lowering.hopper.warp_specialize import specialize_warps
+from torch_tile.lowering.pipelining.prefetch_operands import prefetch_operands
+from torch_tile.lowering.pipelining.prune_async_groups import prune_async_groups
 from torch_tile.lowering.pipelining.software_pipeline import pipeline_loops
-from torch_tile.lowering.sync.insert_barriers import insert_sync
-from torch_tile.lowering.threads.allocate_shared import place_shared
+from torch_tile.lowering.sync.insert_barriers import insert_barriers
+from torch_tile.lowering.threads.allocate_shared import allocate_shared
 from torch_tile.lowering.threads.bind_threads import bind_threads
 from torch_tile.lowering.threads.infer_layouts import infer_layouts
 from torch_tile.lowering.threads.recompute_indices import recompute_indices
@@ -40,7 +40,7 @@ Pass = Callable[[Program], Program]
 CPU_PASSES: tuple[tuple[Pass, Stage], ...] = (
     (check_kernel, Stage.TILE),  # no error that the author can mend is left
     (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
-    (read_in_place, Stage.TILE),  # right operands of products are tiles only where those end past a bound
+    (elide_staging, Stage.TILE),  # right operands of products are tiles only where those end past a bound
     (lower_tile_ops, Stage.LOOPS),  # only loops, stores and helper calls
     (split_parallel, Stage.LOOPS),  # every loop has one variable and a known order
     (guard_bounds, Stage.LOOPS),  # global memory is touched only inside its bounds
@@ -64,22 +64,22 @@ def cuda_passes(build: Build) -> tuple[tuple[Pass, Stage], ...]:
         (check_kernel, Stage.TILE),  # no error that the author can mend is left
         (bound(check_limits), Stage.TILE),  # nor one of those that a GPU does not launch
         (part_overlaps, Stage.TILE),  # no copy overwrites what it has yet to read
-        (bound(split_warps), Stage.TILE),  # products by wgmma: a warp of its own copies tiles ahead
+        (bound(specialize_warps), Stage.TILE),  # products by wgmma: a warp of its own copies tiles ahead
         (bound(pipeline_loops), Stage.TILE),  # T.Pipelined is explicit: buffer versions, asynchronous copies, waits
-        (bound(overlap_products), Stage.TILE),  # pipelined products load operands a step ahead
-        (bound(async_products), Stage.TILE),  # products by wgmma stay under way beside other work
-        (bound(peel_branches), Stage.TILE),  # their loops branch only from where a mask begins
+        (bound(prefetch_operands), Stage.TILE),  # pipelined products load operands a step ahead
+        (bound(async_wgmma), Stage.TILE),  # products by wgmma stay in flight beside other work
+        (bound(peel_causal), Stage.TILE),  # their loops branch only from where a mask begins
         (bound(infer_layouts), Stage.LAID_OUT),  # shared buffers, fragments and T.Parallel loops have layouts
         (bound(bind_threads), Stage.THREAD),  # what one thread does; fragments are its registers
         (bound(vectorize), Stage.THREAD),  # vectorised loops are wide copies and unrolled loops on registers
         (guard_bounds, Stage.THREAD),  # global memory is touched only inside its bounds
         (simplify_program, Stage.THREAD),  # no constant branch, no empty loop
-        (drop_groups, Stage.THREAD),  # commits and waits are for copies that are asynchronous
-        (defer_stores, Stage.THREAD),  # bulk stores are waited for where their tiles are written again
-        (bound(place_shared), Stage.THREAD),  # shared buffers have offsets
-        (init_barriers, Stage.THREAD),  # mbarriers are made by one thread before all others meet at them
-        (bound(insert_sync), Stage.THREAD),  # every hazard is ordered by a barrier
-        (bound(settle_turns), Stage.THREAD),  # warpgroups take turns where they do not meet within one
+        (prune_async_groups, Stage.THREAD),  # commits and waits are for copies that are asynchronous
+        (sink_store_waits, Stage.THREAD),  # bulk stores are waited for where their tiles are written again
+        (bound(allocate_shared), Stage.THREAD),  # shared buffers have offsets
+        (init_mbarriers, Stage.THREAD),  # mbarriers are made by one thread before all others meet at them
+        (bound(insert_barriers), Stage.THREAD),  # every hazard is ordered by a barrier
+        (bound(resolve_ping_pong), Stage.THREAD),  # warpgroups take turns where they do not meet within one
         (flatten, Stage.FLAT),  # one linear index per access
         (recompute_indices, Stage.FLAT),  # loops short of registers keep no addresses from one iteration to the next
     )

@@ -11,13 +11,16 @@ from torch_tile.diagnostics.errors import Diagnostic, Span
 # Kind of a finding -> what is wrong in general, and what mends it.
 KINDS = {
     "race": ("threads meet at the same place of shared memory with no barrier between", "place a barrier between"),
-    "missing_wait": ("asynchronous work may still be under way", "wait for it, then place a barrier if others need it"),
+    "missing_wait": ("asynchronous work may still be in flight", "wait for it, then place a barrier if others need it"),
     "missing_fence": ("ordinary and asynchronous accesses have no order", "place the fence after the ordinary ones"),
     "unwritten": ("shared memory is read where nothing was written", "write or clear it first"),
     "out_of_bounds": ("an access lies outside its buffer", "guard it, or correct the index"),
     "misaligned": ("an access does not start at a multiple of what it needs", "align it, or use a narrower access"),
     "barrier": ("a barrier is not used as it was set up", "count who arrives, and how many bytes come"),
-    "deadlock": ("threads wait for others that do not come", "let all that a barrier counts come to it, in each turn"),
+    "deadlock": (
+        "threads wait for others that do not come",
+        "let all that a barrier counts come to it, in each iteration",
+    ),
     "endless": ("a loop does not end", "let its condition become false"),
     "assertion": ("an assertion of the kernel fails", "see its message"),
 }

@@ -33,7 +33,7 @@ class Removal:
 def removals(program: Program, names: tuple[str, ...] = ORDERING) -> Iterator[Removal]:
     """The program without its first wait or barrier, without its second, and so on; then with each wait one laxer.
 
-    A laxer wait lets one more group be under way, or is over before results are there, which must be as wrong as no
+    A laxer wait lets one more group be in flight, or is over before results are there, which must be as wrong as no
     wait. Without an arrival at a counter every block takes itself for the last one.
     """
     for number, call in enumerate(ordering(program, names)):

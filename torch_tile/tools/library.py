@@ -2,7 +2,7 @@
 """The library's kernels as they are compiled for a target, with no such machine at hand.
 
 The families' entry functions are called on tensors without memory, so that their own dispatch chooses forms and
-configurations; what they would launch is compiled and handed over instead.
+configurations; what they would launch is compiled and passed instead.
 """
 
 from __future__ import annotations
@@ -70,28 +70,28 @@ def _gemms() -> Iterator[Case]:
     for name, dtype in ALL.items():
         for shape in ((2048, 2048, 2048), (512, 512, 512), (777, 555, 999), (64, 4096, 4096), (16, 64, 65536)):
             yield Case(f"gemm {name} {'x'.join(map(str, shape))}", _gemm(dtype, *shape))
-        yield Case(f"gemm {name} linear", _gemm(dtype, 512, 1024, 768, turned=True))
-        yield Case(f"gemm {name} 4096x8192x4096 linear", _gemm(dtype, 4096, 8192, 4096, turned=True))
+        yield Case(f"gemm {name} linear", _gemm(dtype, 512, 1024, 768, transposed=True))
+        yield Case(f"gemm {name} 4096x8192x4096 linear", _gemm(dtype, 4096, 8192, 4096, transposed=True))
         yield Case(f"gemm {name} 4096x28672x4096", _gemm(dtype, 4096, 28672, 4096))
-        yield Case(f"gemm {name} 8192x1600x6400 linear", _gemm(dtype, 8192, 1600, 6400, turned=True))
+        yield Case(f"gemm {name} 8192x1600x6400 linear", _gemm(dtype, 8192, 1600, 6400, transposed=True))
         yield Case(
-            f"gemm {name} 4096x8192x4096 swiglu", _gemm(dtype, 4096, 8192, 4096, swiglu, products=2, turned=True)
+            f"gemm {name} 4096x8192x4096 swiglu", _gemm(dtype, 4096, 8192, 4096, swiglu, products=2, transposed=True)
         )
         for m in (24, 96):  # made as their transposes on Hopper; with shared sums for a long K
-            yield Case(f"gemm {name} {m} rows", _gemm(dtype, m, 6144, 4096, bias_gelu, "r", turned=True))
+            yield Case(f"gemm {name} {m} rows", _gemm(dtype, m, 6144, 4096, bias_gelu, "r", transposed=True))
             yield Case(f"gemm {name} {m} rows swiglu", _gemm(dtype, m, 4096, 4096, swiglu, products=2))
             yield Case(f"gemm {name} {m} rows, long", _gemm(dtype, m, 1536, 8960))
-        yield Case(f"gemm {name} row", _gemm(dtype, 1, 2048, 2048, turned=True))
-        yield Case(f"gemm {name} bias gelu", _gemm(dtype, 512, 1024, 768, bias_gelu, "r", turned=True))
-        yield Case(f"gemm {name} swiglu", _gemm(dtype, 512, 1024, 768, swiglu, products=2, turned=True))
+        yield Case(f"gemm {name} row", _gemm(dtype, 1, 2048, 2048, transposed=True))
+        yield Case(f"gemm {name} bias gelu", _gemm(dtype, 512, 1024, 768, bias_gelu, "r", transposed=True))
+        yield Case(f"gemm {name} swiglu", _gemm(dtype, 512, 1024, 768, swiglu, products=2, transposed=True))
 
 
 def _gemm(
     dtype: torch.dtype, m: int, n: int, k: int, epilogue: str = "", kinds: str = "", products: int = 1,
-    turned: bool = False,
+    transposed: bool = False,
 ) -> Callable[[Make], object]:  # fmt: skip
     def call(make: Make) -> object:
-        bs = [make((n, k), dtype).T if turned else make((k, n), dtype) for _ in range(products)]
+        bs = [make((n, k), dtype).T if transposed else make((k, n), dtype) for _ in range(products)]
         return gemm.gemm(make((m, k), dtype), bs, [make((n,), dtype) for _ in kinds], kinds, epilogue, dtype)
 
     return call
@@ -104,17 +104,17 @@ def _grouped_gemms() -> Iterator[Case]:
         for rows in (4, 30, 512):
             yield Case(f"grouped_gemm {name} {rows} rows swiglu", _grouped_gemm(dtype, rows, swiglu, products=2))
             yield Case(f"grouped_gemm {name} {rows} rows weighted", _grouped_gemm(dtype, rows, weighted, "c"))
-        yield Case(f"grouped_gemm {name} stored [G, K, N]", _grouped_gemm(dtype, 512, turned=False))
+        yield Case(f"grouped_gemm {name} stored [G, K, N]", _grouped_gemm(dtype, 512, transposed=False))
         yield Case(f"k_grouped_gemm {name}", _k_grouped_gemm(dtype, 2048, 1536))
         yield Case(f"k_grouped_gemm {name} ragged", _k_grouped_gemm(dtype, 777, 555))
 
 
 def _grouped_gemm(
-    dtype: torch.dtype, rows: int, epilogue: str = "", kinds: str = "", products: int = 1, turned: bool = True
+    dtype: torch.dtype, rows: int, epilogue: str = "", kinds: str = "", products: int = 1, transposed: bool = True
 ) -> Callable[[Make], object]:
     def call(make: Make) -> object:
         groups, n, k = 64, 1536, 2048
-        bs = [make((groups, n, k), dtype).mT if turned else make((groups, k, n), dtype) for _ in range(products)]
+        bs = [make((groups, n, k), dtype).mT if transposed else make((groups, k, n), dtype) for _ in range(products)]
         a, offsets, aux = make((groups * rows, k), dtype), make((groups,), torch.int32), make((groups * rows, 1), dtype)
         return grouped.grouped_gemm(a, bs, offsets, [aux] if kinds else [], kinds, epilogue, dtype)
 

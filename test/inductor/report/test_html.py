@@ -146,7 +146,7 @@ def test_the_schedule_of_a_gpu_kernel():
     kernel = torch_tile.compile(double, target="cuda:sm_90a")
     text, _ = read(Report([Row("gemm", REPLACED, "tile.gemm", "x", kernels=[kernel, kernel])]).html())
     assert text.count("schedule of double for") == 1
-    for note in kernel.schedule.notes:
+    for note in kernel.schedule.remarks:
         assert " ".join(note.became.split()) in text
     assert "registers" in text and "bytes of shared memory" in text
 

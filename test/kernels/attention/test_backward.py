@@ -12,16 +12,16 @@ from torch_tile.kernels.attention import backward as module
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.attention.backward import (
     PADDING,
-    Cuts,
+    Tilings,
     attention_backward,
-    cuts_for,
-    cuts_queries,
+    masks_queries,
     query_blocks,
     reference,
     seen_by,
+    tilings_for,
 )
 from torch_tile.kernels.attention.forward import attention, reference as forward
-from torch_tile.kernels.attention.spec import Config, Form
+from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.attention.tiling import Problem
 from torch_tile.kernels.common import Machine
 from torch_tile.lowering import cuda_passes, lower
@@ -57,16 +57,16 @@ FORMS = {  # dtype, D, Dv, mask, causal, windowed
 LEAST = 1.0  # terms of this size may cancel: a query that sees one key has no dq
 SMALL = Config(block_q=32, block_kv=16, packed=False)
 CUTS = (
-    Cuts(SMALL, Config(16, 32, packed=False)),
-    Cuts(SMALL, Config(16, 32, packed=False), Config(32, 16, packed=False, shared_weights=True)),
-    Cuts(replace(SMALL, heavy_first=True, shared_weights=True), Config(32, 16, packed=False, heavy_first=True)),
-    Cuts(replace(SMALL, staged=True), Config(16, 16, packed=False, staged=True, shared_weights=True)),
+    Tilings(SMALL, Config(16, 32, packed=False)),
+    Tilings(SMALL, Config(16, 32, packed=False), Config(32, 16, packed=False, shared_probs=True)),
+    Tilings(replace(SMALL, heavy_first=True, shared_probs=True), Config(32, 16, packed=False, heavy_first=True)),
+    Tilings(replace(SMALL, staged=True), Config(16, 16, packed=False, staged=True, shared_probs=True)),
 )
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_random_problems(form, rounds, problems, check):
-    dtype, d, dv, mask_dtype, causal, windowed = FORMS[form]
+@pytest.mark.parametrize("spec", FORMS)
+def test_random_problems(spec, rounds, problems, check):
+    dtype, d, dv, mask_dtype, causal, windowed = FORMS[spec]
     for number in rounds(3):
         (batch, kv_heads), groups = problems.pick((1, 1), (2, 1), (1, 2), (1, 3)), problems.pick(1, 1, 2, 3)
         q_len, kv_len = problems.size(50), problems.size(60)
@@ -77,10 +77,10 @@ def test_random_problems(form, rounds, problems, check):
         window = problems.random.randint(1, 30) if windowed else 0
         options = (mask, causal, problems.pick(None, 0.3, -0.1), window, problems.pick(0, kv_len - q_len, -3, 5))
         out, lse = forward(q, k, v, *options)
-        cuts, keep = problems.pick(*CUTS) if number % 4 else None, problems.pick("", "mask")
-        got = attention_backward(grad, q, k, v, out, lse, *options, keep, cuts=cuts)
+        tilings, keep = problems.pick(*CUTS) if number % 4 else None, problems.pick("", "mask")
+        got = attention_backward(grad, q, k, v, out, lse, *options, keep, tilings=tilings)
         want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep)
-        what = f"{form} {tuple(q.shape)} {tuple(k.shape)} {options[1:]} {keep} {cuts}"
+        what = f"{spec} {tuple(q.shape)} {tuple(k.shape)} {options[1:]} {keep} {tilings}"
         for name, a, b, like in zip(("dq", "dk", "dv"), got[:3], want[:3], (q, k, v), strict=True):
             check(a, b, f"{name} of {what}", dtype, empty_beside(like, a.shape[3]), LEAST)
         check(got[3], want[3], f"ds of {what}", dtype, least=LEAST)
@@ -109,11 +109,11 @@ def test_padding_takes_part_in_no_sum(name, check):
         out, lse = attention(q, k, v, *options, aux, text)
         check(out, forward(q.double(), k.double(), v.double(), *options, aux, text)[0], f"out {name}", torch.float32)
         keep = "x0" if name == "quotient" else ""
-        for cuts in (None, CUTS[1]) if name == "rsqrt" else (None,):
-            got = attention_backward(grad, q, k, v, out, lse, *options, keep, aux, text, cuts=cuts)
+        for tilings in (None, CUTS[1]) if name == "rsqrt" else (None,):
+            got = attention_backward(grad, q, k, v, out, lse, *options, keep, aux, text, tilings=tilings)
             want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep, aux, text)
             for part, a, b in zip(("dq", "dk", "dv", "kept"), got, want, strict=True):
-                check(a, b, f"{part} of {name} {q_len} {kv_len} {options} {cuts}", torch.float32, least=LEAST)
+                check(a, b, f"{part} of {name} {q_len} {kv_len} {options} {tilings}", torch.float32, least=LEAST)
 
 
 @pytest.mark.parametrize("head_dim, v_dim", [(72, 80), (192, 128), (64, 1), (1, 64)])
@@ -187,7 +187,7 @@ def test_values_on_hopper(monkeypatch, heads, q_len, kv_len, width, causal, wind
     monkeypatch.setattr(module, "machine_of", lambda x: HOPPER)
     monkeypatch.setattr(JITKernel, "__call__", call)
     cut = Config(64, 64, 128, stages, packed=False, staged=True, heavy_first=causal)
-    got = attention_backward(grad, q, k, v, out, lse, *options, cuts=Cuts(cut, cut) if stages else None)
+    got = attention_backward(grad, q, k, v, out, lse, *options, tilings=Tilings(cut, cut) if stages else None)
     want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)
@@ -208,7 +208,7 @@ def test_masks_come_by_tiles(monkeypatch, target, dtype, shape, kv_len, causal, 
     def call(kernel, *args):
         flat = lower(kernel.program, cuda_passes(Build(machine.target, PassOptions(fast_math=True))))
         assert not interpret(flat, kernel.program, args)
-        assert target == 80 or any("operand_tile" in str(note) for note in kernel.schedule.notes)
+        assert target == 80 or any("operand_tile" in str(note) for note in kernel.schedule.remarks)
 
     g = torch.Generator().manual_seed(0)
     sizes = (2, 70), (1, kv_len), (1, kv_len), (2, 70)
@@ -220,31 +220,31 @@ def test_masks_come_by_tiles(monkeypatch, target, dtype, shape, kv_len, causal, 
     monkeypatch.setattr(module, "machine_of", lambda x: machine)
     monkeypatch.setattr(JITKernel, "__call__", call)
     cut = Config(64, 64, 128, stages, packed=False, tiled=True)
-    got = attention_backward(grad, q, k, v, out, lse, *options, keep="mask", cuts=Cuts(cut, cut))
+    got = attention_backward(grad, q, k, v, out, lse, *options, keep="mask", tilings=Tilings(cut, cut))
     want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep="mask")
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, atol=6e-3, rtol=6e-3)
 
 
-GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
-FORM = Form(torch.float16, 128, 128, True, True, False, None, False, True, 8)
+GPUS = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (89, 142), (90, 132), (120, 170))]
+FORM = Spec(torch.float16, 128, 128, True, True, False, None, False, True, 8)
 
 
 @pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
 @pytest.mark.parametrize("width", [16, 64, 80, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_tiles_fit(machine, width, dtype):
-    form = replace(FORM, dtype=dtype, tile_d=width, tile_dv=width)
-    cuts = cuts_for(form, Problem(32, 4096, 4096), machine)
-    if cuts is None:  # left to the reference
+    spec = replace(FORM, dtype=dtype, tile_d=width, tile_dv=width)
+    tilings = tilings_for(spec, Problem(32, 4096, 4096), machine)
+    if tilings is None:  # left to the reference
         assert width >= 192 and dtype == torch.float64
         return
     for config, (own, step), held in (
-        (cuts.dq, ("block_q", "block_kv"), 2),
-        *((config, ("block_kv", "block_q"), 1 if sums == ("dv",) else 2) for config, sums in cuts.of_keys),
+        (tilings.dq, ("block_q", "block_kv"), 2),
+        *((config, ("block_kv", "block_q"), 1 if sums == ("dv",) else 2) for config, sums in tilings.of_keys),
     ):
         own, step = getattr(config, own), getattr(config, step)
-        weights = 2 * own * step * config.shared_weights
+        weights = 2 * own * step * config.shared_probs
         tiles = (held * own + config.stages * 2 * step) * width + weights
         assert tiles * dtype.itemsize <= machine.target.shared_limit
         assert PADDING % config.block_q == 0 and config.heavy_first and not config.packed
@@ -252,22 +252,22 @@ def test_tiles_fit(machine, width, dtype):
 
 def test_wide_heads_have_a_kernel_for_each_sum_of_keys():
     """Twice the keys in a block, where no block has the registers for both sums."""
-    wide = cuts_for(replace(FORM, tile_d=256, tile_dv=256), Problem(32, 4096, 4096), GPUS[2])
+    wide = tilings_for(replace(FORM, tile_d=256, tile_dv=256), Problem(32, 4096, 4096), GPUS[2])
     assert [sums for _, sums in wide.of_keys] == [("dv",), ("dk",)]
     assert wide.dkv.block_kv == wide.dk.block_kv == 128
-    for form in (FORM, replace(FORM, tile_d=192)):
-        assert [sums for _, sums in cuts_for(form, Problem(32, 4096, 4096), GPUS[2]).of_keys] == [("dk", "dv")]
+    for spec in (FORM, replace(FORM, tile_d=192)):
+        assert [sums for _, sums in tilings_for(spec, Problem(32, 4096, 4096), GPUS[2]).of_keys] == [("dk", "dv")]
 
 
 def test_heads_of_a_group_are_side_by_side():
-    cuts = cuts_for(FORM, Problem(8, 4 * 4096, 4096, 4), GPUS[2])
-    assert (cuts.dq.side, cuts.dkv.side) == (8, 4)
+    tilings = tilings_for(FORM, Problem(8, 4 * 4096, 4096, 4), GPUS[2])
+    assert (tilings.dq.side, tilings.dkv.side) == (8, 4)
 
 
 @pytest.mark.parametrize("causal, windowed", [(True, False), (True, True), (False, True)])
 def test_which_queries_see_a_block_of_keys(causal, windowed):
     """Against the definition: blocks outside see nothing, and those that are not cut see all."""
-    form, config = replace(FORM, causal=causal, windowed=windowed), Config(8, 12)
+    spec, config = replace(FORM, causal=causal, windowed=windowed), Config(8, 12)
     for q_len, kv_len, offset, window in ((50, 40, 0, 7), (30, 70, 40, 20), (70, 30, -40, 1), (9, 9, 3, 100)):
         keys, queries = torch.arange(kv_len), torch.arange(q_len)[:, None]
         sees = torch.ones(q_len, kv_len, dtype=torch.bool)
@@ -276,17 +276,17 @@ def test_which_queries_see_a_block_of_keys(causal, windowed):
         if windowed:
             sees &= keys > queries + offset - window
         for first_key in range(0, kv_len, config.block_kv):
-            first, end = (_value(x) for x in query_blocks(form, config, first_key, offset, window, q_len))
+            first, end = (_value(x) for x in query_blocks(spec, config, first_key, offset, window, q_len))
             mine = sees[:, first_key : first_key + config.block_kv]
             assert not mine[: max(0, first) * 8].any() and not mine[max(0, end) * 8 :].any()
             for step in range(max(0, first), end):
                 block = mine[step * 8 : step * 8 + 8]
-                if not _value(cuts_queries(form, config, step, first_key, offset, window, q_len)):
+                if not _value(masks_queries(spec, config, step, first_key, offset, window, q_len)):
                     assert block.all()
                 for (i, j), want in zip(
                     torch.cartesian_prod(*map(torch.arange, block.shape)).tolist(), block.flatten(), strict=True
                 ):
-                    got = seen_by(form, first_key + j, step * 8, i, 8, offset, window, q_len)
+                    got = seen_by(spec, first_key + j, step * 8, i, 8, offset, window, q_len)
                     assert bool(_value(got)) == bool(want)
 
 

@@ -114,13 +114,13 @@ SMALL = Config(block_q=16, block_kv=32)
 CONFIGS = (
     SMALL,
     replace(SMALL, split=True),
-    replace(SMALL, heavy_first=True, resident=True, shared_weights=True),
+    replace(SMALL, heavy_first=True, resident=True, shared_probs=True),
 )
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_random_problems(form, rounds, problems, check):
-    dtype, d, dv, mask_dtype, causal, windowed = FORMS[form]
+@pytest.mark.parametrize("spec", FORMS)
+def test_random_problems(spec, rounds, problems, check):
+    dtype, d, dv, mask_dtype, causal, windowed = FORMS[spec]
     for number in rounds(8):
         batch, kv_heads, groups = problems.pick(1, 2), problems.pick(1, 2, 3), problems.pick(1, 1, 2, 4, 7)
         q_len, kv_len = problems.size(20), problems.size(60)
@@ -136,7 +136,7 @@ def test_random_problems(form, rounds, problems, check):
         want = reference(*(x.double() for x in (q, k, v)), mask, *options)
         assert got[0].dtype == dtype
         for name, a, b in zip(("out", "lse"), got, want, strict=True):
-            what = f"{name} of {form} {tuple(q.shape)} {tuple(k.shape)} {options} {config}"
+            what = f"{name} of {spec} {tuple(q.shape)} {tuple(k.shape)} {options} {config}"
             check(a, b, what, dtype, empty_beside(q, dv) if name == "out" else None)
 
 
@@ -196,7 +196,7 @@ def test_packed_heads_that_are_apart(config, problems, check):
 
 
 HOPPER = Machine(Target("cuda", 90), 132)
-TWO_STAGES = Config(64, 64, 128, 2, shares=8)
+TWO_STAGES = Config(64, 64, 128, 2, partial_sums=8)
 APART = replace(TWO_STAGES, packed=False, heavy_first=True, staged=True)
 
 
@@ -240,22 +240,36 @@ AMPERE = Machine(Target("cuda", 80), 4)
         (HOPPER, torch.float16, (1, 2, 70, 208), 203, False, TILED),  # read past the last key, which nobody sees
         (HOPPER, torch.bool, (1, 1, 70, 208), 200, True, TILED),
         (HOPPER, torch.float32, (70, 208), 208, False, replace(TILED, block_q=128, threads=256)),
-        (AMPERE, torch.float16, (1, 2, 70, 208), 203, False, Config(64, 32, 128, shares=8, packed=False, tiled=True)),
-        (AMPERE, torch.bool, (70, 208), 208, True, Config(64, 32, 128, shares=8, packed=False, tiled=True)),
+        (
+            AMPERE,
+            torch.float16,
+            (1, 2, 70, 208),
+            203,
+            False,
+            Config(64, 32, 128, partial_sums=8, packed=False, tiled=True),
+        ),
+        (AMPERE, torch.bool, (70, 208), 208, True, Config(64, 32, 128, partial_sums=8, packed=False, tiled=True)),
         (HOPPER, torch.bool, (1, 1, 1, 208), 203, True, TILED),  # of keys alone
-        (AMPERE, torch.float16, (1, 1, 1, 208), 203, False, Config(64, 32, 128, shares=8, packed=False, tiled=True)),
+        (
+            AMPERE,
+            torch.float16,
+            (1, 1, 1, 208),
+            203,
+            False,
+            Config(64, 32, 128, partial_sums=8, packed=False, tiled=True),
+        ),
     ],
 )
 def test_masks_come_by_tiles(monkeypatch, machine, dtype, shape, kv_len, causal, config):
-    """Each tile is waited for, and let go when it was read, beside products that are under way."""
+    """Each tile is waited for, and release when it was read, beside products that are in flight."""
 
     def call(kernel, *args):
         flat = lower(kernel.program, cuda_passes(Build(machine.target, PassOptions(fast_math=True))))
         assert not interpret(flat, kernel.program, args)
-        notes = [str(note) for note in kernel.schedule.notes]
+        notes = [str(note) for note in kernel.schedule.remarks]
         if machine is HOPPER:
             assert any("operand_tile: bulk copies" in note for note in notes), notes
-            assert any("beside the arithmetic of the turn before" in note for note in notes), notes
+            assert any("beside the arithmetic of the iteration before" in note for note in notes), notes
 
     monkeypatch.setattr(module, "machine_of", lambda x: machine)
     monkeypatch.setattr(JITKernel, "__call__", call)

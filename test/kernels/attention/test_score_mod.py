@@ -66,7 +66,7 @@ CONFIGS = (
     None,
     Config(block_q=16, block_kv=32),
     Config(block_q=16, block_kv=32, split=True),
-    Config(block_q=16, block_kv=32, packed=False, resident=True, shared_weights=True),
+    Config(block_q=16, block_kv=32, packed=False, resident=True, shared_probs=True),
 )
 
 
@@ -91,15 +91,15 @@ def test_random_problems(name, rounds, problems, check):
 
 
 def test_operands_lose_what_they_repeat():
-    def form(x):
+    def spec(x):
         found, stored = operand(x, 2, False)
         return found.dims, tuple(stored.shape)
 
-    assert form(torch.zeros(4, 1, 1)) == ("h", (2, 2))
-    assert form(torch.zeros(3, 1, 5, 7)) == ("bqk", (3, 5, 7))
-    assert form(torch.zeros(7)) == ("k", (7,))
-    assert form(torch.zeros(1, 1)) == form(torch.tensor(2.0)) == ("", (1,))
-    assert form(torch.zeros(1, 4, 5, 1).expand(3, 4, 5, 7)) == ("hq", (2, 2, 5))
+    assert spec(torch.zeros(4, 1, 1)) == ("h", (2, 2))
+    assert spec(torch.zeros(3, 1, 5, 7)) == ("bqk", (3, 5, 7))
+    assert spec(torch.zeros(7)) == ("k", (7,))
+    assert spec(torch.zeros(1, 1)) == spec(torch.tensor(2.0)) == ("", (1,))
+    assert spec(torch.zeros(1, 4, 5, 1).expand(3, 4, 5, 7)) == ("hq", (2, 2, 5))
     assert operand(torch.ones(7, dtype=torch.bool), 1, False)[1].dtype == torch.uint8
 
 
@@ -117,8 +117,8 @@ def test_operands_that_come_by_tiles():
     for shape, dims, tile in (
         ((8,), "k", (64,)), ((3, 1, 1, 8), "bk", (64,)), ((5, 1), "q", (32,)), ((5, 8), "qk", (32, 64)),
     ):  # fmt: skip
-        form = operand(torch.zeros(shape), 2, True)[0]
-        assert form.tiled and form.dims == dims and form.tile(32, 64) == tile
+        spec = operand(torch.zeros(shape), 2, True)[0]
+        assert spec.tiled and spec.dims == dims and spec.tile(32, 64) == tile
     assert operand(torch.ones(8, dtype=torch.bool), 2, True)[0].tile(32, 64) == (128,)
     assert tiled(torch.zeros(1, 8).expand(5, 8))
 

@@ -10,7 +10,7 @@ from torch_tile.compiler.context import Build, PassOptions
 from torch_tile.hardware import Target
 from torch_tile.kernel import JITKernel
 from torch_tile.kernels.attention import backward as module
-from torch_tile.kernels.attention.backward import Cuts, attention_backward, reference
+from torch_tile.kernels.attention.backward import Tilings, attention_backward, reference
 from torch_tile.kernels.attention.forward import reference as forward
 from torch_tile.kernels.attention.softmax import exponentiate
 from torch_tile.kernels.attention.spec import Config
@@ -20,7 +20,7 @@ from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
 
 
-def of_blocks(slack, lows=False):
+def of_blocks(slack, finite_min_masks=False):
     @T.prim_func
     def blockwise(
         X: T.Tensor((6, 24), "float32"),
@@ -28,33 +28,35 @@ def of_blocks(slack, lows=False):
         Z: T.Tensor((6,), "float32"),
         P: T.Tensor((3, 2, 6), "float32"),
     ):
-        """Y: exponentials; Z: the denominators of a softmax in powers of two, from blocks; P: `peak` and `fade`."""
+        """Y: exponentials; Z: the denominators of a softmax in powers of two, from blocks; P: `row_max` and
+        `rescale`.
+        """
         with T.Kernel(1) as _:
             scores = T.alloc_fragment((6, 8), "float32")
-            peak = T.alloc_fragment((6,), "float32")
-            total = T.alloc_fragment((6,), "float32")
-            fade = T.alloc_fragment((6,), "float32")
-            T.fill(peak, -T.infinity("float32"))
-            T.clear(total)
+            row_max = T.alloc_fragment((6,), "float32")
+            row_sum = T.alloc_fragment((6,), "float32")
+            rescale = T.alloc_fragment((6,), "float32")
+            T.fill(row_max, -T.infinity("float32"))
+            T.clear(row_sum)
             for step in T.serial(3):
                 T.copy(X[0, step * 8], scores)
-                exponentiate(scores, peak, total, fade, 0.5, slack=slack, lows=lows)
+                exponentiate(scores, row_max, row_sum, rescale, 0.5, slack=slack, finite_min_masks=finite_min_masks)
                 T.copy(scores, Y[0, step * 8])
-                T.copy(peak, P[step, 0, :])
-                T.copy(fade, P[step, 1, :])
+                T.copy(row_max, P[step, 0, :])
+                T.copy(rescale, P[step, 1, :])
             for i in T.Parallel(6):
-                Z[i] = peak[i] * 0.5 + T.log2(total[i])
+                Z[i] = row_max[i] * 0.5 + T.log2(row_sum[i])
 
     return blockwise
 
 
-def run(engine, slack, x, lows=False):
+def run(engine, slack, x, finite_min_masks=False):
     from torch_tile.jit import compile
     from torch_tile.simulator.tile.interpreter import evaluate
 
     y, z, p = torch.empty(6, 24), torch.empty(6), torch.empty(3, 2, 6)
     launch = evaluate if engine == "interpreter" else lambda f, *args: compile(f, target="cpu")(*args)
-    launch(of_blocks(slack, lows), x, y, z, p)
+    launch(of_blocks(slack, finite_min_masks), x, y, z, p)
     want = torch.logsumexp(x.double() * 0.5 * math.log(2), 1) / math.log(2)
     torch.testing.assert_close(z.double(), want, rtol=1e-5, atol=1e-5)
     return y, p[:, 0].T, p[:, 1].T
@@ -66,14 +68,14 @@ def some_scores():
     return x
 
 
-@pytest.mark.parametrize("lows", [False, True])
-def test_blocks_make_the_whole(lows, engine):
+@pytest.mark.parametrize("finite_min_masks", [False, True])
+def test_blocks_make_the_whole(finite_min_masks, engine):
     x = some_scores()
-    if lows:
+    if finite_min_masks:
         x[3, :8], x[4, 8:], x[5] = (torch.finfo(torch.float32).min,) * 3
-    y, peak, _ = run(engine, 0.0, x, lows)
+    y, row_max, _ = run(engine, 0.0, x, finite_min_masks)
     seen = x.view(6, 3, 8).amax(2).cummax(1).values
-    assert torch.equal(peak, seen)
+    assert torch.equal(row_max, seen)
     want = ((x.double().view(6, 3, 8) - seen.masked_fill(seen.isneginf(), 0)[..., None]) * 0.5).exp2().view(6, 24)
     torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-6)
 
@@ -82,12 +84,12 @@ def test_blocks_make_the_whole(lows, engine):
 def test_maxima_that_grow_little_are_not_followed(engine, slack):
     x = some_scores()
     x[3, :8], x[3, 8:16], x[3, 16:] = 0.0, 2 * slack - 0.5, 2 * slack + 0.5  # in powers of two half of that
-    y, peak, fade = run(engine, slack, x)
-    assert peak[3].tolist() == [0, 0, 2 * slack + 0.5]
+    y, row_max, rescale = run(engine, slack, x)
+    assert row_max[3].tolist() == [0, 0, 2 * slack + 0.5]
     assert (y <= 2**slack).all() and y[3, 8] > 2 ** (slack - 1)
-    before = torch.cat([torch.full((6, 1), -torch.inf), peak[:, :2]], 1)
-    assert (fade[peak == before] == 1).all()
-    torch.testing.assert_close(fade, ((before - peak) * 0.5).exp2().nan_to_num(nan=1.0), rtol=1e-5, atol=1e-7)
+    before = torch.cat([torch.full((6, 1), -torch.inf), row_max[:, :2]], 1)
+    assert (rescale[row_max == before] == 1).all()
+    torch.testing.assert_close(rescale, ((before - row_max) * 0.5).exp2().nan_to_num(nan=1.0), rtol=1e-5, atol=1e-7)
 
 
 TEXTS = {  # a text, the shapes and dtypes of its operands for a problem, and which of these may want a gradient
@@ -149,9 +151,9 @@ def test_reference_is_what_autograd_finds(name, causal, window, q_offset, proble
 
 CUTS = (
     None,
-    Cuts(Config(32, 16, packed=False), Config(16, 32, packed=False)),
-    Cuts(Config(32, 16, packed=False), Config(16, 32, packed=False), Config(32, 16, packed=False)),
-    Cuts(Config(32, 16, packed=False, shared_weights=True), Config(16, 16, packed=False, shared_weights=True)),
+    Tilings(Config(32, 16, packed=False), Config(16, 32, packed=False)),
+    Tilings(Config(32, 16, packed=False), Config(16, 32, packed=False), Config(32, 16, packed=False)),
+    Tilings(Config(32, 16, packed=False, shared_probs=True), Config(16, 16, packed=False, shared_probs=True)),
 )
 
 
@@ -173,7 +175,7 @@ def test_random_problems(name, rounds, problems, check):
         keep = problems.pick("", keep)
         out, lse = forward(q, k, v, *options, aux, text)
         got = attention_backward(
-            grad, q, k, v, out, lse, *options, keep, aux, text, cuts=problems.pick(*CUTS)
+            grad, q, k, v, out, lse, *options, keep, aux, text, tilings=problems.pick(*CUTS)
         )  # fmt: skip
         want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep, aux, text)
         farthest = float(max(sizes[2:])) if name == "slopes" else 1.0  # what rounding of a score's gradient is times
@@ -217,7 +219,7 @@ def test_values_on_hopper(name, causal, stages, monkeypatch, problems):
     monkeypatch.setattr(module, "machine_of", lambda x: HOPPER)
     monkeypatch.setattr(JITKernel, "__call__", call)
     cut = Config(64, 64, 128, stages, packed=False, staged=True, tiled=True)
-    got = attention_backward(grad, q, k, v, out, lse, *options, keep, aux, text, cuts=Cuts(cut, cut))
+    got = attention_backward(grad, q, k, v, out, lse, *options, keep, aux, text, tilings=Tilings(cut, cut))
     want = reference(*(x.double() for x in (grad, q, k, v)), out, lse, *options, keep, aux, text)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, atol=1e-2, rtol=1e-2)

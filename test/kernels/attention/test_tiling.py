@@ -7,29 +7,29 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.kernels.attention.forward import attention
 from torch_tile.kernels.attention.operands import Operand
-from torch_tile.kernels.attention.spec import Form
+from torch_tile.kernels.attention.spec import Spec
 from torch_tile.kernels.attention.tiling import HOPPER, Problem, config_for, splits_for
 from torch_tile.kernels.common import Machine
 from torch_tile.tools.library import Case, compiled
 
 CPU = Machine(Target("cpu"), 16)
-GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
+GPUS = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (89, 142), (90, 132), (120, 170))]
 H200 = GPUS[2]
-FORM = Form(torch.float16, 128, 128, True, True, False, None, False, True, 8)
+FORM = Spec(torch.float16, 128, 128, True, True, False, None, False, True, 8)
 
 
 @pytest.mark.parametrize("machine", GPUS, ids=lambda m: str(m.target))
 @pytest.mark.parametrize("width", [16, 64, 80, 128, 192, 256, 512])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_tiles_fit(machine, width, dtype):
-    form = replace(FORM, dtype=dtype, tile_d=width, tile_dv=width)
+    spec = replace(FORM, dtype=dtype, tile_d=width, tile_dv=width)
     for rows in (1, 8, 17, 64, 4096):
-        config = config_for(form, Problem(32, rows, 4096), machine)
+        config = config_for(spec, Problem(32, rows, 4096), machine)
         if config is None:  # left to the reference
             assert width >= 256 and dtype.itemsize >= 4
             continue
         tiles = config.block_q * width + config.stages * config.block_kv * 2 * width
-        tiles += config.block_q * config.block_kv * config.shared_weights
+        tiles += config.block_q * config.block_kv * config.shared_probs
         assert tiles * dtype.itemsize <= machine.target.shared_limit
         assert config.block_q <= max(64, rows) and config.heavy_first
 
@@ -37,10 +37,10 @@ def test_tiles_fit(machine, width, dtype):
 @pytest.mark.parametrize("width", [32, 64, 80, 128, 192])
 def test_tiles_of_hopper_fit(width):
     """By wgmma only where rows fill its tiles; warpgroups of three have fewer registers each."""
-    form = replace(FORM, tile_d=width, tile_dv=width)
+    spec = replace(FORM, tile_d=width, tile_dv=width)
     for heads, rows, keys in ((32, 16, 4096), (32, 17, 4096), (64, 8192, 8192), (8, 300, 512), (1, 129, 99)):
-        config = config_for(form, Problem(heads, rows, keys), H200)
-        assert (config.shares > 1) == (rows > 16)
+        config = config_for(spec, Problem(heads, rows, keys), H200)
+        assert (config.partial_sums > 1) == (rows > 16)
         if rows > 16:
             assert config.threads == config.block_q * 2
             held = (config.block_kv * 3 // 2 + width) // 2
@@ -61,7 +61,7 @@ def test_few_blocks_share_the_keys():
     assert not config_for(FORM, Problem(8, 1, 8192), CPU).split
     config = config_for(FORM, Problem(8, 8, 8192), H200)
     splits = splits_for(config, Problem(8, 8, 8192), H200)
-    assert 1 < splits * 8 <= H200.units and 8192 // splits >= 4 * config.block_kv
+    assert 1 < splits * 8 <= H200.num_sms and 8192 // splits >= 4 * config.block_kv
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_few_blocks_share_the_keys():
 )
 def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
     """Block rows, block keys, stages, blocks that share an SM and heads that run side by side."""
-    form = replace(FORM, tile_d=width, tile_dv=width, causal=causal, shifted=False)
-    config = config_for(form, Problem(heads, rows, keys), H200)
+    spec = replace(FORM, tile_d=width, tile_dv=width, causal=causal, shifted=False)
+    config = config_for(spec, Problem(heads, rows, keys), H200)
     assert (config.block_q, config.block_kv, config.stages, config.blocks, config.side) == cut
     assert not config.split and config.staged
 
@@ -106,15 +106,15 @@ def test_cuts_measured_on_an_h200(width, causal, heads, rows, keys, cut):
 )
 def test_cuts_under_masks_measured_on_an_h200(width, dtype, heads, keys, cut):
     """Block rows, block keys and blocks that share an SM; masks come by tiles where their rows are aligned."""
-    form = replace(
+    spec = replace(
         FORM, dtype=torch.bfloat16, tile_d=width, tile_dv=width, causal=False, folded=dtype == torch.bool,
         mask=Operand("bqk", dtype, aligned=True),
     )  # fmt: skip
-    config = config_for(form, Problem(heads, keys, keys), H200)
+    config = config_for(spec, Problem(heads, keys, keys), H200)
     assert (config.block_q, config.block_kv, config.blocks) == cut and config.tiled and config.staged
-    loose = config_for(replace(form, mask=Operand("bqk", dtype)), Problem(heads, keys, keys), H200)
+    loose = config_for(replace(spec, mask=Operand("bqk", dtype)), Problem(heads, keys, keys), H200)
     assert not loose.tiled and loose.block_kv == 64
-    packed = config_for(replace(form, grouped=True), Problem(heads, 4 * 40, keys, 4), H200)
+    packed = config_for(replace(spec, grouped=True), Problem(heads, 4 * 40, keys, 4), H200)
     assert packed.packed and not packed.tiled
 
 
@@ -162,19 +162,19 @@ def test_causal_masks_cut_few_turns_of_every_cut(cut):
     size = {(128, 96): 192, (128, 64): 128, (128, 128): 128}.get((cut.block_q, cut.block_kv), 64)
     config = replace(cut, packed=False, heavy_first=True, staged=True)
     source = hopper_source(size=size, causal=True, q_offset=20, config=config)
-    assert source.count("turn < turn_lead;") == 1 and source.count("tile::wgmma_commit();") == 5
+    assert source.count("iteration < iteration_lead;") == 1 and source.count("tile::wgmma_commit();") == 5
 
 
 def test_keys_of_packed_heads_come_in_order():
     """Their masks may cut any number of turns, which come last."""
     source = hopper_source(heads=64, rows=40, causal=True, q_offset=472)
-    assert "turn_lead" not in source and "turn_more" in source
+    assert "iteration_lead" not in source and "iteration_more" in source
 
 
 @pytest.mark.parametrize("machine", [CPU, *GPUS], ids=lambda m: str(m.target))
 def test_heads_that_are_apart_are_packed_where_that_saves_half_of_a_block(machine):
     """Packing copies queries and result where the rows of a group are not evenly spaced."""
-    form = replace(FORM, grouped=True, causal=False)
+    spec = replace(FORM, grouped=True, causal=False)
     for queries in (1, 16, 32, 100, 128, 1000):
-        apart, adjacent = (config_for(form, Problem(8, 4 * queries, 300, 4, even), machine) for even in (False, True))
+        apart, adjacent = (config_for(spec, Problem(8, 4 * queries, 300, 4, even), machine) for even in (False, True))
         assert apart.packed == (adjacent.packed and 2 * queries <= apart.block_q)

@@ -11,12 +11,12 @@ import torch
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.gemm import spec as gemm_form
+from torch_tile.kernels.gemm import spec as gemm_spec
 from torch_tile.kernels.gemm.dequant import (
     FEW_ROWS,
     Factor,
-    Form,
     Problem,
+    Spec,
     Storage,
     config_for,
     dequant_gemm,
@@ -64,7 +64,7 @@ SCHEMES = {
 SWIGLU = "g=silu(acc0);u=add(acc1,x0);y=mul(g,u);ret y"
 
 
-def weights(problems, scheme, n, k, turned=False):
+def weights(problems, scheme, n, k, transposed=False):
     """Words, a scale and a zero of `[N, K]` weights."""
     shape = (n, k * scheme.bits // 8)
     if scheme.words.is_floating_point:
@@ -75,12 +75,12 @@ def weights(problems, scheme, n, k, turned=False):
     of = lambda: problems.tensor(n, groups, layout=problems.pick("dense", "turned", "slice"))  # noqa: E731
     scale = None if scheme.scale is None else (of().abs() + 0.5).to(scheme.scale)
     zero = None if scheme.zero is None else (of() * 3).abs().to(scheme.zero)
-    return b.t().contiguous().t() if turned else b, scale, zero
+    return b.t().contiguous().t() if transposed else b, scale, zero
 
 
-def arguments(problems, scheme, m, n, k, products=1, turned=False):
+def arguments(problems, scheme, m, n, k, products=1, transposed=False):
     """Of `dequant_gemm`, up to the auxiliary operands."""
-    stored = [weights(problems, scheme, n, k, turned) for _ in range(products)]
+    stored = [weights(problems, scheme, n, k, transposed) for _ in range(products)]
     bs, scales, zeros = ([x for x in xs if x is not None] for xs in zip(*stored, strict=True))
     a = problems.tensor(m, k, dtype=scheme.a) / 8
     return a, bs, scales, zeros, scheme.bits, scheme.high_first, scheme.offset
@@ -108,13 +108,13 @@ def test_random_problems(scheme, rounds, problems, check):
     for number in rounds(3):
         config = problems.pick(None, None, Config(8, 64, 64, 128, 2), Config(16, 64, 64, 128, 2, splits=3))
         m, n, k = problems.size(40), problems.size(90), unit * problems.size(400 // unit)
-        products, turned = problems.pick(1, 1, 2), problems.pick(False, False, True)
-        args = arguments(problems, scheme, m, n, k, products, turned)
+        products, transposed = problems.pick(1, 1, 2), problems.pick(False, False, True)
+        args = arguments(problems, scheme, m, n, k, products, transposed)
         row = problems.tensor(n, dtype=torch.float32)
         epilogue = ([row], "r", SWIGLU if products == 2 else "v=add(acc0,x0);ret v")
         got = dequant_gemm(*args, *epilogue, F64 if scheme.a == F64 else F32, config)
         want = exact(*args, [row.double()], *epilogue[1:])
-        check(got, want, f"{number}: {m}x{n}x{k}, {products} products, turned {turned}, {config}", scheme.a)
+        check(got, want, f"{number}: {m}x{n}x{k}, {products} products, turned {transposed}, {config}", scheme.a)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_aligned_rows(scheme, rounds, problems, check):
     """Bulk copies and wgmma on Hopper, which the ragged sizes of others refuse."""
     scheme = SCHEMES[scheme]
     for number in rounds(2):
-        cuts = Config(16, 64, 128, 128, 3), Config(32, 128, 64, 256, 2, splits=2), Config(128, 64, 64, 128, 2)
-        config = problems.pick(None, *cuts)
+        tilings = Config(16, 64, 128, 128, 3), Config(32, 128, 64, 256, 2, splits=2), Config(128, 64, 64, 128, 2)
+        config = problems.pick(None, *tilings)
         m, n, k = problems.size(70), problems.size(150), 128 * problems.pick(1, 3, 4, 8)
         args = arguments(problems, scheme, m, n, k)
         args = (args[0].contiguous(), *args[1:])
@@ -192,14 +192,14 @@ def test_many_products(products, kernels, engine, problems, check, monkeypatch):
     assert len(made) == kernels
 
 
-MACHINES = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (90, 132), (120, 170))]
+MACHINES = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (90, 132), (120, 170))]
 GROUPS = 0, 16, 32, 64, 128, 192, 1024
 
 
 def form_of(bits, group, products=1, words=torch.int32, dtype=torch.float16):
     scale = Factor(dtype, False)
     storage = Storage(words, False, bits, False, 8, (False,) * products, group, scale, None, True)
-    return Form(gemm_form.Form(dtype, dtype, False, (False,) * products, (), "", 8), storage, dtype)
+    return Spec(gemm_spec.Spec(dtype, dtype, False, (False,) * products, (), "", 8), storage, dtype)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: str(m.target))
@@ -207,8 +207,8 @@ def form_of(bits, group, products=1, words=torch.int32, dtype=torch.float16):
 def test_pieces_are_the_step(machine, bits):
     for m, group, products in itertools.product((1, 8, 16, 64, 65, 1024), GROUPS, (1, 2)):
         config = config_for(Problem(torch.float16, m, 16384, 16384, products, bits, group, True), machine)
-        form = form_of(bits, group, products, torch.int32 if bits == 4 else torch.uint8)
-        pieces, fields = form.pieces(config), form.storage.fields
+        spec = form_of(bits, group, products, torch.int32 if bits == 4 else torch.uint8)
+        pieces, fields = spec.pieces(config), spec.storage.fields
         columns = [c for p in pieces for c in range(p.start, p.start + p.width)]
         assert columns == list(range(config.block_k))
         words = [w for p in pieces for w in range(*p.of(config.block_k // fields, config.block_k).indices(10**6))]
@@ -217,8 +217,8 @@ def test_pieces_are_the_step(machine, bits):
             assert piece.width % 16 == 0 and piece.width % fields == 0
             assert piece.run == (piece.start + piece.width - 1) // piece.columns  # it lies in one run
             assert not group or piece.columns % group == 0 or group % piece.columns == 0
-            if form.scales_late(config):
-                assert piece.width == piece.columns and form.storage.groups(piece.columns) == 1
+            if spec.scales_late(config):
+                assert piece.width == piece.columns and spec.storage.groups(piece.columns) == 1
 
 
 def test_sums_are_scaled_where_there_is_room_for_them():
@@ -250,7 +250,7 @@ def test_zeros_of_a_byte_are_converted_once():
 
 
 CPU = Machine(Target("cpu"), 16)
-GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (90, 132), (120, 170))]
+GPUS = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (90, 132), (120, 170))]
 H200 = GPUS[1]
 LARGE = Problem(torch.bfloat16, 16, 16384, 16384, 1, 4, 128, True)
 
@@ -303,7 +303,7 @@ def test_few_rows_fill_the_machine():
     ):
         short = config_for(replace(LARGE, n=n, k=k), H200)
         assert (short.splits, short.cluster) == (splits, cluster), (n, k, short)
-        assert short.splits * -(-n // short.block_n) > 0.9 * H200.units
+        assert short.splits * -(-n // short.block_n) > 0.9 * H200.num_sms
         assert not config_for(replace(LARGE, n=n, k=k), GPUS[0]).cluster
     assert config_for(replace(LARGE, m=1), H200).block_m == 8
     assert config_for(replace(LARGE, m=FEW_ROWS), H200).block_m == FEW_ROWS

@@ -19,7 +19,7 @@ from torch_tile.kernels.gemm.gemm import (
     reference,
     tile_of,
 )
-from torch_tile.kernels.gemm.spec import Aux, Form
+from torch_tile.kernels.gemm.spec import Aux, Spec
 from torch_tile.kernels.gemm.tiling import Config
 
 
@@ -77,20 +77,20 @@ SMALL = Config(block_m=16, block_n=32, block_k=16)
 ADD_BIAS = "v=add(acc0,x0);ret v"
 TURNS = replace(SMALL, panel=2, blocks=3)
 UNEVEN = replace(TURNS, block_m=128, block_n=48)  # columns that a panel of them does not divide
-TURNED = replace(SMALL, turned=True, staged=True)
+TURNED = replace(SMALL, transposed=True, staged=True)
 CUTS = (
     SMALL,
     TURNS,
     UNEVEN,
     replace(SMALL, splits=3),
     TURNED,
-    replace(TURNS, turned=True),
+    replace(TURNS, transposed=True),
     replace(TURNED, staged=False, splits=3),
 )
 
 
-def random_operands(problems, form, batch, shared, m, n, k, layout):
-    dtype, _, _, kinds, count = FORMS[form]
+def random_operands(problems, spec, batch, shared, m, n, k, layout):
+    dtype, _, _, kinds, count = FORMS[spec]
     lead = () if batch is None else (batch,)
     a = problems.tensor(*lead, m, k, dtype=dtype, layout=layout)
     bs = [
@@ -104,9 +104,9 @@ def random_operands(problems, form, batch, shared, m, n, k, layout):
     return a, bs, [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_random_problems(form, rounds, problems, check):
-    dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
+@pytest.mark.parametrize("spec", FORMS)
+def test_random_problems(spec, rounds, problems, check):
+    dtype, out_dtype, epilogue, kinds, _ = FORMS[spec]
     for number in rounds(9):
         config = problems.pick(*CUTS) if number % 8 else None
         m, n, k = problems.size(50), problems.size(70), problems.size(90)
@@ -114,27 +114,27 @@ def test_random_problems(form, rounds, problems, check):
         layout = (
             problems.pick("dense", "turned", "slice", "gaps") if number % 8 == 0 else problems.pick("dense", "turned")
         )
-        a, bs, aux = random_operands(problems, form, batch, problems.pick(True, False), m, n, k, layout)
+        a, bs, aux = random_operands(problems, spec, batch, problems.pick(True, False), m, n, k, layout)
         got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config)
         wide = [[x.double() for x in xs] for xs in (bs, aux)]
         want = reference(a.double(), *wide, kinds, epilogue, torch.float64)
         assert got.dtype == out_dtype
-        check(got, want, f"{form} {batch}x{m}x{n}x{k} {layout} {config}", small(dtype))
+        check(got, want, f"{spec} {batch}x{m}x{n}x{k} {layout} {config}", small(dtype))
 
 
 @pytest.mark.parametrize("engine", ["interpreter", "threads"], indirect=True)
-@pytest.mark.parametrize("form", ["float16", "bfloat16", "swiglu"])
-def test_sums_of_clusters(form, engine, problems, check):
+@pytest.mark.parametrize("spec", ["float16", "bfloat16", "swiglu"])
+def test_sums_of_clusters(spec, engine, problems, check):
     """Blocks that share a sum over K add up the parts themselves."""
-    dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
+    dtype, out_dtype, epilogue, kinds, _ = FORMS[spec]
     for count in (2, 3, 8):
-        config = Config(16, 64, 32, 128, 2, splits=count, cluster=True, turned=problems.pick(False, True))
+        config = Config(16, 64, 32, 128, 2, splits=count, cluster=True, transposed=problems.pick(False, True))
         m, n, k, batch = problems.size(40), problems.size(150), problems.size(500), problems.pick(None, 2)
-        a, bs, aux = random_operands(problems, form, batch, True, m, n, k, problems.pick("dense", "turned"))
+        a, bs, aux = random_operands(problems, spec, batch, True, m, n, k, problems.pick("dense", "turned"))
         got = gemm(a, bs, aux, kinds, epilogue, out_dtype, config)
         wide = [[x.double() for x in xs] for xs in (bs, aux)]
         want = reference(a.double(), *wide, kinds, epilogue, torch.float64)
-        check(got, want, f"{form} {batch}x{m}x{n}x{k} {count}", small(dtype))
+        check(got, want, f"{spec} {batch}x{m}x{n}x{k} {count}", small(dtype))
 
 
 @pytest.mark.parametrize("name", sorted(epilogue_language.ARITY))
@@ -175,17 +175,17 @@ def test_empty_and_tiny(shape, splits, engine):
     torch.testing.assert_close(got, a @ b + row)
 
 
-@pytest.mark.parametrize("form", ["plain", "swiglu", "every_kind", "bfloat16"])
-def test_one_row(form, rounds, problems, check):
-    dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
+@pytest.mark.parametrize("spec", ["plain", "swiglu", "every_kind", "bfloat16"])
+def test_one_row(spec, rounds, problems, check):
+    dtype, out_dtype, epilogue, kinds, _ = FORMS[spec]
     for _ in rounds(5):
         n, k, batch = problems.size(70), problems.size(300), problems.pick(None, 3)
-        a, bs, aux = random_operands(problems, form, batch, False, 1, n, k, "turned")
+        a, bs, aux = random_operands(problems, spec, batch, False, 1, n, k, "turned")
         a = a.contiguous()
         got = gemm(a, bs, aux, kinds, epilogue, out_dtype)
         wide = [[x.double() for x in xs] for xs in (bs, aux)]
         check(
-            got, reference(a.double(), *wide, kinds, epilogue, torch.float64), f"{form} {batch}x1x{n}x{k}", small(dtype)
+            got, reference(a.double(), *wide, kinds, epilogue, torch.float64), f"{spec} {batch}x1x{n}x{k}", small(dtype)
         )
 
 
@@ -207,9 +207,9 @@ def test_every_tile_has_its_turn(rows, columns, panel):
 def test_tile_after_tile_on_hopper():
     """Copies run ahead into the next tile while results leave; every thread finds what it waits for."""
     config = Config(64, 128, 64, 128, 2, panel=2, staged=True, blocks=2)
-    form = Form(torch.float16, torch.float16, False, (True,), (Aux("r", torch.float16, True, True),), ADD_BIAS, 8)
-    kernel = persistent_matmul.on(Target("cuda", 90))(config, form)
-    assert not any(note.why_not for note in kernel.build.notes), kernel.schedule
+    spec = Spec(torch.float16, torch.float16, False, (True,), (Aux("r", torch.float16, True, True),), ADD_BIAS, 8)
+    kernel = persistent_matmul.on(Target("cuda", 90))(config, spec)
+    assert not any(note.why_not for note in kernel.build.remarks), kernel.schedule
     assert kernel.source.count("bulk_wait<1, true>") == 2  # a store is waited for when its buffer is written again
     a, b, bias = (torch.randn(s).half() for s in ((2, 72, 136), (2, 136, 136), (136,)))
     out = torch.full((2, 72, 136), float("nan")).half()
@@ -222,20 +222,20 @@ def test_tile_after_tile_on_hopper():
 @pytest.mark.parametrize(
     "config, function",
     [
-        (Config(24, 64, 64, 128, 2, panel=2, staged=True, turned=True), matmul),
-        (Config(80, 128, 64, 256, 2, panel=2, staged=True, blocks=2, turned=True), persistent_matmul),
-        (Config(8, 64, 64, 128, 2, splits=4, cluster=True, turned=True), cluster_matmul),
+        (Config(24, 64, 64, 128, 2, panel=2, staged=True, transposed=True), matmul),
+        (Config(80, 128, 64, 256, 2, panel=2, staged=True, blocks=2, transposed=True), persistent_matmul),
+        (Config(8, 64, 64, 128, 2, splits=4, cluster=True, transposed=True), cluster_matmul),
     ],
     ids=["a tile each", "tile after tile", "cluster"],
 )
 def test_turned_on_hopper(config, function, stored, problems, check):
     """Rows that wgmma has no 64 of are its columns; what of the last tile is past the end stays away."""
     bias = Aux("r", torch.bfloat16, True, True)
-    form = Form(
+    spec = Spec(
         torch.bfloat16, torch.bfloat16, False, (stored == "nxk",) * 2, (bias,), "v=mul(acc0,acc1);w=add(v,x0);ret w", 8
     )
-    kernel = function.on(Target("cuda", 90))(config, form)
-    assert "wgmma" in kernel.source and not any(note.why_not for note in kernel.build.notes), kernel.schedule
+    kernel = function.on(Target("cuda", 90))(config, spec)
+    assert "wgmma" in kernel.source and not any(note.why_not for note in kernel.build.remarks), kernel.schedule
     m, n, k = problems.size(100), 8 * problems.size(30), 8 * problems.size(40)
     shapes = (2, m, k), (n,), *[(2, n, k) if stored == "nxk" else (2, k, n)] * 2
     a, x, *bs = (problems.tensor(*shape, dtype=torch.bfloat16, layout="dense") for shape in shapes)

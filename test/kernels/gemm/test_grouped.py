@@ -27,13 +27,13 @@ CUTS = (
     TURNS,
     replace(SMALL, staged=True, panel=2),
     replace(TURNS, block_m=128, block_n=48),
-    replace(SMALL, turned=True, staged=True),
-    replace(TURNS, turned=True),
+    replace(SMALL, transposed=True, staged=True),
+    replace(TURNS, transposed=True),
 )
 ALIGNED = (
     Config(64, 64, 64, 128, 3, panel=2, staged=True),
     Config(128, 128, 64, 256, 2, panel=2, staged=True, blocks=3),
-    Config(16, 64, 64, 128, 3, staged=True, turned=True),
+    Config(16, 64, 64, 128, 3, staged=True, transposed=True),
     Config(16, 64, 64, 128, 2),
 )
 
@@ -51,13 +51,13 @@ def exact(a, bs, offsets, aux, *rest):
     return by_rows.reference(a.double(), wide[0], offsets, wide[1], *rest, F64)
 
 
-def operands(problems, form, groups, m, n, k, layout=None):
-    dtype, _, _, kinds, count = FORMS[form]
+def operands(problems, spec, groups, m, n, k, layout=None):
+    dtype, _, _, kinds, count = FORMS[spec]
     a = problems.tensor(m, k, dtype=dtype, layout=layout)
     bs = [problems.tensor(groups, k, n, dtype=dtype, layout=layout or "turned") for _ in range(count)]
     shapes = {"t": (m, n), "r": (n,), "c": (m, 1), "s": (1,)}
     aux = [problems.tensor(*shapes[kind], dtype=dtype) for kind in kinds]
-    if form == "masked":
+    if spec == "masked":
         aux[0] = aux[0] > 0
     return a, bs, ends(problems, groups, m), [x + 3 if kind == "s" else x for x, kind in zip(aux, kinds, strict=True)]
 
@@ -78,19 +78,19 @@ def test_each_group_has_its_matrix():
     torch.testing.assert_close(got, torch.stack(want))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_random_problems(form, rounds, problems, check):
-    dtype, out_dtype, epilogue, kinds, _ = FORMS[form]
+@pytest.mark.parametrize("spec", FORMS)
+def test_random_problems(spec, rounds, problems, check):
+    dtype, out_dtype, epilogue, kinds, _ = FORMS[spec]
     for number in rounds(8):
         config = problems.pick(*CUTS) if number % 4 else None
         groups, m, n, k = problems.size(9), problems.size(90), problems.size(70), problems.size(90)
-        args = operands(problems, form, groups, m, n, k, None if number % 4 else problems.pick("slice", "gaps"))
+        args = operands(problems, spec, groups, m, n, k, None if number % 4 else problems.pick("slice", "gaps"))
         got = by_rows.grouped_gemm(*args, kinds, epilogue, out_dtype, config)
         assert got.dtype == out_dtype
         check(
             got,
             exact(*args, kinds, epilogue),
-            f"{form} {args[2].tolist()} {m}x{n}x{k} {config}",
+            f"{spec} {args[2].tolist()} {m}x{n}x{k} {config}",
             small(dtype),
             own=True,
         )
@@ -128,7 +128,7 @@ def test_offsets_that_make_no_sense_reach_nothing_else(engine, problems):
 
 def test_without_a_cut_it_is_plain_torch(monkeypatch, problems, check):
     """With every kind of operand as it was given."""
-    monkeypatch.setattr(by_rows, "cut_for", lambda problem, machine: None)
+    monkeypatch.setattr(by_rows, "tiling_for", lambda problem, machine: None)
     args = operands(problems, "every_kind", 3, 40, 24, 9)
     _, out_dtype, epilogue, kinds, _ = FORMS["every_kind"]
     got = by_rows.grouped_gemm(*args, kinds, epilogue, out_dtype)
@@ -148,9 +148,9 @@ def test_nothing_to_multiply(engine, problems):
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, F64], ids=str)
 def test_products_over_rows(dtype, rounds, problems, check):
-    cuts = (None, SMALL, TURNS, replace(SMALL, staged=True), Config(64, 64, 32, 128, 2, staged=True))
+    tilings = (None, SMALL, TURNS, replace(SMALL, staged=True), Config(64, 64, 32, 128, 2, staged=True))
     for number in rounds(6):
-        config = cuts[number % 5]
+        config = tilings[number % 5]
         groups, rows, m, n = problems.size(7), problems.size(150), problems.size(70), problems.size(90)
         a, b = (problems.tensor(rows, columns, dtype=dtype) for columns in (m, n))
         offsets = ends(problems, groups, rows)
@@ -176,11 +176,11 @@ def test_aligned_products_over_rows(rounds, problems, check):
 def test_cuts_are_of_groups_not_of_all_rows():
     """Tiles as high as groups are, a shared sum never, and on Hopper blocks that take tile after tile."""
     hopper = Machine(Target("cuda", 90), 132)
-    cut = lambda groups, rows: by_rows.cut_for(Problem(BF16, groups, rows, 4096, 4096, 2, False, True), hopper)  # noqa: E731
+    cut = lambda groups, rows: by_rows.tiling_for(Problem(BF16, groups, rows, 4096, 4096, 2, False, True), hopper)  # noqa: E731
     few, some, many = cut(128, 256), cut(128, 128 * 30), cut(8, 8 * 2048)
     assert few.block_m == 16 and some.block_m == 48 and many.block_m == 128 and many.blocks == 132
     assert cut(128, 40).splits == 1  # fewer rows than groups
     # Half a tile of each group is empty, so tiles are lower than those of as many rows in a batch.
     cpu, problem = Machine(Target("cpu"), 2), Problem(BF16, 16, 16 * 128, 1024, 1024)
-    assert by_rows.cut_for(problem, cpu).block_m < config_for(replace(problem, m=128), cpu).block_m
-    assert by_rows.cut_for(Problem(torch.float32, 4, 20, 64, 8192), Machine(Target("cpu"), 64)).splits == 1
+    assert by_rows.tiling_for(problem, cpu).block_m < config_for(replace(problem, m=128), cpu).block_m
+    assert by_rows.tiling_for(Problem(torch.float32, 4, 20, 64, 8192), Machine(Target("cpu"), 64)).splits == 1

@@ -18,7 +18,7 @@ from torch_tile.kernels.gemm.tiling import (
 )
 
 CPU = Machine(Target("cpu"), 16)
-GPUS = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
+GPUS = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (89, 142), (90, 132), (120, 170))]
 SIZES = [(1, 64, 4096), (8, 8, 100_000), (1024, 1024, 1024), (1, 1, 1), (8192, 8192, 8192), (100, 50_000, 64)]
 
 
@@ -87,7 +87,9 @@ def test_hopper_takes_tile_after_tile(products):
 
 
 def test_tiles_fill_the_last_turn():
-    """One turn of 128 large tiles, two of them, and where many turns make all tiles alike those that reuse most."""
+    """One turn of 128 large tiles, two of them, and where many iterations make all tiles alike those that reuse
+    most.
+    """
     h200 = GPUS[2]
 
     def tile(m, n, k):
@@ -102,10 +104,10 @@ def test_panels_of_a_tile():
     """Two buffers in turns; widths divide the tile, and a turned one is a panel by itself."""
     assert panels_of(Config(128, 192), 2) == (64, [(0, 0), (64, 1), (128, 0)])
     assert panels_of(Config(192, 48), 2) == (16, [(0, 0), (16, 1), (32, 0)])
-    assert panels_of(Config(16, 256, turned=True), 2) == (256, [(0, 0)])
+    assert panels_of(Config(16, 256, transposed=True), 2) == (256, [(0, 0)])
 
 
-GPUS_few_rows = [Machine(Target("cuda", c), units) for c, units in ((80, 108), (89, 142), (90, 132), (120, 170))]
+GPUS_few_rows = [Machine(Target("cuda", c), num_sms) for c, num_sms in ((80, 108), (89, 142), (90, 132), (120, 170))]
 
 
 def test_blocks_fill_the_machine():
@@ -119,7 +121,7 @@ def test_blocks_fill_the_machine():
         config = config_for(problem, h200)
         found = config.block_m, config.block_n, config.splits, config.cluster
         assert found == (rows, columns, splits, cluster), (m, n, k, config)
-        assert not config.turned and not config_for(problem, a100).cluster
+        assert not config.transposed and not config_for(problem, a100).cluster
 
 
 @pytest.mark.parametrize("products", [1, 2])
@@ -138,15 +140,15 @@ def test_rows_that_wgmma_has_no_64_of_are_its_columns(products):
         problem = Problem(torch.bfloat16, 1, m, n, k, products, aligned=True)
         config = config_for(problem, h200)
         if products == 1 or rows * columns <= 64 * 128:
-            found = config.block_m, config.block_n, config.splits, config.cluster, config.turned
+            found = config.block_m, config.block_n, config.splits, config.cluster, config.transposed
             assert found == (rows, columns, splits, splits > 1, True), (problem, config)
         leaving = config.block_m * config.block_n * 2 if config.staged else 0
         assert config.stages >= 3 and config.stages * stage_bytes(config, problem) + leaving < h200.target.shared_limit
         for other in (GPUS_few_rows[0], GPUS_few_rows[3]):
-            assert not config_for(problem, other).turned
+            assert not config_for(problem, other).transposed
         for change in ({"aligned": False}, {"dtype": torch.float32}, {"m": 129}, {"k": 512}):
             unfit = replace(problem, **change)
-            assert not config_for(unfit, h200).turned
+            assert not config_for(unfit, h200).transposed
 
 
 def test_other_tiles_stay_where_they_were_faster():
@@ -155,7 +157,7 @@ def test_other_tiles_stay_where_they_were_faster():
         (16, 8192, 8192), (8, 28672, 4096), (48, 4608, 1536), (64, 4096, 14336), (64, 2048, 2048), (96, 2048, 2048),
         (96, 1536, 1536), (128, 3584, 18944), (128, 6144, 4096),
     ):  # fmt: skip
-        assert not config_for(Problem(torch.bfloat16, 1, m, n, k, aligned=True), h200).turned
+        assert not config_for(Problem(torch.bfloat16, 1, m, n, k, aligned=True), h200).transposed
 
 
 def test_a_row_goes_by_tensor_cores_where_that_was_faster():

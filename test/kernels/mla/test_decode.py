@@ -9,7 +9,7 @@ from torch_tile.hardware import Target
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.mla.decode import flash_mla, mla_decode, reference
-from torch_tile.kernels.mla.spec import Config, Form, Problem, config_for
+from torch_tile.kernels.mla.spec import Config, Problem, Spec, config_for
 
 
 def by_hand(q, q_pe, kv, k_pe, block_table, seq_lens, scale):
@@ -105,9 +105,9 @@ SMALL = Config(block_h=16, block_kv=32)
 CONFIGS = (SMALL, replace(SMALL, split=True), replace(SMALL, block_kv=16))
 
 
-def random_cache(problems, form):
+def random_cache(problems, spec):
     """Caches that hold NaN past each sequence's end, and in pages that no sequence uses."""
-    dtype, latent, rotary, paged = FORMS[form]
+    dtype, latent, rotary, paged = FORMS[spec]
     batch, q_len, heads = problems.pick(1, 2), problems.pick(1, 1, 2, 5), problems.pick(1, 3, 9)
     q, q_pe = (problems.reordered(batch, q_len, heads, n, dtype=dtype) for n in (latent, rotary))
     if not paged:
@@ -131,11 +131,11 @@ def random_cache(problems, form):
     return q, q_pe, kv, k_pe, table, seq_lens
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_random_problems(form, rounds, problems, check):
-    dtype = FORMS[form][0]
+@pytest.mark.parametrize("spec", FORMS)
+def test_random_problems(spec, rounds, problems, check):
+    dtype = FORMS[spec][0]
     for number in rounds(10):
-        q, q_pe, kv, k_pe, table, seq_lens = random_cache(problems, form)
+        q, q_pe, kv, k_pe, table, seq_lens = random_cache(problems, spec)
         if table is None and problems.pick(True, False):
             seq_lens, kv, k_pe = None, kv.nan_to_num(), k_pe.nan_to_num()
         scale, splits = problems.pick(None, 0.2, -0.2), problems.pick(0, 1, 2, 5)
@@ -145,19 +145,19 @@ def test_random_problems(form, rounds, problems, check):
         want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), table, seq_lens, scale)
         assert got[0].dtype == dtype
         for name, a, b in zip(("out", "lse"), got, want, strict=True):
-            what = f"{name} of {form} {tuple(q.shape)} {tuple(kv.shape)} {seq_lens} {splits}"
+            what = f"{name} of {spec} {tuple(q.shape)} {tuple(kv.shape)} {seq_lens} {splits}"
             check(a, b, what, dtype, empty_beside(q, q.shape[3]) if name == "out" else None)
 
 
-@pytest.mark.parametrize("form", ["paged", "float16_paged"])
-def test_one_stage(form, engine, problems, check):
+@pytest.mark.parametrize("spec", ["paged", "float16_paged"])
+def test_one_stage(spec, engine, problems, check):
     """Tiles that are not copied ahead, over pages in whose rows loads are wide."""
-    q, q_pe, kv, k_pe, table, seq_lens = random_cache(problems, form)
+    q, q_pe, kv, k_pe, table, seq_lens = random_cache(problems, spec)
     q, q_pe = q.contiguous(), q_pe.contiguous()
     got = mla_decode(q, q_pe, kv, k_pe, table, seq_lens, config=replace(SMALL, stages=1))
     want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), table, seq_lens)
     for name, a, b in zip(("out", "lse"), got, want, strict=True):
-        check(a, b, f"{name} of {form} {tuple(q.shape)} {tuple(kv.shape)} {seq_lens}", FORMS[form][0])
+        check(a, b, f"{name} of {spec} {tuple(q.shape)} {tuple(kv.shape)} {seq_lens}", FORMS[spec][0])
 
 
 def test_the_size_of_deepseek(problems, check):
@@ -193,16 +193,16 @@ def test_scores_that_grow_along_the_sequence(slope, engine, check):
 
 def test_latents_too_wide_for_hoppers_tiles(problems, check):
     """What runs there runs on other GPUs, too: fewer rows to a block, thread by thread."""
-    form = Form(torch.float16, 1024, 64, False, False, True, 8)
-    config = config_for(form, Problem(1, 32, 50), Machine(Target("cuda", 90), 132))
-    kernel = flash_mla.on(Target("cuda", 90))(config, form)
+    spec = Spec(torch.float16, 1024, 64, False, False, True, 8)
+    config = config_for(spec, Problem(1, 32, 50), Machine(Target("cuda", 90), 132))
+    kernel = flash_mla.on(Target("cuda", 90))(config, spec)
     shapes = ((1, n, d) for n in (32, 50) for d in (1024, 64))
-    q, q_pe, kv, k_pe = (problems.tensor(*shape, dtype=form.dtype, layout="dense") for shape in shapes)
+    q, q_pe, kv, k_pe = (problems.tensor(*shape, dtype=spec.dtype, layout="dense") for shape in shapes)
     out, lse = torch.full((1, 32, 1024), math.nan).half(), torch.full((1, 1, 32), math.nan)
     length = torch.tensor([47], dtype=torch.int32)
     done = kernel.interpret(q, q_pe, kv, k_pe, length, out, lse, 0.03)
     assert not done.found, done
     want = reference(*(x.double() for x in (q[:, None], q_pe[:, None], kv, k_pe)), None, length, 0.03)
-    check(out[:, None], want[0], "out", form.dtype)
-    check(lse, want[1], "lse", form.dtype)
+    check(out[:, None], want[0], "out", spec.dtype)
+    check(lse, want[1], "lse", spec.dtype)
     assert not any(r.spills for r in kernel.resources.values())

@@ -11,9 +11,9 @@ from torch_tile.compiler.context import Build
 from torch_tile.hardware import Target
 from torch_tile.kernels.attention.arguments import empty_beside
 from torch_tile.kernels.mla.decode import mla_decode, reference
-from torch_tile.kernels.mla.hopper import flash_mla_by_turns
+from torch_tile.kernels.mla.hopper import flash_mla_hopper
 from torch_tile.kernels.mla.scheduler import reference as planned
-from torch_tile.kernels.mla.spec import HOPPER, Form
+from torch_tile.kernels.mla.spec import HOPPER, Spec
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.mutation import removals
@@ -47,10 +47,10 @@ def paged_cache(problems, batch, length, lengths, latent, dtype):
 
 
 @in_threads
-@pytest.mark.parametrize("form", FORMS)
-def test_random_problems(form, engine, problems, check):
+@pytest.mark.parametrize("spec", FORMS)
+def test_random_problems(spec, engine, problems, check):
     """Odd lengths, empty sequences, NaN behind them, several queries that see each other's past, shares."""
-    dtype, latent, paged = FORMS[form]
+    dtype, latent, paged = FORMS[spec]
     batch, q_len, heads = problems.pick(1, 2), problems.pick(1, 1, 3), problems.pick(20, 64, 70)
     q, q_pe = (problems.tensor(batch, q_len, heads, n, dtype=dtype, layout="dense") for n in (latent, 64))
     length, table = problems.size(330), None
@@ -69,7 +69,7 @@ def test_random_problems(form, engine, problems, check):
     got = mla_decode(q, q_pe, kv, k_pe, table, lengths, scale, splits, config=config)
     want = reference(*(x.double() for x in (q, q_pe, kv, k_pe)), table, lengths, scale)
     for name, a, b in zip(("out", "lse"), got, want, strict=True):
-        what = f"{name} of {form} {tuple(q.shape)} {tuple(kv.shape)} {lengths} {splits} {scale}"
+        what = f"{name} of {spec} {tuple(q.shape)} {tuple(kv.shape)} {lengths} {splits} {scale}"
         check(a, b, what, dtype, empty_beside(q, latent) if name == "out" else None)
 
 
@@ -106,13 +106,13 @@ def test_scores_that_grow_along_the_sequence(slope, engine, check):
         check(a, b, f"{name} of slope {slope}", torch.float16)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_assembler_has_nothing_to_say(form):
-    """Products wait for nothing but what the kernel says (C75xx advice tells of others), and no register is spilt."""
-    dtype, latent, paged = FORMS[form]
+@pytest.mark.parametrize("spec", FORMS)
+def test_the_assembler_has_nothing_to_say(spec):
+    """Products wait for nothing but what the kernel says (C75xx advice tells of others), and no register is spilled."""
+    dtype, latent, paged = FORMS[spec]
     for case in ({"whole": True}, {}, {"split": True}, {"folded": False}, {"scheduled": True}):
-        made = Form(dtype, latent, 64, paged, False, case.pop("folded", True), 8, case.pop("whole", False))
-        kernel = flash_mla_by_turns.on(Target("cuda", 90))(replace(TURNS, **case), made)
+        made = Spec(dtype, latent, 64, paged, False, case.pop("folded", True), 8, case.pop("whole", False))
+        kernel = flash_mla_hopper.on(Target("cuda", 90))(replace(TURNS, **case), made)
         assert not kernel.cubin.warnings
         assert not any(r.spills for r in kernel.resources.values()), (made, case)
 
@@ -120,8 +120,8 @@ def test_the_assembler_has_nothing_to_say(form):
 @pytest.mark.slow
 def test_each_wait_and_arrival_is_needed():
     """Only the last pair lets left halves go for nobody; what the compiler adds is tested elsewhere."""
-    form = Form(torch.float16, 128, 64, False, False, True, 8, False)
-    kernel = flash_mla_by_turns.on(Target("cuda", 90))(TURNS, form)
+    spec = Spec(torch.float16, 128, 64, False, False, True, 8, False)
+    kernel = flash_mla_hopper.on(Target("cuda", 90))(TURNS, spec)
     length = torch.tensor([443], dtype=torch.int32)
     q, q_pe, kv, k_pe = (torch.randn(1, n, d).half() for n, d in ((64, 128), (64, 64), (480, 128), (480, 64)))
     kv[:, 443:], k_pe[:, 443:] = math.nan, math.nan

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch_tile.hardware import Target
 from torch_tile.ir.buffer import Buffer
 from torch_tile.kernels.common import Machine
-from torch_tile.kernels.norm.fused import FusedForm, Operand, fused_norm, fused_norm_rows, reference
+from torch_tile.kernels.norm.fused import FusedSpec, Operand, fused_norm, fused_norm_rows, reference
 from torch_tile.kernels.norm.tiling import Config, config_for
 
 MODULATE = "v0=add(x0,1.0);v1=mul(acc0,v0);v2=add(v1,x1);ret v2"
@@ -71,7 +71,7 @@ def test_rows_that_begin_anywhere_have_operands_that_do():
     machine = Machine(Target("cuda", 90), 132)
     half = torch.float16
     aux = tuple(Operand(kind, half, False) for kind in "gggt")
-    form = FusedForm(half, half, aux, GATE, MODULATE, True, True)
-    kernel = machine.kernel(fused_norm_rows)(config_for(8, 1, machine), form)
+    spec = FusedSpec(half, half, aux, GATE, MODULATE, True, True)
+    kernel = machine.kernel(fused_norm_rows)(config_for(8, 1, machine), spec)
     asked = {b.name: kernel.launcher.alignments[id(b)] for b in kernel.program.params if isinstance(b, Buffer)}
     assert len(asked) == 7 and set(asked.values()) == {2}

@@ -9,7 +9,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.norm.norm import (
     Config,
-    RmsForm,
+    RmsSpec,
     layer_norm,
     layer_norm_reference,
     layer_norm_rows,
@@ -86,9 +86,9 @@ def random_rows(problems, dtype):
     return problems.tensor(*lead, problems.size(120), dtype=dtype)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_random_rms_norms(form, rounds, problems, check):
-    dtype, weight_dtype, residual, activation, offset, cast_first = FORMS[form]
+@pytest.mark.parametrize("spec", FORMS)
+def test_random_rms_norms(spec, rounds, problems, check):
+    dtype, weight_dtype, residual, activation, offset, cast_first = FORMS[spec]
     for _ in rounds(9):
         x = random_rows(problems, dtype) * problems.pick(0.1, 1, 100)
         weight = problems.tensor(x.shape[-1], dtype=weight_dtype) if weight_dtype else None
@@ -97,7 +97,7 @@ def test_random_rms_norms(form, rounds, problems, check):
         got = rms_norm(x, weight, other, *options, problems.pick(WHOLE, PIECES, None))
         want = rms_norm_reference(*(None if t is None else t.double() for t in (x, weight, other)), *options)
         rounded = rms_norm_reference(x, weight, other, *options)
-        what = f"{form} {tuple(x.shape)} {x.stride()}"
+        what = f"{spec} {tuple(x.shape)} {x.stride()}"
         for a, b, c in zip(got, want, rounded, strict=True):
             if a is None:
                 assert b is None
@@ -145,9 +145,9 @@ def test_rows_that_begin_anywhere_have_weights_that_do(n):
     machine = Machine(Target("cuda", 90), 132)
     config = config_for(n, 1, machine)
     assert config.lanes == 1  # a thread has neighbours, and could read two of a weight at once
-    form = RmsForm(torch.float16, torch.float16, True, "none", True, False)
+    spec = RmsSpec(torch.float16, torch.float16, True, "none", True, False)
     kernels = (
-        machine.kernel(rms_norm_rows)(config, form),
+        machine.kernel(rms_norm_rows)(config, spec),
         machine.kernel(layer_norm_rows)(config, *[torch.float16] * 3),
     )
     for kernel in kernels:

@@ -60,7 +60,7 @@ FALLING = [
 ]
 
 
-def turns(condition: Callable[[Expr], Expr], value: int, named: bool) -> list[int]:
+def iterations(condition: Callable[[Expr], Expr], value: int, named: bool) -> list[int]:
     """When the condition holds."""
     return [
         k for k in range(-99, 99) if evaluate(condition(const(8 - k if named else k, int32)), {limit: value})
@@ -78,7 +78,7 @@ def test_where(rises: bool, number: int, named: bool, seed: int) -> None:
     assert (end is None) == (rises != named) and (begin is None) != (end is None)
     near = [m + d for k in range(9) for m in (k * 64, k * 48 + 5) for d in (-1, 0, 1)]
     for value in [*near, *random.Random(seed).choices(range(-600, 1200), k=30)]:
-        holds = turns(condition, value, named)
+        holds = iterations(condition, value, named)
         if begin is not None:
             assert evaluate(begin, {limit: value}) == min(holds, default=99), value
         else:

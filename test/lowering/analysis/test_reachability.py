@@ -132,7 +132,7 @@ def loops(*extents):
     path, ranges, variables = Path(), Ranges(), []
     for n, extent in enumerate(extents):
         variables.append(Var(f"i{n}", dt.int32, "loop"))
-        path, ranges = path.turns(variables[-1], 0, extent), ranges.loop(variables[-1], 0, extent)
+        path, ranges = path.iterations(variables[-1], 0, extent), ranges.loop(variables[-1], 0, extent)
     return path, ranges, *variables
 
 
@@ -150,8 +150,8 @@ def test_ends_of_wide_ranges_are_tried_as_conditions_narrow_them():
 def test_each_value_of_narrow_ranges_is_tried():
     path, ranges, i, _ = loops(16, 4 * BUDGET)
     assert path.where(i * 5 % 16 == 3, (i,), ranges) == ([7], {"i0": 7})
-    assert path.turns(Var("k"), 0, i).where(i < 1, (i,), ranges) is None  # a loop inside has no turn then
-    assert path.turns(Var("k"), 0, i).where(i < 2, (i,), ranges) == ([1], {"i0": 1})
+    assert path.iterations(Var("k"), 0, i).where(i < 1, (i,), ranges) is None  # a loop inside has no turn then
+    assert path.iterations(Var("k"), 0, i).where(i < 2, (i,), ranges) == ([1], {"i0": 1})
     twice = Var("twice")
     assert path.define(twice, i * 2).where(twice >= 30, (twice + 1,), ranges) == ([31], {"i0": 15})
 
@@ -159,7 +159,7 @@ def test_each_value_of_narrow_ranges_is_tried():
 def test_of_what_sizes_end_the_first_turn_is_known():
     n, k, extra = Var("n", dt.int32, "dim"), Var("k", dt.int32, "loop"), Var("j", dt.int32, "loop")
     path, ranges, i = loops(4)
-    assert path.turns(k, 2, n).where(k + i >= 5, (k,), ranges) == ([2], {"i0": 3, "k": 2})
-    for lost in (path.turns(k, n, 9), path.turns(k, 0, n * i), path.turns(k, i, n), path.under(i < n)):
-        assert lost.steps is None and lost.turns(extra, 0, 9).where(extra > 3, (extra,), ranges) is None
+    assert path.iterations(k, 2, n).where(k + i >= 5, (k,), ranges) == ([2], {"i0": 3, "k": 2})
+    for lost in (path.iterations(k, n, 9), path.iterations(k, 0, n * i), path.iterations(k, i, n), path.under(i < n)):
+        assert lost.steps is None and lost.iterations(extra, 0, 9).where(extra > 3, (extra,), ranges) is None
     assert path.define(extra, n + 1).where(extra + i > 2, (i,), ranges) is None

@@ -8,7 +8,7 @@ from torch_tile.compiler.context import Build
 from torch_tile.diagnostics.errors import TileError
 from torch_tile.hardware import Target
 from torch_tile.lowering.common.check import check_kernel, check_limits
-from torch_tile.lowering.hopper.warp_specialize import split_warps
+from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 
 
 def lines(kernel):
@@ -319,5 +319,5 @@ def test_copiers_are_not_added_beyond_the_limit():
             T.copy(c, C)
 
     made = build()
-    assert split_warps(kernel.program, made) is kernel.program
-    assert [note.why_not for note in made.notes] == ["a block has at most 1024 threads, and 1024 of them multiply"]
+    assert specialize_warps(kernel.program, made) is kernel.program
+    assert [note.why_not for note in made.remarks] == ["a block has at most 1024 threads, and 1024 of them multiply"]

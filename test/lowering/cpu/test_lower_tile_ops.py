@@ -10,7 +10,7 @@ from torch_tile.diagnostics.errors import TileError
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import For, Stmt
 from torch_tile.lowering.common.simplify import simplify_program
-from torch_tile.lowering.cpu.lower_tile_ops import lower_tile_ops, read_in_place, split_parallel
+from torch_tile.lowering.cpu.lower_tile_ops import elide_staging, lower_tile_ops, split_parallel
 
 
 def lowered(program):
@@ -283,7 +283,7 @@ def test_what_lies_inside_is_read_in_place():
             T.gemm(left, right, sums)
             T.copy(sums, out)
 
-    assert "T.gemm(left, b, sums)" in repr(read_in_place(before.program))
+    assert "T.gemm(left, b, sums)" in repr(elide_staging(before.program))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -308,12 +308,12 @@ def test_edges_are_zeros(dtype, turned, seed):
 
 def test_rows_that_are_not_packed_are_copied(keeps):
     """float32 in the order of the micro-kernel: a tile has its rows close together."""
-    keeps(read_in_place, product(64, 64, "float32", turned=False))
+    keeps(elide_staging, product(64, 64, "float32", turned=False))
 
 
 def test_strided_elements_are_copied(keeps):
     n, k = T.dynamic("n, k")
-    keeps(read_in_place, product(n, k, b_type=T.StridedTensor((n, k), (1, T.dynamic("s")), "bfloat16")))
+    keeps(elide_staging, product(n, k, b_type=T.StridedTensor((n, k), (1, T.dynamic("s")), "bfloat16")))
 
 
 def test_what_is_read_twice_or_written_is_copied(keeps):
@@ -334,7 +334,7 @@ def test_what_is_read_twice_or_written_is_copied(keeps):
 
         return kernel
 
-    keeps(read_in_place, kernel(True, False))
-    keeps(read_in_place, kernel(False, True))
-    text = repr(read_in_place(kernel(False, False).program))
+    keeps(elide_staging, kernel(True, False))
+    keeps(elide_staging, kernel(False, True))
+    text = repr(elide_staging(kernel(False, False).program))
     assert "T.gemm(left, b, sums)" in text

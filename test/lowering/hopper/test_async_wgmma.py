@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products that stay under way: what loops become. That values stay as they are is shown in test_split_warps.py."""
+"""Products that stay in flight: what loops become. That values stay as they are is shown in test_split_warps.py."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch_tile.hardware import Target
 from torch_tile.ir.expr import Address
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Do, For, If
-from torch_tile.lowering.hopper.async_wgmma import async_products
-from torch_tile.lowering.hopper.peel_causal import peel_branches
-from torch_tile.lowering.hopper.warp_specialize import split_warps
+from torch_tile.lowering.hopper.async_wgmma import async_wgmma
+from torch_tile.lowering.hopper.peel_causal import peel_causal
+from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.fill import Fill
 from torch_tile.tileop.gemm.op import Gemm
 from torch_tile.tileop.gemm.wgmma import WgmmaResults
@@ -42,7 +42,7 @@ def product(stages=3, dtype="float16", total="float32", target="cuda:sm_90a"):
             T.copy(c, C[by * 64, bx * 64])
 
     build = Build(Target.of(target))
-    return async_products(split_warps(kernel.program, build), build)
+    return async_wgmma(specialize_warps(kernel.program, build), build)
 
 
 def waits(program) -> list[int]:
@@ -54,7 +54,7 @@ def test_a_turn_stays_under_way() -> None:
 
 
 def test_not_if_its_tiles_have_one_stage() -> None:
-    """The copier would wait for a turn that waits for the copier."""
+    """The producer would wait for a turn that waits for the producer."""
     assert waits(product(stages=1)) == [0]
 
 
@@ -93,7 +93,7 @@ def two_parts(stages):
             T.copy(o, O[bx * 64, 0])
 
     build = Build(Target.of("cuda:sm_90a"))
-    return async_products(split_warps(kernel.program, build), build)
+    return async_wgmma(specialize_warps(kernel.program, build), build)
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -102,15 +102,15 @@ def test_tiles_are_kept_while_products_that_read_them_are_under_way(stages: int)
     assert -1 in waits(program)
     loop = next(n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
     order = [s.B.buffer.name for s in loop.body.stmts if isinstance(s, Gemm)]
-    started: list[str] = []  # tiles that products under way read
+    started: list[str] = []  # tiles that products in flight read
     for one in loop.body.stmts:
         if isinstance(one, Gemm):
             started.append(one.B.buffer.name)
         elif isinstance(one, Do) and one.call.name == "wgmma_wait":
             started = order[len(order) - one.call.options[0] :]
         elif isinstance(one, If):
-            (let_go,) = {n.buffer.name for n in walk(one) if isinstance(n, Address)}
-            assert let_go.removesuffix("_empty") not in started
+            (release,) = {n.buffer.name for n in walk(one) if isinstance(n, Address)}
+            assert release.removesuffix("_empty") not in started
 
 
 def one_tile(stages, threads=128):
@@ -133,7 +133,7 @@ def one_tile(stages, threads=128):
             T.copy(o, O[bx * 64, 0])
 
     build = Build(Target.of("cuda:sm_90a"))
-    return async_products(split_warps(kernel.program, build), build)
+    return async_wgmma(specialize_warps(kernel.program, build), build)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -173,12 +173,12 @@ def in_a_row(seen=None):
                 T.gemm(p, right, sums[1])
 
     build = Build(Target.of("cuda:sm_90a"))
-    program = peel_branches(async_products(split_warps(kernel.program, build), build), build)
+    program = peel_causal(async_wgmma(specialize_warps(kernel.program, build), build), build)
     return [n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts)]
 
 
 def test_products_in_a_row_are_under_way_together() -> None:
-    """The assembler's queue is not empty between them, and each tile is let go once those that read it are done."""
+    """The assembler's queue is not empty between them, and each tile is released once those that read it are done."""
     (loop,) = in_a_row()
     found: list[str] = []
     for one in loop.body.stmts:
@@ -218,7 +218,7 @@ def test_products_are_under_way_beside_what_does_not_touch_them(touches) -> None
                     T.gemm(half, b[:, n * 32 : n * 32 + 32], c, transpose_B=True)
 
     build = Build(Target.of("cuda:sm_90a"))
-    program = async_products(split_warps(kernel.program, build), build)
+    program = async_wgmma(specialize_warps(kernel.program, build), build)
     assert waits(program) == ([-1, -1] if touches is None else [0, 0])
     if touches is None:
         (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
@@ -258,7 +258,7 @@ def masked(bound, target="cuda:sm_90a"):
             T.copy(o, O[bx * 64, 0])
 
     build = Build(Target.of(target))
-    program = async_products(split_warps(kernel.program, build), build)
+    program = async_wgmma(specialize_warps(kernel.program, build), build)
     return [n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts)]
 
 
@@ -316,8 +316,8 @@ def test_a_loop_with_an_arrival_is_not_turned(arrives: bool) -> None:
             T.copy(o, O[bx * 64, 0])
 
     build = Build(Target.of("cuda:sm_90a"))
-    program = async_products(split_warps(kernel.program, build), build)
-    turned = "beside the arithmetic of the turn before" in str(build.schedule("kernel"))
+    program = async_wgmma(specialize_warps(kernel.program, build), build)
+    turned = "beside the arithmetic of the iteration before" in str(build.schedule("kernel"))
     assert turned is not arrives
     loop = next(n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
     if arrives:
@@ -359,10 +359,10 @@ def biased(late: bool):
 
 def order(kernel) -> str:
     """What the turned loop does, one after another: Products, (W)aits for them, waits for <tiles>, arithmetic, and >
-    where they are let go.
+    where they are released.
     """
     build = Build(Target.of("cuda:sm_90a"))
-    program = async_products(split_warps(kernel.program, build), build)
+    program = async_wgmma(specialize_warps(kernel.program, build), build)
     (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
     said = []
     for one in loop.body.stmts:
@@ -419,7 +419,7 @@ def ordered(kernel, names: dict[str, str]) -> list[str]:
     for old, tile in tiles.items():
         object.__setattr__(tile, "name", names[old])
     build = Build(Target.of("cuda:sm_90a"))
-    program = async_products(split_warps(kernel.program, build), build)
+    program = async_wgmma(specialize_warps(kernel.program, build), build)
     old_names = {id(tile): old for old, tile in tiles.items()}
     (loop,) = (n for n in walk(program) if isinstance(n, For) and any(isinstance(s, Gemm) for s in n.body.stmts))
     said = []

@@ -22,7 +22,7 @@ from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Kernel, Role
 from torch_tile.lowering import cuda_passes, lower
 from torch_tile.lowering.hopper.cluster_multicast import Sharers
-from torch_tile.lowering.hopper.warp_specialize import split_warps
+from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.copy.tma import TmaCopy
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "golden"))
@@ -38,8 +38,8 @@ def build(target="cuda:sm_90a", **options):
 def split(kernel, target="cuda:sm_90a"):
     """The kernel with roles, and what is said of each copy of it and of the whole, in order."""
     made = build(target)
-    program = split_warps(kernel.program, made)
-    return program.kernels[0], [n.became for n in made.notes if "cluster" in n.became or "cluster" in n.why_not], made
+    program = specialize_warps(kernel.program, made)
+    return program.kernels[0], [n.became for n in made.remarks if "cluster" in n.became or "cluster" in n.why_not], made
 
 
 def loads(kernel):
@@ -56,7 +56,7 @@ def arrivals(kernel):
 def test_what_a_product_becomes() -> None:
     kernel = in_clusters.gemm(128, 128, 256, (2, 1, 1), threads=128)
     assert_expected_inline(
-        repr(split_warps(kernel.program, build())).replace(" T.int32(3)", "\n" + " " * 20 + "T.int32(3)"),
+        repr(specialize_warps(kernel.program, build())).replace(" T.int32(3)", "\n" + " " * 20 + "T.int32(3)"),
         """\
 @T.prim_func
 def kernel(A: T.Tensor((128, 256), T.float16), B: T.Tensor((128, 256), T.float16), C: T.Tensor((128, 128), T.float16)):
@@ -153,7 +153,9 @@ def test_no_cluster_no_word() -> None:
 
 
 def body(inside, cluster=(2, 1, 1), tile=(64, 64), turns=8, grid=(8, 8), begin=lambda: None):
-    """A kernel with tiles a and b and accumulators c around what `inside(k, A, B, a, b, c, bx, by)` does each turn."""
+    """A kernel with tiles a and b and accumulators c around what `inside(k, A, B, a, b, c, bx, by)` does each
+    iteration.
+    """
 
     @T.prim_func
     def kernel(A: T.Tensor((512, 512), H), B: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
@@ -300,7 +302,7 @@ def test_tiles_that_cannot_be_cut() -> None:
 
     split_kernel, notes, made = split(kernel)
     assert notes == ["loaded once for 4 blocks of a cluster, along x", OWN]
-    assert [n.why_not for n in made.notes if n.why_not] == ["`b` has no 4 equal parts of whole boxes"]
+    assert [n.why_not for n in made.remarks if n.why_not] == ["`b` has no 4 equal parts of whole boxes"]
     assert loads(split_kernel)["b"].blocks is None
 
 

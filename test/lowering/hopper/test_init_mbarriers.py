@@ -5,7 +5,7 @@ import torch_tile
 import torch_tile.language as T
 from torch_tile.ir.expr import Call
 from torch_tile.ir.node import walk
-from torch_tile.lowering.hopper.init_mbarriers import init_barriers
+from torch_tile.lowering.hopper.init_mbarriers import init_mbarriers
 
 
 def test_made_before_anybody_meets_at_them(becomes):
@@ -43,7 +43,7 @@ def test_made_before_anybody_meets_at_them(becomes):
             with T.role(32, 32):
                 T.evaluate(T.call("mbarrier_wait", T.address_of(empty[0]), 0))
 
-    becomes(init_barriers, before, after)
+    becomes(init_mbarriers, before, after)
 
 
 def test_a_cluster_whose_blocks_reach_each_other_meets(becomes):
@@ -66,7 +66,7 @@ def test_a_cluster_whose_blocks_reach_each_other_meets(becomes):
             T.evaluate(T.call("cluster_wait"))
             T.evaluate(T.call("mbarrier_arrive", T.address_of(full[0]), thread % 2))
 
-    becomes(init_barriers, before, after)
+    becomes(init_mbarriers, before, after)
 
 
 def test_nothing_to_make(keeps):
@@ -75,7 +75,7 @@ def test_nothing_to_make(keeps):
         with T.Kernel(1, threads=64) as _:
             x[T.thread_index()] = 0.0
 
-    keeps(init_barriers, kernel)
+    keeps(init_mbarriers, kernel)
 
 
 def test_each_map_is_asked_for_once():

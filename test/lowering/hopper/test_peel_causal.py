@@ -17,8 +17,8 @@ from torch_tile.ir.dtype import int32
 from torch_tile.ir.expr import const
 from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import For, If, Let, Program
-from torch_tile.lowering.hopper.peel_causal import peel_branches
-from torch_tile.lowering.hopper.warp_specialize import split_warps
+from torch_tile.lowering.hopper.peel_causal import peel_causal
+from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.gemm.op import Gemm
 
 
@@ -52,8 +52,8 @@ def peeled(
                         c[x, y] = 0
 
     build = Build(Target.of(target))
-    program = split_warps(kernel.program, build)
-    return peel_branches(program if waits else UnderWay()(program), build)
+    program = specialize_warps(kernel.program, build)
+    return peel_causal(program if waits else UnderWay()(program), build)
 
 
 def loops(program: Program) -> list[For]:

@@ -13,7 +13,7 @@ from torch_tile.hardware import Target
 from torch_tile.ir.node import find
 from torch_tile.ir.stmt import Role
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.lowering.hopper.warp_specialize import split_warps
+from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.copy.op import Copy
 
 H, F = T.float16, T.float32
@@ -26,13 +26,13 @@ def build(target="cuda:sm_90a", **options):
 def why_whole(kernel, **options) -> str:
     """Why a kernel keeps its threads together, as its schedule says; "" without a word."""
     made = build(**options)
-    assert split_warps(kernel.program, made) is kernel.program
-    return "; ".join(sorted({note.why_not for note in made.notes}))
+    assert specialize_warps(kernel.program, made) is kernel.program
+    return "; ".join(sorted({note.why_not for note in made.remarks}))
 
 
 def body(inside, threads=128, begin=lambda: None):
-    """A kernel with tiles a and b and accumulators c around what `inside(k, A, B, a, b, c, bx)` does each turn, after
-    what `begin()` does once.
+    """A kernel with tiles a and b and accumulators c around what `inside(k, A, B, a, b, c, bx)` does each iteration,
+    after what `begin()` does once.
     """
 
     @T.prim_func
@@ -61,7 +61,7 @@ def test_products_that_do_not_go_by_wgmma() -> None:
             T.copy(c, C[by * 64, bx * 64])
 
     assert why_whole(kernel) == ""
-    assert any(isinstance(s, Role) for s in split_warps(kernel.program, build(tf32=True)).kernels[0].body.stmts)
+    assert any(isinstance(s, Role) for s in specialize_warps(kernel.program, build(tf32=True)).kernels[0].body.stmts)
 
 
 def test_the_next_kernel_may_begin() -> None:
@@ -71,7 +71,7 @@ def test_the_next_kernel_may_begin() -> None:
         T.gemm(a, b, c, transpose_B=True)
 
     kernel = body(inside, begin=T.pdl_trigger)
-    assert any(isinstance(s, Role) for s in split_warps(kernel.program, build()).kernels[0].body.stmts)
+    assert any(isinstance(s, Role) for s in specialize_warps(kernel.program, build()).kernels[0].body.stmts)
     source = torch_tile.compile(kernel, target="cuda:sm_90a").source
     assert "wgmma" in source and "grid_launch" in source
 
@@ -208,11 +208,11 @@ def test_kernels_that_stay_whole(inside, why: str) -> None:
 
 
 def roles_of(kernel) -> list[Role]:
-    return [s for s in split_warps(kernel.program, build()).kernels[0].body.stmts if isinstance(s, Role)]
+    return [s for s in specialize_warps(kernel.program, build()).kernels[0].body.stmts if isinstance(s, Role)]
 
 
 def test_tiles_that_threads_change_before_a_product() -> None:
-    """The fence in front of the product also shows the change to the copies of later turns."""
+    """The fence in front of the product also shows the change to the copies of later iterations."""
     assert len(roles_of(body(scaled))) == 2
 
 
@@ -313,7 +313,7 @@ def test_as_many_stages_as_there_is_room_for(wanted: int, got: int) -> None:
 
     made = build()
     program = lower(kernel.program, cuda_passes(made))
-    assert made.notes[0].became == f"a, b: bulk copies by a warp of its own, {got} stages"
+    assert made.remarks[0].became == f"a, b: bulk copies by a warp of its own, {got} stages"
     assert program.kernels[0].shared_bytes <= made.target.shared_limit
 
 
@@ -336,7 +336,7 @@ def test_copiers_do_not_load_what_other_blocks_write() -> None:
                     T.copy(C[z, 0:64, 0:64], part)
                     T.gemm(part, part, c)
 
-    program = split_warps(kernel.program, build())
+    program = specialize_warps(kernel.program, build())
     _, copying = find(program, Role)
     assert {n.src.buffer.name for n in find(copying, Copy)} == {"A"}
 

@@ -13,7 +13,7 @@ from torch_tile.ir.expr import Address, Call, Const, Load, Var, const
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, Break, Do, For, If, Kernel, LoopKind, Program, Store
 from torch_tile.ir.verify import Stage, verify
-from torch_tile.lowering.hopper.tma_store_waits import defer_stores
+from torch_tile.lowering.hopper.tma_store_waits import sink_store_waits
 
 TX, ZERO, N = Var("tx", role="thread"), const(0, dt.int32), Var("n", role="size")
 OUT = Buffer("out", (const(64, dt.int32), const(32, dt.int32)), dt.float32, "global")
@@ -43,7 +43,7 @@ def program(*stmts):
 
 
 def waits(made):
-    """How many groups each wait leaves under way, and of which tiles it says so, in the order of the text."""
+    """How many groups each wait leaves in flight, and of which tiles it says so, in the order of the text."""
     found = (n for n in walk(made) if isinstance(n, Call) and n.name == "bulk_wait")
     return [(n.options[0], "".join(a.buffer.name for a in n.args)) for n in found]
 
@@ -87,22 +87,24 @@ def check(made):
 
 def test_a_tile_of_one_turn_is_waited_for_in_it():
     """Its name is gone after the loop, and its place may be another's."""
-    made = defer_stores(program(loop(Alloc(D), write(D), start(D))))
+    made = sink_store_waits(program(loop(Alloc(D), write(D), start(D))))
     assert waits(made) == [(0, "")]
     verify(made, Stage.THREAD)
-    made = defer_stores(program(loop(Alloc(D), write(D), start(D), write(A), write(D), start(D))))
+    made = sink_store_waits(program(loop(Alloc(D), write(D), start(D), write(A), write(D), start(D))))
     assert waits(made) == [(0, "d"), (0, "")]
 
 
 def test_two_tiles_in_turn():
-    made = defer_stores(program(loop(write(A), start(A), write(B), start(B), write(A), start(A), write(B), start(B))))
+    made = sink_store_waits(
+        program(loop(write(A), start(A), write(B), start(B), write(A), start(A), write(B), start(B)))
+    )
     assert waits(made) == [(1, "a"), (1, "b"), (1, "a"), (1, "b"), (0, "ab")]
     check(made)
-    assert defer_stores(made) is made
+    assert sink_store_waits(made) is made
 
 
 def test_one_tile_waits_before_it_is_written():
-    made = defer_stores(program(loop(write(A), start(A), trips=N)))
+    made = sink_store_waits(program(loop(write(A), start(A), trips=N)))
     assert waits(made) == [(0, "a"), (0, "a")]
     (body,) = (n.body for n in walk(made) if isinstance(n, For))
     assert [type(s).__name__ for s in body.stmts] == ["If", "Store", "If"]
@@ -119,11 +121,11 @@ def test_one_tile_waits_before_it_is_written():
 )
 def test_other_waits_stay(stmts):
     before = program(*stmts)
-    assert defer_stores(before) is before
+    assert sink_store_waits(before) is before
 
 
 def test_other_threads_count_for_themselves():
-    made = defer_stores(program(write(A), start(A), write(B), start(B, thread=32), write(A)))
+    made = sink_store_waits(program(write(A), start(A), write(B), start(B, thread=32), write(A)))
     assert waits(made) == [(0, ""), (0, "a")]  # that of b stays where it is
 
 
@@ -145,7 +147,7 @@ def test_random_programs_store_the_same():
             return stmts
 
         before = program(*body(pick.randint(1, 7), 2))
-        after = defer_stores(before)
+        after = sink_store_waits(before)
         assert check(before) == check(after)
 
 
@@ -161,19 +163,19 @@ READ = Store(C, (ZERO, TX), Load(OUT, (ZERO, TX)))
 def test_what_other_blocks_may_read_is_there_before_they_are_told(order):
     """Also under conditions, and where the wait could be deferred to the next use of the tile."""
     parts = (Block((write(A), start(A), write(A))), ARRIVE, If(N == ZERO, Block((READ,)), Block(())))
-    made = defer_stores(program(*(parts[n] for n in order)))
+    made = sink_store_waits(program(*(parts[n] for n in order)))
     assert complete(made) == [True] and waits(made) == [(0, "")]
     merged = If(TX == ZERO, Block((write(B), *start(A).then.stmts, write(B))), Block(()))
-    assert complete(defer_stores(program(merged, ARRIVE, READ))) == [True]
+    assert complete(sink_store_waits(program(merged, ARRIVE, READ))) == [True]
 
 
 def test_what_nobody_else_touches_is_deferred_as_ever():
-    made = defer_stores(program(write(A), start(A), write(A), ARRIVE))
+    made = sink_store_waits(program(write(A), start(A), write(A), ARRIVE))
     assert complete(made) == [False] and waits(made) == [(0, "a")]
-    assert complete(defer_stores(program(write(A), start(A), write(A), READ))) == [False]  # no arrival
+    assert complete(sink_store_waits(program(write(A), start(A), write(A), READ))) == [False]  # no arrival
 
 
 def test_stores_of_two_places_may_follow_each_other():
     """The last block overwrites what another one has stored."""
-    made = defer_stores(program(write(A), start(A), ARRIVE, write(A), start(A)))
+    made = sink_store_waits(program(write(A), start(A), ARRIVE, write(A), start(A)))
     assert complete(made) == [True, True]

@@ -15,8 +15,8 @@ from torch_tile.intrinsics.bulk import mbarrier_wait
 from torch_tile.ir.node import Rewriter, walk
 from torch_tile.ir.stmt import Alloc, Block, Do, Let, Role
 from torch_tile.ir.verify import Stage, verify
-from torch_tile.lowering.hopper.async_wgmma import async_products
-from torch_tile.lowering.hopper.warp_specialize import split_warps
+from torch_tile.lowering.hopper.async_wgmma import async_wgmma
+from torch_tile.lowering.hopper.warp_specialize import specialize_warps
 from torch_tile.tileop.atomic import ArriveLast
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.copy.tma import TmaCopy
@@ -35,16 +35,16 @@ def roles(program):
     return [s for s in program.kernels[0].body.stmts if isinstance(s, Role)]
 
 
-@pytest.fixture(params=["split_warps", "async_products"])
+@pytest.fixture(params=["specialize_warps", "async_wgmma"])
 def split(request):
     """`split(kernel, dims, tables)`: the program with roles, which do what the kernel did."""
 
     def check(kernel, dims=None, tables=None, seeds=range(6), blocks=((1, 2, 3),)):
         made = build()
-        program = split_warps(kernel.program, made)
+        program = specialize_warps(kernel.program, made)
         assert len(roles(program)) == 2, made.schedule(program.name)
-        if request.param == "async_products":
-            program = async_products(program, made)
+        if request.param == "async_wgmma":
+            program = async_wgmma(program, made)
         verify(program, Stage.TILE)
         for block in blocks:
 
@@ -84,14 +84,16 @@ def test_registers_of_roles_leave_room_for_all_blocks() -> None:
     shares = {(128, 1): [0, 0], (256, 1): [240, 24], (128, 2): [232, 24], (128, 3): [136, 24], (128, 12): []}
     for (threads, blocks), given in shares.items():
         program = plain(bm=threads, threads=threads).program
-        found = roles(split_warps(replace(program, kernels=(replace(program.kernels[0], min_blocks=blocks),)), build()))
+        found = roles(
+            specialize_warps(replace(program, kernels=(replace(program.kernels[0], min_blocks=blocks),)), build())
+        )
         assert [r.registers for r in found] == given
         assert sum(r.count * r.registers for r in found) <= (threads + 128) * equal_share(threads + 128, blocks)
 
 
 def test_what_a_product_becomes() -> None:
     assert_expected_inline(
-        repr(split_warps(plain(threads=128).program, build())),
+        repr(specialize_warps(plain(threads=128).program, build())),
         """\
 @T.prim_func
 def kernel(A: T.Tensor((512, 512), T.float16), B: T.Tensor((512, 512), T.float16), C: T.Tensor((512, 512), T.float16)):
@@ -269,11 +271,11 @@ def test_dynamic_sizes(split) -> None:
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_89", "cuda:sm_100a", "cuda:sm_120a"])
 def test_other_targets(target: str) -> None:
-    assert split_warps((program := plain().program), build(target)) is program
+    assert specialize_warps((program := plain().program), build(target)) is program
 
 
 def body(inside, threads=128):
-    """A kernel with tiles a and b and accumulators c around what `inside(k, A, B, a, b, c, bx)` does each turn."""
+    """A kernel with tiles a and b and accumulators c around what `inside(k, A, B, a, b, c, bx)` does each iteration."""
 
     @T.prim_func
     def kernel(A: T.Tensor((512, 512), H), B: T.Tensor((512, 512), H), C: T.Tensor((512, 512), F)):
@@ -288,7 +290,7 @@ def body(inside, threads=128):
 
 
 def test_tiles_are_handed_over_in_the_order_of_their_first_use(split) -> None:
-    """Two products in a turn: what the second one reads has barriers of its own."""
+    """Two products in an iteration: what the second one reads has barriers of its own."""
 
     @T.macro
     def two(ko, A, B, a, b, c, bx):
@@ -307,7 +309,7 @@ def test_tiles_are_handed_over_in_the_order_of_their_first_use(split) -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_one_tile_for_both_products(split, stages: int) -> None:
-    """As in latent attention: it is let go after the second."""
+    """As in latent attention: it is released after the second."""
 
     @T.prim_func
     def kernel(Q: T.Tensor((512, 64), H), K: T.Tensor((512, 64), H), O: T.Tensor((512, 64), H)):
@@ -359,7 +361,7 @@ def second_block(kernel):
 @pytest.mark.parametrize("kernel", [plain(k=512), attention()], ids=["product", "attention"])
 def test_every_wait_and_arrival_matters(kernel) -> None:
     """So that the tests above can fail."""
-    program = split_warps(kernel.program, build())
+    program = specialize_warps(kernel.program, build())
     (before,), (after,) = kernel.program.kernels, program.kernels
     marked = [n for n in walk(after) if isinstance(n, Do)]
     assert len(marked) >= 4
@@ -390,7 +392,7 @@ def test_tensors_that_the_kernel_reads_are_stored_by_threads(reads: bool) -> Non
                 T.copy(c, left)
 
     made = build()
-    program = split_warps(kernel.program, made)
+    program = specialize_warps(kernel.program, made)
     stores = [type(n) for n in walk(program) if isinstance(n, Copy) and n.dst.buffer.name == "C"]
     assert stores == [Copy if reads else TmaCopy]
     assert ("the kernel reads `C`" in str(made.schedule("kernel"))) is reads

@@ -15,7 +15,7 @@ from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Do, For, LoopKind
 from torch_tile.ir.verify import Stage, verify
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.lowering.pipelining.prefetch_operands import overlap_products
+from torch_tile.lowering.pipelining.prefetch_operands import prefetch_operands
 from torch_tile.lowering.pipelining.software_pipeline import pipeline_loops
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.mutation import removals
@@ -60,10 +60,10 @@ def product(tile=(32, 32, 32), stages=3, turned=(False, True), threads=64, types
 def overlapped(kernel, target="cuda:sm_80"):
     """The program after the pass, and what the report says of the product."""
     build = Build(Target.of(target))
-    program = overlap_products(pipeline_loops(kernel.program, build), build)
+    program = prefetch_operands(pipeline_loops(kernel.program, build), build)
     verify(program, Stage.TILE)
-    notes = [note.became for note in build.notes if note.op == "T.gemm"]
-    assert overlap_products(program, build) is program
+    notes = [note.became for note in build.remarks if note.op == "T.gemm"]
+    assert prefetch_operands(program, build) is program
     return program, notes
 
 
@@ -112,7 +112,7 @@ def test_values_and_order(stages, steps):
 def test_orders_in_memory(turned, twice):
     tensors = problem(64, 40, 96, turned)
     kernel = torch_tile.compile(product(turned=turned, twice=twice), target="cuda:sm_90a")
-    assert sum(note.became == AHEAD for note in kernel.schedule.notes) == 1
+    assert sum(note.became == AHEAD for note in kernel.schedule.remarks) == 1
     assert not kernel.interpret(*tensors, 0)
     torch.testing.assert_close(tensors[3].double(), wanted(tensors, turned, 0, twice), rtol=1e-4, atol=1e-3)
 
@@ -121,7 +121,7 @@ def test_bytes():
     types = "int8", "int32"
     tensors = problem(40, 48, 208, types=types)
     kernel = torch_tile.compile(product((32, 32, 64), types=types), target="cuda:sm_80")
-    assert any(note.became == AHEAD for note in kernel.schedule.notes)
+    assert any(note.became == AHEAD for note in kernel.schedule.remarks)
     assert not kernel.interpret(*tensors, 0)
     torch.testing.assert_close(tensors[3].double(), wanted(tensors, (False, True), 0, False))
 
@@ -155,8 +155,8 @@ def test_ordering():
 def test_others_stay(why, options):
     build = Build(Target.of("cuda:sm_80"))
     program = pipeline_loops(product(**options).program, build)
-    assert overlap_products(program, build) is program, why
-    assert not any(note.op == "T.gemm" for note in build.notes)
+    assert prefetch_operands(program, build) is program, why
+    assert not any(note.op == "T.gemm" for note in build.remarks)
 
 
 def test_too_many_registers():

@@ -12,7 +12,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Var, const
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, Do, For, If, Kernel, LoopKind, Program, Role
-from torch_tile.lowering.pipelining.prune_async_groups import drop_groups
+from torch_tile.lowering.pipelining.prune_async_groups import prune_async_groups
 
 N = Var("n", role="size")
 TX = Var("tx", role="thread")
@@ -81,7 +81,7 @@ def landings(made, n):
 
 def dropped(made):
     """What the pass makes, checked to wait for the same."""
-    done = drop_groups(made)
+    done = prune_async_groups(made)
     for n in (0, 1, 2, 5):
         assert landings(done, n) == landings(made, n), done
     return done
@@ -156,12 +156,12 @@ def test_roles_go_different_ways():
     """What one role waits for, and groups that it does not fill, are none of the other's."""
     mine = fly(0), cp_async_commit(), cp_async_commit(), cp_async_wait(1)
     others = fly(1), cp_async_commit(), cp_async_wait(0), cp_async_wait(0)
-    made = drop_groups(program(Role(0, 32, Block(mine)), Role(32, 32, Block(others))))
+    made = prune_async_groups(program(Role(0, 32, Block(mine)), Role(32, 32, Block(others))))
     first, second = (n for n in walk(made) if isinstance(n, Role))
     assert counted(first) == counted(second) == ["cp_async_commit", ("cp_async_wait", 0)]
 
 
 def test_what_comes_after_roles_has_gone_either_way():
     role = Role(0, 32, Block((fly(0), cp_async_commit())))
-    made = drop_groups(program(role, cp_async_commit(), cp_async_wait(0)))
+    made = prune_async_groups(program(role, cp_async_commit(), cp_async_wait(0)))
     assert counted(made) == ["cp_async_commit", ("cp_async_wait", 0)]

@@ -62,7 +62,7 @@ def same(program):
         evaluate(program, k, v, outs[0], n)
         evaluate(done, k, v, outs[1], n)
         assert torch.equal(*outs)
-    return build.notes
+    return build.remarks
 
 
 def test_the_next_product_starts_before_this_one_is_rescaled():

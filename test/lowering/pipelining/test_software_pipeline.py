@@ -26,7 +26,7 @@ def pipelined(kernel):
     loops = [n for n in walk(program) if isinstance(n, For)]
     assert not any(f.kind is LoopKind.PIPELINED for f in loops)
     assert pipeline_loops(program, build) is program
-    return program, build.notes
+    return program, build.remarks
 
 
 def waits(program):

@@ -35,7 +35,7 @@ from torch_tile.ir.stmt import (
     Store,
 )
 from torch_tile.lowering import cuda_passes, lower
-from torch_tile.lowering.sync.insert_barriers import insert_sync
+from torch_tile.lowering.sync.insert_barriers import insert_barriers
 from torch_tile.simulator.interpret import interpret
 from torch_tile.simulator.mutation import removals
 
@@ -92,9 +92,9 @@ def program(*stmts, threads=THREADS):
 
 def synchronised(made):
     """The program with barriers, checked to be enough, and not to change when looked at again."""
-    done = insert_sync(made, Build(Target.of("cuda:sm_80")))
+    done = insert_barriers(made, Build(Target.of("cuda:sm_80")))
     assert not races(done), done
-    assert insert_sync(done, Build(Target.of("cuda:sm_80"))) is done
+    assert insert_barriers(done, Build(Target.of("cuda:sm_80"))) is done
     return done
 
 
@@ -130,7 +130,7 @@ def test_one_barrier_orders_many():
 def test_a_barrier_of_the_author_counts():
     s = shared("s", THREADS)
     made = program(put(s, TX), barrier(), get(s, neighbour()))
-    assert insert_sync(made, Build(Target.of("cuda:sm_80"))) is made
+    assert insert_barriers(made, Build(Target.of("cuda:sm_80"))) is made
 
 
 def test_reads_then_writes_and_writes_then_writes():
@@ -232,7 +232,7 @@ def test_uniform_branches_may_have_barriers_of_their_own():
 def test_what_a_rare_branch_leaves_is_ordered_in_it():
     s, t = shared("s", THREADS), shared("t", THREADS)
     body = [barrier(), get(t, TX), when(Var("n", role="param") < 1, [put(s, TX)]), get(s, neighbour())]
-    done = insert_sync(program(loop(4, lambda k: body)), Build(Target.of("cuda:sm_80")))
+    done = insert_barriers(program(loop(4, lambda k: body)), Build(Target.of("cuda:sm_80")))
     branch = next(n for n in walk(done) if isinstance(n, If))
     assert is_barrier(branch.then.stmts[-1]) and barriers(done) == 2
 
@@ -348,7 +348,7 @@ def test_a_barrier_before_the_wait_for_products_does_not_count(pending):
         *product, *(more if pending else ()), put(other, TX), get(other, (TX + 1) % 128), wgmma_wait(pending),
         put(a, TX // 8, TX % 8), threads=128,
     )  # fmt: skip
-    done = insert_sync(made, Build(Target.of("cuda:sm_90a")))
+    done = insert_barriers(made, Build(Target.of("cuda:sm_90a")))
     assert barriers(done) == 2, done
 
 
@@ -359,7 +359,7 @@ def test_a_barrier_in_front_of_a_loop_of_products_has_its_fence():
     start = [Address(x, (number(0), number(0))) for x in (a, b)]
     product = [wgmma(total, *start, 8, ("tf32", "tf32", "float32"), *walks), wgmma_commit(), wgmma_wait(0)]
     made = program(put(a, TX // 8, TX % 8), loop(3, lambda k: product), threads=128)
-    done = insert_sync(made, Build(Target.of("cuda:sm_90a")))
+    done = insert_barriers(made, Build(Target.of("cuda:sm_90a")))
     calls = [s.call.name for s in done.kernels[0].body.stmts if isinstance(s, Do)]
     assert calls == ["fence_proxy_async", "barrier"], done
 
@@ -542,32 +542,32 @@ def test_engines_are_shown_what_is_handed_over(name):
     torch.testing.assert_close(y, x.float() @ x.float(), rtol=1e-3, atol=1e-3)
 
 
-def refilled(let_go, turns=4):
+def refilled(release, turns=4):
     """A warpgroup reads by ordinary loads what another one's bulk copies bring, and lets each tile go."""
 
     @T.prim_func
     def kernel(A: T.Tensor((turns * 64, 64), "float16"), C: T.Tensor((turns * 64, 64), "float16")):
         with T.Kernel(1, threads=256) as _:
             tile = T.alloc_shared((64, 64), "float16")
-            full, empty = T.alloc_barrier(1), T.alloc_barrier([4 if let_go is by_warps else 128])
+            full, empty = T.alloc_barrier(1), T.alloc_barrier([4 if release is by_warps else 128])
             with T.ws(1):
                 for turn in T.serial(turns):
-                    if let_go is by_number:
+                    if release is by_number:
                         T.sync_threads(7, 256)
                     else:
                         T.mbarrier_wait_parity(empty, (turn + 1) % 2)
                     T.tma_copy(A[turn * 64, 0], tile, barrier=full[0])
                     if T.shuffle_elect(128):
                         T.mbarrier_arrive(full)
-                if let_go is by_number:
+                if release is by_number:
                     T.sync_threads(7, 256)
             with T.ws(0):
-                if let_go is by_number:
+                if release is by_number:
                     T.sync_threads(7, 256)
                 for turn in T.serial(turns):
                     T.mbarrier_wait_parity(full, turn % 2)
                     T.copy(tile, C[turn * 64, 0])
-                    let_go(empty)
+                    release(empty)
 
     return kernel
 
@@ -592,9 +592,9 @@ def by_number(empty):
     T.sync_threads(7, 256)
 
 
-@pytest.mark.parametrize("let_go", [by_threads, by_warps, by_author, by_number])
-def test_what_threads_have_read_is_shown_to_copies_that_overwrite_it(let_go):
-    kernel = refilled(let_go)
+@pytest.mark.parametrize("release", [by_threads, by_warps, by_author, by_number])
+def test_what_threads_have_read_is_shown_to_copies_that_overwrite_it(release):
+    kernel = refilled(release)
     flat = lowered(kernel)
     fences = [n for n in walk(flat) if isinstance(n, Call) and n.name == "fence_proxy_async"]
     assert len(fences) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies under way, by the groups committed after theirs; against a list of single copies."""
+"""Copies in flight, by the groups committed after theirs; against a list of single copies."""
 
 from dataclasses import replace
 

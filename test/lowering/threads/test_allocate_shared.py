@@ -14,14 +14,14 @@ from torch_tile.ir.expr import Address, Load, Var, const
 from torch_tile.ir.layout import Digit, Layout, Swizzle
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Alloc, Block, For, Kernel, LoopKind, Program, Store
-from torch_tile.lowering.threads.allocate_shared import lives_of, place_shared, shared_size
+from torch_tile.lowering.threads.allocate_shared import allocate_shared, lives_of, shared_size
 
 
 def place(program):
     """Offsets by name, and the bytes of the first kernel."""
     build = Build(Target.of("cuda:sm_90a"))
-    placed = place_shared(program, build)
-    assert place_shared(placed, build) is placed
+    placed = allocate_shared(program, build)
+    assert allocate_shared(placed, build) is placed
     found = {n.buffer.name: n.buffer.offset for n in walk(placed) if isinstance(n, Alloc)}
     used = {id(n.buffer) for n in walk(placed) if isinstance(n, Load | Store) and n.buffer.scope == "shared"}
     assert used <= {id(n.buffer) for n in walk(placed) if isinstance(n, Alloc)}
@@ -49,7 +49,7 @@ def test_memory_is_used_again():
 
 
 def test_what_other_blocks_read_is_alive_until_they_have_met():
-    def kernel_of(meets):
+    def kernel_of(conflicts):
         @T.prim_func
         def kernel(x: T.Tensor((64,), "float32")):
             with T.Kernel(2, threads=32, cluster_dims=2) as bx:
@@ -60,7 +60,7 @@ def test_what_other_blocks_read_is_alive_until_they_have_met():
                 before = T.alloc_shared((512,), "float32")
                 before[0] = x[bx]
                 x[bx + 2] = before[0]
-                if meets:
+                if conflicts:
                     T.cluster_sync()
                 after = T.alloc_shared((512,), "float32")
                 after[0] = x[bx]
@@ -196,7 +196,7 @@ def test_mbarriers_have_bytes_of_their_own():
 
 
 def test_tiles_of_bulk_copies_have_bytes_of_their_own():
-    """Their copies are ordered by mbarriers, not by barriers that insert_sync could place."""
+    """Their copies are ordered by mbarriers, not by barriers that insert_barriers could place."""
 
     @T.prim_func
     def kernel(x: T.Tensor((64, 64), "float32")):

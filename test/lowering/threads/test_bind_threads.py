@@ -107,7 +107,7 @@ def test_fragments_of_other_threads_come_through_shared_memory(threads):
             T.copy(x, D)
 
     _, build = bound(kernel)
-    assert any("through shared memory" in note.became for note in build.notes)
+    assert any("through shared memory" in note.became for note in build.remarks)
     a, b, c, d = random(32, 64), random(64, 32), empty(32, 64), empty(32, 64)
     run(kernel, a, b, c, d)
     total, j = a + b.T, torch.arange(64)
@@ -162,7 +162,7 @@ def test_what_runs_in_order_is_told():
 
     build = Build(Target.of("cuda:sm_80"))
     bind_threads(infer_layouts(kernel.program, build), build)
-    (told,) = (note for note in build.notes if note.why_not)
+    (told,) = (note for note in build.remarks if note.why_not)
     assert told.op == "T.Parallel" and told.became == "`i` runs in order, in one thread"
     assert told.why_not == "iterations may touch the same elements of `y`; if they never do, say independent=True"
 
@@ -188,7 +188,7 @@ def test_iterations_that_never_meet_as_the_author_says(length):
         run(kernel, x, to, got)
         torch.testing.assert_close(got, want)
         _, build = bound(kernel)
-        assert any("in order" in note.became for note in build.notes) != independent
+        assert any("in order" in note.became for note in build.remarks) != independent
     to[40] = to[0]
     findings = tilelang.compile(scatter(True, size), target=TARGET).interpret(x, to, y.clone())
     assert {f.kind for f in findings} == {"race"}
@@ -245,8 +245,10 @@ def test_roles_share_a_kernel_each_with_threads_of_its_own():
     torch.testing.assert_close(c, torch.cat([x.sum(1), y.amax(0)]))
 
 
-@pytest.mark.parametrize(("first", "carrier"), [(0, "wgmma"), (128, "wgmma"), (64, "mma.sync"), (32, "mma.sync")])
-def test_products_of_a_role_go_by_wgmma_where_it_is_a_warpgroup(first, carrier):
+@pytest.mark.parametrize(
+    ("first", "implementation"), [(0, "wgmma"), (128, "wgmma"), (64, "mma.sync"), (32, "mma.sync")]
+)
+def test_products_of_a_role_go_by_wgmma_where_it_is_a_warpgroup(first, implementation):
     @T.prim_func
     def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
         with T.Kernel(1, threads=256), T.role(first, 128):
@@ -261,5 +263,5 @@ def test_products_of_a_role_go_by_wgmma_where_it_is_a_warpgroup(first, carrier):
     a, b, c = random(64, 64, dtype=torch.float16), random(64, 64, dtype=torch.float16), empty(64, 64)
     run(kernel, a, b, c)
     torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-3)
-    (note,) = (n for n in tilelang.compile(kernel, target=TARGET).schedule.notes if n.op == "T.gemm")
-    assert note.became.startswith(carrier)
+    (note,) = (n for n in tilelang.compile(kernel, target=TARGET).schedule.remarks if n.op == "T.gemm")
+    assert note.became.startswith(implementation)

@@ -24,7 +24,7 @@ def number(n):
 def sums(b, arrivals=None, to=None, at=None, bytes_=None):
     """Each block of a cluster adds up the same rows of x, of which each loads a part for all.
 
-    `arrivals` is how many let a stage go, `to` and `at` the blocks (bits) that loads come to and that they arrive at.
+    `arrivals` is how many release a stage, `to` and `at` the blocks (bits) that loads come to and that they arrive at.
     """
     (nx, ny, _), count = b.cluster, b.cluster[0] * b.cluster[1]
     bx, by = (*b.blocks, number(0))[:2]
@@ -122,7 +122,7 @@ def own(b):
 
 
 WRONG = {
-    "stages let go of by one block's readers": (lambda b: {"arrivals": 1}, "missing_wait"),
+    "stages release by one block's readers": (lambda b: {"arrivals": 1}, "missing_wait"),
     "a block that arrives at itself only": (lambda b: {"at": own(b)}, "deadlock"),
     "a load to itself only": (lambda b: {"to": own(b)}, "deadlock"),
     "bytes of the own part only": (lambda b: {"bytes_": PART * 4}, "unwritten"),

@@ -12,7 +12,7 @@ from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Var, const
 from torch_tile.ir.stmt import Break, Do
 from torch_tile.simulator.simt.prescan import (
-    crews,
+    barrier_groups,
     is_concurrent,
     leaves,
     product_registers,
@@ -68,7 +68,7 @@ def test_who_leaves(build):
 def test_crews(build):
     def made(*stmts, first=0, count=128):
         role = b.role(first, count, *stmts)
-        masks = crews(role, 256, lambda e: lambdas.get(id(e)))
+        masks = barrier_groups(role, 256, lambda e: lambdas.get(id(e)))
         assert (sum(masks) == ((np.arange(256) >= first) & (np.arange(256) < first + count))).all()
         return [np.flatnonzero(m)[::32].tolist() for m in masks]
 

@@ -192,7 +192,7 @@ def test_a_copy_under_way():
     agent, zero, three = clock.agent("copies"), np.zeros((1, 1), int), np.array([3])
     trace.written_by_agent(zero, agent, clock.time(1))
     trace.read(zero, three, "m", None)
-    assert one(findings) == ("missing_wait", "`m` is read while a copy to it is under way")
+    assert one(findings) == ("missing_wait", "`m` is read while a copy to it is in flight")
     trace.before_write(zero, three, "m", None, harmless=np.array([[True]]))
     assert one(findings)[0] == "missing_wait"
     clock.learn(three, agent, clock.time(1))

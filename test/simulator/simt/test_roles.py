@@ -92,8 +92,8 @@ def test_a_task_is_unwound_with_what_it_holds(place):
         try:
             place.reach(7)
         finally:
-            place.said.append("let go")
+            place.said.append("release")
 
     with pytest.raises(Stuck):
         place.tasks.run([Task(holds)])
-    assert place.said[-1] == "let go"
+    assert place.said[-1] == "release"

@@ -262,7 +262,7 @@ def test_each_removal_is_reported(build, rng):
 
 # Latent attention: a tile that two products read, and that threads change where a sequence ends.
 
-HOPPER = Config(64, 64, 256, parts=2, shares=16, staged=True)
+HOPPER = Config(64, 64, 256, parts=2, partial_sums=16, staged=True)
 CASES = {  # queries, heads, paged, splits
     "ragged": (1, 64, False, 1),
     "few heads in pages": (1, 16, True, 1),

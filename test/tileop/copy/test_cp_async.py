@@ -72,7 +72,7 @@ def test_ragged_edges(on_threads, tile, start, dtype, multiples, width: int, see
     assert not findings, findings.report()
     after = after[-1] if after.dim() > len(tile) else after
     torch.testing.assert_close(after, window(x, start, tile), rtol=0, atol=0)
-    note = run.ctx.build.notes[-1]
+    note = run.ctx.build.remarks[-1]
     assert note.became == f"cp.async of {width} bytes" and bool(note.why_not) == (width < 16)
     assert all(banks.ways == 1 for (_, what), banks in findings.banks.items() if "cp_async" in what), findings.report()
 
@@ -142,7 +142,7 @@ def test_rows_by_a_table(on_threads, rows, conditional, seed):
     wanted = x[places.long(), 8:].clone()
     wanted[rows if count is None else count :] = 0
     assert torch.equal(after[1], wanted) and (after[0] == 7).all()
-    assert run.ctx.build.notes[-1].became == "cp.async of 16 bytes"
+    assert run.ctx.build.remarks[-1].became == "cp.async of 16 bytes"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_cp_async_cannot_do(on_threads, change, why):
     loop, _ = gather(on_threads, 8, 16, 5, change)
     ctx = on_threads(32).ctx
     assert AsyncLoop(loop).lower_cuda(ctx) is loop
-    assert ctx.build.notes[-1].why_not == why
+    assert ctx.build.remarks[-1].why_not == why
 
 
 def test_only_loops_that_fill_a_tile(on_threads):

@@ -18,9 +18,9 @@ from torch_tile.tileop.gemm.partition import Partition, transposed
 KINDS = {
     "accumulator": lambda p, m, n: p.accumulator(m, n),
     "a": lambda p, m, n: p.operand_a(m, n),
-    "a_turned": lambda p, m, n: transposed(p.operand_a(n, m)),
+    "a_transposed": lambda p, m, n: transposed(p.operand_a(n, m)),
     "b": lambda p, m, n: p.operand_b(m, n),
-    "b_turned": lambda p, m, n: transposed(p.operand_b(n, m)),
+    "b_transposed": lambda p, m, n: transposed(p.operand_b(n, m)),
 }
 
 
@@ -43,10 +43,10 @@ def test_16_bits(on_threads, kind: str, store: bool, seed: int) -> None:
     p = Partition(FRAGMENTS["m16n8k16"], rows, rng.choice([c for c in (1, 2, 4) if rows * c <= 4]), 4)
     shape = 64 * rng.choice([1, 2]), 64 * rng.choice([1, 2])
     op, run, buffers = tile(on_threads, KINDS[kind](p, *shape), shape, (dt.float16,) * 2, store, rng.choice([0, 3]))
-    check(op, run, buffers, store, ".trans" if kind in ("a_turned", "b") else "")
+    check(op, run, buffers, store, ".trans" if kind in ("a_transposed", "b") else "")
 
 
-@pytest.mark.parametrize("kind", ["a", "b_turned"])
+@pytest.mark.parametrize("kind", ["a", "b_transposed"])
 @pytest.mark.parametrize("type_", [dt.int8, dt.float32])
 def test_other_widths(on_threads, kind: str, type_, seed: int) -> None:
     p = Partition(FRAGMENTS["m16n8k32" if type_ == dt.int8 else "m16n8k8"], 2, 2, 4)
@@ -64,7 +64,7 @@ def test_an_odd_number_of_blocks(on_threads) -> None:
     layout = Partition(FRAGMENTS["m16n8k16"], 4, 1, 4).accumulator(64, 24)
     op, run, _ = tile(on_threads, layout, (64, 24), (dt.float16,) * 2, True)
     ldmatrix.lower(op, run.ctx)
-    assert run.ctx.build.notes[-1].became == "stmatrix_x2"
+    assert run.ctx.build.remarks[-1].became == "stmatrix_x2"
 
 
 def check(op, run, buffers, store: bool, suffix: str) -> None:
@@ -77,7 +77,7 @@ def check(op, run, buffers, store: bool, suffix: str) -> None:
     moved = version if store else fragment
     torch.testing.assert_close(moved, source.to(moved.dtype), rtol=0, atol=0)
     name = "stmatrix" if store else "ldmatrix"
-    assert run.ctx.build.notes[-1].became == f"{name}_x4{suffix}"
+    assert run.ctx.build.remarks[-1].became == f"{name}_x4{suffix}"
     assert all(banks.ways == 1 for (_, what), banks in findings.banks.items() if name in what), findings.report()
 
 

@@ -207,7 +207,7 @@ if t == 0:
         T.tensor_map(X, (256, 256), (256, 1), box=(64, 64), swizzle=128),
         T.address_of(ready[1]), 64, 64, dtype=T.int32, options=("",)))""",
     )
-    assert ctx.build.notes[-1].became == "2 bulk copies of 64 x 64, swizzled over 128 bytes"
+    assert ctx.build.remarks[-1].became == "2 bulk copies of 64 x 64, swizzled over 128 bytes"
 
 
 WHOLE_PANELS = "the slice of `s` does not consist of whole panels of 64"
@@ -305,7 +305,7 @@ def test_a_load_that_is_refused_is_an_error_and_a_store_an_ordinary_copy(on_thre
     with pytest.raises(TileError, match="bulk_copy"):
         case.copy(on_threads).lower_cuda(ctx)
     case.copy(on_threads, store=True).lower_cuda(ctx)
-    note = ctx.build.notes[-1]
+    note = ctx.build.remarks[-1]
     assert (note.became, note.why_not) == (
         "an ordinary copy", "the stride of dimension 0 of `X` may not be a multiple of 16 bytes",
     )  # fmt: skip

@@ -132,5 +132,5 @@ def test_the_report_tells_why(on_threads) -> None:
         c = on_threads.buffer("C", (shape[0], shape[0]), types[1], "fragment")
         run = on_threads(32)
         Gemm(*(on_threads.box(x) for x in (a, b, c)), False, True).lower_cuda(run.ctx)
-        note = run.ctx.build.notes[-1]
+        note = run.ctx.build.remarks[-1]
         assert note.became.startswith("multiply-adds of single elements") and note.why_not == why_not

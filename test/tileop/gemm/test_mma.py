@@ -119,7 +119,7 @@ def test_fragments_stay_in_registers(check, fragments: str, turned, seed: int) -
         64, 16 * rng.choice([1, 3]), 32, (H, H, F), turned, 128, "FullRow", fragments, k_slice=rng.random() < 0.5
     )
     run = check(case)
-    became = run.ctx.build.notes[-1].became
+    became = run.ctx.build.remarks[-1].became
     assert became.count("registers in place") == len(fragments)
 
 
@@ -133,7 +133,7 @@ def test_slices(check, versions: int, seed: int) -> None:
 @pytest.mark.parametrize("fragments", ["", "A", "B"])
 def test_tf32_rounds(check, fragments: str, seed: int) -> None:
     run = check(Case(32, 24, 16, (F, F, F), threads=64, fragments=fragments), tf32=True)
-    assert "tf32" in run.ctx.build.notes[-1].became
+    assert "tf32" in run.ctx.build.remarks[-1].became
 
 
 def test_surplus_warps_repeat(check, seed: int) -> None:
@@ -163,8 +163,8 @@ def test_fp8_needs_sm_89(on_threads) -> None:
 
 def test_the_report_says_where_operands_come_from(check) -> None:
     run = check(Case(64, 64, 32, (H, H, F), (False, False)))
-    note = run.ctx.build.notes[-1]
+    note = run.ctx.build.remarks[-1]
     assert note.became == "mma.sync m16n8k16 float16, 2 x 2 warps of 32 x 32; A: ldmatrix; B: ldmatrix.trans"
     assert not note.why_not
     run = check(Case(64, 64, 32, (I8, I8, I32), (False, False)))
-    assert "ldmatrix turns only 16-bit elements" in run.ctx.build.notes[-1].why_not
+    assert "ldmatrix turns only 16-bit elements" in run.ctx.build.remarks[-1].why_not

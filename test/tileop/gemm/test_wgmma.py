@@ -232,7 +232,7 @@ T.evaluate(T.call("wgmma_wait",
 T.evaluate(T.call("wgmma_results", T.address_of(C[0]),
         options=(64,)))""",
     )
-    (note,) = run.ctx.build.notes
+    (note,) = run.ctx.build.remarks
     assert note.became == (
         "wgmma m64n128k16 float16, 2 x 1 warpgroups of 64 x 128; A: shared panels of 128 bytes; "
         "B: shared panels of 128 bytes across K"
@@ -340,7 +340,7 @@ def test_without_a_warp_that_copies_products_go_by_mma_sync(on_threads) -> None:
     run, case = on_threads(128, "sm_90a"), Case()
     op = case.op(on_threads, case.buffers(on_threads))
     assert wgmma.refuses(op, run.ctx) == wgmma.NO_BULK_COPIES
-    assert op.carrier(run.ctx) == (mma, [wgmma.NO_BULK_COPIES])
+    assert op.implementation(run.ctx) == (mma, [wgmma.NO_BULK_COPIES])
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_120a"])

@@ -89,7 +89,7 @@ def recorded_call(
 
 
 def with_copies(made: Callable[[], Embedded], count: int, copy: Callable[[int], None]) -> Embedded:
-    """`made()`, once `copy(n)` has put a contiguous copy in the place of each of `count` tensors that it would copy."""
+    """Call `made()`; whenever it reports that input n would be copied, make input n contiguous and retry."""
     copied: set[int] = set()
     while True:
         try:

@@ -30,9 +30,9 @@ AT_ONCE = 8
 def compiling_kernels(graph: Graph) -> Iterator[None]:
     """Those of a graph's calls, all at a time; at the end they are there."""
     nodes, pool = calls(graph), workers.ready() if is_on_gpu(graph) else None
-    with ThreadPoolExecutor(max(1, len(nodes)), thread_name_prefix="torch_tile contest") as crew:
+    with ThreadPoolExecutor(max(1, len(nodes)), thread_name_prefix="torch_tile contest") as threads:
         for node in nodes:
-            crew.submit(prepare, node.target, node.args, dict(node.kwargs), pool)
+            threads.submit(prepare, node.target, node.args, dict(node.kwargs), pool)
         yield
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch_tile.compiler.context import Build, PassOptions
-from torch_tile.compiler.source_cache import cuda_source, elsewhere
+from torch_tile.compiler.source_cache import cuda_source, remote_compile
 from torch_tile.hardware import Target
 from torch_tile.inductor import compat
 from torch_tile.inductor.report import rows as report
@@ -72,11 +72,11 @@ def _import_compiler() -> None:
 @contextlib.contextmanager
 def compiling_in(pool: Any) -> Iterator[None]:
     """In this thread, programs for a GPU that are not on disk go to a worker of `pool`, if that is not None."""
-    token = elsewhere.set(functools.partial(_send, pool))
+    token = remote_compile.set(functools.partial(_send, pool))
     try:
         yield
     finally:
-        elsewhere.reset(token)
+        remote_compile.reset(token)
 
 
 def _send(pool: Any, program: Program, build: Build) -> None:

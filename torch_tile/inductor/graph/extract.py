@@ -121,7 +121,7 @@ def _is_value(node: Node) -> bool:
 
 
 def _written(known: set[Node], made: set[Node]) -> int:
-    """Bytes of what others read of `known`."""
+    """Total size of the values in `known` that have users outside it."""
     outputs = [n for n in known if any(u not in known and u not in made for u in n.users)]
     return sum(_bytes(val(n)) for n in outputs)
 

@@ -20,7 +20,7 @@ from torch_tile.inductor.report.rows import KEPT, MISSED, REPLACED, Report, Row
 from torch_tile.inductor.select.roofline import peak_of
 
 if TYPE_CHECKING:
-    from torch_tile.compiler.context import Note
+    from torch_tile.compiler.context import Remark
     from torch_tile.inductor.graph.nodes import Frame
     from torch_tile.kernel import JITKernel
 
@@ -232,7 +232,7 @@ def _schedules(kernels: list[JITKernel]) -> str:
 
 def _schedule(kernel: JITKernel) -> str:
     schedule = kernel.schedule
-    if not schedule.notes:
+    if not schedule.remarks:
         return f'<p class="work">kernel <code>{escape(kernel.__name__)}</code> for {escape(str(kernel.target))}</p>'
     lines = "\n".join(_note(*row) for row in schedule.rows)
     head = "<tr><th>line</th><th>operation</th><th>became</th><th>why not faster</th></tr>"
@@ -242,7 +242,7 @@ def _schedule(kernel: JITKernel) -> str:
     )
 
 
-def _note(note: Note, count: int) -> str:
+def _note(note: Remark, count: int) -> str:
     place = f"{note.span.file.rsplit('/', 1)[-1]}:{note.span.line}" if note.span else ""
     cells = place, note.op, times(count) + note.became, note.why_not
     return f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in cells)}</tr>"

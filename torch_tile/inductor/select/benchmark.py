@@ -126,7 +126,7 @@ def _gpu_times(rivals: Sequence[Rival]) -> list[float]:
     return [statistics.median(s) for s in samples]
 
 
-# Parts of a graph that need no compiler: run node by node they cost the GPU what they would cost compiled.
+# Subgraphs of extern kernels and views only: running them eagerly costs the same GPU time as compiling them.
 #
 # They are calls of kernels and views, the constants that those read, and what only attention of torch's reads (a mask
 # of numbers made of one of bools), which no compiler can fuse with it.

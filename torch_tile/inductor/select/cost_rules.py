@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contests that need not be held, since their outcome follows from sizes: to compile a rival takes half a second.
+"""Skip benchmarking where sizes decide already: compiling Inductor's version takes half a second.
 
 A kernel of ours wins where Inductor's would have to store a large result between two of its own, and to load it again,
 for a time that is long beside that of the products, which both compute about as fast. A norm is a tie at best where
@@ -100,13 +100,13 @@ def _has_large_tiles(q: Node, q_pe: Node, kv: Node) -> bool:
     ones only. Those of 640 columns have such tiles, and lose; no model has a width that is no power of two.
     """
     from torch_tile.kernels.common import Machine, power_of_two  # not before: they bring the compiler along
-    from torch_tile.kernels.mla.spec import HOPPER, SHORT, Form, Problem, config_for
+    from torch_tile.kernels.mla.spec import HOPPER, SHORT, Problem, Spec, config_for
 
     batch, queries, heads, latent = sizes_of(q)
-    form = Form(val(q).dtype, latent, sizes_of(q_pe)[-1], paged=False, gathered=False, folded=True, vector=ALIGNED)
+    spec = Spec(val(q).dtype, latent, sizes_of(q_pe)[-1], paged=False, gathered=False, folded=True, vector=ALIGNED)
     machine = Machine(Target("cuda", 90), 1)  # how many units only decides on shares
-    found = config_for(form, Problem(batch, queries * heads, sizes_of(kv)[1]), machine, splits=1)
-    return form.on_hopper(machine) and found in (SHORT[0], *HOPPER) and power_of_two(latent) == latent
+    found = config_for(spec, Problem(batch, queries * heads, sizes_of(kv)[1]), machine, splits=1)
+    return spec.on_hopper(machine) and found in (SHORT[0], *HOPPER) and power_of_two(latent) == latent
 
 
 def in_registers(norm: Node) -> str:

@@ -207,7 +207,7 @@ def _measure(
     return outcome
 
 
-# Ranks that compile the same subgraph choose alike: the first one decides, the others take its word.
+# All ranks use one decision for a subgraph: the first rank to ask decides, the others read its result.
 #
 # The word goes through the store of torch.distributed, not through a collective: ranks may compile different graphs,
 # or the same in another order, and none may wait for one that never comes.

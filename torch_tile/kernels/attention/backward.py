@@ -24,7 +24,7 @@ from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed
 from torch_tile.kernels.attention.forward import default_scale, scores, softmax_with_lse, store_rows, store_staged
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
 from torch_tile.kernels.attention.softmax import weigh
-from torch_tile.kernels.attention.spec import Config, Form, is_shifted
+from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import SIDE_BY_SIDE, Problem
 from torch_tile.kernels.common import (
     KEPT_CHOICES,
@@ -99,9 +99,9 @@ def gradients(grad: torch.Tensor, args: AttentionArgs[torch.Tensor], keep: str =
 
 
 def attention_backward(
-    *given: Any, cuts: Cuts | None = None, results: Gradients | None = None, **named: Any
+    *given: Any, tilings: Tilings | None = None, results: Gradients | None = None, **named: Any
 ) -> Gradients:
-    """See `reference`; `cuts` overrides the choice of `cuts_for`.
+    """See `reference`; `tilings` overrides the choice of `tilings_for`.
 
     `results` may be given, laid out as those of `empty_results`.
     """
@@ -119,15 +119,15 @@ def attention_backward(
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     dense = [dense_last(x) for x in (q, k, v, grad, out)]
     machine = machine_of(q)
-    forms, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
-    form = Form(
+    specs, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
+    spec = Spec(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
-        None if mask is None else forms[0], groups > 1, True,
+        None if mask is None else specs[0], groups > 1, True,
         vector_of((*dense, *results[:3]), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=is_shifted(causal, window, q_offset), score=score, aux=forms[mask is not None :], keep=names_in(keep),
+        shifted=is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :], keep=names_in(keep),
     )  # fmt: skip
-    cuts = cuts or cuts_for(form, Problem(batch * kv_heads, groups * q_len, kv_len, groups), machine)
-    if cuts is None:
+    tilings = tilings or tilings_for(spec, Problem(batch * kv_heads, groups * q_len, kv_len, groups), machine)
+    if tilings is None:
         return _by_reference(results, args)
     shape = (batch, kv_heads, groups, q_len)
 
@@ -143,11 +143,11 @@ def attention_backward(
     dq, dk, dv, all_kept = results
     # Of scores that nobody may see, no block stores gradients.
     kept = [grouped(x.zero_() if causal or window else x) for x in all_kept]
-    machine.kernel(query_gradients)(cuts.dq, form)(
+    machine.kernel(query_gradients)(tilings.dq, spec)(
         *tensors, *kept, grouped(grads), grouped(outs), lse.contiguous().view(shape), grouped(dq), statistics, *options
     )
-    for cut, sums in cuts.of_keys:
-        machine.kernel(key_gradients)(cut, replace(form, keep=()), sums)(
+    for tiling, outputs in tilings.of_keys:
+        machine.kernel(key_gradients)(tiling, replace(spec, keep=()), outputs)(
             *tensors, grouped(grads), statistics, dk, dv, *options
         )
     return results
@@ -165,8 +165,8 @@ PADDING = 384  # rows: a multiple of each `block_q`, so that no block reads stat
 
 
 @dataclass(frozen=True)
-class Cuts:
-    """The cut of the kernel of dq, whose blocks hold queries, and of that of dk and dv, whose blocks hold keys.
+class Tilings:
+    """The tiling of the kernel of dq, whose blocks hold queries, and of that of dk and dv, whose blocks hold keys.
 
     Where `dk` is given, that is a kernel of its own and `dkv` makes dv only: the scores are computed once more, but
     wide heads leave room for twice the keys.
@@ -182,90 +182,90 @@ class Cuts:
         return ((self.dkv, ("dk", "dv")),) if self.dk is None else ((self.dkv, ("dv",)), (self.dk, ("dk",)))
 
 
-def query_blocks(form: Form, config: Config, first_key: Any, q_offset: Any, window: Any, q_len: Any) -> Any:
+def query_blocks(spec: Spec, config: Config, first_key: Any, q_offset: Any, window: Any, q_len: Any) -> Any:
     """The first block of queries that see one of the `block_kv` keys from `first_key` on, and the end of them."""
-    q_offset = q_offset if form.shifted else 0
+    q_offset = q_offset if spec.shifted else 0
     first: Any = 0
     end = T.ceildiv(q_len, config.block_q)
-    if form.causal:
+    if spec.causal:
         first = T.max(0, (first_key - q_offset) // config.block_q)
-    if form.windowed:
+    if spec.windowed:
         last_query = first_key + config.block_kv - 2 + window - q_offset
         end = T.min(end, last_query // config.block_q + 1)
     return first, end
 
 
-def cuts_queries(
-    form: Form, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any, q_len: Any
+def masks_queries(
+    spec: Spec, config: Config, step: Any, first_key: Any, q_offset: Any, window: Any, q_len: Any
 ) -> Any:  # fmt: skip
     """Whether a query of block `step` may not see one of the `block_kv` keys from `first_key` on.
 
-    It may also be padding, where `form.masks_padding`.
+    It may also be padding, where `spec.masks_padding`.
     """
-    q_offset = q_offset if form.shifted else 0
+    q_offset = q_offset if spec.shifted else 0
     parts: list[Any] = []
-    if form.masks_padding:
+    if spec.masks_padding:
         parts.append(step * config.block_q + config.block_q > q_len)
-    if form.causal:
+    if spec.causal:
         parts.append(step * config.block_q + q_offset < first_key + config.block_kv - 1)
-    if form.windowed:
+    if spec.windowed:
         parts.append(step * config.block_q + config.block_q - 1 + q_offset - window >= first_key)
     return reduce(T.logical_or, parts) if parts else False
 
 
 def seen_by(
-    form: Form, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any, q_len: Any
+    spec: Spec, key: Any, first: Any, query: Any, block_q: int, q_offset: Any, window: Any, q_len: Any
 ) -> Any:  # fmt: skip
     """Whether a key is seen by the query at `query` of a block of queries that begins at `first`, masks aside.
 
     None if all are. What a key is seen by is known before a block's queries, in numbers that fit in 32 bits.
     """
-    q_offset = q_offset if form.shifted else 0
+    q_offset = q_offset if spec.shifted else 0
     seen = None
-    if form.causal:
+    if spec.causal:
         seen = query >= T.max(T.min(key - q_offset - first, block_q), 0)
-    if form.windowed:
+    if spec.windowed:
         inside = query < T.max(T.min(key - q_offset + window - first, block_q), 0)
         seen = inside if seen is None else T.logical_and(seen, inside)
-    if form.masks_padding:
+    if spec.masks_padding:
         given = query < T.min(q_len - first, block_q)
         seen = given if seen is None else T.logical_and(seen, given)
     return seen
 
 
-def cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
-    """The cuts of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
-    return _cuts_for(form, typical(problem), machine)
+def tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
+    """The tilings of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
+    return _tilings_for(spec, typical(problem), machine)
 
 
 @lru_cache(KEPT_CHOICES)
-def _cuts_for(form: Form, problem: Problem, machine: Machine) -> Cuts | None:
+def _tilings_for(spec: Spec, problem: Problem, machine: Machine) -> Tilings | None:
     if not machine.is_gpu:
         plain = Config(packed=False)
-        return Cuts(plain, plain)
-    hopper = machine.target.has_wgmma and form.dtype.itemsize == 2 and form.vector >= 8
-    kind = HOPPER if hopper else HALVES if form.dtype.itemsize == 2 else WIDE
+        return Tilings(plain, plain)
+    hopper = machine.target.has_wgmma and spec.dtype.itemsize == 2 and spec.vector >= 8
+    kind = HOPPER if hopper else HALVES if spec.dtype.itemsize == 2 else WIDE
 
-    def chosen(cuts: Sequence[Config], sums: Sequence[str]) -> Config | None:
-        heads = problem.heads * (problem.groups if "dq" in sums else 1)
-        found = next((cut for cut in cuts if _fits(cut, form, machine, sums, kind.room(form))), None)
-        return None if found is None else _finished(found, form, machine, sums, heads)
+    def chosen(tilings: Sequence[Config], outputs: Sequence[str]) -> Config | None:
+        heads = problem.heads * (problem.groups if "dq" in outputs else 1)
+        found = next((tiling for tiling in tilings if _fits(tiling, spec, machine, outputs, kind.room(spec))), None)
+        return None if found is None else _finished(found, spec, machine, outputs, heads)
 
     dq, dkv = chosen(kind.dq, ("dq",)), chosen(kind.dkv, ("dk", "dv"))
     if dq is None or dkv is None:
         return None
-    if kind is HOPPER and max(form.tile_d, form.tile_dv) <= 64 and not (form.operands or form.score):
-        dkv = _finished(SHARING, form, machine, ("dk", "dv"), problem.heads)
+    if kind is HOPPER and max(spec.tile_d, spec.tile_dv) <= 64 and not (spec.operands or spec.score):
+        dkv = _finished(SHARING, spec, machine, ("dk", "dv"), problem.heads)
     elif dkv.block_kv < WIDE_KEYS and (dv := chosen(kind.dv, ("dv",))) and (dk := chosen(kind.dk, ("dk",))):
-        return Cuts(dq, dv, dk)
-    return Cuts(dq, dkv)
+        return Tilings(dq, dv, dk)
+    return Tilings(dq, dkv)
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Cuts by falling size, of which the first one is taken that fits into `registers` of a thread: for sums, scores,
-    their gradients and what of these is rounded. Values of a text take `text` registers of these, and `masked_text`
-    where elements of a mask are held as well. `dv` and `dk` are for kernels of their own.
+    """Tilings by falling size, of which the first one is taken that fits into `registers` of a thread: for sums,
+    scores, their gradients and what of these is rounded. Values of a text take `text` registers of these, and
+    `masked_text` where elements of a mask are held as well. `dv` and `dk` are for kernels of their own.
     """
 
     dq: Sequence[Config]
@@ -276,10 +276,10 @@ class _Kind:
     dv: Sequence[Config] = ()
     dk: Sequence[Config] = ()
 
-    def room(self, form: Form) -> int:
+    def room(self, spec: Spec) -> int:
         """Registers of a thread for tiles."""
-        taken = self.text if form.mask is None else self.masked_text
-        return self.registers - (taken if form.score else 0)
+        taken = self.text if spec.mask is None else self.masked_text
+        return self.registers - (taken if spec.score else 0)
 
 
 # Queries and keys of a block, threads, stages.
@@ -310,52 +310,52 @@ HALVES = _Kind(
     masked_text=28,
 )
 WIDE = _Kind(
-    tuple(replace(cut, shared_weights=True) for cut in HALVES.dq),
-    tuple(replace(cut, shared_weights=True) for cut in HALVES.dkv),
+    tuple(replace(tiling, shared_probs=True) for tiling in HALVES.dq),
+    tuple(replace(tiling, shared_probs=True) for tiling in HALVES.dkv),
     184,
 )  # float32 and float64
 
 
-def _fits(config: Config, form: Form, machine: Machine, sums: Sequence[str], registers: int) -> bool:
+def _fits(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], registers: int) -> bool:
     """Whether a block's sums and tiles fit."""
-    size, own, step = form.dtype.itemsize, *_sides(config, sums)
-    scores = 2 if sums == ("dv",) else 3
-    held = own * (step * scores + _columns(form, sums)) - (own * step if config.shared_weights else 0)
+    size, own, step = spec.dtype.itemsize, *_sides(config, outputs)
+    scores = 2 if outputs == ("dv",) else 3
+    held = own * (step * scores + _columns(spec, outputs)) - (own * step if config.shared_probs else 0)
     wide = max(1, size // 4)
-    held += own * step * (len(form.slopes) - 1) if "dq" in sums else 0
-    return held * wide // config.threads <= registers and _shared(config, form, sums) <= machine.target.shared_limit
+    held += own * step * (len(spec.slopes) - 1) if "dq" in outputs else 0
+    return held * wide // config.threads <= registers and _shared(config, spec, outputs) <= machine.target.shared_limit
 
 
-def _sides(config: Config, sums: Sequence[str]) -> tuple[int, int]:
+def _sides(config: Config, outputs: Sequence[str]) -> tuple[int, int]:
     """The rows of a block, and those of a step of its loop."""
-    return (config.block_q, config.block_kv) if "dq" in sums else (config.block_kv, config.block_q)
+    return (config.block_q, config.block_kv) if "dq" in outputs else (config.block_kv, config.block_q)
 
 
-def _columns(form: Form, sums: Sequence[str]) -> int:
-    """Of all that a block sums up."""
-    return sum(form.tile_dv if name == "dv" else form.tile_d for name in sums)
+def _columns(spec: Spec, outputs: Sequence[str]) -> int:
+    """Columns of all accumulators of a block."""
+    return sum(spec.tile_dv if name == "dv" else spec.tile_d for name in outputs)
 
 
-def _shared(config: Config, form: Form, sums: Sequence[str], stored: int = 0) -> int:
+def _shared(config: Config, spec: Spec, outputs: Sequence[str], stored: int = 0) -> int:
     """Bytes of a block's tiles, of which those of the loop have `stages`, and of results of so many columns."""
-    own, step = _sides(config, sums)
-    weights = 2 * own * step if config.shared_weights else 0
-    held = form.tile_d if sums == ("dv",) else form.tile_d + form.tile_dv
-    tiles = own * held + config.stages * step * (form.tile_d + form.tile_dv) + weights + own * stored
-    return tiles * form.dtype.itemsize + form.operand_bytes(config) + 4096
+    own, step = _sides(config, outputs)
+    weights = 2 * own * step if config.shared_probs else 0
+    held = spec.tile_d if outputs == ("dv",) else spec.tile_d + spec.tile_dv
+    tiles = own * held + config.stages * step * (spec.tile_d + spec.tile_dv) + weights + own * stored
+    return tiles * spec.dtype.itemsize + spec.operand_bytes(config) + 4096
 
 
-def _finished(config: Config, form: Form, machine: Machine, sums: Sequence[str], heads: int) -> Config:
+def _finished(config: Config, spec: Spec, machine: Machine, outputs: Sequence[str], heads: int) -> Config:
     """Heavy blocks first; few heads side by side, so that what their blocks share stays in the second level; results
     through shared memory, where the tiles of operands leave room for that and dk and dv are made together.
     """
     side = next((n for n in SIDE_BY_SIDE if heads % n == 0 and heads > n), 1)
     # Numbers of 4 bytes that are read across rows take registers that only products by wgmma leave.
-    narrow = "dq" in sums or machine.target.has_wgmma or all(x.stored.itemsize < 4 for x in form.operands)
-    tiled = narrow and any(x.tiled for x in form.operands)
-    room = not tiled or _shared(config, form, sums, _columns(form, sums)) <= machine.target.shared_limit
-    staged = form.dtype.itemsize == 2 and room and sums not in (("dk",), ("dv",))
-    return replace(config, packed=False, heavy_first=form.causal, side=side, staged=staged, tiled=tiled)
+    narrow = "dq" in outputs or machine.target.has_wgmma or all(x.stored.itemsize < 4 for x in spec.operands)
+    tiled = narrow and any(x.tiled for x in spec.operands)
+    room = not tiled or _shared(config, spec, outputs, _columns(spec, outputs)) <= machine.target.shared_limit
+    staged = spec.dtype.itemsize == 2 and room and outputs not in (("dk",), ("dv",))
+    return replace(config, packed=False, heavy_first=spec.causal, side=side, staged=staged, tiled=tiled)
 
 
 # The kernels of attention's gradients: blocks of queries sum up dq, blocks of keys dk and dv.
@@ -365,15 +365,15 @@ FAST = {"tl.enable_fast_math": True}
 
 
 @T.macro
-def store_scaled(config: Config, sums: Any, factor: Any, target: Any, place: tuple[Any, ...], first: Any) -> None:
+def store_scaled(config: Config, acc: Any, factor: Any, target: Any, place: tuple[Any, ...], first: Any) -> None:
     """Sums times a factor as the rows from `first` on."""
-    factors = T.alloc_fragment((sums.shape[0],), sums.dtype)
+    factors = T.alloc_fragment((acc.shape[0],), acc.dtype)
     T.fill(factors, factor)
-    (store_staged if config.staged else store_rows)(sums, factors, target, place, first)
+    (store_staged if config.staged else store_rows)(acc, factors, target, place, first)
 
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
-def query_gradients(config: Config, form: Form) -> Any:
+def query_gradients(config: Config, spec: Spec) -> Any:
     """dq of a block of queries, two numbers of each query for `key_gradients`, in rows of whole blocks, and what is
     kept of each score that it may see.
 
@@ -381,28 +381,28 @@ def query_gradients(config: Config, form: Form) -> Any:
     grad * out, which is what all probabilities' gradients of a query have in common.
     """
     rows, keys = config.block_q, config.block_kv
-    accum = compute_dtype(form.dtype)
-    alloc_weights = T.alloc_shared if config.shared_weights else T.alloc_fragment
+    accum = compute_dtype(spec.dtype)
+    alloc_probs = T.alloc_shared if config.shared_probs else T.alloc_fragment
     infinity = T.infinity(accum)
     batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
     padded = dynamic("padded", PADDING)
-    groups = T.dynamic("groups") if form.grouped else 1
-    d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
+    groups = T.dynamic("groups") if spec.grouped else 1
+    d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
     q_shape = (batch, kv_heads, groups, q_len)
-    operand_types = form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len)
-    kept_types = [T.Tensor((*q_shape, kv_len), form.dtype)] * len(form.keep)
-    slopes = form.slopes
+    operand_types = spec.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len)
+    kept_types = [T.Tensor((*q_shape, kv_len), spec.dtype)] * len(spec.keep)
+    slopes = spec.slopes
 
     @T.prim_func
     def query_gradients(
-        q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
-        k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
-        v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
+        q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
+        v: strided("v", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
         *operands: [*operand_types, *kept_types],
-        grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
-        out: strided("out", (*q_shape, dv), form.dtype, multiple=form.vector),
+        grad: strided("grad", (*q_shape, dv), spec.dtype, multiple=spec.vector),
+        out: strided("out", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         lse: T.Tensor(q_shape, accum),
-        dq: strided("dq", (*q_shape, d), form.dtype, multiple=form.vector),
+        dq: strided("dq", (*q_shape, d), spec.dtype, multiple=spec.vector),
         statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
         scale: accum,
         q_offset: T.int32,
@@ -414,92 +414,94 @@ def query_gradients(config: Config, form: Form) -> Any:
             block, any_head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads * groups, 1)
             head, member = any_head // groups, any_head % groups
             here = (sequence, head, member)
-            q_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
-            grad_tile = T.alloc_shared((rows, form.tile_dv), form.dtype)
-            k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
-            v_tile = T.alloc_shared((keys, form.tile_dv), form.dtype)
+            q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
+            grad_tile = T.alloc_shared((rows, spec.tile_dv), spec.dtype)
+            k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
+            v_tile = T.alloc_shared((keys, spec.tile_dv), spec.dtype)
             queries = Rows(block * rows, q_len, q_len, False, *here, groups, q_offset)
-            held = hold(form.operands, operands[: len(operand_types)], (rows, keys), config.tiled, queries)
+            held = hold(spec.operands, operands[: len(operand_types)], (rows, keys), config.tiled, queries)
             common = T.alloc_fragment((rows,), accum)
-            peak = T.alloc_fragment((rows,), accum)
+            row_lse = T.alloc_fragment((rows,), accum)
 
             T.copy(grad[(*here, block * rows, 0)], grad_tile)
-            product = T.alloc_fragment((rows, form.tile_dv), accum)
-            for i, c in T.Parallel(rows, form.tile_dv):
+            product = T.alloc_fragment((rows, spec.tile_dv), accum)
+            for i, c in T.Parallel(rows, spec.tile_dv):
                 product[i, c] = T.cast(grad_tile[i, c], accum) * T.cast(out[(*here, block * rows + i, c)], accum)
             T.reduce_sum(product, common, dim=1)
             for i in T.Parallel(rows):
                 log_sum = lse[(*here, block * rows + i)]
-                peak[i] = T.if_then_else(log_sum == -infinity, infinity, log_sum if form.lows else log_sum * LOG2_E)
-            T.copy(peak, statistics[(*here, 0, block * rows)])
+                row_lse[i] = T.if_then_else(
+                    log_sum == -infinity, infinity, log_sum if spec.finite_min_masks else log_sum * LOG2_E
+                )
+            T.copy(row_lse, statistics[(*here, 0, block * rows)])
             T.copy(common, statistics[(*here, 1, block * rows)])
 
             T.copy(q[(*here, block * rows, 0)], q_tile)
             p = T.alloc_fragment((rows, keys), accum)
             dp = T.alloc_fragment((rows, keys), accum)
-            ds = alloc_weights((rows, keys), form.dtype)
+            ds = alloc_probs((rows, keys), spec.dtype)
             # For each slope the probabilities times it, and later the gradients: the first are those of products.
-            weights = [p, *[T.alloc_fragment((rows, keys), accum) for _ in slopes[1:]]]
-            grads = [ds, *[T.alloc_fragment((rows, keys), form.dtype) for _ in slopes[1:]]]
-            sums = T.alloc_fragment((rows, form.tile_d), accum)
-            T.clear(sums)
+            probs = [p, *[T.alloc_fragment((rows, keys), accum) for _ in slopes[1:]]]
+            grads = [ds, *[T.alloc_fragment((rows, keys), spec.dtype) for _ in slopes[1:]]]
+            acc = T.alloc_fragment((rows, spec.tile_d), accum)
+            T.clear(acc)
             extremes = (block * rows, T.min(block * rows + rows - 1, q_len - 1))
-            first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
-            for turn in T.Pipelined(end - first, num_stages=config.stages):
-                step = end - 1 - turn if form.backwards(config) else first + turn
+            first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, 1, 0)
+            for iteration in T.Pipelined(end - first, num_stages=config.stages):
+                step = end - 1 - iteration if spec.backwards(config) else first + iteration
                 load(held, queries, step * keys)
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(q_tile, k_tile, p, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 T.copy(v[sequence, head, step * keys, 0], v_tile)
                 T.gemm(grad_tile, v_tile, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 for i, j in T.Parallel(rows, keys):
-                    found = weigh(form, p[i, j], scale, peak[i], held, queries, i, j, step * keys)[1]
-                    for weight_of, value in zip(weights, found, strict=True):
-                        weight_of[i, j] = value
-                if form.cut(config, turn, step, extremes, q_offset, window, kv_len):
+                    found = weigh(spec, p[i, j], scale, row_lse[i], held, queries, i, j, step * keys)[1]
+                    for probs_of, value in zip(probs, found, strict=True):
+                        probs_of[i, j] = value
+                if spec.needs_mask(config, iteration, step, extremes, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
-                        seen = form.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
-                        for weight_of in weights:
-                            weight_of[i, j] = T.if_then_else(seen, weight_of[i, j], 0.0)
+                        seen = spec.sees(block * rows + i, step * keys, j, keys, q_offset, window, kv_len)
+                        for probs_of in probs:
+                            probs_of[i, j] = T.if_then_else(seen, probs_of[i, j], 0.0)
                 for i, j in T.Parallel(rows, keys):
-                    for weight_of, grad_of in zip(weights, grads, strict=True):
-                        grad_of[i, j] = T.cast(weight_of[i, j] * (dp[i, j] - common[i]), form.dtype)
-                for name, all_grads in zip(form.keep, operands[len(operand_types) :], strict=True):
-                    T.copy(grads[slopes.index(form.slope(name))], all_grads[(*here, block * rows, step * keys)])
-                T.gemm(ds, k_tile, sums, policy=T.GemmWarpPolicy.FullRow)
+                    for probs_of, grad_of in zip(probs, grads, strict=True):
+                        grad_of[i, j] = T.cast(probs_of[i, j] * (dp[i, j] - common[i]), spec.dtype)
+                for name, all_grads in zip(spec.keep, operands[len(operand_types) :], strict=True):
+                    T.copy(grads[slopes.index(spec.slope(name))], all_grads[(*here, block * rows, step * keys)])
+                T.gemm(ds, k_tile, acc, policy=T.GemmWarpPolicy.FullRow)
 
-            store_scaled(config, sums, scale, dq, here, block * rows)
+            store_scaled(config, acc, scale, dq, here, block * rows)
 
     return query_gradients
 
 
 @jit(pass_configs=FAST)  # type: ignore[untyped-decorator]
-def key_gradients(config: Config, form: Form, sums: tuple[str, ...] = ("dk", "dv")) -> Any:
+def key_gradients(config: Config, spec: Spec, outputs: tuple[str, ...] = ("dk", "dv")) -> Any:
     """dk and dv of a block of keys, or one of them, of all heads that share them. Tiles of scores have a row for each
     key, so that they are left operands in registers of both sums.
     """
     queries, rows = config.block_q, config.block_kv
-    accum = compute_dtype(form.dtype)
-    alloc_weights = T.alloc_shared if config.shared_weights else T.alloc_fragment
+    accum = compute_dtype(spec.dtype)
+    alloc_probs = T.alloc_shared if config.shared_probs else T.alloc_fragment
     batch, kv_heads, q_len, kv_len = T.dynamic("batch, kv_heads, q_len, kv_len")
     padded = dynamic("padded", PADDING)
-    groups = T.dynamic("groups") if form.grouped else 1
-    d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
+    groups = T.dynamic("groups") if spec.grouped else 1
+    d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
     q_shape = (batch, kv_heads, groups, q_len)
-    of_keys, of_values = "dk" in sums, "dv" in sums
+    of_keys, of_values = "dk" in outputs, "dv" in outputs
     # dv is a sum of probabilities, dk of probabilities times slopes.
-    apart = of_values and of_keys and form.slopes != [1.0]
+    separate = of_values and of_keys and spec.slopes != [1.0]
 
     @T.prim_func
     def key_gradients(
-        q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
-        k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
-        v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *operands: form.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
-        grad: strided("grad", (*q_shape, dv), form.dtype, multiple=form.vector),
+        q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
+        v: strided("v", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
+        *operands: spec.operand_types(q_shape[0], q_shape[1:3], q_shape[3], kv_len),
+        grad: strided("grad", (*q_shape, dv), spec.dtype, multiple=spec.vector),
         statistics: T.Tensor((*q_shape[:3], 2, padded), accum),
-        dk: strided("dk", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
-        dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
+        dk: strided("dk", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
+        dv_out: strided("dv_out", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
         scale: accum,
         q_offset: T.int32,
         window: T.int32,
@@ -510,30 +512,30 @@ def key_gradients(config: Config, form: Form, sums: tuple[str, ...] = ("dk", "dv
             place, head, sequence, _ = config.place(bx, by, bz, blocks, kv_heads, 1)
             block = blocks - 1 - place if config.heavy_first else place  # the first keys are the heavy ones
             first_key = block * rows
-            k_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
-            q_tile = T.alloc_shared((queries, form.tile_d), form.dtype)
-            grad_tile = T.alloc_shared((queries, form.tile_dv), form.dtype)
+            k_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
+            q_tile = T.alloc_shared((queries, spec.tile_d), spec.dtype)
+            grad_tile = T.alloc_shared((queries, spec.tile_dv), spec.dtype)
             numbers = T.alloc_shared((2, queries), accum)
             p = T.alloc_fragment((rows, queries), accum)
             T.copy(k[sequence, head, first_key, 0], k_tile)
             if of_keys:
-                v_tile = T.alloc_shared((rows, form.tile_dv), form.dtype)
+                v_tile = T.alloc_shared((rows, spec.tile_dv), spec.dtype)
                 dp = T.alloc_fragment((rows, queries), accum)
-                ds = alloc_weights((rows, queries), form.dtype)
-                dk_sums = T.alloc_fragment((rows, form.tile_d), accum)
+                ds = alloc_probs((rows, queries), spec.dtype)
+                dk_acc = T.alloc_fragment((rows, spec.tile_d), accum)
                 T.copy(v[sequence, head, first_key, 0], v_tile)
-                T.clear(dk_sums)
+                T.clear(dk_acc)
             if of_values:
-                p_rounded = alloc_weights((rows, queries), form.dtype)
-                dv_sums = T.alloc_fragment((rows, form.tile_dv), accum)
-                T.clear(dv_sums)
-            held = hold(form.operands, operands, (queries, rows), config.tiled, None)
+                p_rounded = alloc_probs((rows, queries), spec.dtype)
+                dv_acc = T.alloc_fragment((rows, spec.tile_dv), accum)
+                T.clear(dv_acc)
+            held = hold(spec.operands, operands, (queries, rows), config.tiled, None)
 
-            first, end = query_blocks(form, config, first_key, q_offset, window, q_len)
-            for member in T.serial(groups) if form.grouped else (0,):
+            first, end = query_blocks(spec, config, first_key, q_offset, window, q_len)
+            for member in T.serial(groups) if spec.grouped else (0,):
                 here = (sequence, head, member)
-                for turn in T.Pipelined(end - first, num_stages=config.stages):
-                    step = first + turn
+                for iteration in T.Pipelined(end - first, num_stages=config.stages):
+                    step = first + iteration
                     seers = Rows(step * queries, q_len, q_len, False, *here, groups, q_offset)
                     load(held, seers, first_key)
                     T.copy(q[(*here, step * queries, 0)], q_tile)
@@ -545,29 +547,29 @@ def key_gradients(config: Config, form: Form, sums: tuple[str, ...] = ("dk", "dv
                         )
                     T.copy(statistics[(*here, 0, step * queries)], numbers)
                     for i, j in T.Parallel(rows, queries):
-                        chance, found = weigh(form, p[i, j], scale, numbers[0, j], held, seers, j, i, first_key)
-                        if apart:
-                            p_rounded[i, j] = T.cast(chance, form.dtype)
+                        chance, found = weigh(spec, p[i, j], scale, numbers[0, j], held, seers, j, i, first_key)
+                        if separate:
+                            p_rounded[i, j] = T.cast(chance, spec.dtype)
                         p[i, j] = found[0] if of_keys else chance
-                    if cuts_queries(form, config, step, first_key, q_offset, window, q_len):
+                    if masks_queries(spec, config, step, first_key, q_offset, window, q_len):
                         for i, j in T.Parallel(rows, queries):
-                            seen = seen_by(form, first_key + i, step * queries, j, queries, q_offset, window, q_len)
+                            seen = seen_by(spec, first_key + i, step * queries, j, queries, q_offset, window, q_len)
                             p[i, j] = T.if_then_else(seen, p[i, j], 0.0)
-                            if apart:
-                                p_rounded[i, j] = T.if_then_else(seen, p_rounded[i, j], T.cast(0.0, form.dtype))
-                    if of_values and not apart:
+                            if separate:
+                                p_rounded[i, j] = T.if_then_else(seen, p_rounded[i, j], T.cast(0.0, spec.dtype))
+                    if of_values and not separate:
                         T.copy(p, p_rounded)
                     if of_keys:
                         for i, j in T.Parallel(rows, queries):
-                            ds[i, j] = T.cast(p[i, j] * (dp[i, j] - numbers[1, j]), form.dtype)
+                            ds[i, j] = T.cast(p[i, j] * (dp[i, j] - numbers[1, j]), spec.dtype)
                     if of_values:
-                        T.gemm(p_rounded, grad_tile, dv_sums, policy=T.GemmWarpPolicy.FullRow)
+                        T.gemm(p_rounded, grad_tile, dv_acc, policy=T.GemmWarpPolicy.FullRow)
                     if of_keys:
-                        T.gemm(ds, q_tile, dk_sums, policy=T.GemmWarpPolicy.FullRow)
+                        T.gemm(ds, q_tile, dk_acc, policy=T.GemmWarpPolicy.FullRow)
 
             if of_values:
-                store_scaled(config, dv_sums, 1.0, dv_out, (sequence, head), first_key)
+                store_scaled(config, dv_acc, 1.0, dv_out, (sequence, head), first_key)
             if of_keys:
-                store_scaled(config, dk_sums, scale, dk, (sequence, head), first_key)
+                store_scaled(config, dk_acc, scale, dk, (sequence, head), first_key)
 
     return key_gradients

@@ -19,7 +19,7 @@ from torch_tile.kernels.attention.args import AttentionArgs
 from torch_tile.kernels.attention.arguments import bounded, empty_beside, placed_beside
 from torch_tile.kernels.attention.operands import Rows, hold, load, operands_of
 from torch_tile.kernels.attention.softmax import exponentiate
-from torch_tile.kernels.attention.spec import Config, Form, is_shifted
+from torch_tile.kernels.attention.spec import Config, Spec, is_shifted
 from torch_tile.kernels.attention.tiling import Problem, config_for, splits_for
 from torch_tile.kernels.common import (
     LOG2_E,
@@ -108,52 +108,52 @@ def reference(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @T.macro
-def store_rows(sums: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
-    """Rows of `sums` times their weights, to `out` at `place` from row `first` on."""
-    for i, c in T.Parallel(*sums.shape):
-        out[(*place, first + i, c)] = sums[i, c] * weight[i]
+def store_rows(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
+    """Rows of `acc` times their weights, to `out` at `place` from row `first` on."""
+    for i, c in T.Parallel(*acc.shape):
+        out[(*place, first + i, c)] = acc[i, c] * weight[i]
 
 
 @T.macro
-def store_staged(sums: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
+def store_staged(acc: Any, weight: Any, out: Any, place: tuple[Any, ...], first: Any) -> None:
     """`store_rows` through shared memory: in runs of 16 bytes."""
-    result = T.alloc_fragment(sums.shape, out.dtype)
-    staged = T.alloc_shared(sums.shape, out.dtype)
-    for i, c in T.Parallel(*sums.shape):
-        result[i, c] = T.cast(sums[i, c] * weight[i], out.dtype)
+    result = T.alloc_fragment(acc.shape, out.dtype)
+    staged = T.alloc_shared(acc.shape, out.dtype)
+    for i, c in T.Parallel(*acc.shape):
+        result[i, c] = T.cast(acc[i, c] * weight[i], out.dtype)
     T.copy(result, staged)
     T.copy(staged, out[(*place, first, 0)])
 
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
-def flash_attention(config: Config, form: Form) -> Any:
+def flash_attention(config: Config, spec: Spec) -> Any:
     """Softmax over blocks of keys with running maxima and sums (FlashAttention-2, arXiv:2307.08691), in powers of two.
 
     With `config.packed` the query heads that share a key head are one matrix of `length` rows, head by head, so that
     short queries fill tiles: row r is query `r % q_len` of head `r // q_len`. Else each head is a matrix of its own.
-    With `config.split` a block takes one of `splits` shares of the keys, and `combine` joins the shares.
+    With `config.split` a block takes one of `splits` splits of the keys, and `combine` joins the splits.
     """
     rows, keys = config.block_q, config.block_kv
-    accum = compute_dtype(form.dtype)
+    accum = compute_dtype(spec.dtype)
     infinity = T.infinity(accum)
     batch, kv_heads, length, kv_len, splits = T.dynamic("batch, kv_heads, length, kv_len, splits")
-    groups = T.dynamic("groups") if form.grouped else 1
-    packed = form.grouped and config.packed
+    groups = T.dynamic("groups") if spec.grouped else 1
+    packed = spec.grouped and config.packed
     members = 1 if packed else groups
     mask_queries = T.dynamic("mask_queries") if packed else length
-    d, dv = (form.tile_d, form.tile_dv) if form.exact else (dynamic("d", form.vector), dynamic("dv", form.vector))
+    d, dv = (spec.tile_d, spec.tile_dv) if spec.exact else (dynamic("d", spec.vector), dynamic("dv", spec.vector))
     q_shape = (batch, kv_heads, members, length)
     part = (splits,) if config.split else ()
-    lse_types = [T.Tensor((*part, *q_shape), accum)] if config.split or form.lse else []
+    lse_types = [T.Tensor((*part, *q_shape), accum)] if config.split or spec.lse else []
 
     @T.prim_func
     def attention(
-        q: strided("q", (*q_shape, d), form.dtype, multiple=form.vector),
-        k: strided("k", (batch, kv_heads, kv_len, d), form.dtype, multiple=form.vector),
-        v: strided("v", (batch, kv_heads, kv_len, dv), form.dtype, multiple=form.vector),
-        *others: [*form.operand_types(batch, (kv_heads, groups), mask_queries, kv_len), *lse_types],
-        out: T.Tensor((*part, *q_shape, dv), accum) if config.split else form.out_type((*q_shape, dv)),
+        q: strided("q", (*q_shape, d), spec.dtype, multiple=spec.vector),
+        k: strided("k", (batch, kv_heads, kv_len, d), spec.dtype, multiple=spec.vector),
+        v: strided("v", (batch, kv_heads, kv_len, dv), spec.dtype, multiple=spec.vector),
+        *others: [*spec.operand_types(batch, (kv_heads, groups), mask_queries, kv_len), *lse_types],
+        out: T.Tensor((*part, *q_shape, dv), accum) if config.split else spec.out_type((*q_shape, dv)),
         scale: accum,
         q_len: T.int32,
         q_offset: T.int32,
@@ -162,67 +162,67 @@ def flash_attention(config: Config, form: Form) -> Any:
         blocks = T.ceildiv(length, rows)
         with T.Kernel(*config.grid(blocks, kv_heads * members, batch, splits), threads=config.threads) as (bx, by, bz):
             T.annotate_min_blocks_per_sm(config.blocks)
-            block, any_head, sequence, share = config.place(bx, by, bz, blocks, kv_heads * members, splits)
+            block, any_head, sequence, split = config.place(bx, by, bz, blocks, kv_heads * members, splits)
             head, member = any_head // members, any_head % members
-            place = (*((share,) if config.split else ()), sequence, head, member)
-            q_tile = T.alloc_shared((rows, form.tile_d), form.dtype)
-            k_tile = T.alloc_shared((keys, form.tile_d), form.dtype)
-            v_tile = T.alloc_shared((keys, form.tile_dv), form.dtype)
+            place = (*((split,) if config.split else ()), sequence, head, member)
+            q_tile = T.alloc_shared((rows, spec.tile_d), spec.dtype)
+            k_tile = T.alloc_shared((keys, spec.tile_d), spec.dtype)
+            v_tile = T.alloc_shared((keys, spec.tile_dv), spec.dtype)
             scores = T.alloc_fragment((rows, keys), accum)
-            weights = (T.alloc_shared if config.shared_weights else T.alloc_fragment)((rows, keys), form.dtype)
-            sums = T.alloc_fragment((rows, form.tile_dv), accum)
-            peak, total, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
-            shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
+            probs = (T.alloc_shared if config.shared_probs else T.alloc_fragment)((rows, keys), spec.dtype)
+            acc = T.alloc_fragment((rows, spec.tile_dv), accum)
+            row_max, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(3))
+            partial_sums = T.alloc_fragment((rows, config.partial_sums), accum) if config.partial_sums > 1 else row_sum
 
             T.copy(q[sequence, head, member, block * rows, 0], q_tile)
             queries = q_tile
             if config.resident:
-                q_registers = T.alloc_fragment((rows, form.tile_d), form.dtype)
+                q_registers = T.alloc_fragment((rows, spec.tile_d), spec.dtype)
                 T.copy(q_tile, q_registers)
                 queries = q_registers
-            T.clear(sums)
-            T.clear(shares)
-            T.fill(peak, -infinity)
+            T.clear(acc)
+            T.clear(partial_sums)
+            T.fill(row_max, -infinity)
 
             here = Rows(block * rows, length, q_len, packed, sequence, head, member, members, q_offset)
-            held = hold(form.operands, others[: len(form.operands)], (rows, keys), config.tiled and not packed, here)
-            mask, aux = held[: form.mask is not None], held[form.mask is not None :]
+            held = hold(spec.operands, others[: len(spec.operands)], (rows, keys), config.tiled and not packed, here)
+            mask, aux = held[: spec.mask is not None], held[spec.mask is not None :]
             extremes = (0, q_len - 1) if packed else (block * rows, T.min(block * rows + rows - 1, length - 1))
-            first, end = form.key_blocks(config, extremes, q_offset, window, kv_len, splits, share)
-            unit = form.unit(scale)
-            factor = unit * LOG2_E
-            for turn in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
-                step = end - 1 - turn if form.backwards(config) else first + turn
+            first, end = spec.key_blocks(config, extremes, q_offset, window, kv_len, splits, split)
+            unit = spec.unit(scale)
+            scale_log2 = unit * LOG2_E
+            for iteration in T.Pipelined(end - first, num_stages=config.stages, ping_pong=config.ping_pong):
+                step = end - 1 - iteration if spec.backwards(config) else first + iteration
                 load(held, here, step * keys)
                 T.copy(k[sequence, head, step * keys, 0], k_tile)
                 T.gemm(queries, k_tile, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                if form.score:
-                    score_text.modify(form.program, scores, scale, aux, here, step * keys)
-                if form.mask is not None or not form.folded:
+                if spec.score:
+                    score_text.modify(spec.program, scores, scale, aux, here, step * keys)
+                if spec.mask is not None or not spec.folded:
                     for i, j in T.Parallel(rows, keys):
-                        product = scores[i, j] if form.score or form.folded else scores[i, j] * scale
-                        scores[i, j] = form.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
-                if form.cut(config, turn, step, extremes, q_offset, window, kv_len):
+                        product = scores[i, j] if spec.score or spec.folded else scores[i, j] * scale
+                        scores[i, j] = spec.masked(product, *[x.element(here, i, j, step * keys) for x in mask])
+                if spec.needs_mask(config, iteration, step, extremes, q_offset, window, kv_len):
                     for i, j in T.Parallel(rows, keys):
                         row = T.min(block * rows + i, length - 1)
                         query = row % q_len if packed else row
-                        seen = form.sees(query, step * keys, j, keys, q_offset, window, kv_len)
+                        seen = spec.sees(query, step * keys, j, keys, q_offset, window, kv_len)
                         scores[i, j] = T.if_then_else(seen, scores[i, j], -infinity)
-                exponentiate(scores, peak, shares, fade, factor, lows=form.lows)
-                for i, c in T.Parallel(rows, form.tile_dv):
-                    sums[i, c] *= fade[i]
-                T.copy(scores, weights)
+                exponentiate(scores, row_max, partial_sums, rescale, scale_log2, finite_min_masks=spec.finite_min_masks)
+                for i, c in T.Parallel(rows, spec.tile_dv):
+                    acc[i, c] *= rescale[i]
+                T.copy(scores, probs)
                 T.copy(v[sequence, head, step * keys, 0], v_tile)
-                T.gemm(weights, v_tile, sums, policy=T.GemmWarpPolicy.FullRow)
+                T.gemm(probs, v_tile, acc, policy=T.GemmWarpPolicy.FullRow)
 
-            if config.shares > 1:
-                T.reduce_sum(shares, total, dim=1)
+            if config.partial_sums > 1:
+                T.reduce_sum(partial_sums, row_sum, dim=1)
             for i in T.Parallel(rows):
                 if lse_types:
-                    log_sum = peak[i] * unit + T.log(total[i])
+                    log_sum = row_max[i] * unit + T.log(row_sum[i])
                     others[-1][(*place, block * rows + i)] = log_sum
-                fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-            (store_staged if config.staged else store_rows)(sums, fade, out, place, block * rows)
+                rescale[i] = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
+            (store_staged if config.staged else store_rows)(acc, rescale, out, place, block * rows)
 
     return attention
 
@@ -236,7 +236,7 @@ def attention(
     needs_lse: bool = True,
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of shares if it splits.
+    """See `reference`; `config` overrides the choice of `config_for`, `splits` the number of splits if it splits.
 
     `out` may be given, laid out as `empty_beside(q, Dv)` is, and `lse`, contiguous. Unless given, lse is None
     if nobody `needs_lse`.
@@ -244,8 +244,8 @@ def attention(
     args: AttentionArgs[torch.Tensor] = AttentionArgs(*given, **named)
     q = args.q
     if not has_kernels(q):
-        result, sums = reference(*args)
-        return into(out, result), into(lse, sums)
+        result, lse_made = reference(*args)
+        return into(out, result), into(lse, lse_made)
     if out is None:
         out = empty_beside(q, args.v.shape[3])
     if lse is None and needs_lse:
@@ -274,18 +274,18 @@ def run(
     tile_d, tile_dv = round_up(head_dim, 16), round_up(v_dim, 16)
     q, k, v = dense_last(q), dense_last(k), dense_last(v)
     machine = machine_of(q)
-    forms, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
-    form = Form(
+    specs, operands = operands_of([x for x in (mask, *(aux or ())) if x is not None], kv_heads, machine.is_gpu)
+    spec = Spec(
         q.dtype, tile_d, tile_dv, (tile_d, tile_dv) == (head_dim, v_dim), causal, window > 0,
-        None if mask is None else forms[0], groups > 1,
+        None if mask is None else specs[0], groups > 1,
         (mask is None or mask.dtype == torch.bool) and (scale > 0 or bool(score)),
         vector_of((q, k, v, out), (head_dim, v_dim)) if machine.is_gpu else 1,
-        shifted=is_shifted(causal, window, q_offset), score=score, aux=forms[mask is not None :],
+        shifted=is_shifted(causal, window, q_offset), score=score, aux=specs[mask is not None :],
         lse=lse is not None,
     )  # fmt: skip
     adjacent = all(_heads_are_adjacent(x, groups) for x in (q, out))
     problem = Problem(batch * kv_heads, groups * q.shape[2], k.shape[2], groups, adjacent)
-    config = config or config_for(form, problem, machine)
+    config = config or config_for(spec, problem, machine)
     if config is None:
         for target, value in zip((out, lse), reference(*args), strict=True):
             if target is not None:
@@ -294,7 +294,7 @@ def run(
     lanes = (1, groups * q.shape[2]) if groups > 1 and config.packed else (groups, q.shape[2])
     shape = (*k.shape[:2], *lanes)
     options = (float(scale), q.shape[2], q_offset, bounded(window))
-    kernel = machine.kernel(flash_attention)(config, form)
+    kernel = machine.kernel(flash_attention)(config, spec)
     grouped = q.reshape(*shape, head_dim)  # a copy, if heads are packed that do not lie one after the other
     if not config.split:
         packs = lanes[0] > 1 or _heads_are_adjacent(out, groups)

@@ -73,8 +73,8 @@ def operand(x: torch.Tensor, kv_heads: int, on_gpu: bool) -> tuple[Operand, torc
             x = x.unflatten(d, (kv_heads, -1)) if name == "h" else x
     x = x if x.dim() else x[None]
     unit = is_unit(x)
-    form = Operand(dims, x.dtype, unit, on_gpu and unit and vector_of((x,), ()) > 1)
-    return form, x.view(torch.uint8) if x.dtype == torch.bool else x
+    spec = Operand(dims, x.dtype, unit, on_gpu and unit and vector_of((x,), ()) > 1)
+    return spec, x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
 def operands_of(
@@ -82,7 +82,7 @@ def operands_of(
 ) -> tuple[tuple[Operand, ...], list[torch.Tensor]]:
     """What kernels know of several operands, and the operands as they take them."""
     found = [operand(x, kv_heads, on_gpu) for x in tensors]
-    return tuple(form for form, _ in found), [x for _, x in found]
+    return tuple(spec for spec, _ in found), [x for _, x in found]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Held:
     present rows and keys, or neither.
     """
 
-    form: Operand
+    spec: Operand
     tensor: Any
     rows: Any = None
     tile: Any = None
@@ -135,37 +135,37 @@ class Held:
         if self.rows is not None:
             return self.rows[i]
         if self.tile is not None:
-            return self.tile[tuple(n for name, n in (("q", i), ("k", j)) if name in self.form.dims)]
-        return self.tensor[_at(self.form, here.place(i, first + j))]
+            return self.tile[tuple(n for name, n in (("q", i), ("k", j)) if name in self.spec.dims)]
+        return self.tensor[_at(self.spec, here.place(i, first + j))]
 
     def number(self, here: Rows, i: Any, j: Any, first: Any, dtype: Any) -> Any:
         """The same as a number of `dtype`."""
-        return self.form.number(self.element(here, i, j, first), dtype)
+        return self.spec.number(self.element(here, i, j, first), dtype)
 
 
-def _at(form: Operand, place: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
-    return tuple(index for d in form.dims for index in place[d]) or (0,)
+def _at(spec: Operand, place: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
+    return tuple(index for d in spec.dims for index in place[d]) or (0,)
 
 
 @T.macro
 def hold(
-    forms: Sequence[Operand], tensors: Sequence[Any], shape: tuple[int, int], tiled: bool, here: Rows | None
+    specs: Sequence[Operand], tensors: Sequence[Any], shape: tuple[int, int], tiled: bool, here: Rows | None
 ) -> Any:
     """Operands as blocks of `shape` (rows, keys) read them: what is the same for all keys once, now, for the rows that
     stay `here`; with `tiled`, what can be by tiles, which `load` fills.
     """
     held = []
-    for form, x in zip(forms, tensors, strict=True):
-        if here is not None and "k" not in form.dims:
-            operand_rows = T.alloc_fragment(shape[:1], form.stored)
+    for spec, x in zip(specs, tensors, strict=True):
+        if here is not None and "k" not in spec.dims:
+            operand_rows = T.alloc_fragment(shape[:1], spec.stored)
             for i in T.Parallel(shape[0]):
-                operand_rows[i] = x[_at(form, here.place(i, 0))]
-            held.append(Held(form, x, rows=operand_rows))
-        elif tiled and form.tiled:
-            operand_tile = T.alloc_shared(form.tile(*shape), form.stored)
-            held.append(Held(form, x, tile=operand_tile))
+                operand_rows[i] = x[_at(spec, here.place(i, 0))]
+            held.append(Held(spec, x, rows=operand_rows))
+        elif tiled and spec.tiled:
+            operand_tile = T.alloc_shared(spec.tile(*shape), spec.stored)
+            held.append(Held(spec, x, tile=operand_tile))
         else:
-            held.append(Held(form, x))
+            held.append(Held(spec, x))
     return held
 
 
@@ -174,4 +174,4 @@ def load(held: Sequence[Held], here: Rows, first: Any) -> None:
     """Fill the tiles with what stands at these rows and the keys from `first` on."""
     for x in held:
         if x.tile is not None:
-            T.copy(x.tensor[_at(x.form, here.corner(first))], x.tile)
+            T.copy(x.tensor[_at(x.spec, here.corner(first))], x.tile)

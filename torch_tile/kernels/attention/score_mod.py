@@ -72,8 +72,8 @@ def sloped(text: str, inputs: tuple[str, ...]) -> Sloped:
     return slopes(canonical(text), hides=True).only(split_gain(text)[0].result, *inputs)
 
 
-def has_lows(text: str, aux: Sequence[Operand]) -> bool:
-    """Whether a text may make of scores numbers of which a product with a factor overflows or loses all digits.
+def may_have_finite_min_masks(text: str, aux: Sequence[Operand]) -> bool:
+    """True if scores may contain huge finite values, so that scaling them overflows or loses all digits.
 
     It may if it adds or chooses large ones, or reads numbers that differ between keys or queries: masks.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attention kernel is compiled for: its cut, and its form."""
+"""What an attention kernel is compiled for: its tiling and its spec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.kernels.attention.operands import Operand
-from torch_tile.kernels.attention.score_mod import has_lows, sloped, split_gain
+from torch_tile.kernels.attention.score_mod import may_have_finite_min_masks, sloped, split_gain
 from torch_tile.kernels.common import strided
 from torch_tile.kernels.epilogue.autodiff import Sloped
 from torch_tile.kernels.epilogue.program import Epilogue, parse
@@ -22,15 +22,15 @@ from torch_tile.kernels.epilogue.program import Epilogue, parse
 class Config:
     """How attention is cut: a block holds `block_q` rows (queries of a group of heads) and steps by `block_kv` keys.
 
-    `split`: blocks take shares of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
+    `split`: blocks take splits of the keys. `packed`: a block's rows are of all heads that share a key head, not of one
     of them. For GPUs: `heavy_first` starts with the last queries, which see most keys under a causal mask; with `side`
     of at least 2 only so many heads run side by side, so that their keys and values stay in the second-level cache
     (where it does not divide the heads of all sequences, some blocks have none); `resident` keeps the queries in
-    registers; `shared_weights` hands the probabilities to other warps, as tiles of few rows need; `shares` is in how
-    many parts the sum of a row is kept, 8 being what leaves each thread of an accumulator with its own; `staged` sends
-    the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows are
-    packed; `ping_pong` lets warpgroups start their products in turns; so many `blocks` shall run on an SM at the same
-    time.
+    registers; `shared_probs` hands the probabilities to other warps, as tiles of few rows need; `partial_sums` is in
+    how many parts the sum of a row is kept, 8 being what leaves each thread of an accumulator with its own; `staged`
+    sends the result through shared memory, `tiled` also masks and other operands that change with the keys, unless rows
+    are packed; `ping_pong` lets warpgroups start their products in turns; so many `blocks` shall run on an SM at the
+    same time.
     """
 
     block_q: int = 64
@@ -42,8 +42,8 @@ class Config:
     heavy_first: bool = False
     side: int = 1
     resident: bool = False
-    shared_weights: bool = False
-    shares: int = 1
+    shared_probs: bool = False
+    partial_sums: int = 1
     staged: bool = False
     tiled: bool = False
     ping_pong: bool = False
@@ -58,7 +58,7 @@ class Config:
         return (kv_heads, batch, blocks) if self.heavy_first else (blocks, kv_heads, batch)
 
     def place(self, x: Any, y: Any, z: Any, blocks: Any, kv_heads: Any, splits: Any) -> tuple[Any, Any, Any, Any]:
-        """The block of rows, the key head, the sequence and the share of a block of the launch."""
+        """The block of rows, the key head, the sequence and the split of a block of the launch."""
         if self.split:
             return x // splits, y, z, x % splits
         if self.side > 1:
@@ -68,7 +68,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Form:
+class Spec:
     """What a kernel is compiled for, besides its `Config`.
 
     Tiles are `tile_d` and `tile_dv` wide; heads of exactly that size have `exact`, others end in zeros. `mask` is what
@@ -139,9 +139,11 @@ class Form:
         return any(map(self.sloped.may_be_infinite, values))
 
     @property
-    def lows(self) -> bool:
+    def finite_min_masks(self) -> bool:
         """Whether scores may be numbers, as low as they go, that stand for -inf."""
-        return (self.mask is not None and self.mask.dtype.is_floating_point) or has_lows(self.score, self.aux)
+        return (self.mask is not None and self.mask.dtype.is_floating_point) or may_have_finite_min_masks(
+            self.score, self.aux
+        )
 
     def unit(self, scale: Any) -> Any:
         """What scores are kept in multiples of."""
@@ -155,9 +157,9 @@ class Form:
 
     def key_blocks(
         self, config: Config, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any, splits: Any,
-        share: Any,
+        split: Any,
     ) -> Any:  # fmt: skip
-        """The first block of keys that a query may see, and the end of them; of one share if split.
+        """The first block of keys that a query may see, and the end of them; of one split if split.
 
         `extremes` are the first and the last query of a block.
         """
@@ -171,32 +173,42 @@ class Form:
             first = T.max(0, (first_query + q_offset - window + 1) // config.block_kv)
         if config.split:
             each = T.ceildiv(T.max(end - first, 0), splits)
-            first = first + share * each
+            first = first + split * each
             end = T.min(first + each, end)
         return first, end
 
     def backwards(self, config: Config) -> bool:
-        """Whether the last keys come first, which end inside a tile and which a causal mask hides: no later turn asks.
+        """Whether the last keys come first, which end inside a tile and which a causal mask hides: no later iteration
+        asks.
 
         Of the heads of a group that are packed, it may hide any number of tiles.
         """
         return not (self.windowed or (self.causal and config.packed and self.grouped))
 
-    def cut(
-        self, config: Config, turn: Any, step: Any, extremes: tuple[Any, Any], q_offset: Any, window: Any, kv_len: Any
+    def needs_mask(
+        self,
+        config: Config,
+        iteration: Any,
+        step: Any,
+        extremes: tuple[Any, Any],
+        q_offset: Any,
+        window: Any,
+        kv_len: Any,
     ) -> Any:
-        """Whether a query of a block, which are those of `extremes` and between, may not see a key of a turn's step."""
+        """Whether a query of a block, which are those of `extremes` and between, may not see a key of an iteration's
+        step.
+        """
         first_query, last_query = extremes
         q_offset = q_offset if self.shifted else 0
         last = step * config.block_kv + config.block_kv - 1
-        cut = last >= kv_len
+        needs_mask = last >= kv_len
         if self.backwards(config):
-            cut = T.logical_and(turn == 0, cut)
+            needs_mask = T.logical_and(iteration == 0, needs_mask)
         if self.causal:
-            cut = T.logical_or(cut, last > first_query + q_offset)
+            needs_mask = T.logical_or(needs_mask, last > first_query + q_offset)
         if self.windowed:
-            cut = T.logical_or(cut, step * config.block_kv <= last_query + q_offset - window)
-        return cut
+            needs_mask = T.logical_or(needs_mask, step * config.block_kv <= last_query + q_offset - window)
+        return needs_mask
 
     def sees(self, query: Any, first: Any, key: Any, block_kv: int, q_offset: Any, window: Any, kv_len: Any) -> Any:
         """Whether a query may see the key at `key` of a block of keys that begins at `first`, masks aside.

@@ -10,14 +10,14 @@ from functools import lru_cache
 import torch
 
 from torch_tile.hardware import RESERVED
-from torch_tile.kernels.attention.spec import Config, Form
+from torch_tile.kernels.attention.spec import Config, Spec
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, typical
 from torch_tile.kernels.tuned import rows_class, tuned
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes that decide the cut: sequences times key heads, rows of each (queries times heads of a group), keys, and
+    """Sizes that decide the tiling: sequences times key heads, rows of each (queries times heads of a group), keys, and
     heads of a group; and whether the rows of a group lie evenly spaced (`adjacent`), so that they pack as a view.
     """
 
@@ -32,61 +32,61 @@ class Problem:
         return self.adjacent or 2 * self.rows <= self.groups * block_q
 
 
-def config_for(form: Form, problem: Problem, machine: Machine) -> Config | None:
-    """The cut of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
+def config_for(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
+    """The tiling of a problem on a machine; None for heads so wide that not even the smallest tiles fit."""
     problem = typical(problem)
     if machine.is_gpu:
-        found = tuned(Config, "attention", machine, shape_class(form, problem))
+        found = tuned(Config, "attention", machine, shape_class(spec, problem))
         if found is not None and (not found.packed or problem.packs(found.block_q)):
             return found
-        return _gpu_config(form, problem, machine)
+        return _gpu_config(spec, problem, machine)
     # As few rows as the queries fill, and tiles of keys that stay in the second-level cache.
     block_q = 4 if problem.rows <= 4 else 16 if problem.rows <= 16 else 64
     return Config(block_q=block_q, block_kv=64, packed=problem.packs(block_q))
 
 
-def shape_class(form: Form, problem: Problem) -> str | None:
+def shape_class(spec: Spec, problem: Problem) -> str | None:
     """Problems that are cut alike; None for those that are not tuned for."""
-    if form.dtype.itemsize != 2 or form.mask is not None or form.windowed or not (form.folded and form.exact):
+    if spec.dtype.itemsize != 2 or spec.mask is not None or spec.windowed or not (spec.folded and spec.exact):
         return None
-    if form.score:
+    if spec.score:
         return None
-    kind = "causal" if form.causal else "full"
+    kind = "causal" if spec.causal else "full"
     keys = power_of_two(problem.keys)
-    return f"d{form.tile_d},{form.tile_dv} {kind} {problem.heads}x{problem.groups} {rows_class(problem.rows)}x{keys}"
+    return f"d{spec.tile_d},{spec.tile_dv} {kind} {problem.heads}x{problem.groups} {rows_class(problem.rows)}x{keys}"
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine) -> int:
-    """How many shares to make of the keys: a block for each SM, but none below four tiles or LEAST_SHARE keys."""
+    """How many splits to make of the keys: a block for each SM, but none below four tiles or LEAST_SHARE keys."""
     problem = typical(problem)
-    most = problem.keys // max(LEAST_SHARE, 4 * config.block_kv)
-    return max(1, min(machine.units // _blocks(config, problem), most))
+    most = problem.keys // max(LEAST_SPLIT, 4 * config.block_kv)
+    return max(1, min(machine.num_sms // _blocks(config, problem), most))
 
 
 def _blocks(config: Config, problem: Problem) -> int:
     return problem.heads * -(-problem.rows // config.block_q)
 
 
-LEAST_SHARE = 512  # keys: joining shares takes longer than a block takes for as many
+LEAST_SPLIT = 512  # keys: joining splits takes longer than a block takes for as many
 
-# Cuts by falling size; the first that fits is taken. Where each warp has rows of its own, weights stay in registers.
+# Tilings by falling size; the first that fits is taken. Where each warp has rows of its own, weights stay in registers.
 LONG = (
-    Config(64, 64, 128, stages=1, resident=True, shares=8),
-    Config(64, 64, 128, shares=8),
-    Config(64, 32, 128, shares=8),
-    Config(64, 32, 256, shares=8),
-    Config(16, 32, 128, shared_weights=True),
-    Config(16, 16, 256, stages=1, shared_weights=True),
-    Config(16, 8, 256, stages=1, shared_weights=True),
+    Config(64, 64, 128, stages=1, resident=True, partial_sums=8),
+    Config(64, 64, 128, partial_sums=8),
+    Config(64, 32, 128, partial_sums=8),
+    Config(64, 32, 256, partial_sums=8),
+    Config(16, 32, 128, shared_probs=True),
+    Config(16, 16, 256, stages=1, shared_probs=True),
+    Config(16, 8, 256, stages=1, shared_probs=True),
 )
 SHORT = (
-    Config(16, 128, 128, shared_weights=True),
-    Config(16, 64, 128, shared_weights=True),
+    Config(16, 128, 128, shared_probs=True),
+    Config(16, 64, 128, shared_probs=True),
     *LONG[-3:],
 )
 WIDE = (
-    Config(64, 32, 128, shared_weights=True),
-    Config(64, 32, 256, shared_weights=True),
+    Config(64, 32, 128, shared_probs=True),
+    Config(64, 32, 256, shared_probs=True),
     *LONG[-3:],
 )  # float32 and float64
 MOST_REGISTERS = {2: 200, 4: 100, 8: 60}  # for accumulators and queries, by the operands' size: what compiles unspilt
@@ -96,8 +96,8 @@ SCORE_REGISTERS, LOOSE_REGISTERS = 30, 42
 
 # By wgmma, with keys and values by bulk copies: the arithmetic of a step runs beside products, in up to 240 registers.
 HOPPER = tuple(
-    Config(*cut, shares=8)
-    for cut in (
+    Config(*tiling, partial_sums=8)
+    for tiling in (
         (192, 128, 384, 2), (128, 128, 256, 2), (128, 96, 256, 2), (128, 64, 256, 3), (128, 64, 256, 2),
         (128, 64, 256, 1), (64, 128, 128, 2), (64, 64, 128, 2),
     )
@@ -107,128 +107,131 @@ HOPPER_RATES = {192: 1.15}  # of rows by the rows of a block, measured on an H20
 SHORT_KEYS = 512  # so few that what happens before the first product counts
 # Blocks that share an SM, by the widest heads they suit: while one loads its first tiles or stores, others multiply.
 SHARING = {
-    64: Config(64, 96, 128, 2, shares=8, blocks=3),
-    128: Config(64, 64, 128, 2, shares=8, blocks=2),
+    64: Config(64, 96, 128, 2, partial_sums=8, blocks=3),
+    128: Config(64, 64, 128, 2, partial_sums=8, blocks=2),
 }
 # Under masks, whose tiles stand beside those of keys and values.
-SHARING_MASKED = {64: Config(64, 64, 128, 2, shares=8, blocks=3), 128: SHARING[128]}
+SHARING_MASKED = {64: Config(64, 64, 128, 2, partial_sums=8, blocks=3), 128: SHARING[128]}
 BARRIERS = 1024  # bytes of shared memory of each block, for mbarriers
 SIDE_BY_SIDE = 8, 4, 2
 CACHED = 35 << 20  # bytes of keys and values that stay in the second-level cache, of 50 MiB
 
 
-def _hopper_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
-    """The cut for products by wgmma; None where they do not apply."""
-    if not machine.target.has_wgmma or form.dtype.itemsize != 2 or form.vector < 8 or problem.rows <= 16:
+def _hopper_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
+    """The tiling for products by wgmma; None where they do not apply."""
+    if not machine.target.has_wgmma or spec.dtype.itemsize != 2 or spec.vector < 8 or problem.rows <= 16:
         return None
-    if (sharing := _sharing(form, problem, machine)) is not None:
+    if (sharing := _sharing(spec, problem, machine)) is not None:
         return sharing
-    fitting = [c for c in HOPPER if _fits_hopper(c, form, machine) and (c.block_q == 64) == (problem.rows <= 64)]
+    fitting = [c for c in HOPPER if _fits_hopper(c, spec, machine) and (c.block_q == 64) == (problem.rows <= 64)]
     few = problem.keys <= SHORT_KEYS and problem.rows > 64
-    if _is_loose(HOPPER[1], form, problem) or (few and problem.heads * -(-problem.rows // 128) <= machine.units):
+    if _is_loose(HOPPER[1], spec, problem) or (few and problem.heads * -(-problem.rows // 128) <= machine.num_sms):
         fitting = [c for c in fitting if c.block_kv == 64]
 
     def duration(config: Config) -> float:
-        turns = -(-_blocks(config, problem) // machine.units)
-        return turns * config.block_q / HOPPER_RATES.get(config.block_q, 1.0)
+        waves = -(-_blocks(config, problem) // machine.num_sms)
+        return waves * config.block_q / HOPPER_RATES.get(config.block_q, 1.0)
 
     return min(fitting, key=duration, default=None)
 
 
-def _is_loose(config: Config, form: Form, problem: Problem) -> bool:
+def _is_loose(config: Config, spec: Spec, problem: Problem) -> bool:
     """Whether operands are read from memory element by element, other ones for each row."""
-    if _packed(config, form, problem):
-        return any("k" in x.dims for x in form.operands)
-    return any(x.dims.endswith("qk") and not x.tiled for x in form.operands)
+    if _packed(config, spec, problem):
+        return any("k" in x.dims for x in spec.operands)
+    return any(x.dims.endswith("qk") and not x.tiled for x in spec.operands)
 
 
-def _sharing(form: Form, problem: Problem, machine: Machine) -> Config | None:
-    """The cut for blocks that live for few turns, several of which share an SM; None where larger blocks are faster.
+def _sharing(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
+    """The tiling for blocks that live for few iterations, several of which share an SM; None where larger blocks are
+    faster.
 
     Measured on an H200. Larger blocks read keys and values half as often, which counts for wide heads and many keys.
     """
-    cuts = SHARING_MASKED if form.operands else SHARING
-    width = max(form.tile_d, form.tile_dv)
-    widest = next((n for n in cuts if width <= n), 0)
-    if not widest or form.score or form.windowed or not (form.folded or form.mask):
+    tilings = SHARING_MASKED if spec.operands else SHARING
+    width = max(spec.tile_d, spec.tile_dv)
+    widest = next((n for n in tilings if width <= n), 0)
+    if not widest or spec.score or spec.windowed or not (spec.folded or spec.mask):
         return None
     # Packed rows ask of each tile whether a causal mask cuts it, for which three blocks on an SM have no registers.
-    config = cuts[128 if form.causal and _packed(cuts[widest], form, problem) else widest]
-    room = (machine.target.shared_limit + RESERVED) // (_shared(config, form) + form.operand_bytes(config) + RESERVED)
+    config = tilings[128 if spec.causal and _packed(tilings[widest], spec, problem) else widest]
+    room = (machine.target.shared_limit + RESERVED) // (_shared(config, spec) + spec.operand_bytes(config) + RESERVED)
     config = replace(config, blocks=min(config.blocks, room))
     blocks = _blocks(config, problem)
-    if config.blocks < 2 or (problem.rows <= config.block_q and blocks <= machine.units):
+    if config.blocks < 2 or (problem.rows <= config.block_q and blocks <= machine.num_sms):
         return None
-    few = 4096 if widest == 64 else 512 if form.causal else 384
-    if width == 128 and blocks <= config.blocks * machine.units:
+    few = 4096 if widest == 64 else 512 if spec.causal else 384
+    if width == 128 and blocks <= config.blocks * machine.num_sms:
         few = 512  # all blocks run at once
     return config if problem.keys <= few else None
 
 
-def _fits_hopper(config: Config, form: Form, machine: Machine) -> bool:
+def _fits_hopper(config: Config, spec: Spec, machine: Machine) -> bool:
     """Whether sums and tiles fit; those of operands beside fewer stages, which the compiler then takes itself."""
-    held = config.block_q * (config.block_kv * 3 // 2 + form.tile_dv) // config.threads
+    held = config.block_q * (config.block_kv * 3 // 2 + spec.tile_dv) // config.threads
     one = replace(config, stages=1)
-    shared = max(_shared(config, form), _shared(one, form) + form.operand_bytes(one))
+    shared = max(_shared(config, spec), _shared(one, spec) + spec.operand_bytes(one))
     # Three warpgroups leave each no registers for what changes scores.
-    registers = 0 if form.score and config.threads == 384 else HOPPER_REGISTERS[config.threads]
+    registers = 0 if spec.score and config.threads == 384 else HOPPER_REGISTERS[config.threads]
     return held <= registers and shared <= machine.target.shared_limit
 
 
-def _shared(config: Config, form: Form) -> int:
+def _shared(config: Config, spec: Spec) -> int:
     """Bytes of the tiles of queries, keys, values and the result, with room for barriers."""
     rows = config.block_q + config.stages * config.block_kv
-    return rows * (form.tile_d + form.tile_dv) * form.dtype.itemsize + BARRIERS
+    return rows * (spec.tile_d + spec.tile_dv) * spec.dtype.itemsize + BARRIERS
 
 
 @lru_cache(KEPT_CHOICES)
-def _gpu_config(form: Form, problem: Problem, machine: Machine) -> Config | None:
-    cuts: Sequence[Config] = WIDE if form.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
-    cuts = [c for c in cuts if c.block_q == 16 or problem.rows > 16]
-    config = _hopper_config(form, problem, machine) or next((c for c in cuts if _fits(c, form, problem, machine)), None)
+def _gpu_config(spec: Spec, problem: Problem, machine: Machine) -> Config | None:
+    tilings: Sequence[Config] = WIDE if spec.dtype.itemsize > 2 else LONG if problem.rows > 16 else SHORT
+    tilings = [c for c in tilings if c.block_q == 16 or problem.rows > 16]
+    config = _hopper_config(spec, problem, machine) or next(
+        (c for c in tilings if _fits(c, spec, problem, machine)), None
+    )
     if config is None:
         return None
-    packed = _packed(config, form, problem)
-    staged = not packed and form.dtype.itemsize == 2
-    tiled = not packed and any(x.tiled for x in form.operands)
-    config = replace(config, packed=packed, heavy_first=form.causal, staged=staged, tiled=tiled)
-    if form.causal:
-        config = replace(config, side=_side(config, form, problem))
+    packed = _packed(config, spec, problem)
+    staged = not packed and spec.dtype.itemsize == 2
+    tiled = not packed and any(x.tiled for x in spec.operands)
+    config = replace(config, packed=packed, heavy_first=spec.causal, staged=staged, tiled=tiled)
+    if spec.causal:
+        config = replace(config, side=_side(config, spec, problem))
     if splits_for(config, problem, machine) > 1:
         return replace(config, split=True, staged=False)
     return config
 
 
-def _packed(config: Config, form: Form, problem: Problem) -> bool:
+def _packed(config: Config, spec: Spec, problem: Problem) -> bool:
     """Whether a block's rows are of all heads of a group.
 
     Heads of many rows leave hardly a tile unfilled, and apart from each other their blocks see fewer keys.
     """
-    few = problem.rows < (2 if form.causal else 4) * problem.groups * config.block_q
-    return form.grouped and few and problem.packs(config.block_q)
+    few = problem.rows < (2 if spec.causal else 4) * problem.groups * config.block_q
+    return spec.grouped and few and problem.packs(config.block_q)
 
 
-def _side(config: Config, form: Form, problem: Problem) -> int:
+def _side(config: Config, spec: Spec, problem: Problem) -> int:
     """How many heads run side by side under a causal mask: as many as have their keys and values in the cache.
 
     1 stands for all: blocks then run by falling work, whatever their head, of which those that share an SM have more.
     """
     apart = problem.heads if config.packed else problem.heads * problem.groups
-    each = problem.keys * (form.tile_d + form.tile_dv) * form.dtype.itemsize
+    each = problem.keys * (spec.tile_d + spec.tile_dv) * spec.dtype.itemsize
     if config.blocks > 1 and problem.heads * each <= CACHED:
         return 1
     most = max(CACHED // each, 8)
     return next((n for n in (16, *SIDE_BY_SIDE) if n <= most and apart % n == 0 and apart > n), 1)
 
 
-def _fits(config: Config, form: Form, problem: Problem, machine: Machine) -> bool:
+def _fits(config: Config, spec: Spec, problem: Problem, machine: Machine) -> bool:
     """Whether the tiles fit in registers (with room for addresses) and in shared memory."""
-    size, wide = form.dtype.itemsize, 2 if form.dtype == torch.float64 else 1
-    held = config.block_q * (form.tile_dv + config.block_kv) * wide
-    held += config.block_q * form.tile_d * size // 4 if config.resident else 0
-    tiles = config.block_q * form.tile_d + config.stages * config.block_kv * (form.tile_d + form.tile_dv)
-    tiles += config.block_q * config.block_kv if config.shared_weights else 0
-    shared = tiles * size + form.operand_bytes(config) + 2048
-    spare = LOOSE_REGISTERS if _is_loose(config, form, problem) else SCORE_REGISTERS if form.score or form.mask else 0
+    size, wide = spec.dtype.itemsize, 2 if spec.dtype == torch.float64 else 1
+    held = config.block_q * (spec.tile_dv + config.block_kv) * wide
+    held += config.block_q * spec.tile_d * size // 4 if config.resident else 0
+    tiles = config.block_q * spec.tile_d + config.stages * config.block_kv * (spec.tile_d + spec.tile_dv)
+    tiles += config.block_q * config.block_kv if config.shared_probs else 0
+    shared = tiles * size + spec.operand_bytes(config) + 2048
+    spare = LOOSE_REGISTERS if _is_loose(config, spec, problem) else SCORE_REGISTERS if spec.score or spec.mask else 0
     registers = MOST_REGISTERS[size] - spare
     return held // config.threads <= registers and shared <= machine.target.shared_limit

@@ -31,7 +31,7 @@ from torch_tile.kernels.common import (
     typical,
     vector_of,
 )
-from torch_tile.kernels.gemm import gemm, spec as gemm_form
+from torch_tile.kernels.gemm import gemm, spec as gemm_spec
 from torch_tile.kernels.gemm.tiling import BARRIERS, MOST_JOINED, Config
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
 from torch_tile.kernels.tuned import rows_class, tuned
@@ -92,36 +92,38 @@ def reference(
 
 @T.macro
 def multiply(
-    config: Config, form: Form, a: Any, operands: Sequence[Any], row: Any, col: Any, first: Any, last: Any
+    config: Config, spec: Spec, a: Any, operands: Sequence[Any], row: Any, col: Any, first: Any, last: Any
 ) -> Any:
     """The products `w @ a^T` of one tile, summed over the steps `first <= step < last` of K."""
-    bm, bn, bk, storage = config.block_m, config.block_n, config.block_k, form.storage
-    bs, scales, zeros, _ = form.sort(operands)
-    wk, late, pieces = bk // storage.fields, form.scales_late(config), form.pieces(config)
-    a_tile = T.alloc_shared((bm, bk), form.operand)
+    bm, bn, bk, storage = config.block_m, config.block_n, config.block_k, spec.storage
+    bs, scales, zeros, _ = spec.sort(operands)
+    wk, late, pieces = bk // storage.fields, spec.scales_late(config), spec.pieces(config)
+    a_tile = T.alloc_shared((bm, bk), spec.operand)
     b_tiles, products, factors = [], [], []
-    for number, turned in enumerate(storage.turned):
-        product = T.alloc_fragment((bn, bm), compute_dtype(form.product.dtype))
+    for number, transposed in enumerate(storage.transposed):
+        product = T.alloc_fragment((bn, bm), compute_dtype(spec.product.dtype))
         T.clear(product)
         products.append(product)
-        b_tiles.append(T.alloc_shared((wk, bn) if turned else (bn, wk), storage.words))
+        b_tiles.append(T.alloc_shared((wk, bn) if transposed else (bn, wk), storage.words))
         given = scales[number : number + 1], zeros[number : number + 1]
         columns = pieces[0].columns
-        factors.append([Factors(form, *given, (col, bn), (at, bk, columns)) for at in range(0, bk, columns)])
+        factors.append([Factors(spec, *given, (col, bn), (at, bk, columns)) for at in range(0, bk, columns)])
         for run in factors[-1]:
             run.fetch(first)
     for step in T.Pipelined(first, last, num_stages=config.stages):
         T.copy(a[row, step * bk], a_tile)
-        for b, b_tile, product, runs, turned in zip(bs, b_tiles, products, factors, storage.turned, strict=True):
-            T.copy(b[step * wk, col] if turned else b[col, step * wk], b_tile)
+        for b, b_tile, product, runs, transposed in zip(
+            bs, b_tiles, products, factors, storage.transposed, strict=True
+        ):
+            T.copy(b[step * wk, col] if transposed else b[col, step * wk], b_tile)
             # All read first, widened then: the tile may be filled again before the products begin.
-            words = [read(b_tile, turned, piece.of(wk, bk), bn) for piece in pieces]
+            words = [read(b_tile, transposed, piece.of(wk, bk), bn) for piece in pieces]
             taken = [run.take(step + 1) for run in runs]
             sums = [T.alloc_fragment((bn, bm), product.dtype) for _ in taken] if late else [product] * len(taken)
             ready = []
             for piece, word in zip(pieces, words, strict=True):
-                ready.append((piece, widened(form, word, turned, taken[piece.run], (bn, piece), late)))
-                if form.takes_turns(config):
+                ready.append((piece, widened(spec, word, transposed, taken[piece.run], (bn, piece), late)))
+                if spec.alternates(config):
                     add_products(ready, a_tile, sums, bk, late)
                     ready = []
             add_products(ready, a_tile, sums, bk, late)
@@ -132,31 +134,33 @@ def multiply(
     return products
 
 
-def read(tile: Any, turned: bool, words: slice, rows: int) -> Any:
+def read(tile: Any, transposed: bool, words: slice, rows: int) -> Any:
     """Some words of each row of a tile, in registers."""
     count = words.stop - words.start
-    found = T.alloc_fragment((count, rows) if turned else (rows, count), tile.dtype)
-    T.copy(tile[words.start, 0] if turned else tile[0, words.start], found)
+    found = T.alloc_fragment((count, rows) if transposed else (rows, count), tile.dtype)
+    T.copy(tile[words.start, 0] if transposed else tile[0, words.start], found)
     return found
 
 
 @T.macro
-def widened(form: Form, words: Any, turned: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool) -> Any:
+def widened(
+    spec: Spec, words: Any, transposed: bool, factors: Sequence[Any], shape: tuple[int, Piece], late: bool
+) -> Any:
     """The weights of a piece, but for their scales if these come late."""
-    (rows, piece), (scale, zero), fields = shape, factors, form.storage.fields
+    (rows, piece), (scale, zero), fields = shape, factors, spec.storage.fields
     # Exact products of float32 have no tensor core and take their operands from shared memory.
-    alloc = T.alloc_shared if form.operand == torch.float32 else T.alloc_fragment
-    weights = alloc((rows, piece.width), form.operand)
+    alloc = T.alloc_shared if spec.operand == torch.float32 else T.alloc_fragment
+    weights = alloc((rows, piece.width), spec.operand)
     for j, c in T.Parallel(rows, piece.width):
-        place = (c // fields, j) if turned else (j, c // fields)
-        weights[j, c] = T.cast(weight(form, words[place], c, j, piece, None if late else scale, zero), form.operand)
+        place = (c // fields, j) if transposed else (j, c // fields)
+        weights[j, c] = T.cast(weight(spec, words[place], c, j, piece, None if late else scale, zero), spec.operand)
     return weights
 
 
 def add_products(
     pieces: Sequence[tuple[Piece, Any]], a_tile: Any, sums: Sequence[Any], block_k: int, late: bool
 ) -> None:
-    """Multiply widened pieces, one right after the other so that all are under way together."""
+    """Multiply widened pieces, one right after the other so that all are in flight together."""
     for piece, weights in pieces:
         columns = a_tile[0 : a_tile.shape[0], piece.of(block_k, block_k)]
         T.gemm(weights, columns, sums[piece.run], transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=late)
@@ -166,16 +170,16 @@ class Factors:
     """The scales and zeros of a run of a step's columns, fetched a step before they are taken."""
 
     def __init__(
-        self, form: Form, scales: Sequence[Any], zeros: Sequence[Any], rows: tuple[Any, int],
+        self, spec: Spec, scales: Sequence[Any], zeros: Sequence[Any], rows: tuple[Any, int],
         columns: tuple[int, int, int],
     ):  # fmt: skip
         """Of `rows` = (first, count), and `columns` = (first in the step, step, count)."""
-        storage, (self.row, count), (self.start, self.step, width) = form.storage, rows, columns
+        storage, (self.row, count), (self.start, self.step, width) = spec.storage, rows, columns
         self.storage, self.found = storage, list[Any]()
         for kind, given in ((storage.scale, scales if storage.group else []), (storage.zero, zeros)):
             if kind and given:
                 shape = kind.place(count, storage.groups(width))
-                ahead, now = (T.alloc_fragment(shape, dtype) for dtype in (kind.dtype, form.taken(kind)))
+                ahead, now = (T.alloc_fragment(shape, dtype) for dtype in (kind.dtype, spec.taken(kind)))
                 self.found.append((kind, given[0], ahead, now))
             else:
                 self.found.append(None)
@@ -195,83 +199,83 @@ class Factors:
 
 
 @T.macro
-def finish(form: Form, values: Sequence[Any], operands: Sequence[Any], row: Any, col: Any) -> Any:
+def finish(spec: Spec, values: Sequence[Any], operands: Sequence[Any], row: Any, col: Any) -> Any:
     """One element of the result from the elements of the products; the scale of a whole row of weights comes here."""
-    _, scales, _, aux = form.sort(operands)
-    scale = form.storage.scale
-    if scale and not form.storage.group:
+    _, scales, _, aux = spec.sort(operands)
+    scale = spec.storage.scale
+    if scale and not spec.storage.group:
         values = [v * T.cast(s[scale.place(col, 0)], v.dtype) for v, s in zip(values, scales, strict=True)]
-    return gemm_form.finish(form.product, values, aux, 0, row, col)
+    return gemm_spec.finish(spec.product, values, aux, 0, row, col)
 
 
 @jit
-def dequant_matmul(config: Config, form: Form) -> Any:
+def dequant_matmul(config: Config, spec: Spec) -> Any:
     """`out = epilogue(a @ w0^T, ..., aux)`; each block makes one tile, those of the same weights in a row."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
-    m, n, k, a_type, types = form.types()
+    m, n, k, a_type, types = spec.types()
 
     @T.prim_func
-    def dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), form.product.out_dtype)):
+    def dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)):
         with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), threads=config.threads) as (by, bx):
-            products = multiply(config, form, a, operands, by * bm, bx * bn, 0, T.ceildiv(k, bk))
+            products = multiply(config, spec, a, operands, by * bm, bx * bn, 0, T.ceildiv(k, bk))
             for i, j in T.Parallel(bm, bn):
                 row = by * bm + i
                 col = bx * bn + j
-                out[row, col] = finish(form, [p[j, i] for p in products], operands, row, col)
+                out[row, col] = finish(spec, [p[j, i] for p in products], operands, row, col)
 
     return dequant_gemm
 
 
 @jit
-def split_dequant_matmul(config: Config, form: Form) -> Any:
+def split_dequant_matmul(config: Config, spec: Spec) -> Any:
     """The same for few tiles and a long K: `splits` blocks share a tile's sum; parts first, then their sums."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     splits = T.dynamic("splits")
-    m, n, k, a_type, types = form.types()
-    accum, count = compute_dtype(form.product.dtype), len(form.storage.turned)
+    m, n, k, a_type, types = spec.types()
+    accum, count = compute_dtype(spec.product.dtype), len(spec.storage.transposed)
 
     @T.prim_func
     def split_dequant_gemm(
         a: a_type, *operands: types, parts: T.Tensor((splits, count, m, n), accum),
-        out: T.Tensor((m, n), form.product.out_dtype),
+        out: T.Tensor((m, n), spec.product.out_dtype),
     ):  # fmt: skip
         with T.Kernel(T.ceildiv(m, bm), T.ceildiv(n, bn), splits, threads=config.threads) as (by, bx, split):
             share = T.ceildiv(T.ceildiv(k, bk), splits)
             last = T.min(split * share + share, T.ceildiv(k, bk))
-            products = multiply(config, form, a, operands, by * bm, bx * bn, split * share, last)
+            products = multiply(config, spec, a, operands, by * bm, bx * bn, split * share, last)
             for number, product in enumerate(products):
                 for i, j in T.Parallel(bm, bn):
                     parts[split, number, by * bm + i, bx * bn + j] = product[j, i]
         with T.Kernel(T.ceildiv(n, bn), m, threads=config.threads) as (bx, row):
-            sums = [sum_of_parts(parts, (number, row), bx * bn, bn) for number, _ in enumerate(form.storage.turned)]
+            sums = [sum_of_parts(parts, (number, row), bx * bn, bn) for number, _ in enumerate(spec.storage.transposed)]
             for j in T.Parallel(bn):
                 col = bx * bn + j
-                out[row, col] = finish(form, [total[j] for total in sums], operands, row, col)
+                out[row, col] = finish(spec, [total[j] for total in sums], operands, row, col)
 
     return split_dequant_gemm
 
 
 @jit
-def cluster_dequant_matmul(config: Config, form: Form) -> Any:
+def cluster_dequant_matmul(config: Config, spec: Spec) -> Any:
     """The same for few tiles and a long K: the blocks of a cluster share a tile's sum, and add up some of it each."""
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
-    m, n, k, a_type, types = form.types()
+    m, n, k, a_type, types = spec.types()
     own = -(-bn // count)  # rows of the weights
 
     @T.prim_func
-    def cluster_dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), form.product.out_dtype)):
+    def cluster_dequant_gemm(a: a_type, *operands: types, out: T.Tensor((m, n), spec.product.out_dtype)):
         rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, bk)
         with T.Kernel(rows * columns * count, threads=config.threads, cluster_dims=count) as block:
             split, by, bx = block % count, block // count % rows, block // count // rows
             share = T.ceildiv(steps, count)
             last = T.min(split * share + share, steps)
-            products = multiply(config, form, a, operands, by * bm, bx * bn, split * share, last)
+            products = multiply(config, spec, a, operands, by * bm, bx * bn, split * share, last)
             parts = left_for_cluster(products)
             for i, j in T.Parallel(bm, own):
                 row, col = by * bm + i, bx * bn + split * own + j
                 sums = [sum_in_cluster(part, (T.min(split * own + j, bn - 1), i), count) for part in parts]
                 if split * own + j < bn:
-                    out[row, col] = finish(form, sums, operands, row, col)
+                    out[row, col] = finish(spec, sums, operands, row, col)
             T.cluster_sync()  # until then others read this block's part
 
     return cluster_dequant_gemm
@@ -320,8 +324,8 @@ def run(
     machine, (m, n), k = machine_of(a), out.shape, a.shape[1]
     a = dense_last(a)
     matrices = [gemm.matrix(b) for b in bs]
-    operands, turned = [b for b, _ in matrices], tuple(t for _, t in matrices)
-    views, forms = gemm_form.parameters(aux, kinds, pieces=False)  # neighbouring sums of a thread are of one column
+    operands, transposed = [b for b, _ in matrices], tuple(t for _, t in matrices)
+    views, specs = gemm_spec.parameters(aux, kinds, pieces=False)  # neighbouring sums of a thread are of one column
     groups = next((x.shape[1] for x in (*scales, *zeros)), 1)
     scale, scales = Factor.of(scales)
     zero, zeros = Factor.of(zeros)
@@ -330,14 +334,20 @@ def run(
     aligned = machine.is_gpu and vector_of(operands, [b.shape[1] for b in operands]) > 1
     operand = a.dtype if machine.is_gpu else compute_dtype(a.dtype)
     words, signed = bs[0].dtype, bs[0].dtype.is_signed and not bs[0].dtype.is_floating_point
-    if aligned and not any(turned) and operand.itemsize == 2 and fields[0] == 4 and 0 <= fields[2] <= LARGEST_OFFSET:
+    if (
+        aligned
+        and not any(transposed)
+        and operand.itemsize == 2
+        and fields[0] == 4
+        and 0 <= fields[2] <= LARGEST_OFFSET
+    ):
         words = torch.int32
     elif aligned and words == torch.int8:
         words = torch.uint8
     if words != bs[0].dtype:
         operands = [b.view(words) for b in operands]
-    storage = Storage(words, signed, *fields, turned, group, scale, zero, aligned)
-    form = Form(gemm_form.Form(a.dtype, out.dtype, False, turned, forms, epilogue, vector), storage, operand)
+    storage = Storage(words, signed, *fields, transposed, group, scale, zero, aligned)
+    spec = Spec(gemm_spec.Spec(a.dtype, out.dtype, False, transposed, specs, epilogue, vector), storage, operand)
     config = config or config_for(
         Problem(a.dtype, m, n, k, len(bs), storage.bits, group, vector > 1 and aligned), machine
     )
@@ -345,14 +355,14 @@ def run(
         out.copy_(reference(*given))
         return
     if config.splits == 1:
-        machine.kernel(dequant_matmul)(config, form)(a, *operands, *scales, *zeros, *views, out)
+        machine.kernel(dequant_matmul)(config, spec)(a, *operands, *scales, *zeros, *views, out)
         return
     if config.cluster:
-        machine.kernel(cluster_dequant_matmul)(config, form)(a, *operands, *scales, *zeros, *views, out)
+        machine.kernel(cluster_dequant_matmul)(config, spec)(a, *operands, *scales, *zeros, *views, out)
         return
     parts = out.new_empty((config.splits, len(bs), m, n), dtype=compute_dtype(a.dtype))
     # How many blocks share a sum is known at run time only, so that one kernel serves all numbers.
-    machine.kernel(split_dequant_matmul)(replace(config, splits=2), form)(
+    machine.kernel(split_dequant_matmul)(replace(config, splits=2), spec)(
         a, *operands, *scales, *zeros, *views, parts, out
     )
 
@@ -371,23 +381,23 @@ LARGEST_OFFSET = 56  # of fields of 4 bits that are widened by twos: 64 (codegen
 
 @dataclass(frozen=True)
 class Factor:
-    """How scales or zeros `[N, G]` lie in memory; `turned`: as `[G, N]`."""
+    """How scales or zeros `[N, G]` lie in memory; `transposed`: as `[G, N]`."""
 
     dtype: torch.dtype
-    turned: bool
+    transposed: bool
 
     @staticmethod
     def of(factors: Sequence[torch.Tensor]) -> tuple[Factor | None, list[torch.Tensor]]:
         """What all of them are, in the widest of their dtypes, and they in memory's order."""
         if not factors:
             return None, []
-        turned = all(is_unit(x.mT) and not is_unit(x) for x in factors)
+        transposed = all(is_unit(x.mT) and not is_unit(x) for x in factors)
         dtype = functools.reduce(torch.promote_types, (x.dtype for x in factors))
-        return Factor(dtype, turned), [(x.mT if turned else dense_last(x)).to(dtype) for x in factors]
+        return Factor(dtype, transposed), [(x.mT if transposed else dense_last(x)).to(dtype) for x in factors]
 
     def place(self, n: Any, group: Any) -> tuple[Any, Any]:
         """Where the one of a row and a group lies."""
-        return (group, n) if self.turned else (n, group)
+        return (group, n) if self.transposed else (n, group)
 
     def type(self, name: str, n: Any, groups: Any) -> Any:
         """The parameter's type."""
@@ -398,9 +408,9 @@ class Factor:
 class Storage:
     """How weights `[N, K]` lie in memory, as `[N, words]`: see `dequantize`.
 
-    `turned` says for each b that it is stored `[words, N]`. `group` columns share a scale and a zero; 0: all of a row.
-    `aligned`: rows in memory start at multiples of 16 bytes, and are whole runs of so many. `signed`: fields are. Words
-    of int32 are four bytes of fields of 4 bits side by side, each with its own order of fields.
+    `transposed` says for each b that it is stored `[words, N]`. `group` columns share a scale and a zero; 0: all of a
+    row. `aligned`: rows in memory start at multiples of 16 bytes, and are whole runs of so many. `signed`: fields are.
+    Words of int32 are four bytes of fields of 4 bits side by side, each with its own order of fields.
     """
 
     words: torch.dtype
@@ -408,7 +418,7 @@ class Storage:
     bits: int
     high_first: bool
     offset: int
-    turned: tuple[bool, ...]
+    transposed: tuple[bool, ...]
     group: int
     scale: Factor | None
     zero: Factor | None
@@ -434,10 +444,10 @@ class Storage:
     def types(self, n: Any, k: Any) -> tuple[list[Any], list[Any], list[Any]]:
         """The types of the bs, the scales and the zeros."""
         multiple, align = (16 // self.words.itemsize, 16) if self.aligned else (1, None)
-        words, groups = dynamic("words", 1 if all(self.turned) else multiple), T.dynamic("groups")
+        words, groups = dynamic("words", 1 if all(self.transposed) else multiple), T.dynamic("groups")
         bs = [
-            strided(f"b{i}", (words, n) if turned else (n, words), self.words, multiple=multiple, align=align)
-            for i, turned in enumerate(self.turned)
+            strided(f"b{i}", (words, n) if transposed else (n, words), self.words, multiple=multiple, align=align)
+            for i, transposed in enumerate(self.transposed)
         ]
         count = len(bs)
         scales = [self.scale.type(f"s{i}", n, groups) for i in range(count)] if self.scale else []
@@ -487,29 +497,29 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Form:
+class Spec:
     """What a kernel is compiled for, besides its `Config`: the product's form, its right operands' storage, and the
     dtype that both operands are multiplied in.
     """
 
-    product: gemm_form.Form
+    product: gemm_spec.Spec
     storage: Storage
     operand: torch.dtype
 
     def scales_late(self, config: Config) -> bool:
         """Whether sums over a group are scaled, not weights: where there is room for a step's sums in registers."""
-        sums = config.block_m * config.block_n // config.threads * len(self.storage.turned)
+        sums = config.block_m * config.block_n // config.threads * len(self.storage.transposed)
         few = sums * (1 + self.storage.groups(config.block_k)) <= MOST_SUMS
         return bool(self.storage.words == torch.int32 and self.storage.group and self.storage.scale and few)
 
     def pieces(self, config: Config) -> list[Piece]:
         """How a step is widened: group by group if scales come late; by quarters, each while the product of the one
-        before is under way, where products take long; else at once.
+        before is in flight, where products take long; else at once.
         """
         block_k = config.block_k
         width = span = block_k // self.storage.groups(block_k)
         if not self.scales_late(config):
-            width = max(LEAST_PIECE, block_k // 4) if self.takes_turns(config) else block_k
+            width = max(LEAST_PIECE, block_k // 4) if self.alternates(config) else block_k
         return [Piece(at, width, max(span, width)) for at in range(0, block_k, width)]
 
     def taken(self, factor: Factor) -> torch.dtype:
@@ -517,14 +527,14 @@ class Form:
         exact = factor.dtype in (torch.int8, torch.uint8) and self.operand.itemsize == 2
         return self.operand if exact and self.storage.words == torch.int32 else factor.dtype
 
-    def takes_turns(self, config: Config) -> bool:
+    def alternates(self, config: Config) -> bool:
         """Whether widening and products take turns."""
         return self.storage.aligned and self.operand.itemsize == 2 and config.block_m >= LONG_PRODUCTS
 
     def types(self) -> tuple[Any, Any, Any, Any, list[Any]]:
         """m, n and k of a problem, the type of a, and those of all other operands."""
         storage = self.storage
-        wide = 16 // storage.words.itemsize if storage.aligned and any(storage.turned) else 1
+        wide = 16 // storage.words.itemsize if storage.aligned and any(storage.transposed) else 1
         m, n, k = T.dynamic("m"), dynamic("n", wide), dynamic("k", self.product.vector)
         a = strided("a", (m, k), self.product.dtype, multiple=self.product.vector)
         bs, scales, zeros = storage.types(n, k)
@@ -532,7 +542,7 @@ class Form:
 
     def sort(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         """The operands besides a, by what they are: bs, scales, zeros (empty if there are none), aux."""
-        count, rest = len(self.storage.turned), list(operands)
+        count, rest = len(self.storage.transposed), list(operands)
         found = []
         for there in (True, self.storage.scale, self.storage.zero):
             found.append(rest[:count] if there else [])
@@ -540,9 +550,9 @@ class Form:
         return found[0], found[1], found[2], rest
 
 
-def weight(form: Form, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any) -> Any:
+def weight(spec: Spec, word: Any, column: Any, row: Any, piece: Piece, scales: Any, zeros: Any) -> Any:
     """One widened weight of a piece, from its word and the scales and zeros of its run (None if there are none)."""
-    storage, accum = form.storage, compute_dtype(form.product.dtype)
+    storage, accum = spec.storage, compute_dtype(spec.product.dtype)
     several = storage.groups(piece.columns) > 1
     group = (column + piece.start % piece.columns) // storage.group if several else 0
     number, surplus = (T.cast(x, accum) for x in storage.number(word, column))
@@ -553,13 +563,13 @@ def weight(form: Form, word: Any, column: Any, row: Any, piece: Piece, scales: A
     if storage.words == torch.int32:  # in steps that two neighbours can take together
         number = number - surplus
         if zero is not None:
-            number = T.cast(T.cast(number - zero, form.operand), accum)
+            number = T.cast(T.cast(number - zero, spec.operand), accum)
         return number if scale is None else number * scale
     surplus = surplus if zero is None else zero + surplus
     if scale is None:
         return number - surplus
     # One multiply-add is off by 2^-15 of a scale at most, which is less than rounding to 16 bits is.
-    return T.fma(number, scale, -(surplus * scale)) if form.operand.itemsize <= 2 else (number - surplus) * scale
+    return T.fma(number, scale, -(surplus * scale)) if spec.operand.itemsize <= 2 else (number - surplus) * scale
 
 
 # How a product with weights of few bits is cut into blocks. The result never depends on it, only the speed.
@@ -593,7 +603,8 @@ class Problem:
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
-    """The cut of a problem on a machine: `block_m` rows of a, `block_n` of the weights, in steps of `block_k` columns.
+    """The tiling of a problem on a machine: `block_m` rows of a, `block_n` of the weights, in steps of `block_k`
+    columns.
 
     Steps hold whole groups of columns that share a scale, or lie in one. None for so many products that not even the
     smallest tiles fit.
@@ -633,16 +644,16 @@ def _by_rules(problem: Problem, machine: Machine) -> Config | None:
     if not machine.target.has_wgmma or not problem.aligned:
         return Config(64 // products, 128, 64, 128, 3)
     wide = 256 // products
-    columns = _columns(MANY_COLUMNS // products, problem)  # weights under way stay in registers
-    cuts = [Config(rows, 128, columns, 256) for rows in (wide, wide // 2)]
-    best = min(cuts, key=lambda c: _waves(c, problem, machine))
+    columns = _columns(MANY_COLUMNS // products, problem)  # weights in flight stay in registers
+    tilings = [Config(rows, 128, columns, 256) for rows in (wide, wide // 2)]
+    best = min(tilings, key=lambda c: _waves(c, problem, machine))
     return replace(best, stages=4)
 
 
 def _few_rows(problem: Problem, machine: Machine) -> Config:
     """Long rows of weights in each step; where there are few tiles, they are smaller and blocks share the sum."""
     block_m, clusters = max(8, power_of_two(problem.m)), machine.target.has_clusters
-    fills = -(-problem.n // 128) * 5 >= machine.units * 3
+    fills = -(-problem.n // 128) * 5 >= machine.num_sms * 3
     if clusters and not fills and (found := _in_clusters(block_m, problem, machine)) is not None:
         return found
     block_n, resident = (128, 1) if fills or clusters or block_m > 8 else (64, 2)
@@ -657,7 +668,7 @@ def _few_rows(problem: Problem, machine: Machine) -> Config:
     stages = most if most < 2 * LEAST_STAGES else most // 2
     config = replace(config, stages=min(stages, 2 if long else 4) if block_m == 8 else stages)
     count = -(-problem.n // block_n)
-    splits = min(resident * machine.units // count, problem.k // (4 * config.block_k), 64)
+    splits = min(resident * machine.num_sms // count, problem.k // (4 * config.block_k), 64)
     return replace(config, splits=splits) if splits > 1 else config
 
 
@@ -670,10 +681,10 @@ def _in_clusters(block_m: int, problem: Problem, machine: Machine) -> Config | N
         return None
     count, splits = -(-problem.n // 64), 1
     while splits < MOST_JOINED and problem.k // (2 * splits) >= LEAST_SHARE:
-        if 2 * splits * count > machine.units * (1 if problem.k // (2 * splits) < LONGEST_SHARE else 2):
+        if 2 * splits * count > machine.num_sms * (1 if problem.k // (2 * splits) < LONGEST_SHARE else 2):
             break
         splits *= 2
-    share, alone = problem.k // splits, splits * count <= machine.units
+    share, alone = problem.k // splits, splits * count <= machine.num_sms
     if share > LONGEST_SHARE:
         return None
     long = alone and problem.group > 0 and share >= LONG_K // 4
@@ -701,4 +712,4 @@ def _stages(config: Config, problem: Problem, machine: Machine) -> int:
 def _waves(config: Config, problem: Problem, machine: Machine) -> float:
     """Time of all tiles, in units of one column of a tile; smaller tiles reuse less of the widened weights."""
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-    return -(-tiles // machine.units) * (config.block_m + 32)
+    return -(-tiles // machine.num_sms) * (config.block_m + 32)

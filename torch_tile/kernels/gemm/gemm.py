@@ -2,7 +2,7 @@
 """Matrix products with a fused epilogue: `epilogue(a @ b0, a @ b1, ..., aux)`.
 
 Assumes that `ops` checked shapes and dtypes; takes tensors of any stride and returns a fresh contiguous one. A compiled
-kernel serves every shape: what is compiled in is a `Form` (dtypes, orders in memory, the epilogue) and a `Config`.
+kernel serves every shape: what is compiled in is a `Spec` (dtypes, orders in memory, the epilogue) and a `Config`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch_tile.kernels.common import (
     vector_of,
 )
 from torch_tile.kernels.epilogue.program import evaluate
-from torch_tile.kernels.gemm.spec import Form, finish, parameters
+from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
 from torch_tile.kernels.split_k import left_for_cluster, sum_in_cluster, sum_of_parts
 
@@ -55,68 +55,68 @@ def reference(
 
 @T.macro
 def multiply(
-    config: Config, form: Form, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any,
+    config: Config, spec: Spec, a: Any, bs: Sequence[Any], bz: Any, row: Any, col: Any, first: Any, last: Any,
     group: Any = None,
 ) -> Any:  # fmt: skip
-    """The products `a @ b` of one tile, summed over the steps `first <= step < last` of K; see `Config.turned`.
+    """The products `a @ b` of one tile, summed over the steps `first <= step < last` of K; see `Config.transposed`.
 
     The bs are those of batch `bz`, or, if given, of `group`.
     """
     which = bz if group is None else group
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     products = []
-    a_tile = T.alloc_shared((bk, bm) if form.a_turned else (bm, bk), form.dtype)
+    a_tile = T.alloc_shared((bk, bm) if spec.a_transposed else (bm, bk), spec.dtype)
     b_tiles = []
-    for turned in form.b_turned:
-        b_tile = T.alloc_shared((bn, bk) if turned else (bk, bn), form.dtype)
-        product = T.alloc_fragment((bn, bm) if config.turned else (bm, bn), compute_dtype(form.dtype))
+    for transposed in spec.b_transposed:
+        b_tile = T.alloc_shared((bn, bk) if transposed else (bk, bn), spec.dtype)
+        product = T.alloc_fragment((bn, bm) if config.transposed else (bm, bn), compute_dtype(spec.dtype))
         T.clear(product)
         b_tiles.append(b_tile)
         products.append(product)
     for step in T.Pipelined(first, last, num_stages=config.stages):
         k = step * bk
-        T.copy(a[bz, k, row] if form.a_turned else a[bz, row, k], a_tile)
-        for b, b_tile, product, turned in zip(bs, b_tiles, products, form.b_turned, strict=True):
-            T.copy(b[which, col, k] if turned else b[which, k, col], b_tile)
-            if config.turned:
-                T.gemm(b_tile, a_tile, product, transpose_A=not turned, transpose_B=not form.a_turned)
+        T.copy(a[bz, k, row] if spec.a_transposed else a[bz, row, k], a_tile)
+        for b, b_tile, product, transposed in zip(bs, b_tiles, products, spec.b_transposed, strict=True):
+            T.copy(b[which, col, k] if transposed else b[which, k, col], b_tile)
+            if config.transposed:
+                T.gemm(b_tile, a_tile, product, transpose_A=not transposed, transpose_B=not spec.a_transposed)
             else:
-                T.gemm(a_tile, b_tile, product, transpose_A=form.a_turned, transpose_B=turned)
+                T.gemm(a_tile, b_tile, product, transpose_A=spec.a_transposed, transpose_B=transposed)
     return products
 
 
 def at(config: Config, tile: Any, i: Any, j: Any) -> Any:
     """The element of a tile of products that row i and column j of the result have."""
-    return tile[j, i] if config.turned else tile[i, j]
+    return tile[j, i] if config.transposed else tile[i, j]
 
 
 @jit
-def matmul(config: Config, form: Form) -> Any:
+def matmul(config: Config, spec: Spec) -> Any:
     """`out = epilogue(a @ b0, ..., aux)`; each block makes one tile."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
-    batch, m, n, k = form.sizes()
-    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
+    batch, m, n, k = spec.sizes()
+    a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
 
     @T.prim_func
-    def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
+    def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), spec.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), batch, threads=config.threads) as (bx, by, bz):
             if config.panel:
                 T.use_swizzle(config.panel)
             bs, aux = operands[: len(b_types)], operands[len(b_types) :]
-            products = multiply(config, form, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
+            products = multiply(config, spec, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
             if config.staged:
-                result = T.alloc_fragment((bm, bn), form.out_dtype)
-                staged = T.alloc_shared((bm, bn), form.out_dtype)
+                result = T.alloc_fragment((bm, bn), spec.out_dtype)
+                staged = T.alloc_shared((bm, bn), spec.out_dtype)
                 for i, j in T.Parallel(bm, bn):
                     values = [at(config, p, i, j) for p in products]
-                    result[i, j] = finish(form, values, aux, bz, by * bm + i, bx * bn + j)
+                    result[i, j] = finish(spec, values, aux, bz, by * bm + i, bx * bn + j)
                 T.copy(result, staged)
                 T.copy(staged, out[bz, by * bm, bx * bn])
             else:
                 for i, j in T.Parallel(bm, bn):
                     row = by * bm + i
                     col = bx * bn + j
-                    out[bz, row, col] = finish(form, [at(config, p, i, j) for p in products], aux, bz, row, col)
+                    out[bz, row, col] = finish(spec, [at(config, p, i, j) for p in products], aux, bz, row, col)
 
     return gemm
 
@@ -134,31 +134,31 @@ def tile_of(number: Any, rows: Any, columns: Any, panel: int) -> Any:
 
 
 @jit
-def persistent_matmul(config: Config, form: Form) -> Any:
+def persistent_matmul(config: Config, spec: Spec) -> Any:
     """The same by `config.blocks` blocks that take tile after tile: the next one's operands come while the results of
     the last one leave, a few columns at a time.
     """
     bm, bn, bk = config.block_m, config.block_n, config.block_k
-    batch, m, n, k = form.sizes()
-    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
-    width, panels = panels_of(config, form.out_dtype.itemsize)
+    batch, m, n, k = spec.sizes()
+    a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
+    width, panels = panels_of(config, spec.out_dtype.itemsize)
 
     @T.prim_func
-    def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
+    def gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), spec.out_dtype)):
         with T.Kernel(config.blocks, threads=config.threads) as block:
             bs, aux = operands[: len(b_types)], operands[len(b_types) :]
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
-            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in panels[:2]]
+            staged = [T.alloc_shared((bm, width), spec.out_dtype) for _ in panels[:2]]
             tiles = T.min(batch * rows * columns, MOST_TILES)
-            for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
-                bz, by, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
-                products = multiply(config, form, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
+            for iteration in T.serial(T.ceildiv(tiles - block, config.blocks)):
+                bz, by, bx = tile_of(block + iteration * config.blocks, rows, columns, config.panel)
+                products = multiply(config, spec, a, bs, bz, by * bm, bx * bn, 0, T.ceildiv(k, bk))
                 for start, buffer in panels:
                     col = bx * bn + start
-                    result = T.alloc_fragment((bm, width), form.out_dtype)
+                    result = T.alloc_fragment((bm, width), spec.out_dtype)
                     for i, j in T.Parallel(bm, width):
                         values = [at(config, p, i, start + j) for p in products]
-                        result[i, j] = finish(form, values, aux, bz, by * bm + i, col + j)
+                        result[i, j] = finish(spec, values, aux, bz, by * bm + i, col + j)
                     T.copy(result, staged[buffer])
                     T.copy(staged[buffer], out[bz, by * bm, col])
 
@@ -166,24 +166,24 @@ def persistent_matmul(config: Config, form: Form) -> Any:
 
 
 @jit
-def split_matmul(config: Config, form: Form) -> Any:
+def split_matmul(config: Config, spec: Spec) -> Any:
     """The same for few tiles and a long K: `splits` blocks share a tile's sum; parts first, then their sums."""
     bm, bn, bk = config.block_m, config.block_n, config.block_k
-    batch, m, n, k = form.sizes()
+    batch, m, n, k = spec.sizes()
     splits = T.dynamic("splits")
-    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
-    part_type = T.Tensor((splits, len(b_types), batch, m, n), compute_dtype(form.dtype))
+    a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
+    part_type = T.Tensor((splits, len(b_types), batch, m, n), compute_dtype(spec.dtype))
 
     @T.prim_func
     def split_gemm(
-        a: a_type, *operands: [*b_types, *aux_types], parts: part_type, out: T.Tensor((batch, m, n), form.out_dtype)
+        a: a_type, *operands: [*b_types, *aux_types], parts: part_type, out: T.Tensor((batch, m, n), spec.out_dtype)
     ):
         bs, aux = operands[: len(b_types)], operands[len(b_types) :]
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), batch * splits, threads=config.threads) as (bx, by, bz):
             split = bz // batch
-            share = T.ceildiv(T.ceildiv(k, bk), splits)
-            last = T.min(split * share + share, T.ceildiv(k, bk))
-            products = multiply(config, form, a, bs, bz % batch, by * bm, bx * bn, split * share, last)
+            steps_each = T.ceildiv(T.ceildiv(k, bk), splits)
+            last = T.min(split * steps_each + steps_each, T.ceildiv(k, bk))
+            products = multiply(config, spec, a, bs, bz % batch, by * bm, bx * bn, split * steps_each, last)
             for number, product in enumerate(products):
                 for i, j in T.Parallel(bm, bn):
                     parts[split, number, bz % batch, by * bm + i, bx * bn + j] = at(config, product, i, j)
@@ -191,58 +191,58 @@ def split_matmul(config: Config, form: Form) -> Any:
             sums = [sum_of_parts(parts, (number, bz, row), bx * bn, bn) for number, _ in enumerate(b_types)]
             for j in T.Parallel(bn):
                 col = bx * bn + j
-                out[bz, row, col] = finish(form, [total[j] for total in sums], aux, bz, row, col)
+                out[bz, row, col] = finish(spec, [total[j] for total in sums], aux, bz, row, col)
 
     return split_gemm
 
 
 @jit
-def cluster_matmul(config: Config, form: Form) -> Any:
+def cluster_matmul(config: Config, spec: Spec) -> Any:
     """The same for few tiles and a long K: the blocks of a cluster share a tile's sum, and each adds up some rows of
     the products.
     """
     bm, bn, bk, count = config.block_m, config.block_n, config.block_k, config.splits
-    batch, m, n, k = form.sizes()
-    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
-    length, width = (bn, bm) if config.turned else (bm, bn)
+    batch, m, n, k = spec.sizes()
+    a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
+    length, width = (bn, bm) if config.transposed else (bm, bn)
     own = -(-length // count)  # rows
 
     @T.prim_func
-    def cluster_gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
+    def cluster_gemm(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), spec.out_dtype)):
         bs, aux = operands[: len(b_types)], operands[len(b_types) :]
         rows, columns, steps = T.ceildiv(m, bm), T.ceildiv(n, bn), T.ceildiv(k, bk)
         with T.Kernel(batch * rows * columns * count, threads=config.threads, cluster_dims=count) as block:
             split, tile = block % count, block // count
             by, bx, bz = tile // columns % rows, tile % columns, tile // columns // rows
-            share = T.ceildiv(steps, count)
-            last = T.min(split * share + share, steps)
-            products = multiply(config, form, a, bs, bz, by * bm, bx * bn, split * share, last)
+            steps_each = T.ceildiv(steps, count)
+            last = T.min(split * steps_each + steps_each, steps)
+            products = multiply(config, spec, a, bs, bz, by * bm, bx * bn, split * steps_each, last)
             parts = left_for_cluster(products)
             for i, j in T.Parallel(own, width):
                 place = split * own + i
-                row, col = by * bm + (j if config.turned else place), bx * bn + (place if config.turned else j)
+                row, col = by * bm + (j if config.transposed else place), bx * bn + (place if config.transposed else j)
                 sums = [sum_in_cluster(part, (T.min(place, length - 1), j), count) for part in parts]
                 if place < length:
-                    out[bz, row, col] = finish(form, sums, aux, bz, row, col)
+                    out[bz, row, col] = finish(spec, sums, aux, bz, row, col)
             T.cluster_sync()  # until then others read this block's part
 
     return cluster_gemm
 
 
 @jit
-def row_times_matrix(config: Config, form: Form) -> Any:
+def row_times_matrix(config: Config, spec: Spec) -> Any:
     """The same for one row and bs stored `[batch, N, K]`: every b is read once, along K, and nothing of it is kept."""
     bn, bk = config.block_n, config.block_k
-    accum = compute_dtype(form.dtype)
-    batch, m, n, k = form.sizes()
-    a_type, b_types, aux_types = form.operand_types(batch, m, n, k)
+    accum = compute_dtype(spec.dtype)
+    batch, m, n, k = spec.sizes()
+    a_type, b_types, aux_types = spec.operand_types(batch, m, n, k)
 
     @T.prim_func
-    def gemv(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), form.out_dtype)):
+    def gemv(a: a_type, *operands: [*b_types, *aux_types], out: T.Tensor((batch, m, n), spec.out_dtype)):
         with T.Kernel(T.ceildiv(n, bn), m, batch, threads=config.threads) as (bx, row, bz):
             bs, aux = operands[: len(b_types)], operands[len(b_types) :]
             # Converted once on the CPU; GPUs want it as wide as the matrix beside it, and copied ahead.
-            a_tile = T.alloc_shared((bk,), form.dtype if form.vector > 1 else accum)
+            a_tile = T.alloc_shared((bk,), spec.dtype if spec.vector > 1 else accum)
             products = []
             for b in bs:
                 parts = T.alloc_fragment((bn, bk), accum)
@@ -256,7 +256,7 @@ def row_times_matrix(config: Config, form: Form) -> Any:
                 products.append(product)
             for j in T.Parallel(bn):
                 col = bx * bn + j
-                out[bz, row, col] = finish(form, [p[j] for p in products], aux, bz, row, col)
+                out[bz, row, col] = finish(spec, [p[j] for p in products], aux, bz, row, col)
 
     return gemv
 
@@ -297,30 +297,30 @@ def run(
     given, whole = (a, bs, aux, kinds, epilogue, out.dtype), out
     a, bs, aux, out = as_batches(a, bs, aux, kinds, out)
     batch, m, n = out.shape
-    a, a_turned = matrix(a)
+    a, a_transposed = matrix(a)
     matrices = [matrix(b) for b in bs]
     operands = [b.expand(batch, -1, -1) for b, _ in matrices]
-    k = a.shape[1 if a_turned else 2]
+    k = a.shape[1 if a_transposed else 2]
     machine = machine_of(a)
-    aux, forms = parameters(aux, kinds, machine.is_gpu)
-    vector = vector_of((a, *operands, out), (n, k, m) if a_turned else (n, k)) if machine.is_gpu else 1
-    b_turned = tuple(turned for _, turned in matrices)
-    form = Form(a.dtype, out.dtype, a_turned, b_turned, forms, epilogue, vector)
-    row = bool(m == 1) and not a_turned and all(b_turned)  # a comparison of symbols could not be remembered
+    aux, specs = parameters(aux, kinds, machine.is_gpu)
+    vector = vector_of((a, *operands, out), (n, k, m) if a_transposed else (n, k)) if machine.is_gpu else 1
+    b_transposed = tuple(transposed for _, transposed in matrices)
+    spec = Spec(a.dtype, out.dtype, a_transposed, b_transposed, specs, epilogue, vector)
+    row = bool(m == 1) and not a_transposed and all(b_transposed)  # a comparison of symbols could not be remembered
     config = config or config_for(Problem(a.dtype, batch, m, n, k, len(bs), row, vector > 1), machine)
     if config is None:
         whole.copy_(reference(*given))
         return
     if config.splits == 1:
         kernel = row_times_matrix if config.block_m == 1 else persistent_matmul if config.blocks else matmul
-        machine.kernel(kernel)(config, form)(a, *operands, *aux, out)
+        machine.kernel(kernel)(config, spec)(a, *operands, *aux, out)
         return
     if config.cluster:
-        machine.kernel(cluster_matmul)(config, form)(a, *operands, *aux, out)
+        machine.kernel(cluster_matmul)(config, spec)(a, *operands, *aux, out)
         return
     parts = out.new_empty((config.splits, len(bs), batch, m, n), dtype=compute_dtype(a.dtype))
     # How many blocks share a sum is known at run time only, so that one kernel serves all numbers.
-    machine.kernel(split_matmul)(replace(config, splits=2), form)(a, *operands, *aux, parts, out)
+    machine.kernel(split_matmul)(replace(config, splits=2), spec)(a, *operands, *aux, parts, out)
 
 
 def as_batches(

@@ -28,7 +28,7 @@ from torch_tile.kernels.common import (
 )
 from torch_tile.kernels.epilogue.program import evaluate
 from torch_tile.kernels.gemm.gemm import at, aux_views, matrix, multiply, tile_of
-from torch_tile.kernels.gemm.spec import Form, finish, parameters
+from torch_tile.kernels.gemm.spec import Spec, finish, parameters
 from torch_tile.kernels.gemm.tiling import MOST_TILES, Config, Problem, config_for, panels_of
 
 # A row of the plan: a tile's group, its first row, the end of its group; in the first row, how many tiles have rows.
@@ -85,16 +85,16 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
     with T.Kernel(1, threads=PLANNERS):
         until = T.alloc_shared((PLANNERS,), "int32")
         first, end, count = (T.alloc_fragment((PLANNERS,), "int32") for _ in range(3))
-        for turn in T.serial(T.ceildiv(tiles, PLANNERS)):
+        for iteration in T.serial(T.ceildiv(tiles, PLANNERS)):
             for i in T.Parallel(PLANNERS):
-                tile = turn * PLANNERS + i
+                tile = iteration * PLANNERS + i
                 table[tile, GROUP] = groups
                 table[tile, FIRST] = rows
                 table[tile, END] = rows
         base: Any = T.alloc_var("int32", 0)
-        for turn in T.serial(T.ceildiv(groups + 1, PLANNERS)):
+        for iteration in T.serial(T.ceildiv(groups + 1, PLANNERS)):
             for i in T.Parallel(PLANNERS):
-                group = turn * PLANNERS + i
+                group = iteration * PLANNERS + i
                 first[i], end[i] = bounds_of(group, offsets, rows)
                 # Rounded up in one sum, since rows are far below the top of int32.
                 count[i] = T.if_then_else(group <= groups, (end[i] - first[i] + (height - 1)) // height, 0)
@@ -103,7 +103,7 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
             for i in T.Parallel(PLANNERS, independent=True):
                 for n in T.serial(count[i]):
                     tile = base + until[i] - count[i] + n
-                    table[tile, GROUP] = turn * PLANNERS + i
+                    table[tile, GROUP] = iteration * PLANNERS + i
                     table[tile, FIRST] = first[i] + n * height
                     table[tile, END] = end[i]
             base = T.min(base + until[PLANNERS - 1], tiles)
@@ -115,25 +115,25 @@ def plan(offsets: Any, table: Any, rows: Any, height: int) -> None:
 class Operands:
     """The parameters of a kernel besides a and the result."""
 
-    form: Form
+    spec: Spec
     all: Sequence[Any]
 
     @staticmethod
-    def types(form: Form, m: Any, n: Any, k: Any) -> tuple[Any, list[Any]]:
+    def types(spec: Spec, m: Any, n: Any, k: Any) -> tuple[Any, list[Any]]:
         """The type of a, and of the others."""
         groups, tiles = T.dynamic("groups, tiles")
-        a_type, b_types, aux_types = form.operand_types(1, m, n, k, groups)
+        a_type, b_types, aux_types = spec.operand_types(1, m, n, k, groups)
         return a_type, [*b_types, *aux_types, T.Tensor((groups,), "int32"), T.Tensor((tiles, FIELDS), "int32")]
 
     @property
     def bs(self) -> Sequence[Any]:
         """The matrices of all groups."""
-        return self.all[: len(self.form.b_turned)]
+        return self.all[: len(self.spec.b_transposed)]
 
     @property
     def aux(self) -> Sequence[Any]:
         """What the epilogue reads besides."""
-        return self.all[len(self.form.b_turned) : -2]
+        return self.all[len(self.spec.b_transposed) : -2]
 
     @property
     def offsets(self) -> Any:
@@ -152,14 +152,14 @@ def multiply_tile(config: Config, a: Any, given: Operands, tile: Any, col: Any) 
     group, groups = given.table[tile, GROUP], given.offsets.shape[0]
     steps = T.if_then_else(group < groups, T.ceildiv(a.shape[2], config.block_k), 0)
     matrices = T.clamp(group, 0, groups - 1)
-    return multiply(config, given.form, a, given.bs, 0, given.table[tile, FIRST], col, 0, steps, matrices)
+    return multiply(config, given.spec, a, given.bs, 0, given.table[tile, FIRST], col, 0, steps, matrices)
 
 
 @T.macro
 def finish_at(config: Config, given: Operands, products: Any, tile: Any, i: Any, j: Any, col: Any) -> Any:
     """The element of the result that row i of a tile and column j of its products have, in column `col`."""
     values = [at(config, p, i, j) for p in products]
-    return finish(given.form, values, given.aux, 0, given.table[tile, FIRST] + i, col)
+    return finish(given.spec, values, given.aux, 0, given.table[tile, FIRST] + i, col)
 
 
 @T.macro
@@ -168,7 +168,7 @@ def leave_staged(
 ) -> None:
     """Columns of the products from `start` on, as many as the buffer has, to the group's own rows from `col` on."""
     first, end = given.table[tile, FIRST], given.table[tile, END]
-    result = T.alloc_fragment(buffer.shape, given.form.out_dtype)
+    result = T.alloc_fragment(buffer.shape, given.spec.out_dtype)
     for i, j in T.Parallel(*buffer.shape):
         result[i, j] = finish_at(config, given, products, tile, i, start + j, col + j)
     T.copy(result, buffer)
@@ -178,22 +178,22 @@ def leave_staged(
 
 
 @jit
-def grouped_matmul(config: Config, form: Form) -> Any:
+def grouped_matmul(config: Config, spec: Spec) -> Any:
     """`out = epilogue(a @ b0[group], ..., aux)`; each block makes one tile."""
     bm, bn = config.block_m, config.block_n
-    _, m, n, k = form.sizes()
-    a_type, types = Operands.types(form, m, n, k)
+    _, m, n, k = spec.sizes()
+    a_type, types = Operands.types(spec, m, n, k)
 
     @T.prim_func
-    def grouped_gemm(a: a_type, *operands: types, out: T.Tensor((1, m, n), form.out_dtype)):
-        given = Operands(form, operands)
+    def grouped_gemm(a: a_type, *operands: types, out: T.Tensor((1, m, n), spec.out_dtype)):
+        given = Operands(spec, operands)
         plan(given.offsets, given.table, m, bm)
         with T.Kernel(T.ceildiv(n, bn), given.table.shape[0], threads=config.threads) as (bx, tile):
             if config.panel:
                 T.use_swizzle(config.panel)
             products = multiply_tile(config, a, given, tile, bx * bn)
             if config.staged:
-                buffer = T.alloc_shared((bm, bn), form.out_dtype)
+                buffer = T.alloc_shared((bm, bn), spec.out_dtype)
                 leave_staged(config, given, products, tile, 0, buffer, out, bx * bn)
             else:
                 first, end = given.table[tile, FIRST], given.table[tile, END]
@@ -205,23 +205,23 @@ def grouped_matmul(config: Config, form: Form) -> Any:
 
 
 @jit
-def persistent_grouped_matmul(config: Config, form: Form) -> Any:
+def persistent_grouped_matmul(config: Config, spec: Spec) -> Any:
     """The same by `config.blocks` blocks that take tile after tile, as `gemm.persistent_matmul`."""
     bm, bn = config.block_m, config.block_n
-    _, m, n, k = form.sizes()
-    a_type, types = Operands.types(form, m, n, k)
-    width, panels = panels_of(config, form.out_dtype.itemsize)
+    _, m, n, k = spec.sizes()
+    a_type, types = Operands.types(spec, m, n, k)
+    width, panels = panels_of(config, spec.out_dtype.itemsize)
 
     @T.prim_func
-    def grouped_gemm(a: a_type, *operands: types, out: T.Tensor((1, m, n), form.out_dtype)):
-        given = Operands(form, operands)
+    def grouped_gemm(a: a_type, *operands: types, out: T.Tensor((1, m, n), spec.out_dtype)):
+        given = Operands(spec, operands)
         plan(given.offsets, given.table, m, bm)
         with T.Kernel(config.blocks, threads=config.threads) as block:
             rows, columns = given.table[0, COUNT], T.ceildiv(n, bn)
-            buffers = [T.alloc_shared((bm, width), form.out_dtype) for _ in panels[:2]]
+            buffers = [T.alloc_shared((bm, width), spec.out_dtype) for _ in panels[:2]]
             tiles = T.min(rows * columns, MOST_TILES)
-            for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
-                _, tile, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
+            for iteration in T.serial(T.ceildiv(tiles - block, config.blocks)):
+                _, tile, bx = tile_of(block + iteration * config.blocks, rows, columns, config.panel)
                 products = multiply_tile(config, a, given, tile, bx * bn)
                 for start, buffer in panels:
                     leave_staged(config, given, products, tile, start, buffers[buffer], out, bx * bn + start)
@@ -229,10 +229,10 @@ def persistent_grouped_matmul(config: Config, form: Form) -> Any:
     return grouped_gemm
 
 
-def cut_for(problem: Problem, machine: Machine) -> Config | None:
+def tiling_for(problem: Problem, machine: Machine) -> Config | None:
     """As of a batch of products with as many rows each as groups have on average; see CROWDED.
 
-    Sums are not shared: groups are many. None if there is no cut.
+    Sums are not shared: groups are many. None if there is no tiling.
     """
     problem = typical(problem)
     groups = max(1, min(problem.batch, problem.m))
@@ -255,7 +255,7 @@ def grouped_gemm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference`; `config` overrides the choice of `cut_for`. `out` may be given, contiguous."""
+    """See `reference`; `config` overrides the choice of `tiling_for`. `out` may be given, contiguous."""
     if not has_kernels(a) or not a.shape[1] or not offsets.shape[0]:
         return into(out, reference(a, bs, offsets, aux, kinds, epilogue, dtype))
     if out is None:
@@ -279,11 +279,11 @@ def run(
     (m, n), (groups, k), machine = out.shape, bs[0].shape[:2], machine_of(a)
     a = dense_last(a)
     matrices = [matrix(b) for b in bs]
-    views, forms = parameters(aux, kinds, machine.is_gpu)
+    views, specs = parameters(aux, kinds, machine.is_gpu)
     given = (a[None], *(b for b, _ in matrices))
     vector = vector_of((*given, out), (n, k)) if machine.is_gpu else 1
-    form = Form(a.dtype, out.dtype, False, tuple(turned for _, turned in matrices), forms, epilogue, vector)
-    config = config or cut_for(Problem(a.dtype, groups, m, n, k, len(bs), False, vector > 1), machine)
+    spec = Spec(a.dtype, out.dtype, False, tuple(transposed for _, transposed in matrices), specs, epilogue, vector)
+    config = config or tiling_for(Problem(a.dtype, groups, m, n, k, len(bs), False, vector > 1), machine)
     if config is None:
         out.copy_(reference(a, bs, offsets, aux, kinds, epilogue, out.dtype))
         return
@@ -291,4 +291,4 @@ def run(
     tiles = torch.sym_min(-(-m // config.block_m) + groups + 1, m)
     table = offsets.new_empty((tiles, FIELDS))
     kernel = persistent_grouped_matmul if config.blocks else grouped_matmul
-    machine.kernel(kernel)(config, form)(*given, *views, offsets.contiguous(), table, out[None])
+    machine.kernel(kernel)(config, spec)(*given, *views, offsets.contiguous(), table, out[None])

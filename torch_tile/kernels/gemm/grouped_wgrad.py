@@ -53,7 +53,7 @@ def reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, dtype: to
 
 
 @dataclass(frozen=True)
-class Form:
+class Spec:
     """What a kernel is compiled for; all rows start at multiples of `vector` elements, and so many divide M and N."""
 
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class Form:
 
 
 @T.macro
-def multiply_rows(config: Config, form: Form, a: Any, b: Any, offsets: Any, group: Any, row: Any, col: Any) -> Any:
+def multiply_rows(config: Config, spec: Spec, a: Any, b: Any, offsets: Any, group: Any, row: Any, col: Any) -> Any:
     """One tile of a group's product: whole steps over its rows, then what is left of them.
 
     There both operands are zeros behind the group: rows of others may hold what times zero is no zero.
@@ -70,9 +70,9 @@ def multiply_rows(config: Config, form: Form, a: Any, b: Any, offsets: Any, grou
     bm, bn, bk = config.block_m, config.block_n, config.block_k
     first, end = bounds_of(group, offsets, a.shape[0])
     steps = (end - first) // bk
-    a_tile, a_last = (T.alloc_shared((bk, bm), form.dtype) for _ in range(2))
-    b_tile, b_last = (T.alloc_shared((bk, bn), form.dtype) for _ in range(2))
-    product = T.alloc_fragment((bm, bn), compute_dtype(form.dtype))
+    a_tile, a_last = (T.alloc_shared((bk, bm), spec.dtype) for _ in range(2))
+    b_tile, b_last = (T.alloc_shared((bk, bn), spec.dtype) for _ in range(2))
+    product = T.alloc_fragment((bm, bn), compute_dtype(spec.dtype))
     T.clear(product)
     for step in T.Pipelined(steps, num_stages=config.stages):
         T.copy(a[first + step * bk, row], a_tile)
@@ -92,26 +92,26 @@ def multiply_rows(config: Config, form: Form, a: Any, b: Any, offsets: Any, grou
     return product
 
 
-def types(form: Form) -> tuple[Any, Any, Any, Any, tuple[Any, Any, Any]]:
+def types(spec: Spec) -> tuple[Any, Any, Any, Any, tuple[Any, Any, Any]]:
     """Those of a, b, the offsets and the result, and the sizes of this one."""
     rows, groups = T.dynamic("rows, groups")
-    m, n = (dynamic(name, form.vector) for name in "mn")
-    a, b = (strided(x, (rows, size), form.dtype, multiple=form.vector) for x, size in (("a", m), ("b", n)))
-    return a, b, T.Tensor((groups,), "int32"), T.Tensor((groups, m, n), form.out_dtype), (groups, m, n)
+    m, n = (dynamic(name, spec.vector) for name in "mn")
+    a, b = (strided(x, (rows, size), spec.dtype, multiple=spec.vector) for x, size in (("a", m), ("b", n)))
+    return a, b, T.Tensor((groups,), "int32"), T.Tensor((groups, m, n), spec.out_dtype), (groups, m, n)
 
 
 @jit
-def k_grouped_matmul(config: Config, form: Form) -> Any:
+def k_grouped_matmul(config: Config, spec: Spec) -> Any:
     """Each block makes one tile of a group's product."""
     bm, bn = config.block_m, config.block_n
-    a_type, b_type, ends, result, (groups, m, n) = types(form)
+    a_type, b_type, ends, result, (groups, m, n) = types(spec)
 
     @T.prim_func
     def k_grouped_gemm(a: a_type, b: b_type, offsets: ends, out: result):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), groups, threads=config.threads) as (bx, by, group):
-            product = multiply_rows(config, form, a, b, offsets, group, by * bm, bx * bn)
+            product = multiply_rows(config, spec, a, b, offsets, group, by * bm, bx * bn)
             if config.staged:
-                staged = T.alloc_shared((bm, bn), form.out_dtype)
+                staged = T.alloc_shared((bm, bn), spec.out_dtype)
                 T.copy(product, staged)
                 T.copy(staged, out[group, by * bm, bx * bn])
             else:
@@ -121,37 +121,39 @@ def k_grouped_matmul(config: Config, form: Form) -> Any:
 
 
 @jit
-def persistent_k_grouped_matmul(config: Config, form: Form) -> Any:
+def persistent_k_grouped_matmul(config: Config, spec: Spec) -> Any:
     """The same by `config.blocks` blocks that take tile after tile, as `gemm.persistent_matmul`."""
     bm, bn = config.block_m, config.block_n
-    a_type, b_type, ends, result, (groups, m, n) = types(form)
-    width, panels = panels_of(config, form.out_dtype.itemsize)
+    a_type, b_type, ends, result, (groups, m, n) = types(spec)
+    width, panels = panels_of(config, spec.out_dtype.itemsize)
 
     @T.prim_func
     def k_grouped_gemm(a: a_type, b: b_type, offsets: ends, out: result):
         with T.Kernel(config.blocks, threads=config.threads) as block:
             rows, columns = T.ceildiv(m, bm), T.ceildiv(n, bn)
-            staged = [T.alloc_shared((bm, width), form.out_dtype) for _ in panels[:2]]
+            staged = [T.alloc_shared((bm, width), spec.out_dtype) for _ in panels[:2]]
             tiles = T.min(groups * rows * columns, MOST_TILES)
-            for turn in T.serial(T.ceildiv(tiles - block, config.blocks)):
-                group, by, bx = tile_of(block + turn * config.blocks, rows, columns, config.panel)
-                product = multiply_rows(config, form, a, b, offsets, group, by * bm, bx * bn)
+            for iteration in T.serial(T.ceildiv(tiles - block, config.blocks)):
+                group, by, bx = tile_of(block + iteration * config.blocks, rows, columns, config.panel)
+                product = multiply_rows(config, spec, a, b, offsets, group, by * bm, bx * bn)
                 for start, buffer in panels:
-                    part = T.alloc_fragment((bm, width), form.out_dtype)
+                    part = T.alloc_fragment((bm, width), spec.out_dtype)
                     for i, j in T.Parallel(bm, width):
-                        part[i, j] = T.cast(product[i, start + j], form.out_dtype)
+                        part[i, j] = T.cast(product[i, start + j], spec.out_dtype)
                     T.copy(part, staged[buffer])
                     T.copy(staged[buffer], out[group, by * bm, bx * bn + start])
 
     return k_grouped_gemm
 
 
-def cut_for(problem: Problem, machine: Machine) -> Config | None:
+def tiling_for(problem: Problem, machine: Machine) -> Config | None:
     """As of a batch of products with as long sums each as groups have rows on average, and room for the last rows."""
     config = config_for(problem, machine)
     if config is None:
         return None
-    config = replace(config, splits=1, cluster=False, blocks=0 if config.turned else config.blocks, turned=False)
+    config = replace(
+        config, splits=1, cluster=False, blocks=0 if config.transposed else config.blocks, transposed=False
+    )
     if not machine.is_gpu:
         return config
     size = problem.dtype.itemsize
@@ -169,7 +171,7 @@ def k_grouped_gemm(
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `reference`; `config` overrides the choice of `cut_for`. `out` may be given, contiguous."""
+    """See `reference`; `config` overrides the choice of `tiling_for`. `out` may be given, contiguous."""
     if not has_kernels(a):
         return into(out, reference(a, b, offsets, dtype))
     if out is None:
@@ -182,9 +184,9 @@ def k_grouped_gemm(
     a, b = dense_last(a), dense_last(b)
     vector = vector_of((a, b, out), (m, n)) if machine.is_gpu else 1
     problem = Problem(a.dtype, groups, m, n, -(-a.shape[0] // groups), aligned=vector > 1)
-    config = config or cut_for(problem, machine)
+    config = config or tiling_for(problem, machine)
     if config is None:
         return out.copy_(reference(a, b, offsets, dtype))
     kernel = persistent_k_grouped_matmul if config.blocks else k_grouped_matmul
-    machine.kernel(kernel)(config, Form(a.dtype, dtype, vector))(a, b, offsets.contiguous(), out)
+    machine.kernel(kernel)(config, Spec(a.dtype, dtype, vector))(a, b, offsets.contiguous(), out)
     return out

@@ -57,18 +57,18 @@ def _as_taken(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Form:
+class Spec:
     """What a kernel is compiled for, besides its `Config`.
 
-    `a_turned` says that a is stored `[batch, K, M]`, `b_turned` for each b that it is stored `[batch, N, K]`. Rows of
-    a, of the bs and of the result start at multiples of `vector` elements, and so many divide N, K and (if a is
+    `a_transposed` says that a is stored `[batch, K, M]`, `b_transposed` for each b that it is stored `[batch, N, K]`.
+    Rows of a, of the bs and of the result start at multiples of `vector` elements, and so many divide N, K and (if a is
     turned) M.
     """
 
     dtype: torch.dtype
     out_dtype: torch.dtype
-    a_turned: bool
-    b_turned: tuple[bool, ...]
+    a_transposed: bool
+    b_transposed: tuple[bool, ...]
     aux: tuple[Aux, ...]
     epilogue: str
     vector: int = 1
@@ -76,15 +76,15 @@ class Form:
     def sizes(self) -> tuple[Any, Any, Any, Any]:
         """batch, M, N and K of a problem."""
         n, k = (dynamic(name, self.vector) for name in "nk")
-        return T.dynamic("batch"), dynamic("m", self.vector if self.a_turned else 1), n, k
+        return T.dynamic("batch"), dynamic("m", self.vector if self.a_transposed else 1), n, k
 
     def operand_types(self, batch: Any, m: Any, n: Any, k: Any, groups: Any = None) -> tuple[Any, list[Any], list[Any]]:
         """The types of a, of the bs (one for each batch, or, if given, of `groups`) and of the auxiliary operands."""
         count = batch if groups is None else groups
-        a = strided("a", (batch, k, m) if self.a_turned else (batch, m, k), self.dtype, multiple=self.vector)
+        a = strided("a", (batch, k, m) if self.a_transposed else (batch, m, k), self.dtype, multiple=self.vector)
         bs = [
-            strided(f"b{i}", (count, n, k) if turned else (count, k, n), self.dtype, multiple=self.vector)
-            for i, turned in enumerate(self.b_turned)
+            strided(f"b{i}", (count, n, k) if transposed else (count, k, n), self.dtype, multiple=self.vector)
+            for i, transposed in enumerate(self.b_transposed)
         ]
         shapes = {"t": (batch, m, n), "r": (n,), "c": (batch, m), "s": (1,)}
         aux = [x.type(f"x{i}", shapes[x.kind]) for i, x in enumerate(self.aux)]
@@ -92,12 +92,12 @@ class Form:
 
 
 @T.macro
-def finish(form: Form, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: Any, col: Any) -> Any:
+def finish(spec: Spec, values: Sequence[Any], aux: Sequence[Any], bz: Any, row: Any, col: Any) -> Any:
     """One element of the result from the elements of the products."""
-    dtype = compute_dtype(form.dtype)
+    dtype = compute_dtype(spec.dtype)
     inputs = {f"acc{i}": value for i, value in enumerate(values)}
-    for i, (x, kind) in enumerate(zip(aux, form.aux, strict=True)):
+    for i, (x, kind) in enumerate(zip(aux, spec.aux, strict=True)):
         place = {"t": (bz, row, col), "r": (col,), "c": (bz, row), "s": (0,)}[kind.kind]
         inputs[f"x{i}"] = T.cast(x[place if len(place) > 1 else place[0]], dtype)
-    result = emit.apply(parse(form.epilogue), inputs, dtype, form.out_dtype.itemsize <= 2)
-    return T.cast(result, form.out_dtype)
+    result = emit.apply(parse(spec.epilogue), inputs, dtype, spec.out_dtype.itemsize <= 2)
+    return T.cast(result, spec.out_dtype)

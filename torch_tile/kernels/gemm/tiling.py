@@ -13,7 +13,7 @@ import torch
 from torch_tile.kernels.common import KEPT_CHOICES, Machine, power_of_two, typical
 from torch_tile.kernels.tuned import rows_class, tuned
 
-# A cut of a matrix product into blocks, the problem that it is for, and what it takes of a GPU.
+# A tiling of a matrix product into blocks, the problem that it is for, and what it takes of a GPU.
 
 BARRIERS = 1024  # bytes for mbarriers, at most
 
@@ -25,7 +25,7 @@ class Config:
     With `splits > 1` so many blocks share the sum over K; a second kernel adds up their parts, or they do it themselves
     as a `cluster`. `panel` is the width, in tiles, of the panels in which GPUs walk the result; `staged` sends it
     through shared memory, so that rows leave in 16-byte pieces. With `blocks` so many blocks take one tile after the
-    other, else there is one for each. `turned` makes the product as its transpose, as wgmma takes 64 rows but any 8
+    other, else there is one for each. `transposed` makes the product as its transpose, as wgmma takes 64 rows but any 8
     columns.
     """
 
@@ -39,7 +39,7 @@ class Config:
     panel: int = 0
     staged: bool = False
     blocks: int = 0
-    turned: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Tile:
-    """A cut, how many of its blocks an SM holds at once, and the rate of a full SM relative to the best cut's."""
+    """A tiling, how many of its blocks an SM holds at once, and the rate of a full SM relative to the best cut's."""
 
     config: Config
     resident: int
@@ -106,10 +106,10 @@ SHORT_K = 2048  # below, small tiles need no shared sums
 
 
 def config_for(problem: Problem, machine: Machine) -> Config | None:
-    """The cut of a problem on a machine; None for so many products that not even the smallest tiles fit."""
+    """The tiling of a problem on a machine; None for so many products that not even the smallest tiles fit."""
     problem = typical(problem)
     if not machine.is_gpu:
-        return _cpu_config(problem, machine.units)
+        return _cpu_config(problem, machine.num_sms)
     return tuned(Config, "gemm", machine, shape_class(problem)) or _gpu_config(problem, machine)
 
 
@@ -139,9 +139,9 @@ def _cpu_config(problem: Problem, threads: int) -> Config:
         return Config(1, 8, 128)  # 4 KiB of sums, read and written for each step
     block_k = _even(problem.k, 256 if problem.dtype.itemsize == 2 else 64 if problem.dtype == torch.float64 else 128)
     rows = CPU_ROWS if problem.m > 64 else (max(8, power_of_two(problem.m)),)
-    cuts = [Config(m, n, block_k) for m in rows for n in (CPU_COLUMNS if problem.n > 64 else (64,))]
-    fitting_cuts = [c for c in cuts if _cpu_bytes(c, problem) <= CPU_BYTES] or cuts[:1]
-    config = min(fitting_cuts, key=lambda c: _cpu_work(c, problem, threads))
+    tilings = [Config(m, n, block_k) for m in rows for n in (CPU_COLUMNS if problem.n > 64 else (64,))]
+    fitting_tilings = [c for c in tilings if _cpu_bytes(c, problem) <= CPU_BYTES] or tilings[:1]
+    config = min(fitting_tilings, key=lambda c: _cpu_work(c, problem, threads))
     tiles = count_of(config, problem)
     if tiles < threads and problem.k >= 8 * block_k:
         return replace(config, splits=min(-(-threads // tiles), problem.k // (4 * block_k)))
@@ -171,7 +171,7 @@ HALF_TILES = (
     Tile(Config(64, 64, 64, 128, 4, panel=8, staged=True), 3, 0.55),
 )
 # The same by wgmma, of tiles that bulk copies bring: one block on each SM takes tile after tile. Between large tiles it
-# matters most how well they fill the last turn.
+# matters most how well they fill the last iteration.
 HOPPER_TILES = (
     Tile(Config(128, 256, 64, 256, 4, panel=8, staged=True), 1, 1.0),
     Tile(Config(128, 192, 64, 256, 4, panel=8, staged=True), 1, 1.0),
@@ -205,8 +205,8 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     Few tiles and a long K: blocks share the sum, so that every SM has work.
     """
     exact = problem.dtype in WIDE_TILES
-    if (turned := turned_config(problem, machine)) is not None:
-        return turned
+    if (transposed := transposed_config(problem, machine)) is not None:
+        return transposed
     if problem.row and (exact or not row_by_tensor_cores(problem, machine)):
         return Config(1, 8, 512)
     if (persistent := _hopper_config(problem, machine)) is not None:
@@ -214,12 +214,12 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
     if problem.m <= FEW_ROWS and not exact:
         return few_rows_config(problem, machine)
     tiles = fitting(WIDE_TILES.get(problem.dtype, HALF_TILES), problem, machine)
-    tile = min(tiles, key=lambda t: _duration(t, problem, machine.units), default=None)
+    tile = min(tiles, key=lambda t: _duration(t, problem, machine.num_sms), default=None)
     if tile is None:
         return None
-    config, slots = tile.config, tile.resident * machine.units
+    config, slots = tile.config, tile.resident * machine.num_sms
     count = count_of(config, problem)
-    if 3 * count <= machine.units and problem.k >= 8 * config.block_k:
+    if 3 * count <= machine.num_sms and problem.k >= 8 * config.block_k:
         short = problem.k < SHORT_K
         small = Config(32, 32, 128, 128, 4) if short else Config(64, 32, 64, 128, 4)
         together = None if exact else joined(small, problem, machine, 1 if short else MOST_JOINED)
@@ -230,7 +230,7 @@ def _gpu_config(problem: Problem, machine: Machine) -> Config | None:
 
 def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
     """By wgmma; None for operands that bulk copies and wgmma cannot take, for few rows, and for few tiles."""
-    size, units = problem.dtype.itemsize, machine.units
+    size, num_sms = problem.dtype.itemsize, machine.num_sms
     if not machine.target.has_wgmma or not problem.aligned or size != 2 or problem.m <= FEW_ROWS:
         return None
     found = []
@@ -241,9 +241,9 @@ def _hopper_config(problem: Problem, machine: Machine) -> Config | None:
         sums = c.block_m * c.block_n * problem.products // c.threads
         if sums <= ACCUMULATORS[c.threads // 128] and stages >= 2:
             rate = tile.rate if sums <= COMFORTABLE else tile.rate * 0.9
-            found.append(Tile(replace(c, stages=stages, blocks=units if lasts else 0), tile.resident, rate))
-    best = min(found, key=lambda t: _duration(t, problem, units), default=None)
-    return best.config if best is not None and units // 3 <= count_of(best.config, problem) < MOST_TILES else None
+            found.append(Tile(replace(c, stages=stages, blocks=num_sms if lasts else 0), tile.resident, rate))
+    best = min(found, key=lambda t: _duration(t, problem, num_sms), default=None)
+    return best.config if best is not None and num_sms // 3 <= count_of(best.config, problem) < MOST_TILES else None
 
 
 def panel_width(block_m: int, itemsize: int) -> int:
@@ -260,18 +260,18 @@ def panels_of(config: Config, itemsize: int) -> tuple[int, list[tuple[int, int]]
     """The width of a tile's panels, and of each its first column and which of two buffers is its. A tile that is made
     as its transpose leaves as a whole.
     """
-    width = config.block_n if config.turned else math.gcd(panel_width(config.block_m, itemsize), config.block_n)
+    width = config.block_n if config.transposed else math.gcd(panel_width(config.block_m, itemsize), config.block_n)
     return width, [(start, start // width % 2) for start in range(0, config.block_n, width)]
 
 
-def _duration(tile: Tile, problem: Problem, units: int) -> float:
+def _duration(tile: Tile, problem: Problem, num_sms: int) -> float:
     """Time of all waves, in units of a full SM's time for one element of the result."""
     config = tile.config
     count = count_of(config, problem)
-    slots = tile.resident * units
+    slots = tile.resident * num_sms
     # A block that is alone on its SM has all of it; a last wave takes as long as a full one.
-    turns = max(count / units, 1.0) if count <= slots else -(-count // slots) * tile.resident
-    return turns * config.block_m * config.block_n / tile.rate
+    waves = max(count / num_sms, 1.0) if count <= slots else -(-count // slots) * tile.resident
+    return waves * config.block_m * config.block_n / tile.rate
 
 
 # How matrix products of few rows are cut on GPUs, where all time is that of reading the bs. Measured on an H200.
@@ -289,7 +289,7 @@ LONG_K = 8192  # what is read for it takes long beside joining sums of more rows
 CHEAP_ROWS = 32
 
 
-def turned_config(problem: Problem, machine: Machine) -> Config | None:
+def transposed_config(problem: Problem, machine: Machine) -> Config | None:
     """The product as its transpose, on Hopper: bulk copies that read past the end of a are slow, and its tiles have 64
     rows otherwise. None where that was not faster.
 
@@ -298,38 +298,38 @@ def turned_config(problem: Problem, machine: Machine) -> Config | None:
     if not machine.target.has_wgmma or not problem.aligned or problem.dtype.itemsize != 2:
         return None
     rows = next((r for r in TURNED_ROWS if problem.m <= r), 0)
-    config = _turned_tile(rows, problem, machine) if rows and problem.k >= SHORTEST_K else None
+    config = _transposed_tile(rows, problem, machine) if rows and problem.k >= SHORTEST_K else None
     if config is None:
         return None
-    count, units = count_of(replace(config, block_n=64), problem), machine.units
-    if rows <= 16 and 4 * count >= 3 * units:  # tiles of 16 rows by mma.sync read as fast
+    count, num_sms = count_of(replace(config, block_n=64), problem), machine.num_sms
+    if rows <= 16 and 4 * count >= 3 * num_sms:  # tiles of 16 rows by mma.sync read as fast
         return None
     if rows == 48 and problem.k < LONG_K // 4:  # most of 64 rows, and soon over
         return None
-    if rows % 64 == 0 and (problem.k < LONG_K or 5 * count >= 2 * units):  # the other tiles have so many rows, too
+    if rows % 64 == 0 and (problem.k < LONG_K or 5 * count >= 2 * num_sms):  # the other tiles have so many rows, too
         return None
     count, splits = count_of(config, problem), 1
-    wanted = (2 if rows <= CHEAP_ROWS else 3) * units if rows <= CHEAP_ROWS or problem.k >= LONG_K else 0
+    wanted = (2 if rows <= CHEAP_ROWS else 3) * num_sms if rows <= CHEAP_ROWS or problem.k >= LONG_K else 0
     while 5 * count * splits < wanted and splits < MOST_JOINED and problem.k >= 6 * splits * config.block_k:
         splits *= 2
-    if 5 * count * splits < 2 * units:
+    if 5 * count * splits < 2 * num_sms:
         return None
     return config if splits == 1 else replace(config, splits=splits, cluster=True, panel=0, staged=False)
 
 
-def _turned_tile(rows: int, problem: Problem, machine: Machine) -> Config | None:
-    """The narrowest tile of so many rows of which all are under way at once; if there is none, 128 columns."""
+def _transposed_tile(rows: int, problem: Problem, machine: Machine) -> Config | None:
+    """The narrowest tile of so many rows of which all are in flight at once; if there is none, 128 columns."""
     found = None
     for columns, threads in TURNED_COLUMNS:
         leaving = rows * columns * problem.dtype.itemsize
         room = machine.target.shared_limit - leaving - BARRIERS
-        config = Config(rows, columns, 128, threads, 8, panel=8, staged=True, turned=True)
+        config = Config(rows, columns, 128, threads, 8, panel=8, staged=True, transposed=True)
         if room // stage_bytes(config, problem) < 5:
             config = replace(config, block_k=64, stages=10)
         config = replace(config, stages=min(config.stages, room // stage_bytes(config, problem)))
         if rows * columns * problem.products > TURNED_SUMS * threads or config.stages < 3:
             break
-        if count_of(config, problem) <= machine.units:
+        if count_of(config, problem) <= machine.num_sms:
             return config
         if columns == 128 or found is None:
             found = config
@@ -355,8 +355,8 @@ def few_rows_config(problem: Problem, machine: Machine) -> Config | None:
         return found
     config = with_room(config, problem, machine)
     count, steps = count_of(config, problem), problem.k // config.block_k
-    if (count < machine.units and steps >= 64) or (3 * count <= machine.units and steps >= 8):
-        return replace(config, splits=max(1, min(2 * machine.units // count, steps // 4, 64)))
+    if (count < machine.num_sms and steps >= 64) or (3 * count <= machine.num_sms and steps >= 8):
+        return replace(config, splits=max(1, min(2 * machine.num_sms // count, steps // 4, 64)))
     return config
 
 
@@ -365,17 +365,17 @@ def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) ->
 
     None where clusters would leave most SMs without work.
     """
-    count, units = count_of(config, problem), machine.units
+    count, num_sms = count_of(config, problem), machine.num_sms
     if problem.m == 1 and not problem.row and problem.products == 1:  # long pieces of rows, and all tiles at a time
-        if 5 * count >= 8 * units:
-            block_k = 128 if count <= 2 * units else 32
+        if 5 * count >= 8 * num_sms:
+            block_k = 128 if count <= 2 * num_sms else 32
             return with_room(replace(config, block_n=128, block_k=block_k), problem, machine)
-        if count >= units and problem.k >= 4 * problem.n:
+        if count >= num_sms and problem.k >= 4 * problem.n:
             return with_room(replace(config, block_n=128, block_k=64, stages=8), problem, machine)
-    if 4 * count >= 3 * units:
+    if 4 * count >= 3 * num_sms:
         return with_room(config, problem, machine)
     narrow = replace(config, block_n=32, stages=6)
-    if config.block_m == 32 and 2 * count_of(narrow, problem) >= units:
+    if config.block_m == 32 and 2 * count_of(narrow, problem) >= num_sms:
         return with_room(narrow, problem, machine)
     few = replace(config if config.block_m == 16 else narrow, block_k=64, stages=6 if config.block_m == 16 else 4)
     return joined(few, problem, machine, MOST_JOINED)
@@ -384,9 +384,9 @@ def _few_rows_in_clusters(config: Config, problem: Problem, machine: Machine) ->
 def joined(config: Config, problem: Problem, machine: Machine, most: int) -> Config | None:
     """As many blocks of a cluster, up to `most`, as it takes to give all SMs work; None if that leaves most without."""
     count = count_of(config, problem)
-    wanted = power_of_two(-(-5 * machine.units // (4 * count)))
+    wanted = power_of_two(-(-5 * machine.num_sms // (4 * count)))
     longest = power_of_two(problem.k // (4 * config.block_k) + 1) // 2  # so that each has four steps
     splits = max(1, min(wanted, most, longest))
-    if not machine.target.has_clusters or 5 * count * splits < 2 * machine.units:
+    if not machine.target.has_clusters or 5 * count * splits < 2 * machine.num_sms:
         return None
     return replace(with_room(config, problem, machine), splits=splits, cluster=splits > 1)

@@ -27,9 +27,9 @@ from torch_tile.kernels.common import (
     strided,
     vector_of,
 )
-from torch_tile.kernels.mla.hopper import flash_mla_by_turns
-from torch_tile.kernels.mla.scheduler import Units, combine_scheduled, scheduled_types
-from torch_tile.kernels.mla.spec import Config, Form, Problem, config_for, splits_for
+from torch_tile.kernels.mla.hopper import flash_mla_hopper
+from torch_tile.kernels.mla.scheduler import WorkItems, combine_scheduled, scheduled_types
+from torch_tile.kernels.mla.spec import Config, Problem, Spec, config_for, splits_for
 from torch_tile.kernels.mla.tiles import SLACK, hide, load_cache, store_through
 from torch_tile.kernels.split_k import combine_parts
 
@@ -105,100 +105,104 @@ def reference(
 
 # Fast: exp2 of what is below -126 is 0, which saves three instructions for each score.
 @jit(pass_configs={"tl.enable_fast_math": True})  # type: ignore[untyped-decorator]
-def flash_mla(config: Config, form: Form) -> Any:
+def flash_mla(config: Config, spec: Spec) -> Any:
     """Softmax over blocks of positions with running maxima and sums, as in `attention`.
 
     Row r of a sequence is head `r % heads` of query `r // heads`. A tile of the cache is read once for both products.
-    With `config.split` a block takes one of `splits` shares of the positions, and `combine` joins the shares; with
+    With `config.split` a block takes one of `splits` splits of the positions, and `combine` joins the splits; with
     `config.scheduled` it takes a unit of a schedule, piece after piece, and `combine_pieces` joins those that are not
     whole sequences.
     """
     rows, keys = config.block_h, config.block_kv
-    latent, width = form.latent, form.latent + form.rotary
-    accum = compute_dtype(form.dtype)
+    latent, width = spec.latent, spec.latent + spec.rotary
+    accum = compute_dtype(spec.dtype)
     batch, lines, q_len, heads, splits = T.dynamic("batch, lines, q_len, heads, splits")
-    (d0, d1), table_types, covered = form.cache_shapes(batch)
-    length_types = [] if form.whole else [T.Tensor((batch,), "int32")]
-    unit_types = scheduled_types(lines, latent, accum) if config.scheduled else []
+    (d0, d1), table_types, covered = spec.cache_shapes(batch)
+    length_types = [] if spec.whole else [T.Tensor((batch,), "int32")]
+    work_item_types = scheduled_types(lines, latent, accum) if config.scheduled else []
     part = (splits,) if config.split else ()
-    out_dtype = accum if config.split else form.dtype
+    out_dtype = accum if config.split else spec.dtype
     out_shape = (*part, batch, lines, latent)
 
     @T.prim_func
     def mla_decode(
-        q: strided("q", (batch, lines, latent), form.dtype, multiple=form.vector),
-        q_pe: strided("q_pe", (batch, lines, form.rotary), form.dtype, multiple=form.vector),
-        kv: strided("kv", (d0, d1, latent), form.dtype, multiple=form.vector),
-        k_pe: strided("k_pe", (d0, d1, form.rotary), form.dtype, multiple=form.vector),
-        *others: [*table_types, *length_types, *unit_types],
-        out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, form.dtype, multiple=latent),
+        q: strided("q", (batch, lines, latent), spec.dtype, multiple=spec.vector),
+        q_pe: strided("q_pe", (batch, lines, spec.rotary), spec.dtype, multiple=spec.vector),
+        kv: strided("kv", (d0, d1, latent), spec.dtype, multiple=spec.vector),
+        k_pe: strided("k_pe", (d0, d1, spec.rotary), spec.dtype, multiple=spec.vector),
+        *others: [*table_types, *length_types, *work_item_types],
+        out: T.Tensor(out_shape, accum) if config.split else strided("out", out_shape, spec.dtype, multiple=latent),
         lse: T.Tensor((*part, batch, q_len, heads), accum),
         scale: accum,
     ):
         table, lengths = others[: len(table_types)], others[len(table_types) :][: len(length_types)]
-        units: Any = Units(*others[-3:], batch=batch) if config.scheduled else None
-        grid = T.ceildiv(lines, rows), splits if config.split else units.count if units else 1, 1 if units else batch
-        with T.Kernel(*grid, threads=config.threads) as (bx, share, bz):
-            own = (share,) if config.split else ()
+        work_items: Any = WorkItems(*others[-3:], batch=batch) if config.scheduled else None
+        grid = (
+            T.ceildiv(lines, rows),
+            splits if config.split else work_items.count if work_items else 1,
+            1 if work_items else batch,
+        )
+        with T.Kernel(*grid, threads=config.threads) as (bx, split, bz):
+            own = (split,) if config.split else ()
             held, rest = config.held, width - config.held
-            q_tile = T.alloc_shared((rows, max(rest, latent) if config.staged else rest), form.dtype)
-            tile = T.alloc_shared((keys, width), form.dtype)
+            q_tile = T.alloc_shared((rows, max(rest, latent) if config.staged else rest), spec.dtype)
+            tile = T.alloc_shared((keys, width), spec.dtype)
             scores = T.alloc_fragment((rows, keys), accum)
-            weights = T.alloc_shared((rows, keys), form.dtype)
-            sums = T.alloc_fragment((rows, latent), accum)
-            peak, total, fade = (T.alloc_fragment((rows,), accum) for _ in range(3))
-            shares = T.alloc_fragment((rows, config.shares), accum) if config.shares > 1 else total
-            for piece in T.serial(units.pieces(share)) if units else (0,):
-                sequence = units.sequence(share, piece) if units else bz
+            probs = T.alloc_shared((rows, keys), spec.dtype)
+            lse_made = T.alloc_fragment((rows, latent), accum)
+            row_max, row_sum, rescale = (T.alloc_fragment((rows,), accum) for _ in range(3))
+            partial_sums = T.alloc_fragment((rows, config.partial_sums), accum) if config.partial_sums > 1 else row_sum
+            for piece in T.serial(work_items.pieces(split)) if work_items else (0,):
+                sequence = work_items.sequence(split, piece) if work_items else bz
                 T.copy(q[sequence, bx * rows, held], q_tile[:, : latent - held])
                 T.copy(q_pe[sequence, bx * rows, 0], q_tile[:, latent - held : rest])
                 if held:
-                    q_held = T.alloc_fragment((rows, held), form.dtype)
+                    q_held = T.alloc_fragment((rows, held), spec.dtype)
                     T.copy(q[sequence, bx * rows, 0], q_held)
-                T.clear(sums)
-                T.clear(shares)
-                T.fill(peak, -T.infinity(accum))
+                T.clear(lse_made)
+                T.clear(partial_sums)
+                T.fill(row_max, -T.infinity(accum))
 
                 length = T.clamp(lengths[0][sequence], 0, covered) if lengths else covered
                 first_own = length - q_len + (bx * rows) // heads  # the position of the block's first query
                 first, end = (
-                    units.blocks(share, piece, keys, length)
-                    if units
-                    else form.key_blocks(config, length, splits, share)
+                    work_items.blocks(split, piece, keys, length)
+                    if work_items
+                    else spec.key_blocks(config, length, splits, split)
                 )
-                factor = scale * LOG2_E if form.folded else LOG2_E
+                scale_log2 = scale * LOG2_E if spec.folded else LOG2_E
                 for step in T.Pipelined(first, end, num_stages=config.stages):
-                    load_cache(form, (kv, k_pe), table, tile, sequence, step, length)
+                    load_cache(spec, (kv, k_pe), table, tile, sequence, step, length)
                     if held:
                         T.gemm(q_held, tile[:, :held], scores, transpose_B=True, clear_accum=True)
                     T.gemm(q_tile[:, :rest], tile[:, held:], scores, transpose_B=True, clear_accum=held == 0)
-                    if form.cut(step * keys, keys, length, first_own):
-                        hide(form, scores, step * keys, length, length - q_len, heads, bx * rows, scale)
-                    exponentiate(scores, peak, shares, fade, factor, config.parts, SLACK)
+                    if spec.needs_mask(step * keys, keys, length, first_own):
+                        hide(spec, scores, step * keys, length, length - q_len, heads, bx * rows, scale)
+                    exponentiate(scores, row_max, partial_sums, rescale, scale_log2, config.parts, SLACK)
                     if step * keys + keys > length:  # after the barrier of the maxima: by then all have read the tile
                         for j, c in T.Parallel(keys, latent):
                             if step * keys + j >= length:
                                 tile[j, c] = 0  # memory past it may hold NaN, which weights of 0 would not cancel
-                    T.copy(scores, weights)
-                    T.scale_rows(sums, fade)
-                    T.gemm(weights, tile[:, :latent], sums, policy=T.GemmWarpPolicy.FullCol)
+                    T.copy(scores, probs)
+                    T.scale_rows(lse_made, rescale)
+                    T.gemm(probs, tile[:, :latent], lse_made, policy=T.GemmWarpPolicy.FullCol)
 
-                if config.shares > 1:
-                    T.reduce_sum(shares, total, dim=1)
+                if config.partial_sums > 1:
+                    T.reduce_sum(partial_sums, row_sum, dim=1)
                 for i in T.Parallel(rows):
-                    peak[i] = peak[i] * (scale if form.folded else 1.0) + T.log(total[i])
-                    fade[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-                first_owner, last_owner = units.owners(sequence) if units else (0, 0)
+                    row_max[i] = row_max[i] * (scale if spec.folded else 1.0) + T.log(row_sum[i])
+                    rescale[i] = T.if_then_else(row_sum[i] == 0.0, 0.0, 1.0 / row_sum[i])
+                first_owner, last_owner = work_items.owners(sequence) if work_items else (0, 0)
                 if first_owner >= last_owner:
                     for i in T.Parallel(rows):
-                        lse[(*own, sequence, (bx * rows + i) // heads, (bx * rows + i) % heads)] = peak[i]
+                        lse[(*own, sequence, (bx * rows + i) // heads, (bx * rows + i) % heads)] = row_max[i]
                     if config.staged and not config.split:
-                        store_through(q_tile, sums, fade, out, sequence, bx * rows)
+                        store_through(q_tile, lse_made, rescale, out, sequence, bx * rows)
                     else:
                         for i, c in T.Parallel(rows, latent):
-                            out[(*own, sequence, bx * rows + i, c)] = T.cast(sums[i, c] * fade[i], out_dtype)
+                            out[(*own, sequence, bx * rows + i, c)] = T.cast(lse_made[i, c] * rescale[i], out_dtype)
                 else:
-                    units.leave(share, piece, sums, fade, peak, bx * rows)
+                    work_items.leave(split, piece, lse_made, rescale, row_max, bx * rows)
 
     return mla_decode
 
@@ -222,8 +226,8 @@ def mla_decode(
     `out` may be given, laid out as q is, and `lse`, contiguous.
     """
     if not has_kernels(q) or not (q.shape[3] and q_pe.shape[3]):
-        result, sums = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale)
-        return into(out, result), into(lse, sums)
+        result, lse_made = reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale)
+        return into(out, result), into(lse, lse_made)
     if out is None:
         out = empty_beside(q, q.shape[3])
     if lse is None:
@@ -261,27 +265,27 @@ def run(
     vector = vector_of((q, q_pe, kv, k_pe, out), (latent, q_pe.shape[3])) if machine.is_gpu else 1
     paged, page = block_table is not None, kv.shape[1]
     whole = seq_lens is None
-    form = Form(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole)
-    config = config or config_for(form, problem, machine, num_splits if schedule is None else 1)
+    spec = Spec(q.dtype, latent, q_pe.shape[3], paged, paged and page % 64 != 0, scale > 0, vector, whole)
+    config = config or config_for(spec, problem, machine, num_splits if schedule is None else 1)
     if config is None:
         for target, value in zip((out, lse), reference(q, q_pe, kv, k_pe, block_table, seq_lens, scale), strict=True):
             target.copy_(value)
         return
-    form = replace(form, gathered=paged and page % config.block_kv != 0)
+    spec = replace(spec, gathered=paged and page % config.block_kv != 0)
     others = [] if block_table is None else [dense_last(block_table)]
     others += [] if seq_lens is None else [seq_lens.contiguous()]
     operands = (q.flatten(1, 2), q_pe.flatten(1, 2), kv, k_pe, *others)
-    made = flash_mla_by_turns if config.by_turns else flash_mla
+    made = flash_mla_hopper if config.ping_pong else flash_mla
     if config.split:
         splits = splits_for(config, problem, machine, num_splits)
         parts = lse.new_empty((splits, batch, q_len * heads, latent)), lse.new_empty((splits, *lse.shape))
-        machine.kernel(made)(config, form)(*operands, *parts, float(scale))
+        machine.kernel(made)(config, spec)(*operands, *parts, float(scale))
         combine_parts(*parts, out, lse, machine)
         return
     is_even = q_len == 1 or out.stride(1) == heads * out.stride(2)  # rows of all queries and heads are a view
     target = out if is_even else torch.empty(out.shape, dtype=out.dtype, device=out.device)
     if schedule is None:
-        machine.kernel(made)(config, form)(*operands, target.flatten(1, 2), lse, float(scale))
+        machine.kernel(made)(config, spec)(*operands, target.flatten(1, 2), lse, float(scale))
     else:
         slots = 2 * (schedule.shape[0] - batch)
         left = (
@@ -290,7 +294,7 @@ def run(
             lse.new_empty((slots, q_len * heads)),
         )
         config = replace(config, scheduled=True)
-        machine.kernel(made)(config, form)(*operands, *left, target.flatten(1, 2), lse, float(scale))
+        machine.kernel(made)(config, spec)(*operands, *left, target.flatten(1, 2), lse, float(scale))
         combine_scheduled(*left, target, lse, machine)
     if target is not out:
         out.copy_(target)

@@ -139,7 +139,7 @@ def scheduled_types(rows: Any, latent: int, accum: torch.dtype) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Units:
+class WorkItems:
     """A schedule of `batch` sequences inside a kernel, and what units leave."""
 
     schedule: Any
@@ -180,16 +180,16 @@ class Units:
         return 2 * unit + T.if_then_else(is_first, 0, 1)
 
     @T.macro
-    def leave(self, unit: Any, piece: Any, sums: Any, weight: Any, log_sum: Any, first: Any, column: int = 0) -> None:
-        """Rows of `sums` times their weights, from row `first` and `column` on, and what to weigh them with beside
+    def leave(self, unit: Any, piece: Any, acc: Any, weight: Any, log_sum: Any, first: Any, column: int = 0) -> None:
+        """Rows of `acc` times their weights, from row `first` and `column` on, and what to weigh them with beside
         other pieces.
         """
         slot = self.slot(unit, piece == 0)
         if column == 0:
-            for i in T.Parallel(sums.shape[0]):
+            for i in T.Parallel(acc.shape[0]):
                 self.part_lse[slot, first + i] = log_sum[i]
-        for i, c in T.Parallel(*sums.shape):
-            self.part[slot, first + i, column + c] = sums[i, c] * weight[i]
+        for i, c in T.Parallel(*acc.shape):
+            self.part[slot, first + i, column + c] = acc[i, c] * weight[i]
 
 
 @jit
@@ -212,44 +212,44 @@ def combine_pieces(dtype: torch.dtype, latent: int) -> Any:
         lse: T.Tensor((batch, rows), accum),
     ):
         with T.Kernel(T.ceildiv(rows, ROWS), batch, threads=256) as (bx, bz):
-            units, row = Units(schedule, part, part_lse, batch), bx * ROWS
-            first, last = units.owners(bz)
+            work_items, row = WorkItems(schedule, part, part_lse, batch), bx * ROWS
+            first, last = work_items.owners(bz)
             if first < last:
                 behind = T.if_then_else(schedule[first, FIRST] == bz, 0, 1)  # the first unit left its last piece
-                peak, old, fade, total = (T.alloc_fragment((ROWS,), accum) for _ in range(4))
-                sums = T.alloc_fragment((ROWS, latent), accum)
+                row_max, old, rescale, row_sum = (T.alloc_fragment((ROWS,), accum) for _ in range(4))
+                acc = T.alloc_fragment((ROWS, latent), accum)
                 values = [T.alloc_fragment((ROWS, latent), accum) for _ in AHEAD]
                 weights = [T.alloc_fragment((ROWS,), accum) for _ in AHEAD]
-                T.fill(peak, -infinity)
-                T.clear(total)
-                T.clear(sums)
-                for turn in T.serial(T.ceildiv(last - first + 1, len(AHEAD))):
+                T.fill(row_max, -infinity)
+                T.clear(row_sum)
+                T.clear(acc)
+                for iteration in T.serial(T.ceildiv(last - first + 1, len(AHEAD))):
                     for n, value, weight in zip(AHEAD, values, weights, strict=True):
-                        unit = first + turn * len(AHEAD) + n
+                        unit = first + iteration * len(AHEAD) + n
                         slot = 2 * unit + T.if_then_else(unit == first, behind, 0)
                         for i in T.Parallel(ROWS):
                             weight[i] = T.if_then_else(unit <= last, part_lse[slot, row + i], -infinity)
                         for i, c in T.Parallel(ROWS, latent):
                             value[i, c] = T.if_then_else(unit <= last, part[slot, row + i, c], 0.0)
                     for i in T.Parallel(ROWS):
-                        old[i] = peak[i]
+                        old[i] = row_max[i]
                         for weight in weights:
-                            peak[i] = T.max(peak[i], weight[i])
-                        level = T.if_then_else(peak[i] == -infinity, 0.0, peak[i])
-                        fade[i] = T.exp(old[i] - level)
-                        total[i] *= fade[i]
+                            row_max[i] = T.max(row_max[i], weight[i])
+                        level = T.if_then_else(row_max[i] == -infinity, 0.0, row_max[i])
+                        rescale[i] = T.exp(old[i] - level)
+                        row_sum[i] *= rescale[i]
                         for weight in weights:
                             weight[i] = T.exp(weight[i] - level)
-                            total[i] += weight[i]
+                            row_sum[i] += weight[i]
                     for i, c in T.Parallel(ROWS, latent):
-                        sums[i, c] *= fade[i]
+                        acc[i, c] *= rescale[i]
                         for value, weight in zip(values, weights, strict=True):
-                            sums[i, c] += value[i, c] * weight[i]
+                            acc[i, c] += value[i, c] * weight[i]
                 for i in T.Parallel(ROWS):
-                    lse[bz, row + i] = peak[i] + T.log(T.max(total[i], 1.0))
-                    fade[i] = 1.0 / T.max(total[i], 1.0)
+                    lse[bz, row + i] = row_max[i] + T.log(T.max(row_sum[i], 1.0))
+                    rescale[i] = 1.0 / T.max(row_sum[i], 1.0)
                 for i, c in T.Parallel(ROWS, latent):
-                    out[bz, (row + i) // inner, (row + i) % inner, c] = T.cast(sums[i, c] * fade[i], dtype)
+                    out[bz, (row + i) // inner, (row + i) % inner, c] = T.cast(acc[i, c] * rescale[i], dtype)
 
     return combine_pieces
 

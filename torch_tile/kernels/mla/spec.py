@@ -19,11 +19,11 @@ from torch_tile.kernels.tuned import rows_class, tuned
 class Config:
     """How decoding is cut: a block holds `block_h` rows (heads of one sequence) and steps over `block_kv` positions.
 
-    With `split`, blocks take shares of the positions; with `scheduled`, units of a schedule. For Hopper: the `parts`
-    of a tile's positions whose scores other warpgroups compute, in how many `shares` the sum of a row is kept (8 for
-    each part is what leaves each thread of an accumulator with its own), whether the result is `staged` in shared
+    With `split`, blocks take splits of the positions; with `scheduled`, units of a schedule. For Hopper: the `parts`
+    of a tile's positions whose scores other warpgroups compute, in how many `partial_sums` the sum of a row is kept (8
+    for each part is what leaves each thread of an accumulator with its own), whether the result is `staged` in shared
     memory, and how many columns of the queries are `held` in registers: warpgroups that make scores of few positions
-    each are slowed down by reading queries. `by_turns`: by the kernel whose warpgroups take turns (`mla_by_turns`).
+    each are slowed down by reading queries. `ping_pong`: by the kernel whose warpgroups take turns (`mla_hopper`).
     """
 
     block_h: int = 16
@@ -32,15 +32,15 @@ class Config:
     stages: int = 2
     split: bool = False
     parts: int = 1
-    shares: int = 1
+    partial_sums: int = 1
     staged: bool = False
     held: int = 0
     scheduled: bool = False
-    by_turns: bool = False
+    ping_pong: bool = False
 
 
 @dataclass(frozen=True)
-class Form:
+class Spec:
     """What a kernel is compiled for, besides its `Config`.
 
     The dtype, both widths, whether the cache is paged, and if so whether a tile of positions may reach over several
@@ -76,97 +76,99 @@ class Form:
         each = cache.shape[1] // keys
         return T.clamp(table[0][sequence, tile // each], 0, cache.shape[0] - 1), tile % each * keys
 
-    def cut(self, first: Any, keys: int, length: Any, first_own: Any) -> Any:
+    def needs_mask(self, first: Any, keys: int, length: Any, first_own: Any) -> Any:
         """Whether some query of a block may not see some of the `keys` positions from `first` on."""
         if not self.folded:
             return True
         return T.logical_or(first + keys > length, first + keys - 1 > first_own)
 
-    def key_blocks(self, config: Config, length: Any, splits: Any, share: Any) -> Any:
-        """The first block of positions and the end of them; of one share if split."""
+    def key_blocks(self, config: Config, length: Any, splits: Any, split: Any) -> Any:
+        """The first block of positions and the end of them; of one split if split."""
         end = T.ceildiv(length, config.block_kv)
         if not config.split:
             return 0, end
         each = T.ceildiv(end, splits)
-        first = T.min(share * each, end)
+        first = T.min(split * each, end)
         return first, T.min(first + each, end)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes that decide the cut: sequences, rows of each (queries times heads), and positions that the cache covers."""
+    """Sizes that decide the tiling: sequences, rows of each (queries times heads), and positions that the cache
+    covers.
+    """
 
     batch: int
     rows: int
     positions: int
 
 
-def config_for(form: Form, problem: Problem, machine: Machine, splits: int = 0) -> Config | None:
-    """The cut of a problem on a machine; `splits` are the shares asked for, 0 to choose.
+def config_for(spec: Spec, problem: Problem, machine: Machine, splits: int = 0) -> Config | None:
+    """The tiling of a problem on a machine; `splits` are the splits asked for, 0 to choose.
 
     None for a cache so wide that not even the smallest tiles fit.
     """
     problem = typical(problem)
     rows = problem.rows
-    if machine.is_gpu and not splits and (found := tuned(Config, "mla", machine, shape_class(form, problem))):
+    if machine.is_gpu and not splits and (found := tuned(Config, "mla", machine, shape_class(spec, problem))):
         return found
     config: Config | None = Config(block_h=4 if rows <= 4 else 16 if rows <= 16 else 32)  # as few as the queries fill
     if machine.is_gpu:
-        cuts = SHORT if rows <= LEAST_ROWS else (*HOPPER, *LONG) if form.on_hopper(machine) else LONG
-        config = next((c for c in cuts if _fits(c, form, machine)), None)
+        tilings = SHORT if rows <= LEAST_ROWS else (*HOPPER, *LONG) if spec.on_hopper(machine) else LONG
+        config = next((c for c in tilings if _fits(c, spec, machine)), None)
     if config is None:
         return None
     return replace(config, split=(splits or splits_for(config, problem, machine)) > 1)
 
 
-def shape_class(form: Form, problem: Problem) -> str | None:
+def shape_class(spec: Spec, problem: Problem) -> str | None:
     """Problems that are cut alike; None for those that are not tuned for."""
-    if form.dtype.itemsize != 2 or not form.folded:
+    if spec.dtype.itemsize != 2 or not spec.folded:
         return None
-    paged = " paged" if form.paged else ""
+    paged = " paged" if spec.paged else ""
     positions = power_of_two(problem.positions)
-    return f"{form.latent}+{form.rotary} {problem.batch}x{rows_class(problem.rows)}x{positions}{paged}"
+    return f"{spec.latent}+{spec.rotary} {problem.batch}x{rows_class(problem.rows)}x{positions}{paged}"
 
 
 def units_for(rows: int, machine: Machine) -> int:
     """How many units of a schedule a machine runs at a time, each of the blocks that so many `rows` fill."""
     blocks = -(-rows // (MOST_ROWS if rows > LEAST_ROWS else LEAST_ROWS))
-    return max(1, (machine.units if machine.is_gpu else 2 * machine.units) // max(1, blocks))
+    return max(1, (machine.num_sms if machine.is_gpu else 2 * machine.num_sms) // max(1, blocks))
 
 
 def splits_for(config: Config, problem: Problem, machine: Machine, wanted: int = 0) -> int:
-    """How many shares to make of the positions: work for the whole machine, but shares that are worth starting.
+    """How many splits to make of the positions: work for the whole machine, but splits that are worth starting.
 
     As many as wanted, if any are, but none without a block of positions, nor more than a launch takes.
     """
     problem = typical(problem)
     if wanted:
-        return max(1, min(wanted, -(-problem.positions // config.block_kv), MOST_SHARES))
+        return max(1, min(wanted, -(-problem.positions // config.block_kv), MOST_SPLITS))
     blocks = problem.batch * -(-problem.rows // config.block_h)
-    room = machine.units // blocks if machine.is_gpu else -(-2 * machine.units // blocks)  # one block fills an SM
-    return max(1, min(room, problem.positions // LEAST_SHARE))
+    room = machine.num_sms // blocks if machine.is_gpu else -(-2 * machine.num_sms // blocks)  # one block fills an SM
+    return max(1, min(room, problem.positions // LEAST_SPLIT))
 
 
 LEAST_ROWS, MOST_ROWS = 16, 64  # of a block on a GPU
-MOST_SHARES = GRID_LIMITS[1]  # blocks in the second dimension of a launch
-LEAST_SHARE = 256  # positions: joining shares takes as long as a block takes for so many
+MOST_SPLITS = GRID_LIMITS[1]  # blocks in the second dimension of a launch
+LEAST_SPLIT = 256  # positions: joining splits takes as long as a block takes for so many
 
-# Cuts by falling size; the first whose tiles fit is taken.
+# Tilings by falling size; the first whose tiles fit is taken.
 SHORT = (Config(16, 64, 128), Config(16, 32, 128), Config(16, 32, 128, stages=1), Config(16, 16, 128, stages=1))
 HOPPER = (
-    Config(64, 64, 256, 2, shares=8, staged=True, by_turns=True),
-    Config(64, 64, 256, 2, parts=2, shares=16, staged=True, held=256),
-    Config(64, 64, 256, 2, parts=2, shares=16, staged=True),
-    Config(64, 64, 256, 1, parts=2, shares=16, staged=True),
+    Config(64, 64, 256, 2, partial_sums=8, staged=True, ping_pong=True),
+    Config(64, 64, 256, 2, parts=2, partial_sums=16, staged=True, held=256),
+    Config(64, 64, 256, 2, parts=2, partial_sums=16, staged=True),
+    Config(64, 64, 256, 1, parts=2, partial_sums=16, staged=True),
 )
 LONG = (Config(64, 64, 256), Config(64, 32, 256), Config(32, 32, 256, stages=1), *SHORT[1:])
 
 
-def _fits(config: Config, form: Form, machine: Machine) -> bool:
+def _fits(config: Config, spec: Spec, machine: Machine) -> bool:
     """Whether the tiles fit in shared memory and the sums in registers."""
-    size, width = form.dtype.itemsize, form.latent + form.rotary
-    if config.by_turns and form.vector * size < BULK_BYTES:
+    size, width = spec.dtype.itemsize, spec.latent + spec.rotary
+    if config.ping_pong and spec.vector * size < BULK_BYTES:
         return False
     elements = (config.block_h + config.stages * config.block_kv) * width + config.block_h * config.block_kv
-    sums = config.block_h * form.latent * max(1, size // 4) // config.threads
-    return elements * size + 2048 <= machine.target.shared_limit and sums <= 128 and config.held < form.latent
+    sums = config.block_h * spec.latent * max(1, size // 4) // config.threads
+    return elements * size + 2048 <= machine.target.shared_limit and sums <= 128 and config.held < spec.latent

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch_tile.language as T
-from torch_tile.kernels.mla.spec import Form
+from torch_tile.kernels.mla.spec import Spec
 
 SLACK = 8.0  # weights may be as large as 2 ** 8 before sums are scaled anew: far from the end of float16
 
 
 @T.macro
 def load_cache(
-    form: Form, caches: Sequence[Any], table: Sequence[Any], tile: Any, bz: Any, number: Any, length: Any
+    spec: Spec, caches: Sequence[Any], table: Sequence[Any], tile: Any, bz: Any, number: Any, length: Any
 ) -> None:
     """The positions of tile `number` of a sequence into a tile, latent and rotary part side by side.
 
@@ -23,23 +23,23 @@ def load_cache(
     """
     keys = tile.shape[0]
     page_size = caches[0].shape[1]
-    if form.gathered:
+    if spec.gathered:
         start = 0
-        for cache, width in zip(caches, (form.latent, form.rotary), strict=True):
+        for cache, width in zip(caches, (spec.latent, spec.rotary), strict=True):
             for j, c in T.Parallel(keys, width):
                 position = number * keys + j
                 page = T.clamp(table[0][bz, position // page_size], 0, cache.shape[0] - 1)
                 value = cache[page, position % page_size, c]
-                tile[j, start + c] = T.if_then_else(position < length, value, T.cast(0, form.dtype))
-            start = form.latent
+                tile[j, start + c] = T.if_then_else(position < length, value, T.cast(0, spec.dtype))
+            start = spec.latent
     else:
-        place = form.place(caches[0], table, bz, number, keys)
-        T.copy(caches[0][(*place, 0)], tile[:, : form.latent])
-        T.copy(caches[1][(*place, 0)], tile[:, form.latent :])
+        place = spec.place(caches[0], table, bz, number, keys)
+        T.copy(caches[0][(*place, 0)], tile[:, : spec.latent])
+        T.copy(caches[1][(*place, 0)], tile[:, spec.latent :])
 
 
 @T.macro
-def hide(form: Form, scores: Any, first: Any, length: Any, reach: Any, heads: Any, row: Any, scale: Any) -> None:
+def hide(spec: Spec, scores: Any, first: Any, length: Any, reach: Any, heads: Any, row: Any, scale: Any) -> None:
     """-inf for positions from `first` on that a query does not see: row r sees those up to `reach + r // heads`.
 
     The scale is applied where it is not folded.
@@ -47,17 +47,17 @@ def hide(form: Form, scores: Any, first: Any, length: Any, reach: Any, heads: An
     for i, j in T.Parallel(*scores.shape):
         seen = first + j <= reach + (row + i) // heads
         seen = T.logical_and(seen, first + j < length)
-        score = scores[i, j] if form.folded else scores[i, j] * scale
+        score = scores[i, j] if spec.folded else scores[i, j] * scale
         scores[i, j] = T.if_then_else(seen, score, -T.infinity(scores.dtype))
 
 
 @T.macro
-def store_through(tile: Any, sums: Any, weight: Any, out: Any, sequence: Any, first: Any, column: int = 0) -> None:
-    """Rows of `sums` times their weights to `out` from row `first` and `column` on, by way of a tile: by 16 bytes."""
-    result = T.alloc_fragment(sums.shape, out.dtype)
-    for i, c in T.Parallel(*sums.shape):
-        result[i, c] = T.cast(sums[i, c] * weight[i], out.dtype)
-    part = tile[:, column : column + sums.shape[1]]
+def store_through(tile: Any, acc: Any, weight: Any, out: Any, sequence: Any, first: Any, column: int = 0) -> None:
+    """Rows of `acc` times their weights to `out` from row `first` and `column` on, by way of a tile: by 16 bytes."""
+    result = T.alloc_fragment(acc.shape, out.dtype)
+    for i, c in T.Parallel(*acc.shape):
+        result[i, c] = T.cast(acc[i, c] * weight[i], out.dtype)
+    part = tile[:, column : column + acc.shape[1]]
     T.copy(result, part)
     T.copy(part, out[sequence, first, column])
 
@@ -73,11 +73,11 @@ class Halves:
     """Two tiles of positions in halves by columns, 0 to 3: left and right of the first, left and right of the second.
 
     Right halves have the rotary part at their end. Each panel of a half has an mbarrier in `full`, which those wait for
-    who make scores: who has their weights need not. Each half has one in `free`. Pair `turn` of tiles is the one that
-    they hold next, or now.
+    who make scores: who has their weights need not. Each half has one in `free`. Pair `iteration` of tiles is the one
+    that they hold next, or now.
     """
 
-    form: Form
+    spec: Spec
     tiles: Sequence[Any]
     full: Sequence[Any]
     free: Any
@@ -92,13 +92,13 @@ class Halves:
 
     def values(self, half: int) -> Any:
         """The columns of a half that are values."""
-        return self.tiles[half][:, : self.form.latent // 2]
+        return self.tiles[half][:, : self.spec.latent // 2]
 
     @T.macro
-    def load(self, caches: Sequence[Any], place: tuple[Any, Any], half: int, turn: Any) -> None:
+    def load(self, caches: Sequence[Any], place: tuple[Any, Any], half: int, iteration: Any) -> None:
         """What lies at a place in the caches into a half, once it is free."""
-        T.mbarrier_wait_parity(self.free[half], (turn + 1) % 2)
-        each = self.form.latent // 2
+        T.mbarrier_wait_parity(self.free[half], (iteration + 1) % 2)
+        each = self.spec.latent // 2
         for n in self.panels(half):
             column = n * PANEL
             if column < each:
@@ -116,23 +116,23 @@ class Halves:
     ) -> None:
         """Pairs of tiles of sequence `at` from tile `begin` on. Which page a tile lies in is read a pair ahead."""
         keys = self.tiles[0].shape[0]
-        places = [self.form.place(caches[0], table, at, begin + tile, keys) for tile in (0, 1)]
+        places = [self.spec.place(caches[0], table, at, begin + tile, keys) for tile in (0, 1)]
         pages = [T.alloc_var("int32", page) for page, _ in places]
         for pair in T.serial(pairs):
             for tile, page in zip((0, 1), pages, strict=True):
                 now = T.alloc_var("int32", page)
                 number = begin + 2 * pair + tile
-                row = T.alloc_var("int32", self.form.place(caches[0], table, at, number, keys)[1])
-                page = self.form.place(caches[0], table, at, number + 2, keys)[0]
+                row = T.alloc_var("int32", self.spec.place(caches[0], table, at, number, keys)[1])
+                page = self.spec.place(caches[0], table, at, number + 2, keys)[0]
                 for half in ORDER[tile]:
                     self.load(caches, (now, row), half, done + pair)
 
     @T.macro
-    def multiply(self, half: int, turn: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:
+    def multiply(self, half: int, iteration: Any, queries: Sequence[Any], scores: Any, is_first: bool) -> None:
         """Add what the columns of a half make of scores, panel by panel as they come; this is not waited for."""
-        start = half % 2 * (self.form.latent // 2) // PANEL
+        start = half % 2 * (self.spec.latent // 2) // PANEL
         for n in self.panels(half):
-            T.mbarrier_wait_parity(self.full[half][n], turn % 2)
+            T.mbarrier_wait_parity(self.full[half][n], iteration % 2)
             fresh = is_first and n == 0
             T.wgmma_gemm(queries[start + n], self.panel(half, n), scores, transpose_B=True, clear_accum=fresh)
 
@@ -142,13 +142,13 @@ class Halves:
         if first + self.tiles[0].shape[0] > limit:
             T.sync_threads()  # all warps have their scores
             for half in [2 * tile, 2 * tile + 1]:
-                for j, c in T.Parallel(self.tiles[half].shape[0], self.form.latent // 2):
+                for j, c in T.Parallel(self.tiles[half].shape[0], self.spec.latent // 2):
                     if first + j >= limit:
                         self.tiles[half][j, c] = 0
             T.fence_proxy_async()
 
     @T.macro
-    def let_go(self, half: int) -> None:
+    def release(self, half: int) -> None:
         """This warpgroup, the last that needed a half, is done with it."""
         if T.get_lane_idx() == 0:
             T.mbarrier_arrive(self.free[half])

@@ -124,7 +124,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class FusedForm:
+class FusedSpec:
     """What a fused norm is compiled for, besides its `Config`; the texts are canonical."""
 
     dtype: torch.dtype
@@ -141,49 +141,49 @@ class FusedForm:
         return any(x.kind == "g" for x in self.aux)
 
 
-def inputs(form: FusedForm, text: Epilogue, value: Any, aux: Sequence[Any], at: Sequence[Any]) -> Mapping[str, Any]:
+def inputs(spec: FusedSpec, text: Epilogue, value: Any, aux: Sequence[Any], at: Sequence[Any]) -> Mapping[str, Any]:
     """What a text reads for the element at `(group, row, col)`, in the computing dtype."""
-    compute = compute_dtype(form.dtype)
-    read = {f"x{i}": T.cast(form.aux[i].at(aux[i], *at), compute) for i in sorted(text.inputs("x"))}
+    compute = compute_dtype(spec.dtype)
+    read = {f"x{i}": T.cast(spec.aux[i].at(aux[i], *at), compute) for i in sorted(text.inputs("x"))}
     return {"acc0": value, **read}
 
 
 @T.macro
-def load(config: Config, form: FusedForm, x: Any, aux: Any, tile: Any, group: Any, row: Any, col: Any, n: Any) -> None:
+def load(config: Config, spec: FusedSpec, x: Any, aux: Any, tile: Any, group: Any, row: Any, col: Any, n: Any) -> None:
     """A tile of `prologue(x)` in the computing dtype, zero beyond the end of rows."""
-    if form.prologue == PLAIN:
+    if spec.prologue == PLAIN:
         T.copy(x[group, row, col], tile)
         return
-    text = parse(form.prologue)
+    text = parse(spec.prologue)
     for i, j in T.Parallel(*tile.shape):
         value = T.cast(x[group, row + i, col + j], tile.dtype)
-        value = apply(text, inputs(form, text, value, aux, (group, row + i, col + j)), tile.dtype)
+        value = apply(text, inputs(spec, text, value, aux, (group, row + i, col + j)), tile.dtype)
         inside = config.exact or col + j < n
-        tile[i, j] = T.if_then_else(inside, T.cast(T.cast(value, form.dtype), tile.dtype), 0.0)
+        tile[i, j] = T.if_then_else(inside, T.cast(T.cast(value, spec.dtype), tile.dtype), 0.0)
 
 
 @jit
-def fused_norm_rows(config: Config, form: FusedForm) -> Any:
+def fused_norm_rows(config: Config, spec: FusedSpec) -> Any:
     """The norm of `[groups, m, n]` by tiles of rows of one group; a row longer than a tile is read again."""
     rows, width = config.rows, config.width
-    compute = compute_dtype(form.dtype)
-    text = parse(form.epilogue)
-    groups = T.dynamic("groups") if form.is_grouped else 1
+    compute = compute_dtype(spec.dtype)
+    text = parse(spec.epilogue)
+    groups = T.dynamic("groups") if spec.is_grouped else 1
     m, n = T.dynamic("m"), width if config.exact else dynamic("n", config.vector)
-    x_type = strided("x", (groups, m, n), form.dtype, multiple=config.vector)
-    aux_types = [o.type(f"x{i}", groups, m, n) for i, o in enumerate(form.aux)]
-    totals = [T.Tensor((groups, m, n), form.dtype)] if form.keep else []
+    x_type = strided("x", (groups, m, n), spec.dtype, multiple=config.vector)
+    aux_types = [o.type(f"x{i}", groups, m, n) for i, o in enumerate(spec.aux)]
+    totals = [T.Tensor((groups, m, n), spec.dtype)] if spec.keep else []
 
     @T.prim_func
     def fused_norm(
         x: x_type,
         *operands: [*aux_types, *totals],
-        y: T.Tensor((groups, m, n), form.out),
+        y: T.Tensor((groups, m, n), spec.out),
         eps: compute,
     ):
         with T.Kernel(groups * T.ceildiv(m, rows), threads=config.threads) as bx:
-            group = bx // T.ceildiv(m, rows) if form.is_grouped else 0
-            row = (bx % T.ceildiv(m, rows) if form.is_grouped else bx) * rows
+            group = bx // T.ceildiv(m, rows) if spec.is_grouped else 0
+            row = (bx % T.ceildiv(m, rows) if spec.is_grouped else bx) * rows
             tile = T.alloc_fragment((rows, width), compute)
             squares = T.alloc_fragment((rows, width), compute)
             total = T.alloc_fragment((rows,), compute)
@@ -195,22 +195,22 @@ def fused_norm_rows(config: Config, form: FusedForm) -> Any:
             T.clear(centre)
             T.clear(total)
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
-                load(config, form, x, operands, tile, group, row, step * width, n)
-                if form.keep:
+                load(config, spec, x, operands, tile, group, row, step * width, n)
+                if spec.keep:
                     T.copy(tile, operands[-1][group, row, step * width])
-                if form.centred:
+                if spec.centred:
                     T.reduce_sum(tile, total, dim=1, clear=False)
                 else:
                     for i, j in T.Parallel(rows, width):
                         squares[i, j] = tile[i, j] * tile[i, j]
                     T.reduce_sum(squares, total, dim=1, clear=False)
-            if form.centred:
+            if spec.centred:
                 for i in T.Parallel(rows):
                     centre[i] = mean_of(config, total[i], n)
                 T.clear(total)
                 for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                     if not config.whole:
-                        load(config, form, x, operands, tile, group, row, step * width, n)
+                        load(config, spec, x, operands, tile, group, row, step * width, n)
                     for i, j in T.Parallel(rows, width):
                         inside = config.exact or step * width + j < n
                         distance = T.if_then_else(inside, tile[i, j] - centre[i], 0.0)
@@ -221,12 +221,12 @@ def fused_norm_rows(config: Config, form: FusedForm) -> Any:
 
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                 if not config.whole:
-                    load(config, form, x, operands, tile, group, row, step * width, n)
+                    load(config, spec, x, operands, tile, group, row, step * width, n)
                 for i, j in T.Parallel(rows, width):
                     col = step * width + j
-                    value = (tile[i, j] - centre[i]) * scale[i] if form.centred else tile[i, j] * scale[i]
-                    read = inputs(form, text, value, operands, (group, row + i, col))
-                    y[group, row + i, col] = T.cast(apply(text, read, compute, quick=form.out.itemsize <= 2), form.out)
+                    value = (tile[i, j] - centre[i]) * scale[i] if spec.centred else tile[i, j] * scale[i]
+                    read = inputs(spec, text, value, operands, (group, row + i, col))
+                    y[group, row + i, col] = T.cast(apply(text, read, compute, quick=spec.out.itemsize <= 2), spec.out)
 
     return fused_norm
 
@@ -263,6 +263,6 @@ def fused_norm(
         vector = vector_of((rows, *full, *results), (n,)) if machine.is_gpu else 1
         config = config_for(n, vector, machine, x.dtype == torch.float64)
     described = tuple(Operand(k, v.dtype, config.vector > 1) for k, v in zip(kinds, operands, strict=True))
-    form = FusedForm(x.dtype, dtype, described, canonical(prologue), canonical(epilogue), centred, keep)
-    machine.kernel(fused_norm_rows)(config, form)(rows, *operands, *results, float(eps))
+    spec = FusedSpec(x.dtype, dtype, described, canonical(prologue), canonical(epilogue), centred, keep)
+    machine.kernel(fused_norm_rows)(config, spec)(rows, *operands, *results, float(eps))
     return out, total

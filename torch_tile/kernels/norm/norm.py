@@ -88,7 +88,7 @@ def layer_norm_reference(
 
 
 @dataclass(frozen=True)
-class RmsForm:
+class RmsSpec:
     """What an RMS norm is compiled for, besides its `Config`."""
 
     dtype: torch.dtype
@@ -99,18 +99,18 @@ class RmsForm:
     offset: bool
 
 
-def weighted(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
+def weighted(spec: RmsSpec, normalised: Any, weight: Any, offset: Any) -> Any:
     """A normalised element times its weight, rounded where `rms_norm_reference` rounds."""
-    compute, out = compute_dtype(form.dtype), rms_norm_dtype(form.dtype, form.weight, form.cast_first)
-    if form.weight is None:
+    compute, out = compute_dtype(spec.dtype), rms_norm_dtype(spec.dtype, spec.weight, spec.cast_first)
+    if spec.weight is None:
         return normalised
-    if not form.cast_first:
+    if not spec.cast_first:
         return normalised * (T.cast(weight, compute) + offset)
     wide = torch.promote_types(compute, out)
     factor = T.cast(weight, wide)
-    if form.offset:
-        factor = T.cast(T.cast(factor + offset, form.weight), wide)
-    return T.cast(T.cast(T.cast(normalised, form.dtype), wide) * factor, out)
+    if spec.offset:
+        factor = T.cast(T.cast(factor + offset, spec.weight), wide)
+    return T.cast(T.cast(T.cast(normalised, spec.dtype), wide) * factor, out)
 
 
 def factors_type(config: Config, n: Any, dtype: torch.dtype) -> Any:
@@ -124,34 +124,34 @@ def mean_of(config: Config, total: Any, n: Any) -> Any:
 
 
 @T.macro
-def finish(form: RmsForm, normalised: Any, weight: Any, offset: Any) -> Any:
+def finish(spec: RmsSpec, normalised: Any, weight: Any, offset: Any) -> Any:
     """An element of the result: weighted, activated, rounded."""
-    value = T.cast(weighted(form, normalised, weight, offset), compute_dtype(form.dtype))
-    out = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
-    return T.cast(activate(form.activation, value, quick=out.itemsize <= 2), out)
+    value = T.cast(weighted(spec, normalised, weight, offset), compute_dtype(spec.dtype))
+    out = rms_norm_dtype(spec.dtype, spec.weight, spec.cast_first)
+    return T.cast(activate(spec.activation, value, quick=out.itemsize <= 2), out)
 
 
 @T.macro
-def load_sum(form: RmsForm, x: Any, operands: Any, tile: Any, row: Any, col: Any) -> None:
+def load_sum(spec: RmsSpec, x: Any, operands: Any, tile: Any, row: Any, col: Any) -> None:
     """A tile of `x`, or of `x + residual` rounded to x's dtype; the residual is the last operand but one."""
-    if not form.residual:
+    if not spec.residual:
         T.copy(x[row, col], tile)
         return
     for i, j in T.Parallel(*tile.shape):
         both = T.cast(x[row + i, col + j], tile.dtype) + T.cast(operands[-2][row + i, col + j], tile.dtype)
-        tile[i, j] = T.cast(T.cast(both, form.dtype), tile.dtype)
+        tile[i, j] = T.cast(T.cast(both, spec.dtype), tile.dtype)
 
 
 @jit
-def rms_norm_rows(config: Config, form: RmsForm) -> Any:
+def rms_norm_rows(config: Config, spec: RmsSpec) -> Any:
     """RMS norm of `[m, n]`, by tiles of rows; a row longer than a tile is read again for its result."""
     rows, width = config.rows, config.width
-    compute = compute_dtype(form.dtype)
-    out_dtype = rms_norm_dtype(form.dtype, form.weight, form.cast_first)
+    compute = compute_dtype(spec.dtype)
+    out_dtype = rms_norm_dtype(spec.dtype, spec.weight, spec.cast_first)
     m, n = T.dynamic("m"), width if config.exact else dynamic("n", config.vector)
-    row_type, residual = (strided(name, (m, n), form.dtype, multiple=config.vector) for name in ("x", "residual"))
-    weights = [] if form.weight is None else [factors_type(config, n, form.weight)]
-    extras = [residual, T.Tensor((m, n), form.dtype)] if form.residual else []
+    row_type, residual = (strided(name, (m, n), spec.dtype, multiple=config.vector) for name in ("x", "residual"))
+    weights = [] if spec.weight is None else [factors_type(config, n, spec.weight)]
+    extras = [residual, T.Tensor((m, n), spec.dtype)] if spec.residual else []
 
     @T.prim_func
     def rms_norm(
@@ -170,8 +170,8 @@ def rms_norm_rows(config: Config, form: RmsForm) -> Any:
                 T.annotate_layout({tile: config.layout})
             T.clear(total)
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
-                load_sum(form, x, operands, tile, bx * rows, step * width)
-                if form.residual:
+                load_sum(spec, x, operands, tile, bx * rows, step * width)
+                if spec.residual:
                     T.copy(tile, operands[-1][bx * rows, step * width])
                 for i, j in T.Parallel(rows, width):
                     squares[i, j] = tile[i, j] * tile[i, j]
@@ -180,11 +180,11 @@ def rms_norm_rows(config: Config, form: RmsForm) -> Any:
                 scale[i] = T.rsqrt(mean_of(config, total[i], n) + eps)
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                 if not config.whole:
-                    load_sum(form, x, operands, tile, bx * rows, step * width)
+                    load_sum(spec, x, operands, tile, bx * rows, step * width)
                 for i, j in T.Parallel(rows, width):
                     col = step * width + j
                     weight = operands[0][col] if weights else 1.0
-                    y[bx * rows + i, col] = finish(form, tile[i, j] * scale[i], weight, offset)
+                    y[bx * rows + i, col] = finish(spec, tile[i, j] * scale[i], weight, offset)
 
     return rms_norm
 
@@ -265,20 +265,20 @@ def rms_norm(
     if not has_kernels(x) or not x.numel():
         y, both = rms_norm_reference(x, weight, residual, eps, activation, weight_offset, cast_first)
         return into(out, y), None if both is None else into(total, both)
-    form = RmsForm(
+    spec = RmsSpec(
         x.dtype, None if weight is None else weight.dtype, residual is not None, activation, cast_first,
         weight_offset != 0.0,
     )  # fmt: skip
     rows = as_rows(x)
     if out is None:
-        out = torch.empty(x.shape, dtype=rms_norm_dtype(x.dtype, form.weight, cast_first), device=x.device)
+        out = torch.empty(x.shape, dtype=rms_norm_dtype(x.dtype, spec.weight, cast_first), device=x.device)
     operands = [] if weight is None else [weight.contiguous()]
     if residual is not None:
         total = torch.empty(x.shape, dtype=x.dtype, device=x.device) if total is None else total
         operands += [as_rows(residual), total.view(rows.shape)]
     machine = machine_of(x)
     config = config or _config_for((rows, *operands, out.view(rows.shape)), machine)
-    kernel = machine.kernel(rms_norm_rows)(config, form)
+    kernel = machine.kernel(rms_norm_rows)(config, spec)
     kernel(rows, *operands, out.view(rows.shape), float(eps), float(weight_offset))
     return out, None if residual is None else total
 
@@ -306,7 +306,7 @@ def layer_norm(
 
 
 def _config_for(operands: Sequence[torch.Tensor], machine: Machine) -> Config:
-    """The cut for operands of which the first is `[m, n]`."""
+    """The tiling for operands of which the first is `[m, n]`."""
     n = operands[0].shape[-1]
     wide = operands[0].dtype == torch.float64
     return config_for(n, vector_of(operands, (n,)) if machine.is_gpu else 1, machine, wide)

@@ -48,41 +48,43 @@ def softmax_rows(config: Config, dtype: torch.dtype, out_dtype: torch.dtype, uni
     def softmax(x: x_type, out: out_type):
         with T.Kernel(T.ceildiv(inner, rows), outer, threads=config.threads) as (bx, by):
             tile = T.alloc_fragment((rows, width), compute)
-            peak = T.alloc_fragment((rows,), compute)
-            old_peak = T.alloc_fragment((rows,), compute)
+            row_max = T.alloc_fragment((rows,), compute)
+            old_row_max = T.alloc_fragment((rows,), compute)
             base = T.alloc_fragment((rows,), compute)
-            total = T.alloc_fragment((rows,), compute)
-            tile_total = T.alloc_fragment((rows,), compute)
+            row_sum = T.alloc_fragment((rows,), compute)
+            tile_row_sum = T.alloc_fragment((rows,), compute)
             if config.lanes:
                 T.annotate_layout({tile: config.layout})
-            T.fill(peak, -T.infinity(compute))
-            T.clear(total)
+            T.fill(row_max, -T.infinity(compute))
+            T.clear(row_sum)
 
             for step in T.serial(1 if config.whole else T.ceildiv(n, width)):
                 for i, j in T.Parallel(rows, width):
                     value = T.cast(x[by, bx * rows + i, step * width + j], compute)
                     inside = config.exact or step * width + j < n
                     tile[i, j] = T.if_then_else(inside, value, -T.infinity(compute))
-                T.copy(peak, old_peak)
-                T.reduce_max(tile, peak, dim=1, clear=False, nan_propagate=True)
+                T.copy(row_max, old_row_max)
+                T.reduce_max(tile, row_max, dim=1, clear=False, nan_propagate=True)
                 for i in T.Parallel(rows):
-                    base[i] = T.if_then_else(peak[i] == -T.infinity(compute), 0.0, peak[i])  # nothing but -inf so far
+                    base[i] = T.if_then_else(
+                        row_max[i] == -T.infinity(compute), 0.0, row_max[i]
+                    )  # nothing but -inf so far
                 for i, j in T.Parallel(rows, width):
                     tile[i, j] = T.exp(tile[i, j] - base[i])
-                T.reduce_sum(tile, tile_total, dim=1)
+                T.reduce_sum(tile, tile_row_sum, dim=1)
                 for i in T.Parallel(rows):
-                    total[i] = total[i] * T.exp(old_peak[i] - base[i]) + tile_total[i]
+                    row_sum[i] = row_sum[i] * T.exp(old_row_max[i] - base[i]) + tile_row_sum[i]
 
             for i in T.Parallel(rows):
-                total[i] = 1.0 / total[i]
+                row_sum[i] = 1.0 / row_sum[i]
             if config.whole:
                 for i, j in T.Parallel(rows, width):
-                    out[by, bx * rows + i, j] = T.cast(tile[i, j] * total[i], out_dtype)
+                    out[by, bx * rows + i, j] = T.cast(tile[i, j] * row_sum[i], out_dtype)
             else:
                 for step in T.serial(T.ceildiv(n, width)):
                     for i, j in T.Parallel(rows, width):
                         value = T.cast(x[by, bx * rows + i, step * width + j], compute)
-                        part = T.exp(value - base[i]) * total[i]
+                        part = T.exp(value - base[i]) * row_sum[i]
                         out[by, bx * rows + i, step * width + j] = T.cast(part, out_dtype)
 
     return softmax

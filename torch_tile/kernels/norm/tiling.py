@@ -37,7 +37,7 @@ class Config:
 
 
 def config_for(n: int, vector: int, machine: Machine, wide: bool = False) -> Config:
-    """The cut of rows of `n` elements, whose starts are multiples of `vector` elements; `wide` ones take 8 bytes."""
+    """The tiling of rows of `n` elements, whose starts are multiples of `vector` elements; `wide` ones take 8 bytes."""
     return _gpu_config(n, vector, 16 if wide else 64) if machine.is_gpu else _cpu_config(n)
 
 

@@ -20,15 +20,15 @@ def taken_from(place: int, loop: For) -> Expr | None:
 
     None if that is not known before the loop, or if it is no `if` that computes something and has no other side.
     """
-    return _turn(place, loop, begins=True)
+    return _iteration(place, loop, begins=True)
 
 
 def taken_until(place: int, loop: For) -> Expr | None:
     """An iteration from which on the statement at `place` of a loop's body, such an `if`, is certainly not taken."""
-    return _turn(place, loop, begins=False)
+    return _iteration(place, loop, begins=False)
 
 
-def _turn(place: int, loop: For, begins: bool) -> Expr | None:
+def _iteration(place: int, loop: For, begins: bool) -> Expr | None:
     one, k = loop.body.stmts[place], loop.vars[0]
     if not isinstance(one, If) or one.otherwise.stmts or not _is_work(one.then):
         return None
@@ -36,7 +36,7 @@ def _turn(place: int, loop: For, begins: bool) -> Expr | None:
     for let in reversed([s for s in loop.body.stmts[:place] if isinstance(s, Let)]):
         condition = Instance(IdMap([(let.var, let.value)]), IdMap(), fresh=False)(condition)
     found = [_start(part, k) if begins else _until(part, k) for part in _parts(condition, "or")]
-    known = [turn for turn in found if turn is not None]
+    known = [iteration for iteration in found if iteration is not None]
     if len(known) < len(found) or not _is_settled(known, loop):
         return None
     return reduce(lambda a, b: binary("min" if begins else "max", a, b), known)
@@ -56,8 +56,8 @@ def _parts(condition: Expr, op: str) -> Iterator[Expr]:
 
 def _until(condition: Expr, k: Var) -> Expr | None:
     """A k from which on one of the comparisons joined by `and` fails; a number, if there is one."""
-    found = [turn for part in _parts(condition, "and") if (turn := _end(part, k)) is not None]
-    return min(found, key=lambda turn: not isinstance(turn, Const), default=None)
+    found = [iteration for part in _parts(condition, "and") if (iteration := _end(part, k)) is not None]
+    return min(found, key=lambda iteration: not isinstance(iteration, Const), default=None)
 
 
 def _start(comparison: Expr, k: Var) -> Expr | None:
@@ -87,10 +87,10 @@ def _line(comparison: Expr, k: Var) -> tuple[int, Expr, bool] | None:
     ):
         return None
     a, b = (comparison.a, comparison.b) if comparison.op[0] == ">" else (comparison.b, comparison.a)
-    apart = a - b
+    difference = a - b
 
-    def at(turn: Expr) -> Expr:
-        found: Expr = simplify(Instance(IdMap([(k, turn)]), IdMap(), fresh=False)(apart))
+    def at(iteration: Expr) -> Expr:
+        found: Expr = simplify(Instance(IdMap([(k, iteration)]), IdMap(), fresh=False)(difference))
         return found
 
     step, rest = simplify(at(k + 1) - at(k)), at(const(0, k.type))

@@ -2,7 +2,7 @@
 """Which values of an index are certainly reached: loops, names and branches around it, followed with numbers.
 
 Nothing is claimed where memory, a run-time size, an intrinsic or a statement that leaves a loop has a say. Of a loop
-or a grid that ends at a run-time size only the first turn is looked at, as if the size were large enough for one.
+or a grid that ends at a run-time size only the first iteration is looked at, as if the size were large enough for one.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Path:
         """Inside a kernel."""
         new = self
         for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
-            new = new.turns(var, 0, extent)
-        return new if kernel.thread is None else new.turns(kernel.thread, 0, math.prod(kernel.threads))
+            new = new.iterations(var, 0, extent)
+        return new if kernel.thread is None else new.iterations(kernel.thread, 0, math.prod(kernel.threads))
 
     def loop(self, loop: For) -> Path:
         """Inside a loop."""
@@ -75,10 +75,10 @@ class Path:
             return LOST
         new = self
         for var, start, stop in zip(loop.vars, loop.starts, loop.stops, strict=True):
-            new = new.turns(var, start, stop, loop.step)
+            new = new.iterations(var, start, stop, loop.step)
         return new
 
-    def turns(self, var: Var, start: Expr | int, stop: Expr | int, step: int = 1) -> Path:
+    def iterations(self, var: Var, start: Expr | int, stop: Expr | int, step: int = 1) -> Path:
         """Where a variable takes each of these values."""
         first, last = to_expr(start), to_expr(stop)
         low, high = self._roots(first), self._roots(last)
@@ -204,17 +204,17 @@ class _Search:
 
     def _numbers(self, step: Turns, start: int, stop: int) -> Iterator[int]:
         """Values of a variable to try: all, or the ends of its range as a loop and as conditions around narrow it."""
-        turns = range(start, stop, step.step)
-        if not turns or id(step.var) in self.idle:
-            yield from turns[:1]
+        iterations = range(start, stop, step.step)
+        if not iterations or id(step.var) in self.idle:
+            yield from iterations[:1]
         elif id(step.var) in self.whole:
-            yield from turns
+            yield from iterations
         else:
             known = self.ranges.interval(step.var)
-            low, high = max(known.low, turns[0]), min(known.high, turns[-1])
-            ends = [turns[-1], turns[0]]
+            low, high = max(known.low, iterations[0]), min(known.high, iterations[-1])
+            ends = [iterations[-1], iterations[0]]
             if low <= high:
-                ends += [turns[(int(high) - start) // step.step], turns[-(-(int(low) - start) // step.step)]]
+                ends += [iterations[(int(high) - start) // step.step], iterations[-(-(int(low) - start) // step.step)]]
             yield from dict.fromkeys(ends)
 
 
@@ -224,17 +224,19 @@ def _expressions(step: Step) -> tuple[Expr, ...]:
     return (step.value if isinstance(step, Named) else step.condition,)
 
 
-def _ends(one: Node, turns: bool) -> bool:
-    """Whether a statement may keep what comes behind it from being run: in its block, or in later turns of a loop."""
+def _ends(one: Node, iterations: bool) -> bool:
+    """Whether a statement may keep what comes behind it from being run: in its block, or in later iterations of a
+    loop.
+    """
     if not contents(one) & (Assert.bit | Break.bit | Continue.bit | While.bit):
         return False
     if isinstance(one, Assert | Break | While):
         return True
     if isinstance(one, Continue):
-        return not turns
+        return not iterations
     if isinstance(one, For):
         return any(True for _ in find(one, Assert, While))
-    return any(_ends(child, turns) for child in children(one))
+    return any(_ends(child, iterations) for child in children(one))
 
 
 def _is_abs(node: Load | Call) -> bool:

@@ -260,7 +260,7 @@ class _Check(Rewriter):
             example = self.path.where(binary("and", some, unary("not", kept)), index, known)
             if example is not None:
                 value = ":".join(map(str, example[0]))
-                where = ", ".join(f"{var} = {n}" for var, n in example[1].items()) or "every turn"
+                where = ", ".join(f"{var} = {n}" for var, n in example[1].items()) or "every iteration"
                 found = diagnose(
                     "leaves_tile", span, dim=dim, buffer=name, index=text, size=repr(size), shape=shape,
                     value=value, where=where, kept=repr(kept),

@@ -138,7 +138,7 @@ def is_straight(body: Block) -> bool:
 NOTHING = Block(())
 
 
-def read_in_place(program: Program) -> Program:
+def elide_staging(program: Program) -> Program:
     """Let products read right operands from global memory where that gives the same."""
     return _InPlace()(program)  # type: ignore[no-any-return]
 

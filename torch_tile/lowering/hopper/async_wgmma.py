@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products by wgmma stay under way while a role does something else.
+"""Keeps WGMMAs in flight across other work by delaying their waits.
 
-A loop that only multiplies waits for the products of its last turn, not for those of this one; the stages that they
-read are let go a turn later. A loop of products, arithmetic on their results, and products again (attention) is turned
-by half a turn: the first products of the next turn and the second ones of this run beside its arithmetic. What
-arithmetic touches of the second products' operands comes after these (FlashAttention-3, arXiv:2407.08608, section 3.2).
-With `ping_pong`, warpgroups take turns in starting both (section 3.1). Few first turns that take a branch which no
-later turn takes run before such a loop, one by one.
+A loop that only multiplies waits for the products of its last iteration, not for those of this one; the stages that
+they read are released an iteration later. A loop of products, arithmetic on their results, and products again
+(attention) is turned by half an iteration: the first products of the next iteration and the second ones of this run
+beside its arithmetic. What arithmetic touches of the second products' operands comes after these (FlashAttention-3,
+arXiv:2407.08608, section 3.2). With `ping_pong`, warpgroups take turns in starting both (section 3.1). Few first
+iterations that take a branch which no later turn takes run before such a loop, one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import reduce
 from torch_tile.compiler.context import Build
 from torch_tile.hardware import WARPGROUP
 from torch_tile.intrinsics.base import intrinsic_of
-from torch_tile.intrinsics.bulk import in_turns
+from torch_tile.intrinsics.bulk import ping_pong_call
 from torch_tile.intrinsics.traits import Sync
 from torch_tile.intrinsics.wgmma import wgmma_wait
 from torch_tile.ir import stmt as st
@@ -43,10 +43,10 @@ from torch_tile.tileop.gemm.wgmma import WgmmaResults
 ZERO = const(0, int32)
 MOST_LEADING = 4  # turns that a loop is not turned for
 LAST_BARRIER = 15  # with a number, of a block
-MOST_PENDING = 7  # groups that a wait can leave under way
+MOST_PENDING = 7  # groups that a wait can leave in flight
 
 
-def async_products(program: Program, build: Build) -> Program:
+def async_wgmma(program: Program, build: Build) -> Program:
     """Defer waits for products in the loops of roles; values do not change."""
     return _Async(build)(program) if build.target.has_wgmma else program
 
@@ -85,16 +85,16 @@ class _Async(Rewriter):
         counts = is_zero(new.starts[0]) and new.step == 1 and new.kind is LoopKind.SERIAL
         if not counts or not any(s in self.products for s in new.body.stmts):
             return new
-        made = self._deferred(new) or self._turned(new) or self._queued(new)
+        made = self._deferred(new) or self._skewed(new) or self._queued(new)
         return new if made is None else made
 
-    def _note(self, op: Stmt, text: str) -> None:
-        self.build.note(op.span, "T.gemm", text)
+    def _remark(self, op: Stmt, text: str) -> None:
+        self.build.remark(op.span, "T.gemm", text)
 
     # Only products.
 
     def _deferred(self, loop: st.For) -> Stmt | None:
-        """One turn stays under way; None if the loop does something else, too."""
+        """One iteration stays in flight; None if the loop does something else, too."""
         stmts = loop.body.stmts
         products = [s for s in stmts if s in self.products]
         waits, arrivals = [s for s in stmts if calls(s, "mbarrier_wait")], [s for s in stmts if _lets_go(s)]
@@ -116,15 +116,15 @@ class _Async(Rewriter):
             return None
         if arrivals:
             body.append(If(binary(">", k, ZERO), Block(tuple(_earlier(a, k, k) for a in arrivals)), Block(())))
-        turns = replace(loop, body=Block(tuple(body)))
+        main = replace(loop, body=Block(tuple(body)))
         end = [wgmma_wait(0), *_results(products), *(_earlier(a, k, stop) for a in arrivals)]
-        self._note(products[0], "a turn of products stays under way beside the next")
-        return _if_any((turns, *end), stop)
+        self._remark(products[0], "an iteration of products stays in flight beside the next")
+        return _if_any((main, *end), stop)
 
     # Products behind each other.
 
     def _queued(self, loop: st.For) -> Stmt | None:
-        """Products are under way together, and beside what stands between them and does not touch what they use; None
+        """Products are in flight together, and beside what stands between them and does not touch what they use; None
         if there are no such.
         """
         body: list[Stmt] = []
@@ -150,7 +150,7 @@ class _Async(Rewriter):
         return not left & IdSet(r.buffer for r in reads) and not (left | read) & IdSet(writes)
 
     def _row(self, row: Sequence[Stmt]) -> Sequence[Stmt]:
-        """Products one behind the other: each tile is let go when those that read it are done."""
+        """Products one behind the other: each tile is released when those that read it are done."""
         left = sum(one in self.products for one in row)
         started, arrivals = _apart(row)
         after = [sum(s in self.products for s in row[n:]) for n, one in enumerate(row) if one in arrivals]
@@ -165,13 +165,13 @@ class _Async(Rewriter):
                 pending = left
         if pending:
             ends.append(wgmma_wait(0))
-        self._note(next(s for s in row if s in self.products), "beside what follows")
+        self._remark(next(s for s in row if s in self.products), "beside what follows")
         return [*_started(started), *ends, *_results(row)]
 
     # Products, arithmetic, products.
 
-    def _turned(self, loop: st.For) -> Stmt | None:
-        """The loop turned by half a turn; None if it is not made so."""
+    def _skewed(self, loop: st.For) -> Stmt | None:
+        """The loop turned by half an iteration; None if it is not made so."""
         parts = self._parts(loop)
         if parts is None:
             return None
@@ -180,11 +180,11 @@ class _Async(Rewriter):
         free, bound = _divided(replace(parts, between=tuple(s for s in parts.between if s not in passed)))
         ahead = simplify(k + 1)
 
-        def at(turn: Expr) -> Instance:
-            return Instance(IdMap([(k, turn)]), IdMap(), fresh=True)
+        def at(iteration: Expr) -> Instance:
+            return Instance(IdMap([(k, iteration)]), IdMap(), fresh=True)
 
         following, same = at(ahead), Instance(IdMap(), IdMap(), fresh=False)
-        take, give, around = self._turns(loop)
+        take, give, around = self._ping_pong(loop)
         body = [
             *take,
             *_all(following, _started(parts.first)),
@@ -201,22 +201,26 @@ class _Async(Rewriter):
         ]
         end = at(simplify(stop - 1))
         epilogue = [*_all(end, _sync(parts.second)), *_all(end, parts.last)]
-        turns = replace(loop, starts=(simplify(count - 1),), stops=(simplify(stop - 1),), body=Block(tuple(body)))
-        whole = _if_any((*lead, *around(turns), *epilogue), stop)
-        self._note(next(s for s in parts.first if isinstance(s, Gemm)), "beside the arithmetic of the turn before")
-        self._note(next(s for s in parts.second if isinstance(s, Gemm)), "beside the arithmetic of the turn after")
+        main = replace(loop, starts=(simplify(count - 1),), stops=(simplify(stop - 1),), body=Block(tuple(body)))
+        whole = _if_any((*lead, *around(main), *epilogue), stop)
+        self._remark(
+            next(s for s in parts.first if isinstance(s, Gemm)), "beside the arithmetic of the iteration before"
+        )
+        self._remark(
+            next(s for s in parts.second if isinstance(s, Gemm)), "beside the arithmetic of the iteration after"
+        )
         return Block((*parts.allocs, whole))
 
-    def _turns(self, loop: st.For) -> tuple[list[Stmt], list[Stmt], Callable[[Stmt], list[Stmt]]]:
+    def _ping_pong(self, loop: st.For) -> tuple[list[Stmt], list[Stmt], Callable[[Stmt], list[Stmt]]]:
         """What stands before and after products that warpgroups start in turns, and the loop with what it needs."""
         count = self.role.count // WARPGROUP
         if not loop.ping_pong or count < 2:
-            return [], [], lambda turns: [turns]
+            return [], [], lambda main: [main]
         open_, take, give, close = (
-            replace(in_turns(what, LAST_BARRIER + 1 - count, self.role.first // WARPGROUP, count), span=loop.span)
+            replace(ping_pong_call(what, LAST_BARRIER + 1 - count, self.role.first // WARPGROUP, count), span=loop.span)
             for what in ("open", "take", "pass", "close")
         )
-        return [take], [give], lambda turns: [open_, turns, close]
+        return [take], [give], lambda main: [open_, main, close]
 
     def _parts(self, loop: st.For) -> _Parts | None:
         """The loop's body in its parts; None if it has others."""
@@ -255,7 +259,7 @@ class _Async(Rewriter):
 @dataclass(frozen=True)
 class _Parts:
     """A loop's body: `first` products with their waits, `release` of their tiles, arithmetic `between`, `second`
-    products with theirs, and what lets go of the `last` tiles.
+    products with theirs, and what releases the `last` tiles.
     """
 
     allocs: tuple[Stmt, ...]
@@ -267,10 +271,11 @@ class _Parts:
 
 
 def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr, IdSet[Stmt]]:
-    """What runs in front of a turned loop: its first turns one by one, but for the second products of the last of them.
+    """What runs in front of a turned loop: its first iterations one by one, but for the second products of the last of
+    them.
 
-    It is one turn, or the few that take branches which no later turn takes, as those of a causal mask do if the last
-    keys come first. Also their number, and these branches (by identity).
+    It is one iteration, or the few that take branches which no later iteration takes, as those of a causal mask do if
+    the last keys come first. Also their number, and these branches (by identity).
     """
     k, between = loop.vars[0], IdSet(parts.between)
     ends: IdMap[Stmt, Expr] = IdMap()
@@ -281,29 +286,29 @@ def _lead(loop: st.For, parts: _Parts, known: Ranges) -> tuple[list[Stmt], Expr,
     least = const(1, int32)
     several = [end for end in ends.values() if not known.prove(binary("<=", end, least))]
 
-    def turn(k_now: Expr, *more: Stmt) -> list[Stmt]:
+    def iteration(k_now: Expr, *more: Stmt) -> list[Stmt]:
         at = Instance(IdMap([(k, k_now)]), IdMap(), fresh=True)
         return [*_all(at, _sync(parts.first)), *_all(at, parts.release), *_all(at, parts.between), *_all(at, more)]
 
     if not several:
-        return turn(ZERO), least, IdSet(ends)
+        return iteration(ZERO), least, IdSet(ends)
     name, here = Var(f"{k.name}_lead", int32, "let"), Var(k.name, int32, "loop")
     count = reduce(lambda a, b: binary("max", a, b), several)
     bounded = simplify(binary("max", binary("min", count, loop.stops[0]), least))
     rest = If(binary("<", k + 1, name), Block((*_sync(parts.second), *parts.last)), Block(()))
-    first = replace(loop, vars=(here,), stops=(name,), body=Block(tuple(turn(here, rest))))
+    first = replace(loop, vars=(here,), stops=(name,), body=Block(tuple(iteration(here, rest))))
     return [Let(name, bounded, span=loop.span), first], name, IdSet(ends)
 
 
 def _apart(stmts: Sequence[Stmt]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-    """Products, and what lets go of tiles between them."""
+    """Products, and what releases tiles between them."""
     return tuple(s for s in stmts if not _lets_go(s)), tuple(s for s in stmts if _lets_go(s))
 
 
 def _keeps(parts: _Parts) -> bool:
-    """Whether the first products of a turn can run before the second ones of the turn before, of which they may not
-    write what those read. Tiles that both read need three stages: a turned loop keeps those of two turns, and of two
-    stages none would be filled meanwhile.
+    """Whether the first products of an iteration can run before the second ones of the iteration before, of which they
+    may not write what those read. Tiles that both read need three stages: a turned loop keeps those of two iterations,
+    and of two stages none would be filled meanwhile.
     """
     first = [s for s in parts.first if isinstance(s, Gemm)]
     second = [s for s in parts.second if isinstance(s, Gemm)]
@@ -316,7 +321,7 @@ def _keeps(parts: _Parts) -> bool:
 
 
 def _several_stages(waits: Sequence[Stmt], least: int = 2) -> bool:
-    """Whether tiles of a turn can come while those of the turn before are kept."""
+    """Whether tiles of an iteration can come while those of the iteration before are kept."""
     stages = [b.shape[0] for s in waits for b in _barriers(s)]
     return all(isinstance(n, Const) and n.value >= least for n in stages)
 
@@ -326,18 +331,18 @@ def _barriers(stmt: Stmt) -> list[Buffer]:
 
 
 def _own(between: Sequence[Stmt], came: bool) -> IdSet[Buffer | None]:
-    """The tiles (by identity) that arithmetic waits for, or lets go: those that the barriers guard.
+    """The tiles (by identity) that arithmetic waits for, or releases: those that the barriers guard.
 
-    One that is waited for here and let go behind the second products would be waited for before it is free.
+    One that is waited for here and released behind the second products would be waited for before it is free.
     """
     found = (s for s in between if (calls(s, "mbarrier_wait") if came else _lets_go(s)))
     return IdSet(b.guards for s in found for b in _barriers(s))
 
 
 def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
-    """The arithmetic that can run beside the second products of the turn before, and what has to wait for them.
+    """The arithmetic that can run beside the second products of the iteration before, and what has to wait for them.
 
-    Tiles that the arithmetic reads itself are waited for as they come, and let go after all that stands before that.
+    Tiles that the arithmetic reads itself are waited for as they come, and released after all that stands before that.
     """
     second = [s for s in parts.second if isinstance(s, Gemm)]
     touched = IdSet(r.buffer for op in second for r in (op.A, op.B, op.C))
@@ -361,7 +366,9 @@ def _divided(parts: _Parts) -> tuple[list[Stmt], list[Stmt]]:
 
 
 def _if_any(stmts: Sequence[Stmt], stop: Expr) -> Stmt:
-    """Statements around a loop, if it has a turn: else sums from before would meet those under way before the wait."""
+    """Statements around a loop, if it has an iteration: else sums from before would meet those in flight before the
+    wait.
+    """
     ran = simplify(binary("<", ZERO, stop))
     made = Block(tuple(stmts))
     return made if is_literal(ran, True) else If(ran, made, Block(()))
@@ -394,15 +401,15 @@ def _lets_go(one: Stmt) -> bool:
     return calls(one, "warp_arrive")
 
 
-def _earlier(arrival: Stmt, k: Var, turn: Expr) -> Stmt:
-    """The arrival of the turn before `turn`, whose stage is counted without negative numbers."""
+def _earlier(arrival: Stmt, k: Var, iteration: Expr) -> Stmt:
+    """The arrival of the iteration before `iteration`, whose stage is counted without negative numbers."""
     (barrier,) = _barriers(arrival)
     stages = barrier.shape[0]
-    new: Stmt = Instance(IdMap([(k, simplify(turn + stages - 1))]), IdMap(), fresh=False)(arrival)
+    new: Stmt = Instance(IdMap([(k, simplify(iteration + stages - 1))]), IdMap(), fresh=False)(arrival)
     return new
 
 
-# Warpgroups take turns (`ping_pong`) only where they do not meet within a turn.
+# Removes ping-pong scheduling where a barrier between the products would deadlock it.
 #
 # One that waits at a barrier for the others, while they wait for their turn, would wait for ever. Where a barrier has
 # come to lie between `turn_take` and `turn_pass`, for what threads write to a tile that a product reads, the turns
@@ -411,35 +418,41 @@ def _earlier(arrival: Stmt, k: Var, turn: Expr) -> Stmt:
 OTHERWISE = "only several warpgroups take them, by wgmma, in a loop of products, arithmetic, and products again"
 
 
-def settle_turns(program: Program, build: Build) -> Program:
+def resolve_ping_pong(program: Program, build: Build) -> Program:
     """Drop the turns of warpgroups that meet within one, and report what became of all."""
     asked = {n.span: OTHERWISE for n in find(program, For) if n.ping_pong}
     if not asked:
         return program
     dropped: IdSet[Do] = IdSet()
-    for group, meets in _turns(program):
-        why = "threads meet at a barrier between the products" if meets else "" if len(group) > 2 else "no turn is left"
+    for group, conflicts in _ping_pong(program):
+        why = (
+            "threads meet at a barrier between the products"
+            if conflicts
+            else ""
+            if len(group) > 2
+            else "no turn is left"
+        )
         asked[group[0].span] = why
         dropped |= IdSet(group if why else ())
     for span, why in asked.items():
-        build.note(span, "T.Pipelined", f"{'no ' if why else ''}turns of warpgroups in starting products", why)
+        build.remark(span, "T.Pipelined", f"{'no ' if why else ''}turns of warpgroups in starting products", why)
     return _Drop(dropped)(program) if dropped else program
 
 
-def _turns(program: Program) -> Iterator[tuple[list[Do], bool]]:
+def _ping_pong(program: Program) -> Iterator[tuple[list[Do], bool]]:
     """The calls of each kind of turns, from `turn_open` to `turn_close`, and whether threads meet within one."""
     calls: list[Do] = []
-    inside = meets = False
+    inside = conflicts = False
     for node in find(program, Do):
         found = intrinsic_of(node)
         if found is not None and found.sync is Sync.TURN:
             calls.append(node)
             inside = found.name == "turn_take"
         elif inside:
-            meets |= found is not None and found.meets
+            conflicts |= found is not None and found.meets
         if found is not None and found.name == "turn_close":
-            yield calls, meets
-            calls, meets = [], False
+            yield calls, conflicts
+            calls, conflicts = [], False
 
 
 class _Drop(Rewriter):

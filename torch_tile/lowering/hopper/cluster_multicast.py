@@ -2,8 +2,8 @@
 """Which bulk loads the blocks of a cluster share: each loads a part of the tile, which comes to all of them.
 
 They share one along the axes of the cluster on whose place in it nothing of the load depends: where it reads, whether,
-and how often. Then they make it in the same turns. This is decided where loads are found, before split_warps takes
-them apart: there each load is still one statement below all that decides on it, and how many arrivals let a stage go
+and how often. Then they make it in the same turns. This is decided where loads are found, before specialize_warps takes
+them apart: there each load is still one statement below all that decides on it, and how many arrivals release a stage
 follows. What is not shared stays each block's own, and the schedule report says why.
 """
 
@@ -91,7 +91,7 @@ class Sharers:
         return binary("%", self.kernel.blocks[axis], const(self.kernel.cluster[axis], int32))
 
 
-def share_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) -> IdMap[Copy, Sharers]:
+def multicast_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) -> IdMap[Copy, Sharers]:
     """Who shares each load (by identity); loads that are each block's own are missing."""
     found: IdMap[Copy, Sharers] = IdMap()
     axes = [n for n, size in enumerate(kernel.cluster) if size > 1]
@@ -105,12 +105,12 @@ def share_loads(kernel: Kernel, loads: Loads, survey: Survey, build: Build) -> I
             text = "; ".join(dict.fromkeys(f"along {AXES[n]} {r}" for n, r in reasons.items() if r))
             if among is None:
                 became = "each block of a cluster loads its own"
-                build.note(copy.span, "T.copy", f"{became}: {text}" if text else became, why)
+                build.remark(copy.span, "T.copy", f"{became}: {text}" if text else became, why)
                 continue
             found[copy] = among
             (mine,) = among.axes
             became = f"loaded once for {among.count} blocks of a cluster, along {' and '.join(AXES[n] for n in mine)}"
-            build.note(copy.span, "T.copy", f"{became}; {text}" if text else became, why)
+            build.remark(copy.span, "T.copy", f"{became}; {text}" if text else became, why)
     return found
 
 

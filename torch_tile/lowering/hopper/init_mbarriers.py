@@ -20,7 +20,7 @@ from torch_tile.ir.node import equal, find
 from torch_tile.ir.stmt import Alloc, Block, If, Kernel, Program, Stmt
 
 
-def init_barriers(program: Program) -> Program:
+def init_mbarriers(program: Program) -> Program:
     """Each mbarrier waits for its arrivals from its allocation on; programs without mbarriers stay as they are."""
     kernels = tuple(map(_initialised, program.kernels))
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))

@@ -3,7 +3,7 @@
 
 An `if` whose condition holds from some iteration on, which can be computed before the loop, is gone from the iterations
 before it: what stands around it is then one piece of code, whose instructions the assembler can interleave. It is worth
-another copy of the loop only where products are under way beside it.
+another copy of the loop only where products are in flight beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch_tile.lowering.analysis.clone import Instance
 from torch_tile.tileop.gemm.op import Gemm
 
 
-def peel_branches(program: Program, build: Build) -> Program:
+def peel_causal(program: Program, build: Build) -> Program:
     """Cut loops of roles where a branch begins; values do not change."""
     return _Peel()(program) if build.target.has_wgmma else program
 
@@ -40,7 +40,7 @@ class _Peel(Rewriter):
         return new
 
     def visit_For(self, loop: st.For) -> Stmt:
-        """A loop around products that are under way beside what it does."""
+        """A loop around products that are in flight beside what it does."""
         new: st.For = self.children(loop)
         if not self.inside or new.kind is not LoopKind.SERIAL or new.step != 1:
             return new
@@ -50,15 +50,15 @@ class _Peel(Rewriter):
 
 
 def _beside_products(stmts: Sequence[Stmt]) -> list[int]:
-    """The places in a loop's body where products are under way, those of the turn before included."""
-    under_way = False
+    """The places in a loop's body where products are in flight, those of the iteration before included."""
+    in_flight = False
     found: list[int] = []
     for n, one in [*enumerate(stmts)] * 2:
         if isinstance(one, Gemm):
-            under_way = one.wg_wait != 0
+            in_flight = one.wg_wait != 0
         elif isinstance(one, Do) and isinstance(one.call, Call) and one.call.name == "wgmma_wait":
-            under_way = under_way and one.call.options != (0,)
-        elif under_way and n not in found:
+            in_flight = in_flight and one.call.options != (0,)
+        elif in_flight and n not in found:
             found.append(n)
     return sorted(found)
 

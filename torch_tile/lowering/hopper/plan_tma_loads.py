@@ -2,8 +2,8 @@
 """Which copies of a kernel a warp of its own can make by the tensor memory accelerator, and what they are awaited for.
 
 A tile that is filled by bulk copies only, in the body of one loop (or of the kernel) where all its readers are too, is
-handed over turn by turn: the copier fills it, the others read it and let it go. Tiles that are first read by the same
-statement are one group.
+passed iteration by iteration: the producer fills it, the others read it and release it. Tiles that are first read by
+the same statement are one group.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Body:
 
 @dataclass(eq=False)
 class Group:
-    """Tiles of one body that are handed over together: from statement `first` of the body to statement `last`.
+    """Tiles of one body that are passed together: from statement `first` of the body to statement `last`.
 
-    `stages` turns of them may be under way at a time.
+    `stages` iterations of them may be in flight at a time.
     """
 
     body: Body
@@ -128,7 +128,7 @@ class Survey(Known):
         return op
 
 
-def bulk_loads(kernel: Kernel, survey: Survey) -> Loads | str:
+def plan_tma_loads(kernel: Kernel, survey: Survey) -> Loads | str:
     """The loads of a kernel, or why it keeps all its threads together."""
     if not survey.products:
         return "no product goes by wgmma"
@@ -246,7 +246,7 @@ def _is_changed(block: Block, tile: Buffer, survey: Survey) -> bool:
     """Whether what the threads write to a tile is read by a product later on in the body that fills it, or in the
     branch of it in which all that happens.
 
-    A fence before that product also orders the writes before the copies of a later turn.
+    A fence before that product also orders the writes before the copies of a later iteration.
     """
     touching = [s for s in block.stmts if mentions(s, tile) and not _fills(s, tile) and not isinstance(s, Alloc)]
     if not touching:

@@ -2,10 +2,10 @@
 """Bulk stores are waited for where their tile is written next, not where they are started.
 
 In straight code, and around a loop, the next statement that touches the tile of a store is known; as many groups as
-are committed between the two may be under way there. What is stored and when a tile is free do not change: the wait
-names the tile, so that insert_sync puts a barrier between it and the writers. In kernels with T.arrive_last, by which
-blocks tell others that results are there, stores to a tensor that the kernel touches elsewhere, too, are waited for at
-once and as a whole.
+are committed between the two may be in flight there. What is stored and when a tile is free do not change: the wait
+names the tile, so that insert_barriers puts a barrier between it and the writers. In kernels with T.arrive_last, by
+which blocks tell others that results are there, stores to a tensor that the kernel touches elsewhere, too, are waited
+for at once and as a whole.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from torch_tile.ir.stmt import (
 ZERO = const(0, int32)
 
 
-def defer_stores(program: Program) -> Program:
+def sink_store_waits(program: Program) -> Program:
     """Move waits of bulk stores to the next use of their tiles; values do not change."""
     return _Defer()(program)  # type: ignore[no-any-return]
 
@@ -93,7 +93,7 @@ class _Defer(Rewriter):
     def visit_Block(self, block: Block) -> Block:
         """Straight code."""
         new: Block = self.children(block)
-        return _deferred(new, turns=False)[0]
+        return _deferred(new, iterations=False)[0]
 
     def visit_For(self, loop: For) -> Stmt:
         """A loop whose body is run again."""
@@ -102,21 +102,21 @@ class _Defer(Rewriter):
             return new
         stmts = tuple(self(s) for s in loop.body.stmts)
         same = all(a is b for a, b in zip(stmts, loop.body.stmts, strict=True))
-        body, left = _deferred(loop.body if same else Block(stmts), turns=True)
+        body, left = _deferred(loop.body if same else Block(stmts), iterations=True)
         if body is loop.body:
             return loop
         return Block((replace(loop, body=body), *left)) if left else replace(loop, body=body)
 
 
-def _deferred(block: Block, turns: bool) -> tuple[Block, list[Stmt]]:
-    """A block with waits as late as can be, and the waits that its last turn leaves."""
+def _deferred(block: Block, iterations: bool) -> tuple[Block, list[Stmt]]:
+    """A block with waits as late as can be, and the waits that its last iteration leaves."""
     stmts = block.stmts
     waits: dict[int, list[_Started]] = {}  # before which statement
     left: list[_Started] = []
     moved = set()
-    own = IdSet(n.buffer for n in find(block, Alloc))  # gone where a turn ends
+    own = IdSet(n.buffer for n in find(block, Alloc))  # gone where an iteration ends
     for one in _starts(stmts):
-        again = turns and not any(t in own for t in one.tiles)
+        again = iterations and not any(t in own for t in one.tiles)
         later = [*range(one.place + 1, len(stmts)), *(range(one.place) if again else ())]
         to = next((n for n in later if _touches(stmts[n], one.tiles) and not _is_start(stmts[n])), None)
         if to is None:

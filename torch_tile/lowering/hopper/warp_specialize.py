@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipelined products on Hopper: a warp of its own copies tiles ahead, the threads of the kernel multiply.
 
-The kernel gets warps more, and two roles. Turn after turn a copier waits until a stage of a group of tiles is empty and
-starts the copies that fill it; the others wait until it is full, read it and let it go. Groups have warps of their own,
-so that none waits for the stages of another. Turns are
+The kernel gets warps more, and two roles. Iteration after iteration a producer warp waits until a stage of a group of
+tiles is empty and starts the copies that fill it; the others wait until it is full, read it and release it. Groups have
+warps of their own, so that none waits for the stages of another. Turns are
 counted in closed form, from the loop's variable; a loop that is run again goes on counting. Where blocks of a cluster
-share loads (share_loads), a stage is empty when the readers of all of them let it go, and no block ends before the
+share loads (multicast_loads), a stage is empty when the readers of all of them release it, and no block ends before the
 others. Afterwards no pipelined loop of such a kernel is left; other kernels stay as they are.
 """
 
@@ -46,17 +46,17 @@ from torch_tile.ir.stmt import (
     Store,
 )
 from torch_tile.lowering.analysis.clone import Instance, versions_of
-from torch_tile.lowering.hopper.cluster_multicast import Sharers, share_loads
+from torch_tile.lowering.hopper.cluster_multicast import Sharers, multicast_loads
 from torch_tile.lowering.hopper.plan_tma_loads import (
     Body,
     Group,
     Loads,
     Survey,
-    bulk_loads,
     is_leaf,
     is_load,
     is_zero,
     meetings,
+    plan_tma_loads,
 )
 from torch_tile.lowering.pipelining.copy_plan import reads_of
 from torch_tile.lowering.pipelining.schedule import without
@@ -71,7 +71,7 @@ NO_CLUSTER = (1, 1, 1)
 ZERO = const(0, int32)
 
 
-def split_warps(program: Program, build: Build) -> Program:
+def specialize_warps(program: Program, build: Build) -> Program:
     """Give kernels whose products go by wgmma a warp that copies; values do not change."""
     if not build.target.has_wgmma:
         for kernel in program.kernels:
@@ -92,18 +92,18 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
     normal: Kernel = _FromZero()(kernel)
     survey = Survey(build, thread, count)
     survey(normal)
-    loads = bulk_loads(normal, survey)
+    loads = plan_tma_loads(normal, survey)
     if isinstance(loads, str) or loads.why_not:
         if not isinstance(loads, str):
             for copy, why in loads.why_not:
-                build.note(copy.span, "T.copy", "no bulk copy, so that all threads copy and multiply in turn", why)
+                build.remark(copy.span, "T.copy", "no bulk copy, so that all threads copy and multiply in turn", why)
         _each_its_own(kernel, loads if isinstance(loads, str) else "not every pipelined copy is a bulk copy", build)
         return kernel
     few = equal_share(count + WARPGROUP, kernel.min_blocks) <= FEWEST_REGISTERS
     if few or count + WARPGROUP > MOST_THREADS:
         why = f"{kernel.min_blocks} blocks on a multiprocessor leave them no registers"
         why = why if few else f"a block has at most {MOST_THREADS} threads, and {count} of them multiply"
-        build.note(kernel.span, "T.Kernel", "no warps that copy, so that all threads copy and multiply in turn", why)
+        build.remark(kernel.span, "T.Kernel", "no warps that copy, so that all threads copy and multiply in turn", why)
         _each_its_own(kernel, why, build)
         return kernel
     return _Roles(normal, loads, survey, thread, build).kernel()
@@ -112,7 +112,7 @@ def _split(kernel: Kernel, build: Build) -> Kernel:
 def _each_its_own(kernel: Kernel, why: str, build: Build) -> None:
     """Say why blocks of a cluster share no loads."""
     if kernel.cluster != NO_CLUSTER:
-        build.note(kernel.span, "T.Kernel", f"each block of a cluster loads its own tiles: {why}")
+        build.remark(kernel.span, "T.Kernel", f"each block of a cluster loads its own tiles: {why}")
 
 
 def _shares(count: int, warps: int, blocks: int, few: int) -> tuple[int, tuple[int, int]]:
@@ -120,7 +120,7 @@ def _shares(count: int, warps: int, blocks: int, few: int) -> tuple[int, tuple[i
     `few` for those that copy.
 
     One warpgroup that has the multiprocessor to itself has registers enough. Others get those that one more, which has
-    the copiers, does not need.
+    the producer warps, does not need.
     """
     groups = count // WARPGROUP
     if groups == blocks == 1:
@@ -141,10 +141,12 @@ class _FromZero(Rewriter):
             return new
         start, stop, name = loop.starts[0], loop.stops[0], loop.vars[0].name
         if not is_zero(start) or loop.step != 1:
-            turn = Var(f"{name}_turn", int32, "loop")
+            iteration = Var(f"{name}_turn", int32, "loop")
             stop = simplify((stop - start + (loop.step - 1)) // loop.step)
-            body = Instance(IdMap([(loop.vars[0], simplify(start + turn * loop.step))]), IdMap(), fresh=False)(new.body)
-            new = replace(new, vars=(turn,), starts=(ZERO,), stops=(stop,), step=1, body=body)
+            body = Instance(IdMap([(loop.vars[0], simplify(start + iteration * loop.step))]), IdMap(), fresh=False)(
+                new.body
+            )
+            new = replace(new, vars=(iteration,), starts=(ZERO,), stops=(stop,), step=1, body=body)
         if isinstance(stop, Const | Var):
             return new
         count = Var(f"{name}_turns", stop.dtype, "let")
@@ -160,12 +162,12 @@ class _Roles:
         self.count = math.prod(kernel.threads)
         self.warps = min(len(self.groups), MOST_COPIERS)
         few = REGISTERS_UNDER_CONDITIONS if self._asks() and kernel.min_blocks == 1 else FEWEST_REGISTERS
-        self.copiers, self.registers = _shares(self.count, self.warps, kernel.min_blocks, few)
+        self.producers, self.registers = _shares(self.count, self.warps, kernel.min_blocks, few)
         self.tiles = IdMap((t, versions_of(t, g.stages)) for g in self.groups for t in g.tiles)
         self.group_of = IdMap((t, g) for g in self.groups for t in g.tiles)
         self.full = IdMap((g, _barriers(g, "full", 1)) for g in self.groups)
         free = [g for g in self.groups if g.body.repeats]
-        self.shared = share_loads(kernel, loads, survey, build)
+        self.shared = multicast_loads(kernel, loads, survey, build)
         self.sharers = IdMap((g, found) for g in self.groups if (found := self._sharers(g)) is not None)
         self.empty = IdMap((g, _barriers(g, "empty", self._arrivals(g))) for g in free)
         self.bases = IdMap((b, Buffer("turns", (), int32, "var")) for b in self._counted())
@@ -181,17 +183,17 @@ class _Roles:
         versions = IdMap((t, (self.tiles[t], self.stage(self.group_of[t]))) for g in self.groups for t in g.tiles)
         place = Instance(IdMap(), versions, fresh=False)
         reading = place(Block((*self._bases(), *self._read(self.source.body, self._top()))))
-        copying = Block((*self._copiers(place), *meetings(self.source)))  # at which all threads of a cluster count
+        copying = Block((*self._producers(place), *meetings(self.source)))  # at which all threads of a cluster count
         shared = [s for s in reading.stmts if isinstance(s, Alloc) and s.buffer.scope == "shared"]
         rest = Block(tuple(s for s in reading.stmts if s not in shared))
         theirs, few = self.registers
-        roles = Role(0, self.count, rest, theirs), Role(self.count, self.copiers, copying, few)
+        roles = Role(0, self.count, rest, theirs), Role(self.count, self.producers, copying, few)
         self._report()
-        # While others may send to a block or let go of its tiles, it must not end. What is under way comes before this
+        # While others may send to a block or release its tiles, it must not end. What is in flight comes before this
         # arrival, as it is not a relaxed one.
         end = (cluster_arrive(), cluster_wait()) if self.sharers else ()
         body = Block((*allocs, *shared, *roles, *end))
-        return replace(self.source, threads=(self.count + self.copiers,), thread=self.thread, body=body)
+        return replace(self.source, threads=(self.count + self.producers,), thread=self.thread, body=body)
 
     def _asks(self) -> bool:
         """Whether loads of a loop that has another inside are made under a condition."""
@@ -203,7 +205,7 @@ class _Roles:
     # Clusters.
 
     def _sharers(self, group: Group) -> Sharers | None:
-        """The blocks that a group's copier sends to, whose own ones send to this one."""
+        """The blocks that a group's producer sends to, whose own ones send to this one."""
         tiles = IdSet(group.tiles)
         mine = [self.shared[c] for c in group.body.loads if c in self.shared and c.dst.buffer in tiles]
         return functools.reduce(Sharers.joined, mine) if mine else None
@@ -226,7 +228,7 @@ class _Roles:
         bodies = IdMap((g.body, g.body) for g in self.groups)
         return [b for b in bodies.values() if len(b.loops) > 1]
 
-    def turn(self, body: Body) -> Expr:
+    def iteration(self, body: Body) -> Expr:
         """How often a body has run before."""
         if body.loop is None:
             return ZERO
@@ -235,23 +237,23 @@ class _Roles:
         return var if base is None else self._before(base, body) + var
 
     def _before(self, base: Buffer, body: Body) -> Expr:
-        """How many turns earlier runs of a loop made, as far as stages and parities tell them apart."""
+        """How many iterations earlier runs of a loop made, as far as stages and parities tell them apart."""
         period = 2 * math.lcm(*(g.stages for g in self.groups if g.body is body))
         return binary("max", Load(base, ()), ZERO) % period
 
     def stage(self, group: Group) -> Expr:
         """Which version of its tiles a turn uses."""
-        return simplify(self.turn(group.body) % group.stages)
+        return simplify(self.iteration(group.body) % group.stages)
 
     def parity(self, group: Group, ahead: int) -> Expr:
         """The parity of the phase that a turn waits for; of the one before with `ahead` 1."""
-        return simplify((self.turn(group.body) // group.stages + ahead) % 2)
+        return simplify((self.iteration(group.body) // group.stages + ahead) % 2)
 
     def _bases(self) -> list[Stmt]:
         return [Alloc(base, ZERO) for base in self.bases.values()]
 
     def counts(self, body: Body | None) -> list[Stmt]:
-        """After a loop that is run again: its turns are added."""
+        """After a loop that is run again: its iterations are added."""
         if body is None or (base := self.bases.get(body)) is None or body.loop is None:
             return []
         trips = binary("max", body.loop.stops[0], ZERO)
@@ -272,7 +274,7 @@ class _Roles:
                     yield self._release(group, body)
 
     def _release(self, group: Group, body: Body) -> Stmt:
-        """A warp lets go of a turn's tiles. What only products have read, it has read when they are waited for."""
+        """A warp releases an iteration's tiles. What only products have read, it has read when they are waited for."""
         where = self.barrier(self.empty, group)
         tiles = IdSet(group.tiles)
         products = IdSet(self.survey.products)
@@ -309,20 +311,20 @@ class _Roles:
             return False
         if copy.dst.buffer in self.read:
             why = f"the kernel reads `{copy.dst.buffer.name}`, and bulk stores would have to be waited for"
-            self.build.note(copy.span, "T.copy", "an ordinary copy", why)
+            self.build.remark(copy.span, "T.copy", "an ordinary copy", why)
             return False
         return tma.refuses(copy, self.survey.contexts[copy]) is None
 
-    # What the copiers do.
+    # What the producer warps do.
 
-    def _copiers(self, place: Instance) -> Iterator[Stmt]:
+    def _producers(self, place: Instance) -> Iterator[Stmt]:
         """Each warp's loads."""
         for warp in range(self.warps):
             loads = _Copier(self, warp)
             stmts = Block((*self._bases(), *loads.block(self.source.body, self._top())))
             made: Block = Instance(IdMap(), IdMap(), fresh=True)(place(without(stmts, IdSet())))
             number = (self.count + warp * WARP) // WARP
-            if self.copiers == WARP:
+            if self.producers == WARP:
                 yield from made.stmts
             else:
                 yield If(binary("==", self.thread // WARP, const(number, int32)), made, Block(()))
@@ -342,11 +344,11 @@ class _Roles:
             became = (
                 f"{names}: bulk copies by a warp of its own, {group.stages} {'stages' if group.stages > 1 else 'stage'}"
             )
-            self.build.note(span, "T.Pipelined", became)
+            self.build.remark(span, "T.Pipelined", became)
 
 
 class _Copier:
-    """The loads of one warp of a kernel's copiers."""
+    """The loads of one warp of a kernel's producer warps."""
 
     def __init__(self, roles: _Roles, warp: int):
         self.roles, self.by = roles, warp * WARP

@@ -45,7 +45,7 @@ from torch_tile.tileop.threads import ThreadContext, role_context
 MOST = 208  # 4-byte registers for accumulators and operands, of 255: the rest holds addresses
 
 
-def overlap_products(program: Program, build: Build) -> Program:
+def prefetch_operands(program: Program, build: Build) -> Program:
     """Overlap the loads of pipelined products with the products; values do not change."""
     return _Overlap(build)(program)  # type: ignore[no-any-return]
 
@@ -81,9 +81,11 @@ class _Overlap(Rewriter):
         needed = made.registers(self.ctx)
         span = products[0].span
         if needed > MOST:
-            self.build.note(span, "T.gemm", f"operands loaded in their own step: a step ahead takes {needed} registers")
+            self.build.remark(
+                span, "T.gemm", f"operands loaded in their own step: a step ahead takes {needed} registers"
+            )
             return new
-        self.build.note(span, "T.gemm", "operands loaded a step of K ahead, also across the loop's barrier")
+        self.build.remark(span, "T.gemm", "operands loaded a step of K ahead, also across the loop's barrier")
         return Block(tuple(made.stmts()), span=loop.span)
 
 
@@ -113,10 +115,10 @@ def _only_starts(one: Stmt) -> bool:
 
 def _steps(op: Gemm, ctx: ThreadContext) -> int:
     """Into how many steps along K a product can be cut; 0 if its operands do not come by ldmatrix."""
-    carrier, _ = op.carrier(ctx)
+    implementation, _ = op.implementation(ctx)
     types = mma.operand_types(op, ctx)
     sizes = mma.problem(op)
-    if carrier is not mma or types[0] == "tf32" or op.clear_accum or sizes is None:
+    if implementation is not mma or types[0] == "tf32" or op.clear_accum or sizes is None:
         return 0
     for region, across in ((op.A, op.transpose_A), (op.B, not op.transpose_B)):
         bits = region.buffer.dtype.bits
@@ -199,11 +201,11 @@ class _Overlapped:
                 yield self._first(simplify(self.loop.vars[0] + 1))
             yield from (self._product(op, step) for op in self.products)
 
-    def _first(self, turn: Expr) -> Stmt:
+    def _first(self, at: Expr) -> Stmt:
         """Load the first step of an iteration, if the loop has it."""
-        iteration = Instance(IdMap([(self.loop.vars[0], turn)]), IdMap(), fresh=False)
+        iteration = Instance(IdMap([(self.loop.vars[0], at)]), IdMap(), fresh=False)
         loads = Block(tuple(operand.load(0, iteration) for operand in self.operands.values()))
-        has_it = simplify(turn < self.loop.stops[0])
+        has_it = simplify(at < self.loop.stops[0])
         return loads if is_literal(has_it, True) else If(has_it, loads, Block(()), span=self.loop.span)
 
     def _product(self, op: Gemm, step: int) -> Stmt:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of asynchronous copies that turned out to hold none are neither committed nor waited for.
+"""Removes commits and waits of groups that contain no asynchronous copy.
 
 Copies that cp.async cannot make become ordinary ones in bind_threads, after their groups were counted. Walks all ways
 through a kernel with the groups committed last: a commit that no copy can precede goes, waits count the others only,
-and a wait goes at which no copy can be under way. If ways to a wait would have it count differently, only waits go.
+and a wait goes at which no copy can be in flight. If ways to a wait would have it count differently, only waits go.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_WAYS, MOST_TRIPS = 256, 32  # that are looked at one by one
 Way = tuple[bool, tuple[int, ...]]  # whether copies started since the last commit; the groups before, oldest first
 
 
-def drop_groups(program: Program) -> Program:
+def prune_async_groups(program: Program) -> Program:
     """Drop what orders no copy; what is copied when does not change."""
     kernels = tuple(_dropped(kernel) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
@@ -58,7 +58,7 @@ class _Groups:
         self.most, self.commits = most, commits
         self.needed: IdSet[Call] = IdSet()  # commits of copies, and waits for some
         self.lost = False  # whether there were too many ways
-        self.counts: IdMap[Call, set[int]] = IdMap()  # how many groups that stay a wait leaves under way
+        self.counts: IdMap[Call, set[int]] = IdMap()  # how many groups that stay a wait leaves in flight
 
     def kernel(self, kernel: st.Kernel) -> bool:
         """Follow all ways through a kernel; whether they are few enough."""

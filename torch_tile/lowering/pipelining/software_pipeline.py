@@ -90,10 +90,10 @@ class _Pipeline(Rewriter):
         name = f"T.Pipelined(num_stages={loop.stages})"
         plain = replace(loop, kind=LoopKind.SERIAL, stages=0, order=(), stage=())
         if not loop.stages and max(loop.stage, default=0) < 1:
-            self.build.note(loop.span, name, "a plain loop")
+            self.build.remark(loop.span, name, "a plain loop")
             return plain
         if any(isinstance(leaf.node, Break | Continue) for leaf in leaves(loop.body)):
-            self.build.note(loop.span, name, "a plain loop", "`break` or `continue` decides which copies are needed")
+            self.build.remark(loop.span, name, "a plain loop", "`break` or `continue` decides which copies are needed")
             return plain
         schedule = self._schedule(loop, name)
         if schedule is None:
@@ -108,12 +108,12 @@ class _Pipeline(Rewriter):
         plan = plan_copies(loop)
         for copy, why in plan.refused:
             kind = "T.copy" if isinstance(copy, Copy) else "T.Parallel"
-            self.build.note(copy.span, kind, f"a copy within its iteration, no stage of {name}", why)
+            self.build.remark(copy.span, kind, f"a copy within its iteration, no stage of {name}", why)
         why = ""
         if loop.stage:
             by_hand = schedule_by_hand(loop, plan)
             if isinstance(by_hand, Schedule):
-                self.build.note(loop.span, name, f"the schedule given, {_described(by_hand)}")
+                self.build.remark(loop.span, name, f"the schedule given, {_described(by_hand)}")
                 return by_hand
             why = by_hand
         usual = None
@@ -122,9 +122,9 @@ class _Pipeline(Rewriter):
             usual = single_schedule(loop.body, plan) if single else usual_schedule(loop.body, plan, loop.stages)
         if usual is None:
             missing = "" if plan.moves or plan.refused else "no copy from global to shared memory"
-            self.build.note(loop.span, name, "a plain loop", why or missing)
+            self.build.remark(loop.span, name, "a plain loop", why or missing)
             return None
-        self.build.note(loop.span, name, _described(usual), why)
+        self.build.remark(loop.span, name, _described(usual), why)
         return usual
 
     def _is_read_later(self, tile: Buffer) -> bool:
@@ -188,19 +188,19 @@ class _Stages:
             return Block(())
         if self.depth == 1:
             return Block(tuple(self._early(start, const(0, int32))))
-        turn = Var(self.source.vars[0].name, int32, "loop")
-        body = Block(tuple(self._early(start, turn)))
+        iteration = Var(self.source.vars[0].name, int32, "loop")
+        body = Block(tuple(self._early(start, iteration)))
         bounds = ((const(0, int32),), (const(self.depth, int32),))
-        return For(LoopKind.UNROLLED, (turn,), *bounds, body, span=self.source.span)
+        return For(LoopKind.UNROLLED, (iteration,), *bounds, body, span=self.source.span)
 
-    def _early(self, start: Expr, turn: Expr) -> Iterator[Stmt]:
-        """Step number `turn` before the loop: every part that begins by then; what does not still commits."""
+    def _early(self, start: Expr, iteration: Expr) -> Iterator[Stmt]:
+        """Step number `iteration` before the loop: every part that begins by then; what does not still commits."""
         arrivals = _Arrivals()
         for item in self.items:
             if item.ahead:
                 late = self.depth - item.ahead
-                begun = [turn >= late] if late else []
-                yield from self._part(item, simplify(start + turn - late), begun, arrivals)
+                begun = [iteration >= late] if late else []
+                yield from self._part(item, simplify(start + iteration - late), begun, arrivals)
             elif item.is_group:
                 yield cp_async_commit()  # so that waits count the same groups in each step
 

@@ -32,7 +32,7 @@ LARGEST = 1 << 20  # elements that are looked at one by one
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """`count` elements from `indices` on, for every thread and every turn of `loops` where all `conditions` hold.
+    """`count` elements from `indices` on, for every thread and every iteration of `loops` where all `conditions` hold.
 
     A `count` of -1 stands for any of the buffer. A `collective` access is made by a warp together, so that no thread of
     it can be singled out. `origin` is the node that makes it, `age` how many iterations ago, if in a loop around.
@@ -173,14 +173,14 @@ class Hazards:
             if p is None or q is None:
                 shifts.append(None)
                 continue
-            apart = self.simplify(p.rest - q.rest)
-            if isinstance(apart, Const):
-                shifts.append(int(apart.value))
+            difference = self.simplify(p.rest - q.rest)
+            if isinstance(difference, Const):
+                shifts.append(int(difference.value))
             elif p.alone and q.alone and self._differ(p.rest, q.rest):
                 return False
             else:
                 shifts.append(None)
-        return x.meets(y, shifts, a.collective or b.collective)
+        return x.conflicts(y, shifts, a.collective or b.collective)
 
     def _table(self, access: Access) -> _Table | None:
         if access.key not in self.tables:
@@ -190,15 +190,15 @@ class Hazards:
     def _differ(self, p: Expr, q: Expr) -> bool:
         """Whether two values, each the same for all threads, certainly differ."""
         p, q = self.simplify(p), self.simplify(q)
-        apart = self.simplify(p - q)
-        if isinstance(apart, Const):
-            return bool(apart.value != 0)
+        difference = self.simplify(p - q)
+        if isinstance(difference, Const):
+            return bool(difference.value != 0)
         if not (isinstance(p, Binary) and isinstance(q, Binary) and p.op == q.op == "%"):
             return False
-        m, n, apart = p.b, q.b, self.simplify(p.a - q.a)
-        if not (isinstance(m, Const) and isinstance(n, Const) and isinstance(apart, Const)):
+        m, n, difference = p.b, q.b, self.simplify(p.a - q.a)
+        if not (isinstance(m, Const) and isinstance(n, Const) and isinstance(difference, Const)):
             return False
-        return bool(m.value == n.value and apart.value % m.value)
+        return bool(m.value == n.value and difference.value % m.value)
 
 
 def overlap(a: Buffer, b: Buffer) -> bool:
@@ -209,7 +209,7 @@ def overlap(a: Buffer, b: Buffer) -> bool:
 
 
 def _is_fixed(e: Expr, loops: Sequence[For]) -> bool:
-    """Whether `e` is the same for all threads and all turns of `loops`."""
+    """Whether `e` is the same for all threads and all iterations of `loops`."""
     turning = {id(v) for loop in loops for v in loop.vars}
     return turning.isdisjoint(symbols(e)) and not is_unsure(e)
 
@@ -238,7 +238,7 @@ class _Table:
     thread: Any
     count: int
 
-    def meets(self, other: _Table, shifts: Sequence[int | None], collective: bool) -> bool:
+    def conflicts(self, other: _Table, shifts: Sequence[int | None], collective: bool) -> bool:
         """Whether different threads (any, if `collective`) touch an element of both."""
         import numpy as np
 
@@ -301,11 +301,11 @@ def _table(access: Access, threads: int, first: int, simplify: Simplifier) -> _T
     extents = [trips(loop) for loop in access.loops]
     if None in extents or threads * math.prod(e for e in extents if e) * access.count > LARGEST:
         return None
-    thread, *turns = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]  # what varies along one axis only
+    thread, *iterations = np.ogrid[tuple(slice(e or 0) for e in (threads, *extents))]  # what varies along one axis only
     thread = thread + first
     values: dict[int, Any] = {}
-    for loop, turn in zip(access.loops, turns, strict=True):
-        values[id(loop.vars[0])] = int(loop.starts[0].value) + turn * loop.step  # type: ignore[attr-defined]
+    for loop, iteration in zip(access.loops, iterations, strict=True):
+        values[id(loop.vars[0])] = int(loop.starts[0].value) + iteration * loop.step  # type: ignore[attr-defined]
     numbers = Numbers(values, thread)
     active = np.ones(tuple(e or 0 for e in (threads, *extents)), bool)
     for condition in access.conditions:

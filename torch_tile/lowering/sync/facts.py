@@ -77,7 +77,7 @@ def _is_numbered(call: Call) -> bool:
     return found.scope is Scope.GROUP and found.sync is not Sync.TURN
 
 
-class Crews:
+class BarrierGroups:
     """The numbers of the barriers at which a kernel's roles wait for themselves: a set of warps has one."""
 
     def __init__(self, kernel: st.Kernel):
@@ -89,8 +89,8 @@ class Crews:
         """Numbers that the author does not use."""
         calls = list(find(self.kernel, Call))
         taken = {option(call) for call in calls if _is_numbered(call)}
-        turns = (call for call in calls if call.name == "turn_take")
-        taken |= {number for call in turns for number in range(option(call), option(call) + option(call, 2))}
+        iterations = (call for call in calls if call.name == "turn_take")
+        taken |= {number for call in iterations for number in range(option(call), option(call) + option(call, 2))}
         return [n for n in range(1, 16) if n not in taken]
 
     def number(self, role: Role) -> int:

@@ -29,14 +29,14 @@ from torch_tile.ir.node import Node, Rewriter, equal, find, symbols
 from torch_tile.ir.simplify import is_literal, simplify
 from torch_tile.ir.stmt import Block, Break, Continue, Do, For, If, Program, Role, Stmt, While
 from torch_tile.lowering.sync.accesses import Access, Hazards, trips
-from torch_tile.lowering.sync.facts import Crews, Facts, handed_over, is_ordered, refilled
+from torch_tile.lowering.sync.facts import BarrierGroups, Facts, handed_over, is_ordered, refilled
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
 STARTS = 16  # points of a loop body from which placing is tried
 
 
-def insert_sync(program: Program, build: Build) -> Program:
+def insert_barriers(program: Program, build: Build) -> Program:
     """Add the barriers that the program lacks. Raises TileError (`divergent_hazard`) where none can stand."""
     kernels = tuple(_synchronised(kernel) for kernel in program.kernels)
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
@@ -75,7 +75,7 @@ class Walk:
         self.shown: set[Place] = set()
         self.hands_over = False  # whether authors order the threads, so that what they arrive at hands tiles over
         self.arriving = False  # the statement before arrives at the cluster's barrier
-        self.crews = Crews(kernel)
+        self.barrier_groups = BarrierGroups(kernel)
         self.after_roles = False
         self.collected: dict[int, list[Access]] = {}
         self.forced: set[Place] = set()
@@ -85,7 +85,7 @@ class Walk:
         self.showing = False  # within a branch before which all threads have shown what they did
         self.conditions: tuple[Expr, ...] = ()  # of the branches around
         self.exits: list[list[State]] = []  # of the loops around, at their breaks
-        self.turns: list[list[State]] = []  # and where they continue
+        self.iterations: list[list[State]] = []  # and where they continue
         self.heads: list[list[Access]] = []  # and what their conditions read before each further iteration
         self.trying = False
         self.last: list[Place] = []  # of the barriers that the loop walked last has inside
@@ -94,7 +94,7 @@ class Walk:
         self.shifts = Shifts(self.facts.forgotten, self.hazards.simplify)
 
     def by_hand(self, refilled: frozenset[int]) -> None:
-        """Authors order the threads: what they arrive at, or meet at, hands over what engines read or fill again."""
+        """Authors order the threads: what they arrive at, or meet at, passes what engines read or fill again."""
         self.facts.refilled, self.hands_over = refilled, True
         self.facts.ordered = lambda found: is_ordered(found) or found.hands_over
 
@@ -148,7 +148,7 @@ class Walk:
         elif isinstance(one, Break | Continue):
             if isinstance(one, Continue):
                 self._meet(self.heads[-1], one, place, state, places)
-            (self.exits if isinstance(one, Break) else self.turns)[-1].append(state.copy())
+            (self.exits if isinstance(one, Break) else self.iterations)[-1].append(state.copy())
             state.become(State(state.most))  # nobody goes on here
         elif not self._accesses(one) and not self.facts.orders(one):
             state.used |= self.facts.uses_refilled(one)
@@ -189,11 +189,11 @@ class Walk:
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
         found = inner.block(role.body, State(most_pending(role.body)))
-        meets = any(map(is_barrier, find(role.body, Do)))
-        if found or meets:
-            wait = warp_barrier() if role.count == 32 else named_barrier(self.crews.number(role), role.count)
+        conflicts = any(map(is_barrier, find(role.body, Do)))
+        if found or conflicts:
+            wait = warp_barrier() if role.count == 32 else named_barrier(self.barrier_groups.number(role), role.count)
             self.others |= dict.fromkeys(found, wait)
-            self.own |= {id(role): wait} if meets else {}
+            self.own |= {id(role): wait} if conflicts else {}
         self.fences |= inner.fences
         self.shown |= inner.shown
         places |= found
@@ -209,7 +209,7 @@ class Walk:
         return self.collected[id(one)]
 
     def _is_leaf(self, loop: For | While) -> bool:
-        """Whether a loop needs nothing inside: its turns do not meet each other, and it waits for nothing."""
+        """Whether a loop needs nothing inside: its iterations do not meet each other, and it waits for nothing."""
         if isinstance(loop, While) or self.facts.orders(loop):
             return False
         if id(loop) not in self.leaves:
@@ -284,11 +284,11 @@ class Walk:
     def _body(self, loop: For | While, state: State) -> tuple[dict[Place, float], State, State]:
         """Places in a body, and what holds where an iteration ends and where the loop is left early."""
         self.exits.append([])
-        self.turns.append([])
+        self.iterations.append([])
         self.heads.append(self._head(loop) if isinstance(loop, While) else [])
         places = self.block(loop.body, state)
         self._meet(self.heads.pop(), loop, _end_of(loop.body), state, places)
-        ends = reduce(State.join, self.turns.pop(), state)
+        ends = reduce(State.join, self.iterations.pop(), state)
         return places, ends, reduce(State.join, self.exits.pop(), State(state.most))
 
     def _starts(self, loop: For | While) -> Iterator[Place | None]:
@@ -327,15 +327,15 @@ class Walk:
         self.forced = forced | {start} if start else forced
         self.depth += 1
         back = State(entry.most)
-        for turn in itertools.count():
-            if turn == PASSES:
+        for iteration in itertools.count():
+            if iteration == PASSES:
                 self.forced = self.forced | {(id(loop.body), 0)}
             state = entry.join(back)
             for access in self._head(loop) if isinstance(loop, While) else ():
                 state.add(access)
             places, ends, exits = self._body(loop, state)
             before, back = back, self._next(loop, ends)
-            if turn > PASSES:  # from here on it only grows, up to what the body can do
+            if iteration > PASSES:  # from here on it only grows, up to what the body can do
                 back = before.join(back)
             if back.same(before):
                 break
@@ -352,7 +352,7 @@ class Walk:
         return entry.entering(loop.vars[0], loop.starts[0], self._accesses(loop), self.hazards.simplify)
 
     def _skipped(self, loop: For | While, state: State) -> State:
-        """What was before a loop without iterations: nothing that was done only if it has one."""
+        """State after a loop that runs zero times: drops accesses guarded by "the loop runs"."""
         kept = state.copy()
         if isinstance(loop, For):
             known = self.hazards.simplify
@@ -399,13 +399,13 @@ def _is_for_all(call: Call, threads: int) -> bool:
     return found.meets and (found.scope is Scope.BLOCK or (found.scope is Scope.GROUP and option(call, 1) >= threads))
 
 
-# Barriers and fences put into the blocks of a kernel where insert_sync found that they belong.
+# Barriers and fences put into the blocks of a kernel where insert_barriers found that they belong.
 
 Place = tuple[int, int]  # a block by identity, and before which of its statements
 
 
 class Found(Protocol):
-    """What stands where; see `insert_sync.Walk`."""
+    """What stands where; see `insert_barriers.Walk`."""
 
     fences: set[Place]
     shown: set[Place]

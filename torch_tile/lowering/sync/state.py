@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may still be in conflict at a point of a kernel: accesses since the last barrier, and what is under way."""
+"""What may still be in conflict at a point of a kernel: accesses since the last barrier, and what is in flight."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class State:
     where one of them holds, or where several are alike. `most` and more are not told apart: any wait is for these.
     """
 
-    most: int = 0  # groups that a wait of the kernel may leave under way
+    most: int = 0  # groups that a wait of the kernel may leave in flight
     since: dict[Hashable, Access] = field(default_factory=dict)
     flying: dict[Hashable, Flight] = field(default_factory=dict)
     used: bool = False
@@ -83,15 +83,15 @@ class State:
         What the loop counts as versions, modulo their number, is told from `var - start`, which is 0.
         """
         versions = _versions(inside)
-        turns = var - start
+        iterations = var - start
 
         def moved(access: Access) -> Access:
-            return _entering(access, turns, versions.get(id(access.buffer), set()), simplify)
+            return _entering(access, iterations, versions.get(id(access.buffer), set()), simplify)
 
         return self.earlier(moved)
 
     def fly(self, access: Access, younger: frozenset[int]) -> None:
-        """It is under way, besides others that are alike."""
+        """It is in flight, besides others that are alike."""
         alike, others = self.flying.get(access.key, (access, younger))
         self.flying[access.key] = _later(access, alike), younger | others
 
@@ -123,7 +123,7 @@ class State:
 
 
 def most_pending(body: Block) -> int:
-    """Of the groups of copies, or of products, that waits leave under way."""
+    """Of the groups of copies, or of products, that waits leave in flight."""
     waits = (n.options[0] for n in find(body, Call) if lookup(n.name).sync is Sync.DRAIN and lookup(n.name).is_grouped)
     return max((int(str(n)) for n in waits), default=0)
 
@@ -148,13 +148,13 @@ def _versions(accesses: Sequence[Access]) -> dict[int, set[int]]:
     return found
 
 
-def _entering(access: Access, turns: Expr, dims: set[int], simplify: Callable[[Expr], Expr]) -> Access:
+def _entering(access: Access, iterations: Expr, dims: set[int], simplify: Callable[[Expr], Expr]) -> Access:
     indices = list(access.indices)
     for dim in dims:
         size = access.buffer.shape[dim]
         base = _base(indices[dim], size)
         if base is not None and not _is_forgotten(base):
-            indices[dim] = simplify(binary("%", base + turns, size))
+            indices[dim] = simplify(binary("%", base + iterations, size))
     return replace(access, indices=tuple(indices)) if dims else access
 
 
@@ -172,7 +172,7 @@ def _base(index: Expr, size: Expr) -> Expr | None:
 
 # How accesses of one iteration look from the next one, or from after the loop.
 #
-# Loops are walked many times, and each turn moves accesses that are alike but not the same object. So answers are
+# Loops are walked many times, and each iteration moves accesses that are alike but not the same object. So answers are
 # remembered by what expressions say, not by what they are: one index is substituted and simplified once for a loop,
 # and alike accesses become one, which `Hazards` and `State` then know by identity.
 
@@ -216,7 +216,9 @@ class Shifts:
         if access.symbols.isdisjoint(step.values):
             return access
         move = step if access.age < ITERATIONS else forget
-        turning = tuple(id(v) for loop in access.loops for v in loop.vars)  # in a loop inside, which has all its turns
+        turning = tuple(
+            id(v) for loop in access.loops for v in loop.vars
+        )  # in a loop inside, which has all its iterations
         indices = tuple(move.index(i, turning) for i in access.indices)
         conditions = tuple(move.condition(c, turning) for c in access.conditions)
         new = replace(access, indices=indices, conditions=conditions, age=0 if step is forget else access.age + 1)

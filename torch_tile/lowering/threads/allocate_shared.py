@@ -2,10 +2,10 @@
 """Shared buffers get their offsets in the block's shared memory; those that are never alive together share bytes.
 
 A buffer is alive from its first access to its last; where it outlives an iteration of a loop, through the whole loop.
-Each buffer takes the tightest gap that it fits, larger ones first. Memory used again may cost a barrier (insert_sync
-decides), so small buffers keep bytes of their own. So do mbarriers, tiles that bulk copies fill or read, and tiles that
-copies fill for nobody: no barrier of threads says when those are done. What different roles use they use at the same
-time. What other blocks of a cluster read is alive until the cluster has met.
+Each buffer takes the tightest gap that it fits, larger ones first. Memory used again may cost a barrier
+(insert_barriers decides), so small buffers keep bytes of their own. So do mbarriers, tiles that bulk copies fill or
+read, and tiles that copies fill for nobody: no barrier of threads says when those are done. What different roles use
+they use at the same time. What other blocks of a cluster read is alive until the cluster has met.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL = 1024  # bytes: up to this, memory used again saves less than the barrier
 SPARE = 4096  # bytes that may be spent on that
 
 
-def place_shared(program: Program, build: Build) -> Program:
+def allocate_shared(program: Program, build: Build) -> Program:
     """Give every shared buffer its offset and every kernel its `shared_bytes`.
 
     Raises TileError (`shared_memory`) if a block needs more than the target has.
@@ -59,7 +59,7 @@ class Life:
         """Bytes."""
         return shared_size(self.buffer)
 
-    def meets(self, other: Life) -> bool:
+    def conflicts(self, other: Life) -> bool:
         """Whether both are alive at some point."""
         together = any(a[0] == b[0] and a != b for a in self.roles for b in other.roles)
         return self.alone or other.alone or together or (self.first <= other.last and other.first <= self.last)
@@ -161,7 +161,7 @@ def _offsets(lives: Sequence[Life]) -> tuple[IdMap[Buffer, int], int]:
     placed: list[tuple[Life, int]] = []
     for life in sorted(lives, key=lambda x: -x.size):
         unit = _alignment(life.buffer)
-        taken = sorted((offset, offset + other.size) for other, offset in placed if other.meets(life))
+        taken = sorted((offset, offset + other.size) for other, offset in placed if other.conflicts(life))
         fitting = [(end - at, at) for at, end in _gaps(taken, unit) if end - at >= life.size]
         placed.append((life, min(fitting)[1]))
     total = max((offset + life.size for life, offset in placed), default=0)

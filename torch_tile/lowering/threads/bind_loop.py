@@ -51,7 +51,7 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     layout = layout_of(nest, ctx)
     staged = misplaced(nest, layout, Layouts())
     if not staged:
-        _note_order(nest, ctx)
+        _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
     before, after = [], []
     tiles: dict[int, Buffer] = {}
@@ -62,7 +62,7 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
         before += [Alloc(tile), bind_loop(_move(fragment, tile, fragment), ctx)]
         if any(use.stored for use in nest.fragments if use.buffer is fragment):
             after.append(bind_loop(_move(tile, fragment, fragment), ctx))
-    ctx.build.note(
+    ctx.build.remark(
         loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory",
         "the threads that need its elements do not hold them",
     )  # fmt: skip
@@ -70,14 +70,14 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     return Block((*before, bind_loop(moved, ctx), *after), span=loop.span)
 
 
-def _note_order(nest: Nest, ctx: ThreadContext) -> None:
+def _remark_order(nest: Nest, ctx: ThreadContext) -> None:
     """Tell of the variables that are not spread over threads."""
     extents = {id(v): n for v, n in zip(nest.loop.vars, nest.extents, strict=True)}
     met = [(var, store.buffer.name) for var, store in carriers(nest.loop) if extents[id(var)] > 1]
     if met and nest.carried:
         names, buffers = ("`, `".join(dict.fromkeys(part)) for part in ([v.name for v, _ in met], [b for _, b in met]))
         why = f"iterations may touch the same elements of `{buffers}`; if they never do, say independent=True"
-        ctx.build.note(nest.loop.span, "T.Parallel", f"`{names}` runs in order, in one thread", why)
+        ctx.build.remark(nest.loop.span, "T.Parallel", f"`{names}` runs in order, in one thread", why)
 
 
 def _move(source: Buffer, target: Buffer, fragment: Buffer) -> For:
@@ -225,7 +225,7 @@ class _Binder:
     def _needs_guard(self, dim: int) -> bool:
         """Whether running beyond the nest along a variable could be noticed: registers of the padding are nobody's."""
         nest = self.nest
-        if nest.memory or nest.effects or nest.uniform or nest.carried or _turns_vary(nest.loop.body):
+        if nest.memory or nest.effects or nest.uniform or nest.carried or _iterations_vary(nest.loop.body):
             return True
         beyond = range(nest.extents[dim], self.layout.shape[dim])
         return not all(self._stays_in_padding(use, dim, beyond) for use in nest.fragments)
@@ -327,7 +327,7 @@ def _goes_on(node: Node) -> bool:
     return isinstance(node, Continue) or any(map(_goes_on, own))
 
 
-def _turns_vary(body: Block) -> bool:
+def _iterations_vary(body: Block) -> bool:
     """Whether values decide how often something is done: those of the padding might never let it end."""
     bounds = [e for loop in find(body, For) for e in (*loop.starts, *loop.stops)]
     return contains(body, While) or not all(isinstance(e, Const) for e in bounds)

@@ -197,16 +197,16 @@ def _in_chunks(loop: For, count: int) -> Stmt:
     for d, (old, new) in enumerate(zip(loop.vars, names, strict=True)):
         values[id(old)] = new if d < last else loop.starts[d] + new
     body: Block = Substitute(values)(loop.body)
-    turn = Var(f"{names[last].name}_turn", dt.int32, "loop")
+    iteration = Var(f"{names[last].name}_turn", dt.int32, "loop")
     size = loop.stops[last] - loop.starts[last]
     lane = Var(names[last].name, dt.int32, "loop")
-    body = Substitute({id(names[last]): turn * count + lane})(body)
-    inside = If(binary("<", turn * count + lane, size), body, Block(()), span=loop.span)
+    body = Substitute({id(names[last]): iteration * count + lane})(body)
+    inside = If(binary("<", iteration * count + lane, size), body, Block(()), span=loop.span)
     extent, body = const(count, dt.int32), Block((inside,))
     nest: Stmt = For(
         LoopKind.PARALLEL, (lane,), (ZERO,), (extent,), body, independent=loop.independent, span=loop.span
     )  # fmt: skip
-    nest = For(LoopKind.SERIAL, (turn,), (ZERO,), ((size + (count - 1)) // count,), Block((nest,)), span=loop.span)
+    nest = For(LoopKind.SERIAL, (iteration,), (ZERO,), ((size + (count - 1)) // count,), Block((nest,)), span=loop.span)
     for d in reversed(range(last)):
         nest = For(LoopKind.SERIAL, (names[d],), (loop.starts[d],), (loop.stops[d],), Block((nest,)), span=loop.span)
     return nest

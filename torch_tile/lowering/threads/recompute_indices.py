@@ -3,8 +3,8 @@
 
 The C++ compiler moves all index arithmetic that does not change out of a loop, and each result keeps a register; beside
 large accumulators it then has to spill. There, the thread's index becomes a value known only inside the iteration, and
-so do addresses of operands that many products by wgmma walk in the same way turn after turn: as numbers of the
-iteration they stay in uniform registers. Runs last, on stage FLAT; values do not change.
+so do addresses of operands that many products by wgmma walk in the same way iteration after iteration: as numbers of
+the iteration they stay in uniform registers. Runs last, on stage FLAT; values do not change.
 """
 
 from __future__ import annotations

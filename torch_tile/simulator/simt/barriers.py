@@ -164,7 +164,7 @@ class Made:
         for barrier in self.barriers:
             for phase, span in barrier.copies.items():
                 if phase > barrier.waited:
-                    text = f"the block ends while a copy for {barrier.name} is under way"
+                    text = f"the block ends while a copy for {barrier.name} is in flight"
                     self.calls.threads.findings.add("missing_wait", span, text)
 
 
@@ -288,7 +288,7 @@ BARRIERS: dict[str, Handler] = {
 
 @dataclass
 class Meeting:
-    """A named barrier: who is there of those that it waits for, and what each turn before released."""
+    """A named barrier: who is there of those that it waits for, and what each iteration before released."""
 
     threads: int = 0
     here: int = 0
@@ -311,7 +311,7 @@ class Meetings:
         meeting = self.found.setdefault((p.threads.block, number), Meeting())
         if meeting.here and meeting.threads != threads:
             add("barrier", p.span, f"barrier {number} is for {threads} threads here, for {meeting.threads} elsewhere")
-        meeting.threads, turn = threads, len(meeting.released)
+        meeting.threads, generation = threads, len(meeting.released)
         meeting.here += len(ids)
         meeting.heard = joined(meeting.heard, self.calls.order.release(ids))
         if meeting.here > threads:
@@ -321,10 +321,10 @@ class Meetings:
             meeting.here, meeting.heard = 0, NOTHING
         if waits:
             self.calls.tasks.until(
-                lambda: len(meeting.released) > turn,
+                lambda: len(meeting.released) > generation,
                 lambda: add("deadlock", p.span, f"barrier {number} is for {threads} threads; {meeting.here} come"),
             )
-            self.calls.order.acquire(ids, meeting.released[turn])
+            self.calls.order.acquire(ids, meeting.released[generation])
 
 
 def _meets(waits: bool) -> Handler:
@@ -341,7 +341,7 @@ def _meets(waits: bool) -> Handler:
     return compile
 
 
-def _in_turns(p: Place) -> Run:
+def _in_ping_pong(p: Place) -> Run:
     """As csrc/sync.h: the warpgroup before, and this one, meet at this one's barrier."""
     first, start, count = (cast(int, o) for o in p.call.options)
     what = p.call.name.removeprefix("turn_")
@@ -350,7 +350,7 @@ def _in_turns(p: Place) -> Run:
         p.calls.together(p.call, p.span)
         (group,) = set(
             (p.threads.active() % p.threads.of_block // 128).tolist()
-        )  # crews are warpgroups where there are turns
+        )  # barrier groups are warpgroups where there are turns
         here, meet = group - start, p.calls.state(Meetings).meet
         if what in ("take", "pass"):
             meet(p, first + (here + (what == "pass")) % count, 256, what == "take")
@@ -367,5 +367,5 @@ def _fence_async(p: Place) -> Run:
 MEETINGS: dict[str, Handler] = {
     "barrier": _meets(True), "named_barrier": _meets(True), "named_barrier_arrive": _meets(False),
     "fence_proxy_async": _fence_async,
-    **{f"turn_{what}": _in_turns for what in ("open", "take", "pass", "close")},
+    **{f"turn_{what}": _in_ping_pong for what in ("open", "take", "pass", "close")},
 }  # fmt: skip

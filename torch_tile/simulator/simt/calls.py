@@ -304,10 +304,10 @@ def _atomic(p: Place) -> Run:
         if ok is not None:
             index, value, ids = index[ok], value[ok], ids[ok]
         before = np.zeros(len(ids), va.carrier(memory.dtype))
-        for turn in _turns(index):
-            old = va.decode(memory.peek(index[turn]), memory.dtype)
-            before[turn] = old
-            memory.poke(index[turn], va.encode(p.meaning(old, value[turn]), memory.dtype))
+        for round_ in _rounds(index):
+            old = va.decode(memory.peek(index[round_]), memory.dtype)
+            before[round_] = old
+            memory.poke(index[round_], va.encode(p.meaning(old, value[round_]), memory.dtype))
         memory.touch(index, ids, p.span)
         return p.threads.spread(before, ids)
 
@@ -353,7 +353,7 @@ def _nothing(p: Place) -> Run:
     return lambda: None
 
 
-def _turns(index: Array) -> list[Array]:
+def _rounds(index: Array) -> list[Array]:
     """Positions in groups within which no index appears twice, in order of appearance."""
     order = np.argsort(index, kind="stable")
     ordered = index[order]

@@ -88,15 +88,15 @@ class Cluster:
         if (self.arrived[ids] == self.waited[ids]).any():
             self.add("barrier", span, "threads wait at the cluster's barrier without having arrived")
             return
-        turn = int(self.arrived[ids].max())
+        generation = int(self.arrived[ids].max())
         missing = "not all threads of the cluster arrive"
-        self.calls.tasks.until(lambda: len(self.released) >= turn, lambda: self.add("deadlock", span, missing))
-        self.waited[ids] = turn
-        self.calls.order.acquire(ids, self.released[turn - 1])
+        self.calls.tasks.until(lambda: len(self.released) >= generation, lambda: self.add("deadlock", span, missing))
+        self.waited[ids] = generation
+        self.calls.order.acquire(ids, self.released[generation - 1])
 
     def _complete(self) -> None:
-        turn = len(self.released)
-        if (self.arrived > turn).any() and not (self.arrived[self.alive] <= turn).any():
+        generation = len(self.released)
+        if (self.arrived > generation).any() and not (self.arrived[self.alive] <= generation).any():
             self.released.append(self.heard)
             self.heard = NOTHING
 

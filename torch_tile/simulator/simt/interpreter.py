@@ -34,7 +34,7 @@ from torch_tile.simulator.simt.expressions import Expressions, Fixed
 from torch_tile.simulator.simt.matmuls import Accumulators
 from torch_tile.simulator.simt.memory import Global, Local, Memory, Shared, Threads, Tile, Variable
 from torch_tile.simulator.simt.prescan import (
-    crews,
+    barrier_groups,
     is_concurrent,
     leaves,
     product_registers,
@@ -48,7 +48,7 @@ from torch_tile.simulator.simt.wgmma import WGMMA
 
 Step = Callable[[], None]
 CONCURRENT = MEETINGS | BARRIERS | BULK | WGMMA
-MOST_TURNS = 1_000_000  # of a `while`
+MOST_ITERATIONS = 1_000_000  # of a `while`
 
 
 def run_threads(
@@ -98,7 +98,7 @@ class _Machine(Visitor):
         self.gone, self.broken = cast(Any, None), cast(Any, None)
         self.everyone = self.threads.everyone
         self.variables: list[Variable] = []  # that roles have their own values of
-        self.turn = 0  # blocks that have run
+        self.blocks_run = 0  # blocks that have run
         self.points: list[tuple[int, ...]] = []  # of the blocks that run
         self.body = self.block(kernel.body)
         if self.linked:
@@ -129,7 +129,7 @@ class _Machine(Visitor):
             self.calls.finish()
         except Stuck:
             self.threads.everyone = self.everyone
-        self.turn += 1
+        self.blocks_run += 1
 
     def one(self, block: int) -> None:
         """One of the blocks that run at the same time."""
@@ -313,14 +313,14 @@ class _Machine(Visitor):
     # Roles.
 
     def roles(self, roles: list[st.Role]) -> Step:
-        """Roles that run at the same time, and crews of a role; in every other block the last one begins."""
+        """Roles that run at the same time, and barrier groups of a role; in every other block the last one begins."""
         outer = [m for m in self.memory.values() if isinstance(m, Variable)]  # of which each role has its own
         bodies = [self.block(r.body) for r in roles]
         variables = [m for m in self.memory.values() if isinstance(m, Variable)]
         parts = [
             (mask, body)
             for role, body in zip(roles, bodies, strict=True)
-            for mask in crews(role, self.threads.of_block, self.expressions.fixed)
+            for mask in barrier_groups(role, self.threads.of_block, self.expressions.fixed)
         ]
 
         def run() -> None:
@@ -335,7 +335,7 @@ class _Machine(Visitor):
                 after.append((mask, self.saved()[-1]))
 
             tasks = [Task(functools.partial(one, *part)) for part in parts]
-            self.tasks.run(tasks if (self.turn + threads.block) % 2 else tasks[::-1])
+            self.tasks.run(tasks if (self.blocks_run + threads.block) % 2 else tasks[::-1])
             self.restore(before)
             for mask, values in after:
                 for variable, first, last in zip(outer, before[-1], values, strict=False):
@@ -370,16 +370,16 @@ class _Machine(Visitor):
         condition, body = self.value(node.condition), self.block(node.body)
 
         def run() -> None:
-            turns = self._iterate(iter(range(MOST_TURNS)), lambda n: condition(), None, body)
-            if turns == MOST_TURNS:
-                self.findings.add("endless", node.span, f"{MOST_TURNS} turns")
+            iterations = self._iterate(iter(range(MOST_ITERATIONS)), lambda n: condition(), None, body)
+            if iterations == MOST_ITERATIONS:
+                self.findings.add("endless", node.span, f"{MOST_ITERATIONS} turns")
 
         return run
 
     def _iterate(self, numbers: Any, goes_on: Callable[[Any], Value], key: int | None, body: Step) -> int:
         """Iterations that threads may leave at different times; how many there were."""
         threads, outer = self.threads, (self.threads.mask, self.gone, self.broken)
-        turns = 0
+        iterations = 0
         for n in numbers:
             if key is not None:
                 self.values[key] = n
@@ -393,10 +393,10 @@ class _Machine(Visitor):
             alive, self.gone, self.broken = threads.mask, None, None
             body()
             threads.mask = alive
-            turns += 1
+            iterations += 1
             if self.broken is not None:
                 some, threads.mask = threads.narrowed(~self.broken)
                 if not some:
                     break
         threads.mask, self.gone, self.broken = outer
-        return turns
+        return iterations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What warpgroups have under way in the tensor cores, and the registers that belong to it.
+"""What warpgroups have in flight in the tensor cores, and the registers that belong to it.
 
 From a product's start until its warps wait for its group, its registers are nobody's. Ordinary code that used them
 before is in order only after a wgmma_fence, and what it makes of results only if wgmma_results comes first.
@@ -30,7 +30,7 @@ class Uses:
 
 
 class Products:
-    """What each warpgroup of a block has under way."""
+    """What each warpgroup of a block has in flight."""
 
     def __init__(self, calls: Calls):
         self.calls = calls
@@ -40,7 +40,7 @@ class Products:
         self.fences = np.zeros(groups, np.int64)  # how many there were
         self.last: dict[int, tuple[int, Span | None]] = {}  # of each warpgroup: the group of its last product
         self.uses: dict[int, Uses] = {}
-        self.under_way = False  # whether any product is
+        self.in_flight = False  # whether any product is
 
     def uses_of(self, memory: Memory) -> Uses:
         """Of one array of registers."""
@@ -65,15 +65,15 @@ class Products:
             add("missing_fence", span, f"a product uses `{memory.name}` with no wgmma_fence before")
         (uses.results if role == "results" else uses.factors)[here] = self.closed[group] + 1
         uses.hidden[here] |= role == "results"
-        self.under_way = True
+        self.in_flight = True
 
     def touch(self, memory: Memory, places: Array, groups: Array, span: Span | None) -> None:
         """Ordinary code of some warpgroups uses registers."""
         uses = self.uses_of(memory)
         uses.touched[places, groups] = self.fences[groups]
         add = self.calls.threads.findings.add
-        if self.under_way and (flying := self._flying(uses, places, groups)).any():
-            text = f"`{memory.name}` is used while a product with it is under way"
+        if self.in_flight and (flying := self._flying(uses, places, groups)).any():
+            text = f"`{memory.name}` is used while a product with it is in flight"
             add("missing_wait", span, text, int(flying.sum()))
         elif uses.hidden[places, groups].any():
             add("missing_fence", span, f"`{memory.name}` is used with no wgmma_results before")
@@ -82,7 +82,7 @@ class Products:
         """Results are there, after their wait."""
         uses = self.uses_of(memory)
         if self._flying(uses, places, groups).any():
-            text = f"`{memory.name}` has no results while a product with it is under way"
+            text = f"`{memory.name}` has no results while a product with it is in flight"
             self.calls.threads.findings.add("missing_wait", span, text)
         uses.hidden[places, groups] = False
 
@@ -93,15 +93,15 @@ class Products:
         """A warpgroup waits for all groups but the newest `pending`; each warp for its own part."""
         order, done = self.calls.order, max(0, int(self.closed[group]) - pending)
         self.done[group] = max(done, self.done[group])
-        self.under_way = any(turn > self.done[g] for g, (turn, _) in self.last.items())
+        self.in_flight = any(started > self.done[g] for g, (started, _) in self.last.items())
         for warp, agent in enumerate(self.agents(group)):
             order.learn(group * WARPGROUP + 32 * warp + np.arange(32), agent, order.time(done))
 
     def finish(self) -> None:
         """A block does not end before its products."""
-        for group, (turn, span) in self.last.items():
-            if turn > self.done[group]:
-                text = f"the block ends while products of warpgroup {group} are under way"
+        for group, (started, span) in self.last.items():
+            if started > self.done[group]:
+                text = f"the block ends while products of warpgroup {group} are in flight"
                 self.calls.threads.findings.add("missing_wait", span, text)
 
 

@@ -301,7 +301,7 @@ class Shared:
         self.data = np.full(self.size, 0xFF, np.uint8)
         count = self.size // self.place
         self.trace = self.new_trace(count)
-        self.flying = np.zeros(count, np.int16)  # asynchronous copies under way to here
+        self.flying = np.zeros(count, np.int16)  # asynchronous copies in flight to here
         self.flights = 0
         self.owners = np.zeros(count, np.int32)  # the buffer that each place was last written for
 
@@ -392,7 +392,7 @@ class Shared:
     def _check_flying(self, places: Array, what: str, span: Span | None) -> None:
         if self.flights and (flying := self.flying[places]).any():
             count = int((flying > 0).any(axis=1).sum())
-            self.findings.add("missing_wait", span, f"{what} while a copy to it is under way", count)
+            self.findings.add("missing_wait", span, f"{what} while a copy to it is in flight", count)
 
 
 def count_banks(banks: Banks, first: Array, size: int, lanes: Array) -> None:

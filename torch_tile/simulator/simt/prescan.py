@@ -40,7 +40,7 @@ def is_concurrent(kernel: st.Kernel) -> bool:
     return any(isinstance(n, st.Role) or _is_concurrent(n) for n in walk(kernel.body))
 
 
-def crews(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array]:
+def barrier_groups(role: st.Role, lanes: int, known: Callable[[Expr], Any]) -> list[Array]:
     """The threads of a role, as masks: in parts, where whole warps wait in branches of their own, or take turns.
 
     A warp that waits does not keep another from going on. `known` gives the value of a condition if it depends on the

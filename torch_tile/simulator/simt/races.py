@@ -38,7 +38,7 @@ class Clock:
     def barrier(self) -> None:
         """All threads of the block have met: everything before is ordered before everything after."""
         self.base += WHO
-        self.turns = np.zeros(33, np.int32)  # warp barriers of each warp in this epoch; the last is ANYONE's
+        self.warp_epochs = np.zeros(33, np.int32)  # warp barriers of each warp in this epoch; the last is ANYONE's
         self.by_warp = False  # whether any warp met one
         self.heard, self.coming = _latest(self.heard, self.coming), {}
 
@@ -58,7 +58,7 @@ class Clock:
 
     def warp_barrier(self, warps: Array) -> None:
         """The threads of these warps have met."""
-        self.turns[warps] += 1
+        self.warp_epochs[warps] += 1
         self.by_warp = True
 
 
@@ -70,16 +70,16 @@ class Trace:
         self.writes = np.full(count, -1, np.int64)  # epoch * WHO + accessor of the last write; -1: never
         self.reads = np.full(count, -1, np.int64)  # the same of the reads since
         self.atomic = np.zeros(count, bool)  # whether the last write was an atomic update
-        self.write_turn = np.zeros(count, np.int32)  # how often the accessor's warp had met a warp barrier
-        self.read_turn = np.zeros(count, np.int32)
+        self.write_warp_epoch = np.zeros(count, np.int32)  # how often the accessor's warp had met a warp barrier
+        self.read_warp_epoch = np.zeros(count, np.int32)
 
     def read(self, places: Array, who: Array, name: str, span: Span | None) -> Array:
         """Note a read; gives what is known of the writes before it."""
         written = self.writes[places]
-        self.check(written, self.write_turn, places, who, f"`{name}` is read; written", span)
+        self.check(written, self.write_warp_epoch, places, who, f"`{name}` is read; written", span)
         self._add(self.reads, places, who)
         if self.clock.by_warp:
-            self.read_turn[places] = self.clock.turns[_warp(who)][:, None]
+            self.read_warp_epoch[places] = self.clock.warp_epochs[_warp(who)][:, None]
         return written
 
     def before_write(
@@ -87,12 +87,12 @@ class Trace:
         atomic: bool = False,
     ) -> Array:  # fmt: skip
         """Check a write that is to come against all before it, but for `harmless` ones; gives the writes before."""
-        self.check(self.reads[places], self.read_turn, places, who, f"`{name}` is overwritten; read", span)
+        self.check(self.reads[places], self.read_warp_epoch, places, who, f"`{name}` is overwritten; read", span)
         written = self.writes[places]
         if atomic:  # atomic updates do not race with each other
             harmless = self.atomic[places]
         stamps = written if harmless is None else np.where(harmless, -1, written)
-        self.check(stamps, self.write_turn, places, who, f"`{name}` is written; written", span)
+        self.check(stamps, self.write_warp_epoch, places, who, f"`{name}` is written; written", span)
         return written
 
     def wrote(self, places: Array, who: Array, atomic: bool = False) -> None:
@@ -103,9 +103,9 @@ class Trace:
             self.writes[places] = self.clock.base + who[:, None]
         self.atomic[places] = atomic
         if self.clock.by_warp:
-            self.write_turn[places] = self.clock.turns[_warp(who)][:, None]
+            self.write_warp_epoch[places] = self.clock.warp_epochs[_warp(who)][:, None]
 
-    def check(self, stamps: Array, turns: Array, places: Array, who: Array, what: str, span: Span | None) -> None:
+    def check(self, stamps: Array, warp_epochs: Array, places: Array, who: Array, what: str, span: Span | None) -> None:
         """Report places that others touched in this epoch, or other blocks at any time, as `stamps` tell."""
         clock = self.clock
         others = (stamps >= 0) & (stamps < clock.first)
@@ -118,7 +118,7 @@ class Trace:
             return
         if clock.by_warp:
             other, mine = _warp(stamps - clock.base), _warp(who)[:, None]
-            bad &= (other != mine) | (turns[places] >= clock.turns[mine])
+            bad &= (other != mine) | (warp_epochs[places] >= clock.warp_epochs[mine])
             if not bad.any():
                 return
         row, column = np.argwhere(bad)[0]
@@ -146,9 +146,9 @@ class Trace:
         here = places[where]
         base = self.clock.base
         a, b = _warp(np.broadcast_to(mine, where.shape)[where] - base), _warp(others[where] - base)
-        apart = (a != b) | (a == 32)
+        separate = (a != b) | (a == 32)
         stamps[here] = base + WHOLE_WARP + a
-        stamps[here[apart]] = base + ANYONE
+        stamps[here[separate]] = base + ANYONE
 
 
 def _latest(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
@@ -313,10 +313,10 @@ class VectorClock(Clock):
                 self.known = np.pad(self.known, ((0, 0), (0, self.known.shape[1] // 2)))
         return column
 
-    def time(self, turn: int) -> int:
-        """The time at which an agent is done with its turn number `turn`, counted from 1."""
-        self.latest = max(self.latest, self.first + turn)
-        return self.first + turn
+    def time(self, step: int) -> int:
+        """The time at which an agent is done with its turn number `step`, counted from 1."""
+        self.latest = max(self.latest, self.first + step)
+        return self.first + step
 
     def learn(self, ids: Array, column: int, time: int) -> None:
         """These threads know that an agent has come so far."""
@@ -377,7 +377,7 @@ class OrderedTrace(Trace):
         self._check_reads(view, places, who, name, span)
         if atomic:  # atomic updates do not race with each other
             harmless = self.atomic[places]
-        if harmless is not None:  # what is under way does
+        if harmless is not None:  # what is in flight does
             harmless = harmless & (written % COLUMNS < 2 * self.order.lanes)
         stamps = written if harmless is None else np.where(harmless, 0, written)
         self._check_writes(view, stamps, who, f"`{name}` is written", span)
@@ -452,7 +452,7 @@ class OrderedTrace(Trace):
             return
         flying = bad & (column >= 2 * self.order.lanes)
         if flying.any():
-            text = f"{what} while a copy to it is under way"
+            text = f"{what} while a copy to it is in flight"
             self.findings.add("missing_wait", span, text, int(flying.any(axis=1).sum()))
         bad &= ~flying
         if bad.any():

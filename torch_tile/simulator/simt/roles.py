@@ -32,7 +32,7 @@ class Task:
         self.error: BaseException | None = None
         self.done = False
         self.state: Any = None  # what the interpreter keeps for it while others run
-        self.turn = threading.Semaphore(0)
+        self.may_run = threading.Semaphore(0)
         self.thread: threading.Thread | None = None
 
 
@@ -90,7 +90,7 @@ class Tasks:
         task.ready, task.report = ready, report
         task.state = self.save()
         self.back.release()
-        task.turn.acquire()
+        task.may_run.acquire()
         if self.stopping:
             raise _Stopped
         self.restore(task.state)
@@ -98,11 +98,11 @@ class Tasks:
     def _hand(self, task: Task) -> None:
         """Let a task run until it waits or ends."""
         self.current = task
-        task.turn.release()
+        task.may_run.release()
         self.back.acquire()
 
     def _work(self, task: Task) -> None:
-        task.turn.acquire()
+        task.may_run.acquire()
         try:
             if not self.stopping:
                 with np.errstate(all="ignore"):

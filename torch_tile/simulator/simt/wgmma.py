@@ -71,7 +71,7 @@ class _Product:
 
     @property
     def products(self) -> Products:
-        """What is under way."""
+        """What is in flight."""
         return self.p.calls.state(Products)
 
     def run(self) -> None:
@@ -122,9 +122,9 @@ class _Product:
         ok = tile.inside(places, CHUNK // dtype.itemsize, p.span)
         if ok is not None:
             return np.zeros((rows, self.k))
-        turn = p.calls.order.time(int(products.closed[group]) + 1)
+        started = p.calls.order.time(int(products.closed[group]) + 1)
         ids = lead + np.arange(WARPGROUP)
-        raw = p.calls.shared.fetch(chunks.ravel(), CHUNK, ids, products.agents(group), turn, tile.owner, p.span)
+        raw = p.calls.shared.fetch(chunks.ravel(), CHUNK, ids, products.agents(group), started, tile.owner, p.span)
         found = va.decode(raw.view(tile.raw_type).reshape(len(chunks), -1), dtype)
         return self.wide(found.T if walk.across else found, operand - 1)
 

@@ -25,7 +25,7 @@ class Crowd:
     def __init__(self, blocks: Sequence[Tiles]):
         self.blocks = blocks
         self.met = threading.Condition()
-        self.running, self.waiting, self.turn = len(blocks), 0, 0
+        self.running, self.waiting, self.generation = len(blocks), 0, 0
         self.failed = False
 
     def run(self, body: st.Block) -> None:
@@ -50,16 +50,16 @@ class Crowd:
     def wait(self) -> None:
         """Until all others wait, too, or have ended."""
         with self.met:
-            turn = self.turn
+            generation = self.generation
             self.waiting += 1
             self._go_on()
-            self.met.wait_for(lambda: self.turn != turn)
+            self.met.wait_for(lambda: self.generation != generation)
         if self.failed:
             raise _Left
 
     def _go_on(self) -> None:
         if self.waiting == self.running:
-            self.waiting, self.turn = 0, self.turn + 1
+            self.waiting, self.generation = 0, self.generation + 1
             self.met.notify_all()
 
 

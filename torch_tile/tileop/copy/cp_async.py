@@ -47,9 +47,9 @@ class AsyncCopy(Copy):
         width = next((w for w, reason in zip(WIDTHS, reasons, strict=True) if reason is None), None)
         why_not = reasons[0] or ""
         if width is None:
-            ctx.build.note(self.span, "T.async_copy", "an ordinary copy", reasons[-1] or "")
+            ctx.build.remark(self.span, "T.async_copy", "an ordinary copy", reasons[-1] or "")
             return super().lower_cuda(ctx)
-        ctx.build.note(self.span, "T.async_copy", f"cp.async of {width} bytes", why_not)
+        ctx.build.remark(self.span, "T.async_copy", f"cp.async of {width} bytes", why_not)
         return _copies(self, width, ctx)
 
 
@@ -102,25 +102,25 @@ def deal_runs(extents: Sequence[int], run: int, move: Callable[[tuple[Expr, ...]
     *outer, last = extents
     per_row = last // run
     total = math.prod(outer) * per_row
-    turns = -(-total // ctx.count)
-    turn = Var("s", dt.int32, "loop")
-    row, column = _split(turn if turns > 1 else ZERO, ctx.thread, ctx.count, per_row)
+    iterations = -(-total // ctx.count)
+    iteration = Var("s", dt.int32, "loop")
+    row, column = _split(iteration if iterations > 1 else ZERO, ctx.thread, ctx.count, per_row)
     body = move((*_digits(row, outer), column * run))
     if total % ctx.count:
-        body = If(turn * ctx.count + ctx.thread < total, Block((body,)), Block(()))
-        body = body if turns > 1 else If(ctx.thread < total, body.then, Block(()))
-    if turns == 1:
+        body = If(iteration * ctx.count + ctx.thread < total, Block((body,)), Block(()))
+        body = body if iterations > 1 else If(ctx.thread < total, body.then, Block(()))
+    if iterations == 1:
         return body
-    return For(LoopKind.UNROLLED, (turn,), (ZERO,), (const(turns, dt.int32),), Block((body,)))
+    return For(LoopKind.UNROLLED, (iteration,), (ZERO,), (const(iterations, dt.int32),), Block((body,)))
 
 
-def _split(turn: Expr, thread: Expr, count: int, per_row: int) -> tuple[Expr, Expr]:
-    """Row and place in the row of run `turn * count + thread`."""
+def _split(iteration: Expr, thread: Expr, count: int, per_row: int) -> tuple[Expr, Expr]:
+    """Row and place in the row of run `iteration * count + thread`."""
     if count % per_row == 0:
-        return turn * (count // per_row) + thread // per_row, thread % per_row
+        return iteration * (count // per_row) + thread // per_row, thread % per_row
     if per_row % count == 0:
-        return turn // (per_row // count), turn % (per_row // count) * count + thread
-    run = turn * count + thread
+        return iteration // (per_row // count), iteration % (per_row // count) * count + thread
+    run = iteration * count + thread
     return run // per_row, run % per_row
 
 
@@ -249,9 +249,9 @@ class AsyncLoop(RegisteredOp):
         reasons = [self._refuses(found, width, ctx) for width in WIDTHS]
         width = next((w for w, reason in zip(WIDTHS, reasons, strict=True) if not reason), None)
         if width is None:
-            ctx.build.note(self.span, "T.Parallel", "an ordinary loop, not copied ahead", reasons[-1])
+            ctx.build.remark(self.span, "T.Parallel", "an ordinary loop, not copied ahead", reasons[-1])
             return self.loop
-        ctx.build.note(self.span, "T.Parallel", f"cp.async of {width} bytes", reasons[0])
+        ctx.build.remark(self.span, "T.Parallel", f"cp.async of {width} bytes", reasons[0])
         return self._copies(found, width, ctx)
 
     def _refuses(self, found: Gather, width: int, ctx: ThreadContext) -> str:

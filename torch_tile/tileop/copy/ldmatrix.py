@@ -112,9 +112,9 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
     run = blocks.run
     number = math.prod(d.size for digits in blocks.outer for d in digits if d.axis == "r")
     count = next(c for c in (4, 2, 1) if number % c == 0)
-    turn = Var("i", dt.int32, "loop")
+    iteration = Var("i", dt.int32, "loop")
     zero = const(0, dt.int32)
-    step = turn if number > count else zero
+    step = iteration if number > count else zero
     registers = ctx.registers(fragment.buffer)
     place = Address(shared.buffer, spread(shared, _row_of_lane(blocks, ctx.thread, step * count, count, shared)))
     first = step * (count * run)
@@ -131,10 +131,10 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
         size = const(count * run, dt.int32)
         loop = For(LoopKind.UNROLLED, (v,), (zero,), (size,), Block((convert,)))
         body = [Alloc(packed), loop, stmatrix(place, Address(packed, (zero,)), count, blocks.trans)]
-    ctx.build.note(op.span, "T.copy", ("stmatrix" if store else "ldmatrix") + suffix)
+    ctx.build.remark(op.span, "T.copy", ("stmatrix" if store else "ldmatrix") + suffix)
     result: Stmt = Block(tuple(body))
     if number > count:
-        result = For(LoopKind.UNROLLED, (turn,), (zero,), (const(number // count, dt.int32),), Block((result,)))
+        result = For(LoopKind.UNROLLED, (iteration,), (zero,), (const(number // count, dt.int32),), Block((result,)))
     layout = fragment.buffer.layout
     owner = layout.owner(ctx.thread) if store and layout is not None else None
     return result if owner is None else If(owner, Block((result,)), Block(()))

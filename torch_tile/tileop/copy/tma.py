@@ -127,7 +127,7 @@ class TmaCopy(Copy):
             return lower(self, ctx)
         if self.barrier is not None:
             raise error("bulk_copy", self.span, why=why)
-        ctx.build.note(self.span, "T.copy", "an ordinary copy", why)
+        ctx.build.remark(self.span, "T.copy", "an ordinary copy", why)
         return super().lower_cuda(ctx)
 
 
@@ -257,15 +257,15 @@ def lower(op: Copy, ctx: ThreadContext) -> Stmt:
         moves = [bulk.mbarrier_expect(Address(load.barrier.buffer, load.barrier.indices), bytes_), *moves]
     else:
         moves += [bulk.bulk_commit(), bulk.bulk_wait(0)]
-    _note(op, box, span, len(list(corners(extents, box))), ctx)
+    _remark(op, box, span, len(list(corners(extents, box))), ctx)
     by = op.by if isinstance(op, TmaCopy) else 0
     return If(binary("==", ctx.thread, const(by, dt.int32)), Block(tuple(moves)), Block(()))
 
 
-def _note(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadContext) -> None:
+def _remark(op: Copy, box: tuple[int, ...], span: int, count: int, ctx: ThreadContext) -> None:
     shape = " x ".join(str(n) for n in box if n != 1)
     swizzled = f", swizzled over {span} bytes" if span else ""
-    ctx.build.note(op.span, "T.copy", f"{count} bulk {'copies' if count > 1 else 'copy'} of {shape}{swizzled}")
+    ctx.build.remark(op.span, "T.copy", f"{count} bulk {'copies' if count > 1 else 'copy'} of {shape}{swizzled}")
 
 
 # Which boxes a bulk copy moves: those that a tile consists of, or an equal part that one of several blocks loads.
@@ -318,8 +318,8 @@ def corners(extents: list[int], box: tuple[int, ...]) -> Iterator[tuple[int, ...
     for number in range(math.prod(counts)):
         point = []
         for count, size in zip(reversed(counts), reversed(box), strict=True):
-            number, turn = divmod(number, count)
-            point.append(turn * size)
+            number, step = divmod(number, count)
+            point.append(step * size)
         yield tuple(reversed(point))
 
 

@@ -39,10 +39,10 @@ def infer_layout(op: Gemm, known: Layouts, ctx: ThreadContext) -> list[Demand]:
         sizes = region.buffer.static_shape
         if region.buffer.scope != "fragment" or sizes is None:
             continue
-        turned = op.transpose_A if dim == 0 else not op.transpose_B
+        transposed = op.transpose_A if dim == 0 else not op.transpose_B
         fits = accumulator is not None and len(sizes) == len(shape or ()) == 2 and _whole(op.C) and _whole(region)
         if fits and accumulator is not None:
-            layout = _follow(accumulator, dim, sizes[0] if turned else sizes[1], turned)
+            layout = _follow(accumulator, dim, sizes[0] if transposed else sizes[1], transposed)
         else:
             layout = replicated(sizes, ctx.count)
         demands.append(Demand(region.buffer, layout, True, "read along k by the threads that hold C", op.span))
@@ -121,7 +121,7 @@ def _grid(shape: tuple[int, ...], threads: int) -> Layout:
     return Layout((((),) * (len(shape) - 2)) + kept, (copies,) if copies.size > 1 else ())
 
 
-def _follow(accumulator: Layout, dim: int, k: int, turned: bool) -> Layout:
+def _follow(accumulator: Layout, dim: int, k: int, transposed: bool) -> Layout:
     """An operand whose rows (`dim` 0) or columns (1) lie in the threads of C's, with all of k in registers."""
     stride = k * math.prod(d.size for d in accumulator.dims[dim] if d.axis == "r")
     digits = []
@@ -133,5 +133,5 @@ def _follow(accumulator: Layout, dim: int, k: int, turned: bool) -> Layout:
             digits.append(d)
     along_k = (Digit(k, 1, "r"),) if k > 1 else ()
     others = tuple(d for d in accumulator.dims[1 - dim] if d.axis == "t")
-    dims = (along_k, tuple(digits)) if turned else (tuple(digits), along_k)
+    dims = (along_k, tuple(digits)) if transposed else (tuple(digits), along_k)
     return Layout(dims, (*others, *accumulator.replicas))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch_tile.simulator.tile.expressions import Env
 
 
-class Carrier(Protocol):
+class GemmImplementation(Protocol):
     """A module that puts products on threads: why it does not take one, what it wants, what it makes of it."""
 
     def refuses(self, op: Gemm, ctx: ThreadContext) -> str | None:
@@ -34,7 +34,11 @@ class Carrier(Protocol):
         """What one thread does."""
 
 
-CARRIERS: tuple[Carrier, ...] = gemm_wgmma, mma, fma  # the first that does not refuse takes the product
+IMPLEMENTATIONS: tuple[GemmImplementation, ...] = (
+    gemm_wgmma,
+    mma,
+    fma,
+)  # the first that does not refuse takes the product
 
 
 class GemmWarpPolicy(enum.Enum):
@@ -122,32 +126,32 @@ class Gemm(RegisteredOp):
         return Block((Fill(self.C, const(0, self.C.buffer.dtype)).lower_cpu(), product))
 
     def infer_layout(self, known: Layouts, ctx: ThreadContext) -> list[Demand]:
-        """What the carrier of this product wants."""
-        return self.carrier(ctx)[0].infer_layout(self, known, ctx)
+        """What the implementation of this product wants."""
+        return self.implementation(ctx)[0].infer_layout(self, known, ctx)
 
     def lower_cuda(self, ctx: ThreadContext) -> Stmt:
         """By the first carrier that does not refuse; the report says why the ones before it did."""
-        carrier, reasons = self.carrier(ctx)
-        if self.wgmma and carrier is not gemm_wgmma:
+        implementation, reasons = self.implementation(ctx)
+        if self.wgmma and implementation is not gemm_wgmma:
             raise error("no_wgmma", self.span, why=reasons[0])
         reasons = [r for r in reasons if r != gemm_wgmma.NO_BULK_COPIES]
-        if carrier is mma and ctx.asynchronous and reasons:
-            ctx.build.note(self.span, "T.gemm", "mma.sync", reasons[0])
-        if carrier is fma:
+        if implementation is mma and ctx.asynchronous and reasons:
+            ctx.build.remark(self.span, "T.gemm", "mma.sync", reasons[0])
+        if implementation is fma:
             exact = mma.has_product(self, ctx)
             became = "multiply-adds of single elements" + ("" if exact else f" ({'; '.join(reasons)})")
-            ctx.build.note(self.span, "T.gemm", became, "; ".join(reasons) if exact else "")
-        return carrier.lower(self, ctx)
+            ctx.build.remark(self.span, "T.gemm", became, "; ".join(reasons) if exact else "")
+        return implementation.lower(self, ctx)
 
-    def carrier(self, ctx: ThreadContext) -> tuple[Carrier, list[str]]:
-        """The carrier, and why each one before it refused."""
+    def implementation(self, ctx: ThreadContext) -> tuple[GemmImplementation, list[str]]:
+        """The implementation, and why each one before it refused."""
         reasons: list[str] = []
-        for carrier in CARRIERS:
-            why_not = carrier.refuses(self, ctx)
+        for implementation in IMPLEMENTATIONS:
+            why_not = implementation.refuses(self, ctx)
             if why_not is None:
-                return carrier, reasons
+                return implementation, reasons
             reasons.append(why_not)
-        raise InternalError("no carrier takes this product", self.span)
+        raise InternalError("no implementation takes this product", self.span)
 
     def evaluate(self, env: Env) -> None:
         """Multiply in float64 (int64 for integers) and add in the accumulator's type."""

@@ -105,7 +105,7 @@ def product(op: Gemm, p: Partition, ctx: ThreadContext) -> Stmt:
     name = f"m{shape.m}n{shape.n}k{shape.k}"
     became = f"mma.sync {name} {types[0]}, {p.rows} x {p.columns} warps of {m // p.rows} x {n // p.columns}"
     why_not = "; ".join(filter(None, (left.why_not, right.why_not)))
-    ctx.build.note(op.span, "T.gemm", f"{became}; A: {left.how}; B: {right.how}", why_not)
+    ctx.build.remark(op.span, "T.gemm", f"{became}; A: {left.how}; B: {right.how}", why_not)
     total = ctx.registers(op.C.buffer)
     each, all_columns = shape.registers("d"), _number(op.C.buffer.shape[-1]) // (p.columns * shape.n)
     first = _number(op.C.starts[-1]) // shape.n

@@ -92,7 +92,7 @@ def lower(op: Gemm, ctx: ThreadContext) -> Stmt:
     total = ctx.registers(op.C.buffer)
     right = Walk.of(op.B, not op.transpose_B)
     left = Walk.of(op.A, op.transpose_A) if op.A.buffer.scope == "shared" else None
-    _note(op, p, (width, step, columns), types, (left, right), ctx)
+    _remark(op, p, (width, step, columns), types, (left, right), ctx)
     each_a = wgmma.M * step // WARPGROUP
 
     def one(ks: Expr, mi: Expr, nj: Expr) -> Stmt:
@@ -234,7 +234,7 @@ def _leading(buffer: Buffer, layout: Layout) -> Layout:
     return Layout((((),) * (buffer.rank - 2)) + layout.dims, layout.replicas)
 
 
-def _note(
+def _remark(
     op: Gemm, p: WarpgroupPartition, shape: tuple[int, int, int], types: tuple[str, str, str],
     walks: tuple[Walk | None, Walk], ctx: ThreadContext,
 ) -> None:  # fmt: skip
@@ -248,10 +248,10 @@ def _note(
         for w in walks
     ]
     split = f"{p.rows} x {p.columns} warpgroups of {rows} x {columns}"
-    ctx.build.note(op.span, "T.gemm", f"wgmma m64n{width}k{step} {types[0]}, {split}; A: {how[0]}; B: {how[1]}")
+    ctx.build.remark(op.span, "T.gemm", f"wgmma m64n{width}k{step} {types[0]}, {split}; A: {how[0]}; B: {how[1]}")
 
 
-# T.wgmma_results: products that stayed under way have been waited for, and their results are used from here on.
+# T.wgmma_results: products that stayed in flight have been waited for, and their results are used from here on.
 
 
 @tile_op("wgmma_results")

@@ -43,7 +43,7 @@ class Places:
             self.known[id(access)] = access, [self.atoms.of(self.expand(i)) for i in access.indices]
         return self.known[id(access)][1]
 
-    def apart(self, a: Load | Store, b: Load | Store) -> bool:
+    def disjoint(self, a: Load | Store, b: Load | Store) -> bool:
         """Whether two accesses of a buffer meet in no two iterations, nor in one."""
         return any(self._differ(p, q) for p, q in zip(self.of(a), self.of(b), strict=True))
 

@@ -169,9 +169,9 @@ def dims_of_nest(indices: Sequence[Index | None], layout: Layout, extents: Seque
         dim = stacked(part) if part else None
         if part and dim is None:
             return None
-        if dim is not None and (turns := -(-extent // math.prod(d.size for d in dim))) > 1:
-            dim = (Digit(turns, step, "r"), *dim)  # over what the fragment has, once more for each turn
-            step *= turns
+        if dim is not None and (iterations := -(-extent // math.prod(d.size for d in dim))) > 1:
+            dim = (Digit(iterations, step, "r"), *dim)  # over what the fragment has, once more for each iteration
+            step *= iterations
         found.append(dim)
     return found
 
@@ -181,8 +181,8 @@ def _top(index: Index, digits: Dim, extents: Sequence[int]) -> int | None:
     if not index.pieces:
         return 1
     last = index.pieces[-1]
-    turns = -(-extents[last.var] // last.divisor)
-    top = last.factor * (turns if last.size is None else min(turns, last.size))
+    iterations = -(-extents[last.var] // last.divisor)
+    top = last.factor * (iterations if last.size is None else min(iterations, last.size))
     above = sliced(digits, top, None)
     return top if above and all(d.axis == "r" for d in above) else None
 

@@ -132,11 +132,11 @@ def _carriers(loop: For) -> list[tuple[Var, Store]]:
     accesses = list(find(loop.body, Load, Store))
     found = []
     for store in stores:
-        others = [x for x in accesses if x.buffer is store.buffer and x is not store and not places.apart(x, store)]
+        others = [x for x in accesses if x.buffer is store.buffer and x is not store and not places.disjoint(x, store)]
         for var in loop.vars:
             moves = _moves_with(store.indices, var, uses) or places.together(var, store, store)
-            meets = any(not places.together(var, x, store) for x in others)
-            if meets or (not moves and uses.depends(store.value, var)):
+            conflicts = any(not places.together(var, x, store) for x in others)
+            if conflicts or (not moves and uses.depends(store.value, var)):
                 found.append((var, store))
     first = IdMap((var, (var, store)) for var, store in reversed(found))
     return [first[var] for var in loop.vars if var in first]

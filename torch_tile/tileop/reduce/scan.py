@@ -178,7 +178,9 @@ def scan_on_threads(op: Scan, ctx: ThreadContext, merge: Callable[[str, Expr, Ex
 
 
 def _scan(op: Scan, source: Place, target: Place, ctx: ThreadContext, merge: Callable[[str, Expr, Expr], Expr]) -> Stmt:
-    """Row `turn * groups + group` is scanned by the `lanes` threads of a group; `carry` is what came before a piece."""
+    """Row `iteration * groups + group` is scanned by the `lanes` threads of a group; `carry` is what came before a
+    piece.
+    """
     shape = op.src.tile_shape
     length, outer = shape[op.dim], (*shape[: op.dim], *shape[op.dim + 1 :])
     lanes = _lanes(length, ctx.count)
@@ -211,13 +213,13 @@ def _scan(op: Scan, source: Place, target: Place, ctx: ThreadContext, merge: Cal
         ]
         return Block(tuple(stmts))
 
-    def turn(number: Expr) -> Stmt:
+    def iteration(number: Expr) -> Stmt:
         row = number * groups + ctx.thread // lanes
         pieces = serial((length + (lanes - 1)) // lanes, lambda start: piece(row, start), name="piece")
         return Block((Store(carry, (ZERO,), identity), pieces))
 
-    turns = serial((rows + (groups - 1)) // groups, turn, name="turn")
-    return Block((Alloc(running), Alloc(below), Alloc(carry), turns))
+    iterations = serial((rows + (groups - 1)) // groups, iteration, name="turn")
+    return Block((Alloc(running), Alloc(below), Alloc(carry), iterations))
 
 
 def _place(region: Region) -> Place:

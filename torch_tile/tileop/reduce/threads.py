@@ -69,7 +69,7 @@ def coordinate(layout: Layout, dim: int, thread: Expr, steps: Sequence[Step]) ->
 
 
 def unrolled(steps: Sequence[Step], body: Stmt) -> Stmt:
-    """The body at every turn of the steps."""
+    """The body at every iteration of the steps."""
     for step in reversed(steps):
         body = For(LoopKind.UNROLLED, (step.var,), (ZERO,), (const(step.size, dt.int32),), Block((body,)))
     return body
@@ -337,9 +337,9 @@ def _split(steps: list[Step]) -> tuple[list[Step], int]:
         return steps, 1
     for n, step in enumerate(steps):
         if step.size % 2 == 0:
-            turn = replace(step, size=step.size // 2, place=step.place * 2, stride=step.stride * 2)
+            iteration = replace(step, size=step.size // 2, place=step.place * 2, stride=step.stride * 2)
             way = replace(step, var=Var(f"{step.var.name}_way", dt.int32, "loop"), size=2)
-            return [*steps[:n], *([turn] if turn.size > 1 else []), *steps[n + 1 :], way], 2
+            return [*steps[:n], *([iteration] if iteration.size > 1 else []), *steps[n + 1 :], way], 2
     return steps, 1
 
 

@@ -25,7 +25,7 @@ def counts(report):
 def test_encoder_layer(options, dynamic, agrees):
     """In inference it is one fused call of torch's; none of its parts may be lost to that."""
     if dynamic and torch.__version__.startswith("2.11."):
-        pytest.skip("Dynamo hands over no graph of it")
+        pytest.skip("Dynamo passes no graph of it")
     module = layer(torch.nn.TransformerEncoderLayer, **options)
     _, report = agrees(module, torch.randn(3, 7, WIDTH), dynamic=dynamic)
     assert counts(report) == (1, 4, 2), report

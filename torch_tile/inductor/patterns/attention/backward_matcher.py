@@ -78,11 +78,11 @@ def of_product(node: Node, groups: Sequence[Group], inner: Group, backward: Coll
         if each not in backward:
             continue
         x, y = each.args
-        turned_b = [*batch, n, inner], [*batch, inner, n]
-        turned_a = [*batch, inner, m], [*batch, m, inner]
-        if same_shape(shape(x), shape(node)) and _is(y, turned_b[0], b, turned_b[1]):
+        transposed_b = [*batch, n, inner], [*batch, inner, n]
+        transposed_a = [*batch, inner, m], [*batch, m, inner]
+        if same_shape(shape(x), shape(node)) and _is(y, transposed_b[0], b, transposed_b[1]):
             left[x] = each
-        if same_shape(shape(y), shape(node)) and _is(x, turned_a[0], a, turned_a[1]):
+        if same_shape(shape(y), shape(node)) and _is(x, transposed_a[0], a, transposed_a[1]):
             right[y] = each
     results = left.keys() & right.keys() if left and right else left.keys() | right.keys()
     if len(results) != 1:

@@ -308,7 +308,7 @@ def _belongs_to(old: Node, nodes: Sequence[Node]) -> None:
 
 # Joint: forward and backward in one graph, as AOTAutograd traces them, before they are parted.
 #
-# Only here can a mask of attention in training be read: afterwards it is a tensor that the forward hands over. What
+# Only here can a mask of attention in training be read: afterwards it is a tensor that the forward passes. What
 # rules and texts say of it is computed in both kernels, so it is neither kept nor read, and tiles that it hides are
 # skipped. Likewise heads of keys and values that were copied for each head of queries: here the copies and the sums
 # of their gradients are both to be seen.

@@ -361,7 +361,7 @@ def write(region: Region, out: Node, rewrite: Rewrite) -> tuple[list[Node], str,
     return aux, "".join(writer.kinds), text
 
 
-# Which pointwise ops the epilogue language (kernels/epilogue/program.py) has words for, and what they read.
+# Maps ATen's pointwise ops to functions of the epilogue language (kernels/epilogue/program.py).
 
 BINARY = {getattr(aten, spelling): name for name, row in FUNCTIONS.items() if row.arity == 2 for spelling in row.aten}
 UNARY = {

@@ -130,7 +130,7 @@ def _inlines(node: Node, region: Region) -> bool:
 
 @family("norm", "post_grad", 420)
 def match(context: Context) -> None:
-    """Every norm that is an op from the start, with what stands around it; one that was matched had its chance."""
+    """Fuse neighbours into captured norm ops. Norms replaced by `norm.match` were already tried."""
     for node in list(context.graph.nodes):
         norm = _norm_of(node) if node.users else None
         if norm is not None and node not in context.handled:
