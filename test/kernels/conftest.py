@@ -11,7 +11,7 @@ import torch
 
 from torch_tile.hardware import Target
 from torch_tile.jit import JITFunction
-from torch_tile.kernels import kernels
+from torch_tile.kernels import FAMILIES, kernels
 from torch_tile.kernels.common import Machine
 from torch_tile.kernels.epilogue.program import ARITY
 from torch_tile.simulator.tile.interpreter import evaluate
@@ -82,10 +82,6 @@ def problems(seed):
     return Problems(seed)
 
 
-FAMILIES = (
-    "attention", "attention_backward", "dequant_gemm", "gemm", "grouped_gemm", "k_grouped_gemm", "mla_decode",
-    "mla_schedule", "norm", "fused_norm", "softmax",
-)  # fmt: skip
 GPU = Machine(Target("cuda", 90), 4)  # few multiprocessors, so that small problems are shared out too
 
 
