@@ -59,6 +59,15 @@ TEXTS = {
     "(n + 127) / 128": (n + 127) // 128,
     "tile::floordiv<int>(t - 5, 8)": (t - 5) // 8,
     "i - 3": binary("+", i, -3),
+    # NVRTC drops what divides by a 0 that it proves; of sizes it knows nothing
+    "t / tile::divisor<int>(0)": t // const(0, dt.int32),
+    "t % tile::divisor<int>(i)": t % i,
+    "t / (i + 1)": t // (i + 1),
+    "t / tile::divisor<int>(m % 8 * i)": t // (m % 8 * i),
+    "b % ((n + 127) / 128 * 2)": b % ((n + 127) // 128 * 2),
+    "t / tile::divisor<int>(n % 1)": Binary("//", t, Binary("%", n, const(1, dt.int32))),
+    "(uint8_t)(u / tile::divisor<uint8_t>(u))": u // u,
+    "tile::floordiv<int64_t>(w, w + 1)": w // (w + 1),
     # a remainder of less than twice the divisor, such as the version of a tile two iterations ahead
     "tile::wrapped<6>(i + 2)": (i + 2) % 6,
     "tile::wrapped<3>(t % 3 + 2)": (t % 3 + 2) % 3,

@@ -176,6 +176,8 @@ class CudaStatements(Visitor, Lines):
             text.index_names.add(let.var)
         if value.dtype.is_integer:
             text.bind(let.var, text.interval(value))
+            if text.is_given(value):
+                text.given.add(let.var)
         self.line(f"const {int_type(value.dtype, long)} {self.names.of(let.var)} = {text.value(value)};", let.span)
 
     def visit_Alloc(self, node: Alloc) -> None:
