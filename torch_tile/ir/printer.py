@@ -54,15 +54,15 @@ class Names:
     """One name per symbol. A loop variable gives its name back when its loop ends; other names are used once."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[Node, str]] = {}
+        self._of: dict[Node, str] = {}
         self._visible: set[str] = set()
         self._used: set[str] = set()
         self._once: set[str] = set()
 
     def __call__(self, symbol: Var | Buffer) -> str:
         """The symbol's name; a symbol that was never bound gets one now."""
-        known = self._of.get(id(symbol))
-        return self.bind(symbol) if known is None else known[1]
+        known = self._of.get(symbol)
+        return self.bind(symbol) if known is None else known
 
     def bind(self, symbol: Var | Buffer) -> str:
         """A name for a symbol, not used by any other symbol of the text."""
@@ -84,7 +84,7 @@ class Names:
         while name in taken:
             count += 1
             name = f"{base}_{count}"
-        self._of[id(symbol)] = symbol, name
+        self._of[symbol] = name
         self._visible.add(name)
         self._used.add(name)
         return name
@@ -291,10 +291,10 @@ class Printer(ExprPrinter):
     def program(self, p: stmt.Program) -> None:
         """The whole function, sizes known at run time first."""
         dims = stmt.dimensions(p)
-        known = {id(dim) for dim in dims}
+        known = set(dims)
         for node in walk(p):  # flat buffers no longer show all sizes and strides
-            if isinstance(node, Var) and node.role == "dim" and id(node) not in known:
-                known.add(id(node))
+            if isinstance(node, Var) and node.role == "dim" and node not in known:
+                known.add(node)
                 dims.append(node)
         for dim in dims:
             name = self.names.bind(dim)

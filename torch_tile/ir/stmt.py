@@ -225,14 +225,14 @@ def calls(one: Node, *names: str) -> bool:
 
 def dimensions(program: Program) -> list[Var]:
     """The dimensions known only at run time, in order of appearance in the parameters."""
-    found: dict[int, Var] = {}
+    found: dict[Var, None] = {}
     for buffer in (*program.params, *program.workspaces, *program.outputs):
         if isinstance(buffer, Buffer):
             for size in (*buffer.shape, *(buffer.strides or ())):
                 for var in find(size, Var):
                     if var.role == "dim":
-                        found.setdefault(id(var), var)
-    return list(found.values())
+                        found[var] = None
+    return list(found)
 
 
 __all__ = [

@@ -14,7 +14,7 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Region
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, binary, const, to_expr, truth
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Stmt, While
 from torch_tile.language.roles import check_registers
@@ -197,8 +197,8 @@ def in_kernel(what: str) -> Tracer:
 # touch their registers would make the assembler wait for all of them.
 
 MOST_PENDING = 7  # groups of products
-# The fragments that products write, by identity: how many products began after the last one of each.
-Ages = Mapping[int, tuple[int, Region]]
+# The fragments that products write: how many products began after the last one of each.
+Ages = Mapping[Buffer, tuple[int, Region]]
 
 
 def gemm(
@@ -278,7 +278,7 @@ def _block(block: Block, ages: Ages) -> tuple[Block, Ages]:
 def _stmt(one: Stmt, ages: Ages) -> tuple[Stmt, Ages]:
     if isinstance(one, Gemm) and one.wg_wait:
         older = {key: (age + 1, c) for key, (age, c) in ages.items()}
-        return one, {**older, id(one.C.buffer): (0, one.C)}
+        return one, {**older, one.C.buffer: (0, one.C)}
     if isinstance(one, Role):
         body, _ = _block(one.body, {})
         return (one if body is one.body else replace(one, body=body)), ages
@@ -301,7 +301,7 @@ def _joined(a: Ages, b: Ages) -> Ages:
     return {key: min((x[key] for x in (a, b) if key in x), key=lambda found: found[0]) for key in {**a, **b}}
 
 
-def _numbers(ages: Ages) -> dict[int, int]:
+def _numbers(ages: Ages) -> dict[Buffer, int]:
     return {key: age for key, (age, _) in ages.items()}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir.dtype import DType, bool_
 from torch_tile.ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
-from torch_tile.ir.node import contains
+from torch_tile.ir.node import Node, contains
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
 from torch_tile.language.loops import Loop, serial
@@ -116,8 +116,8 @@ class Recorder:
         if not (isinstance(previous, Expr | Handle) or is_number(previous)):
             return
         kept = ("if", "else") if is_scalar(previous) and is_scalar(value) else ()
-        owner = self.tracer.owner.get(id(previous))  # of a loop variable; other names came as arguments
-        home = self.bound_in.get(name, owner[1] if owner else self.entry)
+        own = self.tracer.owner.get(previous) if isinstance(previous, Node) else None  # of a loop variable
+        home = self.bound_in.get(name, own or self.entry)  # other names came as arguments
         scopes = self.tracer.scopes
         inside = scopes if home is None else (scopes[scopes.index(home) + 1 :] if home in scopes else [])
         for scope in inside:

@@ -183,14 +183,13 @@ class _Fresh(Rewriter):
 
     def __init__(self, node: Node):
         bound = [x for n in walk(node) for name in n.binders for x in _listed(getattr(n, name))]
-        self.new = {id(x): replace(x) for x in bound}
-        self.old = bound  # keeps the ids
+        self.new = {x: replace(x) for x in bound}
 
     def visit_Var(self, var: Var) -> Var:
-        return self.new.get(id(var), var)  # type: ignore[return-value]
+        return self.new.get(var, var)  # type: ignore[return-value]
 
     def visit_Buffer(self, buffer: Buffer) -> Buffer:
-        return self.new.get(id(buffer), buffer)  # type: ignore[return-value]
+        return self.new.get(buffer, buffer)  # type: ignore[return-value]
 
     def visit_Stmt(self, node: Stmt) -> Stmt:
         new = self.children(node)
@@ -242,10 +241,10 @@ def _is_pure(one: Stmt) -> bool:
 def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
     """Fragments that only roles use are allocated in these: each has its own."""
     found: list[Stmt] = []
-    mine: dict[int, list[Stmt]] = {}
+    mine: dict[Stmt, list[Stmt]] = {}
     for one in stmts:
         tile = one.buffer if isinstance(one, Alloc) and one.buffer.scope == "fragment" else None
-        users = [] if tile is None else [s for s in stmts if s is not one and id(tile) in symbols(s)]
+        users = [] if tile is None else [s for s in stmts if s is not one and tile in symbols(s)]
         roles = [s for s in users if isinstance(s, Role)]
         if tile is None or not roles or not all(r.by_hand for r in roles):
             found.append(one)
@@ -256,8 +255,8 @@ def _own_fragments(stmts: Sequence[Stmt]) -> list[Stmt]:
             fix = "use it in one T.ws only, or hand its content over in shared memory"
             raise error("mixed_roles", wrong.span, what=f"`{tile.name}`", why=why, fix=fix)
         for r in roles:
-            mine.setdefault(id(r), []).append(one)
-    return [_with_own(s, mine[id(s)]) if id(s) in mine else s for s in found]
+            mine.setdefault(r, []).append(one)
+    return [_with_own(s, mine[s]) if s in mine else s for s in found]
 
 
 def _with_own(user: Stmt, allocs: Sequence[Stmt]) -> Stmt:

@@ -101,9 +101,8 @@ class CudaLauncher(BaseLauncher):
         self.source, self.cubin, self.target = source, cubin, target
         self.everything = [*program.params, *program.outputs, *program.workspaces]
         self.whole = Binding(program)
-        self.alignments = dict(
-            zip((id(b) for b in self.everything if isinstance(b, Buffer)), source.alignment, strict=True)
-        )
+        buffers = (b for b in self.everything if isinstance(b, Buffer))
+        self.alignments = dict(zip(buffers, source.alignment, strict=True))
         used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
         self.scalars_matter = any(n is p for n in used for p in self.scalars)
         self.functions: dict[int, dict[str, Function]] = {}
@@ -172,7 +171,7 @@ class CudaLauncher(BaseLauncher):
     def address(self, param: Buffer, tensor: torch.Tensor) -> int:
         """Where a tensor begins, if that is where the kernel's accesses can begin."""
         found = tensor.data_ptr()
-        alignment = self.alignments[id(param)]
+        alignment = self.alignments[param]
         if found % alignment:
             raise LaunchError(
                 f"argument `{param.name}` must begin at a multiple of {alignment} bytes, and {found:#x} is none; "
@@ -270,7 +269,7 @@ class CudaLauncher(BaseLauncher):
         kinds = ["t" if isinstance(p, Buffer) else LETTERS.get(p.dtype.name, "") for p in self.everything]
         if self.remember is not None or not all(kinds):
             return
-        masks = [self.alignments[id(p)] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
+        masks = [self.alignments[p] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
         made = launch_function(
             self.start, failed, native_addresses(machine), "".join(kinds), masks, self.scalars_matter,
             0, self.source.apart,

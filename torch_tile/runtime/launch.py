@@ -61,12 +61,12 @@ class BaseLauncher:
         sizes = self.sizes_of(args)
         scalars = self.binding.scalars_of(args) if self.scalars else {}
         program, device = self.program, self.device_of(args)
-        values = {id(p): a for p, a in zip(self.given, args, strict=True)}
-        made = {id(p): self.allocate(p, sizes | scalars, device) for p in map(program.params.__getitem__, self.out_idx)}
+        values = dict(zip(self.given, args, strict=True))
+        made = {p: self.allocate(p, sizes | scalars, device) for p in map(program.params.__getitem__, self.out_idx)}
         values |= made
         results = [self.allocate(b, sizes | scalars, device) for b in program.outputs]
         scratch = [self.allocate(b, sizes | scalars, device) for b in program.workspaces]
-        params = [values[id(p)] for p in program.params if isinstance(p, Buffer)]
+        params = [values[p] for p in program.params if isinstance(p, Buffer)]
         self.call([*params, *results, *scratch], sizes, scalars)
         returned = [*made.values(), *results]
         return None if not returned else returned[0] if len(returned) == 1 else tuple(returned)

@@ -305,7 +305,7 @@ class _Text:
         """What addresses must be multiples of, as far as it is not known of the tensor."""
         buffers = [p for p in launcher.everything if isinstance(p, Buffer)]
         for param, tensor in zip(buffers, tensors, strict=True):
-            wanted = launcher.alignments[id(param)]
+            wanted = launcher.alignments[param]
             if tensor.offset % wanted != 0 or tensor.low % wanted != 0:
                 raise NotEmbedded(f"`{param.name}` may begin at an address that is no multiple of {wanted} bytes")
             root = self.roots[tensor.root]

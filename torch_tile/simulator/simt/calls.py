@@ -132,7 +132,7 @@ class Place:
         self.memory: list[Memory | None] = []
         for a in call.args:
             is_address = isinstance(a, Address)
-            self.memory.append(expressions.memory[id(a.buffer)] if isinstance(a, Address | TensorMap) else None)
+            self.memory.append(expressions.memory[a.buffer] if isinstance(a, Address | TensorMap) else None)
             compiled = (
                 expressions.index if is_address else _no_value if isinstance(a, TensorMap) else expressions.compile
             )
@@ -343,7 +343,7 @@ def _arrive_last(p: Place) -> Run:
             memory.touch(where, ids[n : n + 1], p.span)
             memory.poke(where, va.encode(np.array([0 if old >= final else old + 1]), memory.dtype))
             last[n] = old == final
-            p.calls.clock.arrive(ids[n : n + 1], (id(memory), int(where[0])), bool(last[n]))
+            p.calls.clock.arrive(ids[n : n + 1], (memory, int(where[0])), bool(last[n]))
         return p.threads.spread(last.astype(va.carrier(p.call.type)), ids)
 
     return run
