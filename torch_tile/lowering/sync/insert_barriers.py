@@ -34,6 +34,7 @@ from torch_tile.lowering.sync.facts import BarrierGroups, Facts, handed_over, is
 from torch_tile.lowering.sync.state import Shifts, State, most_pending
 
 PASSES = 12  # over a loop body, before its hazards are cut off by a barrier at its start
+DIVERGENT_PASSES = 2  # over one that only some threads run, before its accesses count as being anywhere
 STARTS = 16  # points of a loop body from which placing is tried
 
 
@@ -252,6 +253,10 @@ class Walk:
         for access in head:
             state.add(access)
         outer, self.divergent = self.divergent, self.divergent or self.facts.parts(loop)
+        if self.divergent and not outer:
+            self.divergent = False
+            self._meet(self._accesses(loop), loop, place, state, places)  # in front: no barrier can be inside
+            self.divergent = True
         if isinstance(loop, For) and trips(loop) == 1:
             found, ends, exits = self._body(loop, state)
             places |= found
@@ -329,12 +334,17 @@ class Walk:
         self.depth += 1
         back = State(entry.most)
         for iteration in itertools.count():
-            if iteration == PASSES:
+            if iteration == PASSES and not self.divergent:
                 self.forced = self.forced | {(loop.body, 0)}
+            elif iteration == DIVERGENT_PASSES and self.divergent:
+                back = self._anywhere(loop, back)
             state = entry.join(back)
             for access in self._head(loop) if isinstance(loop, While) else ():
                 state.add(access)
             places, ends, exits = self._body(loop, state)
+            if iteration == DIVERGENT_PASSES and self.divergent:  # threads come here or not: no barrier cuts it off
+                ends = self._anywhere(loop, ends)
+                break
             before, back = back, self._next(loop, ends)
             if iteration > PASSES:  # from here on it only grows, up to what the body can do
                 back = before.join(back)
@@ -345,6 +355,13 @@ class Walk:
         if not self.trying:
             self.last = list(places)
         return places, self._left(loop, ends, exits)
+
+    def _anywhere(self, loop: For | While, state: State) -> State:
+        """The state with all accesses of a loop at unknown places."""
+        found = state.copy()
+        for access in self._accesses(loop):
+            found.since[access.key] = replace(access, count=-1)
+        return found
 
     def _entered(self, loop: For | While, entry: State) -> State:
         """What was before a loop as its first iteration sees it."""

@@ -17,6 +17,7 @@ from torch_tile.ir.arith_util import Expand, Substitute
 from torch_tile.ir.bounds import Ranges
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Const, Expr, Load, Var, binary, const
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.layout import Digit, Layout
 from torch_tile.ir.node import Node, Rewriter, children, contains, find
 from torch_tile.ir.polynomial import structure
@@ -49,7 +50,8 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
     """The statements of one thread for a static nest; fragments that do not fit are staged around it."""
     nest = nest_of(loop, ctx.values)
     layout = layout_of(nest, ctx)
-    staged = misplaced(nest, layout, Layouts())
+    told_apart = _told_apart(nest, layout, ctx)
+    staged = misplaced(nest, layout, Layouts()) or told_apart
     if not staged:
         _remark_order(nest, ctx)
         return _Binder(nest, layout, ctx).statements()
@@ -62,12 +64,28 @@ def bind_loop(loop: For, ctx: ThreadContext) -> Stmt:
         before += [Alloc(tile), bind_loop(_move(fragment, tile, fragment), ctx)]
         if any(use.stored for use in nest.fragments if use.buffer is fragment):
             after.append(bind_loop(_move(tile, fragment, fragment), ctx))
-    ctx.build.remark(
-        loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory",
-        "the threads that need its elements do not hold them",
-    )  # fmt: skip
+    why = (
+        "threads with copies of an element would meet in memory"
+        if staged is told_apart
+        else "the threads that need its elements do not hold them"
+    )
+    ctx.build.remark(loop.span, "T.Parallel", f"{', '.join(f.name for f in staged)} moved through shared memory", why)
     moved: For = _Swap(tiles)(replace(loop, layout=layout))
     return Block((*before, bind_loop(moved, ctx), *after), span=loop.span)
+
+
+def _told_apart(nest: Nest, layout: Layout, ctx: ThreadContext) -> list[Buffer]:
+    """The fragments to stage because threads that hold copies of an element would meet in memory.
+
+    All of them run the iteration for its fragments, but one of them does its stores and updates: the others would read
+    before or after it, as it comes.
+    """
+    if nest.uniform or not any(use.stored for use in nest.fragments) or layout.canonical.owner(ctx.thread) is None:
+        return []
+    stored = IdSet(use.buffer for use in nest.memory if use.stored)
+    if not _updates(nest.loop.body) and not any(use.buffer in stored for use in nest.memory if not use.stored):
+        return []
+    return list(IdMap((use.buffer, use.buffer) for use in nest.fragments).values())
 
 
 def _remark_order(nest: Nest, ctx: ThreadContext) -> None:

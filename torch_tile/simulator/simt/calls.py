@@ -299,7 +299,8 @@ def _atomic(p: Place) -> Run:
 
     def run() -> Value:
         ids = p.threads.active()
-        index, value = p.addresses(0, ids), p.threads.each(p.operands[1](), ids)
+        index = p.addresses(0, ids)
+        value = p.threads.each(p.operands[1](), ids).astype(va.carrier(memory.dtype), copy=False)
         ok = memory.inside(index, 1, p.span)
         if ok is not None:
             index, value, ids = index[ok], value[ok], ids[ok]

@@ -20,7 +20,7 @@ from torch_tile.simulator import values as va
 from torch_tile.simulator.memory import Index, Storage, inside
 from torch_tile.simulator.tile.nests import Watch
 from torch_tile.simulator.values import Value, both, shared, some
-from torch_tile.tileop.atomic import folds
+from torch_tile.tileop.atomic import folded
 from torch_tile.tileop.base import describe
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Expressions(Visitor):
     def visit_Const(self, node: ex.Const) -> Value:
         """Compute a constant."""
         if not node.dtype.is_float:
-            return node.value
+            return va.constant(node.value, node.dtype)
         found = self.constants.get(node)
         if found is None:
             found = self.constants[node] = va.constant(node.value, node.dtype)
@@ -201,7 +201,7 @@ def atomic(call: Call, block: Tiles) -> Value:
     storage, old = block.memory[load.buffer], block.loaded(block.memory[load.buffer], load)
     operand = block.expr(call.args[1])
     wide = block.wide(load.dtype)
-    new = folds()[str(call.options[0])](*(torch.as_tensor(x).to(wide) for x in (old, operand)))
+    new = folded(str(call.options[0]), *(torch.as_tensor(x).to(wide) for x in (old, operand)), load.dtype)
     block.put(load, storage, new if load.dtype.is_float else shared(new))
     return old
 

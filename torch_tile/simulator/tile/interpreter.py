@@ -22,7 +22,7 @@ from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir import stmt as st
 from torch_tile.ir.buffer import Buffer, Region
-from torch_tile.ir.dtype import DType
+from torch_tile.ir.dtype import DType, int64
 from torch_tile.ir.expr import Call, Expr, Load
 from torch_tile.ir.node import Node, walk
 from torch_tile.simulator.interpret import bind
@@ -31,7 +31,7 @@ from torch_tile.simulator.simt.cluster import crowds
 from torch_tile.simulator.tile.cluster import Crowd, at_rank
 from torch_tile.simulator.tile.expressions import Expressions, atomic, atomic_load
 from torch_tile.simulator.tile.nests import Plan, Watch, is_nest, plan, written
-from torch_tile.simulator.values import Value, both, some
+from torch_tile.simulator.values import Value, both, some, wrap
 
 
 def evaluate(program: Any, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
@@ -153,7 +153,8 @@ class Tiles(Expressions):
 
     def full(self, shape: Sequence[int], value: Any, dtype: DType) -> torch.Tensor:
         """A constant tile."""
-        one = torch.tensor(value, dtype=self.wide(dtype)).to(dtype.as_torch())
+        one = torch.tensor(value if dtype.is_float else wrap(int(value), int64), dtype=self.wide(dtype))
+        one = one.to(dtype.as_torch())
         return one.expand(tuple(shape)).clone()
 
     def wide(self, dtype: DType) -> torch.dtype:
