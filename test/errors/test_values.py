@@ -115,7 +115,7 @@ def bad_slice():
     @T.prim_func
     def kernel(A: T.Tensor((8, 4), "float32")):
         with T.Kernel(1) as _:
-            T.clear(A[0:8:2, :])  # here
+            T.clear(A[0:8:-2, :])  # here
 
 
 def empty_slice():
@@ -231,7 +231,7 @@ CASES = {
     bad_threads: ("bad_shape", "T.Kernel(1, threads=0)"),
     wrong_rank: ("wrong_rank", "A[0, 1, 2]"),
     bad_index: ("bad_index", "A[A[1, 1], 2]"),
-    bad_slice: ("bad_slice", "A[0:8:2, :]"),
+    bad_slice: ("bad_slice", "A[0:8:-2, :]"),
     empty_slice: ("bad_slice", "A[5:2, :]"),
     region_as_value: ("region_as_value", "A[0, 0]"),
     region_in_arithmetic: ("region_as_value", "2.0 * A"),

@@ -78,7 +78,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {got} of `{buffer}` is not an integer expression",
         "index with integers or integer expressions",
     ),
-    "bad_slice": ("a slice of `{buffer}` {why}", "use A[start:stop] with step 1"),
+    "bad_slice": (
+        "a slice of `{buffer}` {why}",
+        "use A[start:stop], with a positive step in T.copy and T.fill only",
+    ),
     "region_as_value": (
         "the region `{region}` is used as a value",
         "index single elements inside T.Parallel, or copy the region with T.copy",

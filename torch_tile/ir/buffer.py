@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Never
 
@@ -105,6 +106,28 @@ class Region(NotAValue, Node):
     def tile_shape(self) -> tuple[Expr, ...]:
         """The region's own shape: without dimensions given by a single index."""
         return tuple(r.extent for r in self.ranges if r.keep)
+
+
+class Steps(NotAValue):
+    """A region of which only every so many-th index counts in some dimension, as in A[0:16:2].
+
+    `region` starts where it does, and has as many indices as count; `steps` has the distance of two in each dimension.
+    Copies, fills and assignments take it; regions of tile operations have no steps.
+    """
+
+    def __init__(self, region: Region, steps: tuple[int, ...]):
+        self.region, self.steps = region, steps
+
+    def __repr__(self) -> str:
+        return f"{self.region!r} in steps of {self.steps}"
+
+    def at(self, point: Iterable[Expr]) -> tuple[Expr, ...]:
+        """Indices into the buffer for a point of the region without its dimensions of size 1."""
+        rest, found = iter(point), []
+        for one, step in zip(self.region.ranges, self.steps, strict=True):
+            single = isinstance(one.extent, Const) and one.extent.value == 1
+            found.append(one.start if single else one.start + next(rest) * step)
+        return tuple(found)
 
 
 # Tensor maps: what the tensor memory accelerator is told of a tensor in global memory.

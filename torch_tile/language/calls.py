@@ -12,10 +12,12 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir.buffer import Steps
 from torch_tile.ir.idmap import IdMap
 from torch_tile.language.misuse import bad_call
 from torch_tile.language.trace import author_span, tracer
-from torch_tile.language.values import Annotation
+from torch_tile.language.values import Annotation, filled_in_steps, moved_in_steps
 
 # Decorators, which look at the names around their caller.
 DECORATORS = ("macro", "prim_func")
@@ -26,12 +28,23 @@ def recorded(name: str, build: Callable[..., Any]) -> Callable[..., None]:
 
     def record(*args: Any, **kwargs: Any) -> None:
         at = tracer(f"T.{name}")
-        at.emit(_call(name, build, args, kwargs))
+        if any(isinstance(value, Steps) for value in (*args, *kwargs.values())):
+            at.emit(_call(name, _in_steps(name), args, kwargs))
+        else:
+            at.emit(_call(name, build, args, kwargs))
 
     record.__name__ = record.__qualname__ = name
     record.__doc__ = build.__doc__
     record.__signature__ = inspect.signature(build).replace(return_annotation=None)  # type: ignore[attr-defined]
     return record
+
+
+def _in_steps(name: str) -> Callable[..., Any]:
+    """What records an operation of which an operand has steps."""
+    if name in ("copy", "fill"):
+        return moved_in_steps if name == "copy" else filled_in_steps
+    why, fix = "has steps", "copy it to a tile by T.copy, which takes slices with steps"
+    raise error("bad_argument", None, op=f"T.{name}", name="a slice", why=why, fix=fix)
 
 
 def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -158,6 +158,33 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Han
     return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_local")
 
 
+def alloc_buffer(
+    shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
+    scope: str = "global", align: int = -1, offset_factor: int = 0, buffer_type: str = "",
+) -> Handle:  # fmt: skip
+    """Memory of a scope by its name, as TIR has it: T.alloc_global, T.alloc_shared, T.alloc_fragment or T.alloc_local.
+
+    `align`, `offset_factor` and `buffer_type` are hints without effect. With `data`, a contiguous tensor, it is T.view.
+    Raises TileError for `strides` and `elem_offset`.
+    """
+    for name, given in (("strides", strides), ("elem_offset", elem_offset)):
+        if given is not None:
+            fix = "leave it out: buffers that are made here are contiguous"
+            raise error("bad_argument", None, op="T.alloc_buffer", name=name, why="is given", fix=fix)
+    if scope not in SPELLINGS:
+        raise error("bad_scope", None, got=scope, known=", ".join(sorted(SPELLINGS)))
+    if data is not None:
+        return view(data, shape, dtype)
+    if SPELLINGS[scope] == "global":
+        return alloc_global(shape, dtype)
+    if SPELLINGS[scope] in ("var", "barrier"):
+        raise error("bad_scope", None, got=scope, known="global, shared, local, local.fragment")
+    return _alloc(SPELLINGS[scope], shape, dtype, "T.alloc_buffer")
+
+
+decl_buffer = alloc_buffer
+
+
 def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = None) -> Handle:
     """An array of mbarriers in shared memory, each of whose phases waits for `arrive_count` threads or warps.
 
