@@ -99,8 +99,9 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
     name = param.name
     if not isinstance(value, torch.Tensor):
         raise LaunchError(f"argument `{name}` must be a tensor, got {type(value).__name__}")
-    if value.dtype != param.dtype.as_torch():
-        raise LaunchError(f"argument `{name}` must have dtype {param.dtype.as_torch()}, got {value.dtype}")
+    wanted = {param.torch_dtype(), *((torch.uint8, torch.int8) if param.seen_as and param.dtype.bits == 8 else ())}
+    if value.dtype not in wanted:
+        raise LaunchError(f"argument `{name}` must have dtype {param.torch_dtype()}, got {value.dtype}")
     if value.dim() != param.rank:
         raise LaunchError(f"argument `{name}` must have {param.rank} dimensions, got shape {list(value.shape)}")
     if value.device.type != kind:
@@ -119,11 +120,19 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
         )
 
 
+def held(param: Buffer, value: Any) -> Any:
+    """A tensor of a narrow type as the bytes that kernels compute with; others as they are."""
+    return value.view(param.dtype.as_torch()) if param.seen_as and value.dtype != param.dtype.as_torch() else value
+
+
 def facts_of(param: Buffer, tensor: torch.Tensor) -> list[Fact]:
     """What the shape and the strides of an argument say."""
     found = []
     for dim, wanted in enumerate(param.shape):
-        found.append(Fact(param.name, dim, False, wanted, tensor.shape[dim]))
+        actual = tensor.shape[dim]
+        if param.seen_as and param.seen_as.bits < 8 and dim == param.rank - 1 and isinstance(wanted, Binary):
+            wanted, actual = wanted.a, actual * (8 // param.seen_as.bits)  # bytes, of several elements each
+        found.append(Fact(param.name, dim, False, wanted, actual))
     for dim, wanted in enumerate(param.strides or ()):
         found.append(Fact(param.name, dim, True, wanted, tensor.stride(dim), is_idle=tensor.shape[dim] <= 1))
     return found

@@ -93,6 +93,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "bad_loop_range": ("{what} takes integer bounds, got {got}", "give integers or integer expressions"),
     "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
+    "narrow_type": ("{what} takes no elements of {dtype}", "{fix}"),
     # tile ops
     "gemm_shape": (
         "T.gemm: {a} x {b} -> {c} do not fit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Never
+from typing import TYPE_CHECKING, ClassVar, Never
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
@@ -13,6 +13,9 @@ from torch_tile.ir.dtype import DType
 from torch_tile.ir.expr import Const, Expr
 from torch_tile.ir.layout import Layout
 from torch_tile.ir.node import Node
+
+if TYPE_CHECKING:
+    import torch
 
 # Who sees a buffer: every block; one block; one block's registers, spread over its threads; one thread. A "barrier" is
 # an array of mbarriers in a block's shared memory.
@@ -33,10 +36,11 @@ class Buffer(Node):
     None is whatever the widest access needs, which launches check. Each mbarrier of a "barrier" waits for `arrivals`.
     `base` is the contiguous global buffer whose elements this one is a view of, in another shape. `guards` is the
     first of the tiles that a pipeline's barriers pass, the same for barriers of full stages and of empty ones.
+    `seen_as` is the author's type of a global buffer that holds it as bytes: callers give tensors of that type.
     """
 
     is_symbol: ClassVar[bool] = True
-    unsaid: ClassVar[tuple[str, ...]] = ("guards",)
+    unsaid: ClassVar[tuple[str, ...]] = ("guards", "seen_as")
     name: str
     shape: tuple[Expr, ...]
     dtype: DType
@@ -49,6 +53,11 @@ class Buffer(Node):
     arrivals: int = 0
     base: Buffer | None = None
     guards: Buffer | None = None
+    seen_as: DType | None = None
+
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of the tensors that callers give and get."""
+        return (self.seen_as or self.dtype).as_torch()
 
     def may_start_at(self, bytes: int) -> bool:
         """Whether accesses may rely on an address that is a multiple of so many bytes."""

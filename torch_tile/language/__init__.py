@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_tile import tileop as _tileop
-from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
+from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, NARROW as _NARROW, DType, to_dtype as dtype
 from torch_tile.ir.expr import Expr as PrimExpr
 from torch_tile.language import atomics as _atomics, math as _math
 from torch_tile.language.asynchronous import (
@@ -190,7 +190,7 @@ get_warp_idx_sync = get_warp_idx
 indexdiv, indexmod = floordiv, floormod
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
-globals().update({t.name: t for t in _DTYPES} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
+globals().update({t.name: t for t in (*_DTYPES, *_NARROW)} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
 bool = dtype("bool")
 
 # Math: T.exp2, T.sqrt, ...; fast-math spellings mean the same function.

@@ -90,7 +90,7 @@ class BaseLauncher:
         import torch
 
         shape = [size_of(s, values, buffer.name) for s in buffer.shape]
-        return torch.empty(shape, dtype=buffer.dtype.as_torch(), device=device)
+        return torch.empty(shape, dtype=buffer.torch_dtype(), device=device)
 
     def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
         """Start the kernels: tensors are buffer parameters, outputs and workspaces, all of them fit."""
