@@ -15,6 +15,7 @@ from torch_tile.diagnostics.errors import LaunchError
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Cast, Const, Expr, Scalar, Var
+from torch_tile.ir.idmap import mentions
 from torch_tile.ir.node import walk
 from torch_tile.ir.stmt import Program, dimensions
 
@@ -70,12 +71,14 @@ class Binding:
         facts: list[Fact] = []
         first: tuple[str, Any] | None = None
         for param, value in zip(self.given, args, strict=True):
-            if isinstance(param, Buffer):
+            if isinstance(param, Buffer) and not (value is None and self.is_unused(param)):
                 check_tensor(param, value, kind, first)
                 first = first or (param.name, value.device)
                 facts += facts_of(param, value)
         sizes = solve(facts)
         for var in self.sizes:
+            if var not in sizes and self.is_unused(var):
+                sizes[var] = 0  # of a tensor that is None
             if var not in sizes:
                 raise LaunchError(f"size `{var.name}` does not follow from the shapes and strides of {self.names}")
             if sizes[var] % var.multiple:
@@ -83,6 +86,13 @@ class Binding:
                     f"size `{var.name}`{_place(var, facts)} must be a multiple of {var.multiple}, got {sizes[var]}"
                 )
         return sizes
+
+    def is_unused(self, symbol: Buffer | Var) -> bool:
+        """Whether nothing but the signature mentions a parameter or a size: its tensor may be None."""
+        others = (*self.program.workspaces, *self.program.outputs) if isinstance(symbol, Var) else ()
+        made = any(mentions(size, symbol) for b in others for size in (*b.shape, *(b.strides or ())))
+        viewed = any(view.base is symbol for view in self.program.views)
+        return not made and not viewed and not any(mentions(kernel, symbol) for kernel in self.program.kernels)
 
     def scalars_of(self, args: Sequence[Any]) -> dict[Var, Scalar]:
         """The numbers among `args`, as Python's, each inside the range of its type."""
@@ -121,7 +131,12 @@ def check_tensor(param: Buffer, value: Any, kind: str, first: tuple[str, torch.d
 
 
 def held(param: Buffer, value: Any) -> Any:
-    """A tensor of a narrow type as the bytes that kernels compute with; others as they are."""
+    """A tensor of a narrow type as the bytes that kernels compute with, nothing for None; others as they are."""
+    import torch
+
+    if value is None:
+        return torch.empty([0] * param.rank, dtype=param.dtype.as_torch())
+    value = value.detach()
     return value.view(param.dtype.as_torch()) if param.seen_as and value.dtype != param.dtype.as_torch() else value
 
 

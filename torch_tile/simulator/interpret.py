@@ -67,5 +67,5 @@ def bind(program: Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[dic
     given = binding.in_order(args)
     values: dict[int, Value] = {id(v): n for v, n in binding.sizes_of(given).items()}
     values |= {id(v): constant(n, v.dtype) for v, n in binding.scalars_of(given).items()}
-    tensors = {id(p): held(p, a.detach()) for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
+    tensors = {id(p): held(p, a) for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
     return tensors, values
