@@ -69,7 +69,7 @@ LATE_IMPORTS = {
     ("ir.node", "ir.printer"): "a node prints itself",
     ("language.trace", "language"): "a traced kernel sees the whole language",
     ("language.trace", "language.misuse"): "what an author wrote wrongly is explained",
-    ("language.values", "language.scopes"): "a buffer gives views of itself",
+    ("language.values", "language.views"): "a buffer gives views of itself",
 }
 
 # How often a file takes an identity by hand. It may only become less often: use IdMap and IdSet (ir/idmap.py).

@@ -139,10 +139,8 @@ from torch_tile.language.scopes import (
     disable_warp_group_reg_alloc,
     dynamic,
     empty,
-    reshape,
     symbolic,
     use_swizzle,
-    view,
 )  # fmt: skip  # fmt: skip
 from torch_tile.language.threads import (
     get_block_binding,
@@ -161,6 +159,7 @@ from torch_tile.language.threads import (
     thread_index,
 )  # fmt: skip
 from torch_tile.language.values import StridedTensor, Tensor, TensorType
+from torch_tile.language.views import reshape, view
 from torch_tile.language.warps import (
     all_sync,
     any_sync,

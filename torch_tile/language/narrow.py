@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Never
 
 from torch_tile import intrinsics
-from torch_tile.diagnostics.errors import error
+from torch_tile.diagnostics.errors import TileError, error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.arith_util import divides
 from torch_tile.ir.bits import reinterpret
@@ -406,6 +406,8 @@ class _Wide(Rewriter):
             return self.children(node)
         if a.dtype == b.dtype and a.scope == b.scope == "global" and per_byte(a.dtype) == 1:
             return self.children(node)
+        if found := node.check():
+            raise TileError(*found)
 
         def move(point: Sequence[Expr]) -> Stmt:
             value = Load(a, spread(node.src, point))

@@ -24,6 +24,7 @@ from torch_tile.language.recorder import Recorder
 from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
 from torch_tile.language.trace import Tracer, author_span, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
+from torch_tile.language.views import resolve
 
 
 class PrimFunc:
@@ -147,7 +148,8 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     workspaces = tuple(b for b in at.made if not any(b is o for o in outputs))
     for n, buffer in enumerate(at.views):
         name_symbol(buffer, f"view_{n}")
-    return widen(Program(name, params, tuple(at.kernels), workspaces, outputs, tuple(at.views)))
+    program = Program(name, params, tuple(at.kernels), workspaces, outputs, tuple(at.views))
+    return widen(resolve(program))
 
 
 class Ref:

@@ -292,7 +292,7 @@ def Tensor(shape: Any, dtype: Any = "float32", strides: Any = None, align: int |
     `T.Tensor(shape, dtype, A.data)` is T.view(A, shape, dtype).
     """
     if isinstance(strides, Handle):
-        from torch_tile.language.scopes import view
+        from torch_tile.language.views import view
 
         return view(strides, shape, dtype)
     given = None if strides is None else shape_of(strides, "strides")
