@@ -7,6 +7,7 @@ signed and an unsigned integer of one width give the signed one of twice the wid
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,14 @@ class DType(str):
     """
 
     kind: str
-    bits: int
+    bits: int  # of a lane
+    lanes: int
+    element: DType  # of a vector, the type of its lanes; else the type itself
 
-    def __new__(cls, name: str, kind: str, bits: int) -> DType:
+    def __new__(cls, name: str, kind: str, bits: int, lanes: int = 1) -> DType:
         """The type `name`, made once, below."""
         made = super().__new__(cls, name)
-        made.kind, made.bits = kind, bits
+        made.kind, made.bits, made.lanes, made.element = kind, bits, lanes, made
         return made
 
     @property
@@ -60,14 +63,18 @@ class DType(str):
 
     def __call__(self, value: Any = None) -> Any:
         """`T.float32(x)`: `x` converted to this type. `T.float32()`, an annotation of TileLang's, is the type."""
-        from torch_tile.ir.expr import cast
+        from torch_tile.ir.expr import Vector, cast
 
-        return self if value is None else cast(value, self)
+        if value is None:
+            return self
+        if isinstance(value, Vector):
+            return value.astype(self)
+        return cast(value, self) if self.lanes == 1 else Vector([cast(value, self.element)] * self.lanes)
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return (self.bits + 7) // 8
+        return (self.bits * self.lanes + 7) // 8
 
     @property
     def is_float(self) -> bool:
@@ -189,7 +196,21 @@ def to_dtype(value: object) -> DType:
     name = value if isinstance(value, str) else name_of(value)
     if name in BY_NAME:
         return BY_NAME[name]
+    element, _, lanes = (name or "").rpartition("x")
+    if element in BY_NAME and lanes.isdecimal() and 1 < int(lanes) <= MOST_LANES:
+        return vector_of(BY_NAME[element], int(lanes))
     raise ValueError(f"{value!r} is not a dtype")
+
+
+MOST_LANES = 64
+
+
+@functools.cache
+def vector_of(element: DType, lanes: int) -> DType:
+    """The type of so many values of `element`, such as float32x4: what T.float32x4 and "float32x4" name."""
+    found = DType(f"{element.name}x{lanes}", "vector", element.bits, lanes)
+    found.element = element
+    return found
 
 
 def promote(a: DType, b: DType) -> DType:

@@ -19,7 +19,7 @@ from torch_tile.language.cluster import clusters
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
-from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of
+from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
 from torch_tile.tileop.base import Scalar, need_choice, region_of
 
@@ -123,7 +123,8 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
 def _alloc(scope: str, shape: Any, dtype: Any, what: str, layout: Any = None, offset: int | None = None) -> Handle:
     at = tracer(what)
-    buffer = Buffer("", shape_of(shape, f"{what}'s shape"), dtype_of(dtype), scope, offset=offset)
+    sizes, element, lanes = sized(shape_of(shape, f"{what}'s shape"), dtype_of(dtype))
+    buffer = Buffer("", sizes, element, scope, offset=offset, lanes=lanes)
     request(buffer, layout, at.threads)
     at.emit(Alloc(buffer))
     at.own(buffer)
@@ -213,6 +214,9 @@ def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Load
     if SPELLINGS.get(scope) != "var":
         raise error("bad_scope", None, got=scope, known="local.var")
     to = dtype_of(dtype)
+    if to.lanes > 1:
+        why, fix = f"is {to}", f"take an array of one vector: T.alloc_local((1,), {to!r})"
+        raise error("bad_argument", None, op="T.alloc_var", name="dtype", why=why, fix=fix)
     value = 0 if init is None else init
     return make_variable("", to, None if value is ... else cast(to_expr(value, to), to))
 

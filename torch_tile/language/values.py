@@ -13,10 +13,10 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer, NotAValue, Range, Region, Steps
 from torch_tile.ir.dtype import DType
-from torch_tile.ir.expr import Const, Expr, Load, cast, const, is_number, to_expr, to_number
+from torch_tile.ir.expr import Const, Expr, Load, Vector, cast, const, is_number, lanewise, to_expr, to_number
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Stmt, Store
-from torch_tile.language.trace import author_span, spelt_out, tracer
+from torch_tile.language.trace import author_span, let, spelt_out, tracer
 from torch_tile.tileop.base import describe, may_overlap, parallel, region_of, same_extents, squeezed
 from torch_tile.tileop.copy.op import Copy
 from torch_tile.tileop.fill import Fill
@@ -34,7 +34,7 @@ class Handle(NotAValue):
     @property
     def shape(self) -> tuple[Size, ...]:
         """Sizes: Python integers where known, expressions otherwise."""
-        return tuple(_plain(s) for s in self.buffer.shape)
+        return tuple(_plain(s) for s in (self.buffer.shape[:-1] if self.buffer.lanes else self.buffer.shape))
 
     @property
     def strides(self) -> tuple[Size, ...]:
@@ -51,12 +51,12 @@ class Handle(NotAValue):
     @property
     def dtype(self) -> DType:
         """The element type."""
-        return self.buffer.dtype
+        return dt.vector_of(self.buffer.dtype, self.buffer.lanes) if self.buffer.lanes else self.buffer.dtype
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return self.buffer.rank
+        return len(self.shape)
 
     @property
     def data(self) -> Handle:
@@ -80,6 +80,9 @@ class Handle(NotAValue):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         place = locate(self.buffer, key)
+        if isinstance(place, Vector) or (isinstance(value, Vector) and isinstance(place, Region)):
+            store_lanes(place, value)
+            return
         if isinstance(place, Load):
             tracer("an assignment").emit(Store(self.buffer, place.indices, stored(value, self.buffer)))
         elif isinstance(place, Steps) or isinstance(value, Steps):
@@ -103,12 +106,17 @@ class Handle(NotAValue):
     __hash__ = object.__hash__
 
 
-def locate(buffer: Buffer, key: Any) -> Load | Region | Steps:
+def locate(buffer: Buffer, key: Any) -> Load | Region | Steps | Vector:
     """`buffer[key]`: an element if every dimension has a plain index, else a region (missing dimensions are whole).
 
     An Ellipsis stands for all dimensions that are not given. Slices with steps give `Steps`.
     """
     keys = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(k, Vector) for k in keys):
+        return _lanes(buffer, keys)
+    if buffer.lanes and len(keys) == buffer.rank - 1 and not any(k is ... or isinstance(k, slice) for k in keys):
+        point = tuple(_index(buffer, d, k) for d, k in enumerate(keys))
+        return Vector([Load(buffer, (*point, const(n, dt.int32))) for n in range(buffer.lanes)])
     if (gaps := sum(k is ... for k in keys)) == 1:
         at = next(n for n, k in enumerate(keys) if k is ...)
         keys = (*keys[:at], *[slice(None)] * (buffer.rank - len(keys) + 1), *keys[at + 1 :])
@@ -123,6 +131,40 @@ def locate(buffer: Buffer, key: Any) -> Load | Region | Steps:
     region = Region(buffer, tuple(_range(buffer, d, k) for d, k in enumerate(keys)))
     steps = tuple(_step(buffer, k) for k in keys)
     return region if all(step == 1 for step in steps) else Steps(region, steps)
+
+
+def _lanes(buffer: Buffer, keys: tuple[Any, ...]) -> Vector:
+    """Elements by vectors of indices, such as T.Ramp(first, 1, 4)."""
+    if len(keys) != buffer.rank or any(k is ... or isinstance(k, slice) for k in keys):
+        raise error("bad_index", None, got="a vector beside slices", buffer=buffer.name)
+    return lanewise(lambda *point: Load(buffer, tuple(_index(buffer, d, k) for d, k in enumerate(point))), *keys)
+
+
+def store_lanes(place: Vector | Region, value: Any) -> None:
+    """`A[T.Ramp(i, 1, 4)] = value`, or `A[i : i + 4] = value`: a store of each lane; a number is stored to all."""
+    if isinstance(place, Region):
+        extents = place.tile_shape
+        count = extents[-1].value if extents and isinstance(extents[-1], Const) else 0
+        if count != len(value) or any(not (isinstance(e, Const) and e.value == 1) for e in extents[:-1]):
+            raise error("copy_shape", None, src=f"({len(value)})", dst=describe(extents))
+        *outer, last = place.starts
+        places = [Load(place.buffer, (*outer, last + n)) for n in range(len(value))]
+    else:
+        places = [lane for lane in place.lanes if isinstance(lane, Load)]
+    values = value.lanes if isinstance(value, Vector) else [value] * len(places)
+    if len(values) != len(places):
+        raise error("copy_shape", None, src=f"({len(values)})", dst=f"({len(places)})")
+    at = tracer("an assignment")
+    # Read before anything is written: A[T.Ramp(0, 1, 2)] = T.Shuffle([A[T.Ramp(0, 1, 2)]], [1, 0]).
+    values = [let("lane", stored(one, where.buffer)) for one, where in zip(values, places, strict=True)]
+    for one, where in zip(values, places, strict=True):
+        at.emit(Store(where.buffer, where.indices, one))
+
+
+def sized(shape: tuple[Expr, ...], dtype: DType) -> tuple[tuple[Expr, ...], DType, int]:
+    """Shape, element type and lanes of a buffer whose elements an author sees as `dtype`."""
+    lanes = dtype.lanes if dtype.lanes > 1 else 0
+    return (*shape, const(lanes, dt.int32)) if lanes else shape, dtype.element, lanes
 
 
 def _index(buffer: Buffer, dim: int, key: Any) -> Expr:
@@ -255,7 +297,9 @@ class TensorType:
 
     def buffer(self, name: str, origin: str = "param") -> Buffer:
         """A global buffer of this type."""
-        return Buffer(name, self.shape, self.dtype, "global", self.strides, origin, align=self.align)
+        shape, element, lanes = sized(self.shape, self.dtype)
+        strides = (*(s * lanes for s in self.strides), const(1, dt.int32)) if lanes and self.strides else self.strides
+        return Buffer(name, shape, element, "global", strides, origin, align=self.align, lanes=lanes)
 
 
 class Annotation(Generic[Given]):
