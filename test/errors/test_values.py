@@ -215,6 +215,14 @@ def bad_layout_text():
             T.alloc_shared((8, 8), "float32", layout="[8:8m | 8]")  # here
 
 
+def narrow_type():
+    @T.prim_func
+    def kernel(A: T.Tensor((16,), "float4_e2m1fn")):
+        with T.Kernel(1) as _:
+            tile, total = T.alloc_fragment((16,), A.dtype), T.alloc_fragment((1,), A.dtype)
+            T.reduce_sum(tile, total)  # here
+
+
 CASES = {
     bad_dtype: ("bad_dtype", 'T.alloc_fragment((4,), "float17")'),
     bad_dtype_of_cast: ("bad_dtype", 'T.cast(A[1], "complex64")'),
@@ -245,6 +253,7 @@ CASES = {
     bad_layout: ("bad_layout", "T.annotate_layout({tile: lambda i, j: i + j})"),
     bad_layout_text: ("bad_layout", 'T.alloc_shared((8, 8), "float32", layout="[8:8m | 8]")'),
     bad_argument_step: ("bad_argument", "T.serial(0, 8, 0)"),
+    narrow_type: ("narrow_type", "T.reduce_sum(tile, total)"),
 }
 
 
