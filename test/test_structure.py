@@ -69,7 +69,7 @@ LATE_IMPORTS = {
     ("ir.node", "ir.printer"): "a node prints itself",
     ("language.trace", "language"): "a traced kernel sees the whole language",
     ("language.trace", "language.misuse"): "what an author wrote wrongly is explained",
-    ("language.values", "language.scopes"): "a buffer gives views of itself",
+    ("language.values", "language.views"): "a buffer gives views of itself",
 }
 
 MAX_FILE, MAX_FUNCTION = 900, 80  # kernels may be longer: they are read as one piece

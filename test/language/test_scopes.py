@@ -406,13 +406,13 @@ def perhaps_too_many():
             T.reshape(A, (24,))[0] = 1  # here
 
 
-def of_a_tile():
+def of_a_part():
     @T.prim_func
     def kernel(A: T.Tensor((4, 6), "float32")):
         with T.Kernel(1):
             tile = T.alloc_fragment((4, 6), "float32")
-            flat = T.reshape(tile, (24,))  # here
-            T.copy(A, flat)
+            flat = T.reshape(tile[0:2, :], (12,))  # here
+            T.copy(A[0:2, :], flat)
 
 
 def of_strides():
@@ -420,13 +420,6 @@ def of_strides():
     def kernel(A: T.StridedTensor((4, 6), (8, 1), "float32")):
         with T.Kernel(1):
             T.reshape(A, (24,))[0] = 1  # here
-
-
-def of_another_type():
-    @T.prim_func
-    def kernel(A: T.Tensor((4, 6), "float32")):
-        with T.Kernel(1):
-            T.view(A, (24,), "int32")[0] = 1  # here
 
 
 def written_by_two_names():
@@ -455,9 +448,8 @@ def copied_by_two_names():
 MISTAKES = {
     too_many: "T.view(A, (25,))",
     perhaps_too_many: "T.reshape(A, (24,))",
-    of_a_tile: "T.reshape(tile, (24,))",
+    of_a_part: "T.reshape(tile[0:2, :], (12,))",
     of_strides: "T.reshape(A, (24,))",
-    of_another_type: 'T.view(A, (24,), "int32")',
     written_by_two_names: "flat[i]",
     copied_by_two_names: "T.atomic_add(flat[0:4], tile[0, :])",
 }

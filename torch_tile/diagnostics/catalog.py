@@ -78,7 +78,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "index {got} of `{buffer}` is not an integer expression",
         "index with integers or integer expressions",
     ),
-    "bad_slice": ("a slice of `{buffer}` {why}", "use A[start:stop] with step 1"),
+    "bad_slice": (
+        "a slice of `{buffer}` {why}",
+        "use A[start:stop], with a positive step in T.copy and T.fill only",
+    ),
     "region_as_value": (
         "the region `{region}` is used as a value",
         "index single elements inside T.Parallel, or copy the region with T.copy",
@@ -90,6 +93,7 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     ),
     "bad_loop_range": ("{what} takes integer bounds, got {got}", "give integers or integer expressions"),
     "bad_argument": ("{op}: argument `{name}` {why}", "{fix}"),
+    "narrow_type": ("{what} takes no elements of {dtype}", "{fix}"),
     # tile ops
     "gemm_shape": (
         "T.gemm: {a} x {b} -> {c} do not fit",

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch_tile import tileop as _tileop
-from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
+from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, NARROW as _NARROW, DType, to_dtype as dtype
+from torch_tile.ir.expr import Expr as PrimExpr
 from torch_tile.language import atomics as _atomics, math as _math
 from torch_tile.language.asynchronous import (
     barrier_arrive,
@@ -104,6 +105,7 @@ from torch_tile.language.math import (
     truncmod,
 )  # fmt: skip
 from torch_tile.language.misuse import unknown_name as _unknown_name
+from torch_tile.language.names import Let, Var, let
 from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
 from torch_tile.language.reducers import (
     alloc_reducer,
@@ -121,6 +123,7 @@ from torch_tile.language.roles import role, ws
 from torch_tile.language.scopes import (
     Kernel,
     alloc_barrier,
+    alloc_buffer,
     alloc_fragment,
     alloc_global,
     alloc_local,
@@ -132,13 +135,12 @@ from torch_tile.language.scopes import (
     annotate_producer_reg_dealloc,
     annotate_restrict_buffers,
     const,
+    decl_buffer,
     disable_warp_group_reg_alloc,
     dynamic,
     empty,
-    reshape,
     symbolic,
     use_swizzle,
-    view,
 )  # fmt: skip  # fmt: skip
 from torch_tile.language.threads import (
     get_block_binding,
@@ -157,6 +159,8 @@ from torch_tile.language.threads import (
     thread_index,
 )  # fmt: skip
 from torch_tile.language.values import StridedTensor, Tensor, TensorType
+from torch_tile.language.vectors import Broadcast, Ramp, Shuffle, extract_lane
+from torch_tile.language.views import reshape, view
 from torch_tile.language.warps import (
     all_sync,
     any_sync,
@@ -186,7 +190,7 @@ get_warp_idx_sync = get_warp_idx
 indexdiv, indexmod = floordiv, floormod
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
-globals().update({t.name: t for t in _DTYPES} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
+globals().update({t.name: t for t in (*_DTYPES, *_NARROW)} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
 bool = dtype("bool")
 
 # Math: T.exp2, T.sqrt, ...; fast-math spellings mean the same function.
@@ -232,6 +236,11 @@ def __getattr__(name: str) -> Any:
     """A clear answer for names that are misspelt, and for those of TileLang that this compiler does not have."""
     if name.startswith("__") and name.endswith("__"):  # Python asks modules for such names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if "x" in name and name[0].islower():
+        try:
+            return dtype(name)  # of vectors, such as T.float32x4
+        except ValueError:
+            pass
     raise _unknown_name(name, globals())
 
 
@@ -260,4 +269,7 @@ __all__ = [
     "sync_threads", "sync_warp", "syncthreads_and", "syncthreads_count", "syncthreads_or", "tensor_map",
     "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod", "tvm_thread_allreduce",
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
+]  # fmt: skip
+__all__ += [
+    "Broadcast", "Let", "PrimExpr", "Ramp", "Shuffle", "Var", "alloc_buffer", "decl_buffer", "extract_lane", "let",
 ]  # fmt: skip

@@ -60,14 +60,14 @@ def mbarrier_arrive_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
     at.emit(bulk.mbarrier_arrive(where))
 
 
-def barrier_wait(barrier_id: Tile, parity: Scalar = 0) -> None:
-    """T.mbarrier_wait_parity."""
-    mbarrier_wait_parity(barrier_id, parity)
+def barrier_wait(mbarrier: Tile = None, parity: Scalar = 0, *, barrier_id: Tile = None) -> None:
+    """T.mbarrier_wait_parity; `barrier_id` is an older name of `mbarrier`."""
+    mbarrier_wait_parity(mbarrier if barrier_id is None else barrier_id, parity)
 
 
-def barrier_arrive(barrier_id: Tile) -> None:
-    """T.mbarrier_arrive."""
-    mbarrier_arrive(barrier_id)
+def barrier_arrive(mbarrier: Tile = None, *, barrier_id: Tile = None) -> None:
+    """T.mbarrier_arrive; `barrier_id` is an older name of `mbarrier`."""
+    mbarrier_arrive(mbarrier if barrier_id is None else barrier_id)
 
 
 def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:

@@ -110,7 +110,6 @@ INSTEAD = {
     "program_id": "`with T.Kernel(...) as (bx, by)` names the block's indices",
     "range": "`for i in range(n)` is a loop of the device, as T.serial is",
     "loop_break": "write `break`",
-    "Var": "name sizes by T.dynamic, and variables by T.alloc_var",
     "annotate_safe_value": "reads outside a tensor give 0; for more write `T.if_then_else(i < n, A[i], value)`",
     "activemask": "all 32 lanes of a warp take part in what lanes do together",
     "sync_grid": "T.arrive_last tells which block is the last to arrive; several T.Kernel in one function run in order",

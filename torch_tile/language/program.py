@@ -19,10 +19,12 @@ from torch_tile.ir.dtype import DType, to_dtype
 from torch_tile.ir.expr import Expr, Load, Var
 from torch_tile.ir.node import contains
 from torch_tile.ir.stmt import Program
+from torch_tile.language.narrow import widen
 from torch_tile.language.recorder import Recorder
 from torch_tile.language.rewrite import parameter_span, result_span, rewrite, source_tree
 from torch_tile.language.trace import Tracer, author_span, let, name_symbol, tracer, tracing
 from torch_tile.language.values import Handle, TensorType
+from torch_tile.language.views import resolve
 
 
 class PrimFunc:
@@ -146,7 +148,8 @@ def finish(at: Tracer, name: str, params: tuple[Buffer | Var, ...], result: Any,
     workspaces = tuple(b for b in at.made if not any(b is o for o in outputs))
     for n, buffer in enumerate(at.views):
         name_symbol(buffer, f"view_{n}")
-    return Program(name, params, tuple(at.kernels), workspaces, outputs, tuple(at.views))
+    program = Program(name, params, tuple(at.kernels), workspaces, outputs, tuple(at.views))
+    return widen(resolve(program))
 
 
 class Ref:
@@ -444,7 +447,8 @@ class _Run:
         if tensor is not ABSENT and tensor.dim() != rank:
             raise LaunchError(f"argument `{name}` must have {rank} dimensions, got shape {list(tensor.shape)}")
         for dim, size in enumerate(kind.shape if tensor is not ABSENT else ()):
-            self._take(name, dim, False, size, tensor.shape[dim])
+            packed = 8 // kind.dtype.bits if kind.dtype.bits < 8 and dim == rank - 1 else 1
+            self._take(name, dim, False, size, tensor.shape[dim] * packed)
         for dim, stride in enumerate((kind.strides or ()) if tensor is not ABSENT else ()):
             self._take(name, dim, True, stride, tensor.stride(dim))
         if self.symbols and all(n in self.params for n in self.wanted):

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir.dtype import DType, bool_
-from torch_tile.ir.expr import Const, Expr, Load, binary, cast, is_number, select, truth, unary
+from torch_tile.ir.expr import Const, Expr, Load, Vector, binary, cast, is_number, select, truth, unary
 from torch_tile.ir.node import Node, contains
 from torch_tile.ir.stmt import Assert, Break, Continue, If, While
 from torch_tile.language.branches import UNBOUND, Branches, is_same, is_scalar
@@ -378,6 +378,8 @@ def _read_now(name: str, value: Any) -> Any:
         value.update({k: _read_now(name, v) for k, v in value.items()})
     elif type(value) is tuple:
         return tuple(_read_now(name, v) for v in value)
+    elif isinstance(value, Vector):
+        return value.map(lambda lane: let(name, lane))
     elif isinstance(value, Expr) and not _is_fresh(value) and contains(value, Load):
         return let(name, value)
     return value

@@ -20,8 +20,9 @@ from typing import Any
 
 from torch_tile.diagnostics.errors import Span, TileError, current_span, error, span_source
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Const, Expr, Load, Var
-from torch_tile.ir.node import Node, children
+from torch_tile.ir.expr import Call, Const, Expr, Load, Var
+from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.node import Node, Rewriter, children, contains
 from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -248,6 +249,25 @@ def let(name: str, value: Expr) -> Expr:
     return var
 
 
+def spelt_out(value: Expr) -> Expr:
+    """`value` with names in it replaced by what they name; those of elements, which may have changed since, stay."""
+    known = IdMap[Var, Expr]()
+    for scope in tracer().scopes if is_tracing() else ():
+        known.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let) and not contains(s.value, Load, Call))
+    return Replaced(known)(value) if known else value
+
+
+class Replaced(Rewriter):
+    """Replaces symbols by what is `known` of them, and symbols in that, too."""
+
+    def __init__(self, known: IdMap[Var, Expr]):
+        self.known = known
+
+    def visit_Var(self, var: Var) -> Expr:
+        """What stands for it."""
+        return self(self.known[var]) if var in self.known else var
+
+
 def close_body(scope: Scope) -> Block:
     """The statements of a scope as a block."""
     return Block(tuple(scope.stmts))
@@ -259,6 +279,19 @@ def with_span(node: Any, span: Span | None) -> Any:
 
 
 __all__ = [
-    "Scope", "Tracer", "author_span", "close_body", "current_span", "is_tracing", "let", "make_variable", "name_symbol",
-    "span_at", "tracer", "tracing", "with_span",
+    "Replaced",
+    "Scope",
+    "Tracer",
+    "author_span",
+    "close_body",
+    "current_span",
+    "is_tracing",
+    "let",
+    "make_variable",
+    "name_symbol",
+    "span_at",
+    "spelt_out",
+    "tracer",
+    "tracing",
+    "with_span",
 ]  # fmt: skip

@@ -122,7 +122,7 @@ class CudaLauncher(BaseLauncher):
             self.require_gpu()
         return super().__call__(*args)
 
-    def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
+    def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
         """Start the kernels."""
         left = iter(tensors)
         self.go(*(next(left) if isinstance(p, Buffer) else scalars[p] for p in self.everything))
@@ -165,11 +165,14 @@ class CudaLauncher(BaseLauncher):
             seen.by(
                 self, plan, [a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)], values[1]
             )
-        if self.remember is not None:  # not before: what the driver refuses, Python explains
+        # Not before: what the driver refuses, Python explains.
+        if self.remember is not None and all(a is not None for a in args):
             self.remember(args, plan.packed())
 
-    def address(self, param: Buffer, tensor: torch.Tensor) -> int:
-        """Where a tensor begins, if that is where the kernel's accesses can begin."""
+    def address(self, param: Buffer, tensor: torch.Tensor | None) -> int:
+        """Where a tensor begins, if that is where the kernel's accesses can begin; 0 for None, which is unused."""
+        if tensor is None:
+            return 0
         found = tensor.data_ptr()
         alignment = self.alignments[param]
         if found % alignment:
@@ -184,7 +187,8 @@ class CudaLauncher(BaseLauncher):
     def check_apart(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raise if a kernel takes for constant what it writes through another argument."""
         for read, written in self.source.apart:
-            if overlap(tensors[read], tensors[written]):
+            one_is_none = tensors[read] is None or tensors[written] is None
+            if not one_is_none and overlap(tensors[read], tensors[written]):
                 one, other = ([p for p in self.everything if isinstance(p, Buffer)][n].name for n in (read, written))
                 raise LaunchError(
                     f"arguments `{one}` and `{other}` overlap, and {self.program.name} reads `{one}` while it writes "
@@ -238,7 +242,8 @@ class CudaLauncher(BaseLauncher):
         """The number of the device that the tensors are on."""
         import torch
 
-        first = next((a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)), None)
+        tensors = (a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer))
+        first = next((a for a in tensors if a is not None), None)
         return torch.cuda.current_device() if first is None else int(first.device.index)
 
     def load(self, machine: Driver, device: int) -> dict[str, Function]:

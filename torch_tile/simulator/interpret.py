@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_tile.compiler.binding import Binding, size_of
+from torch_tile.compiler.binding import Binding, held, size_of
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.ir.stmt import Program
@@ -40,6 +40,7 @@ def interpret(
         is_given = position < len(program.params) and position not in allocated
         if is_given:
             value = next(rest)
+            value = held(old, value) if isinstance(old, Buffer) else value
         elif isinstance(old, Buffer):
             value = poisoned([size_of(s, values, old.name) for s in old.shape], old.dtype)
             if old.origin != "workspace":
@@ -68,5 +69,5 @@ def bind(
     given = binding.in_order(args)
     values: dict[Var, Value] = {**binding.sizes_of(given)}
     values |= {v: constant(n, v.dtype) for v, n in binding.scalars_of(given).items()}
-    tensors = {p: a.detach() for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
+    tensors = {p: held(p, a) for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
     return tensors, values

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_tile.codegen.cuda import tensors_of
-from torch_tile.compiler.binding import Sizes
+from torch_tile.compiler.binding import Sizes, held
 from torch_tile.diagnostics.errors import InternalError, LaunchError
 from torch_tile.ir.expr import Scalar, Var
 from torch_tile.runtime.cache import get_or_build, key_of
@@ -116,7 +116,7 @@ class EmulatedLauncher(BaseLauncher):
             ctypes.memset(found.data_ptr(), 255, found.numel() * found.element_size())
         return found
 
-    def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
+    def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
         """Run the entries one after the other."""
         for entry in self.source.entries:
             if entry.cluster != (1, 1, 1):
@@ -124,6 +124,7 @@ class EmulatedLauncher(BaseLauncher):
         scheduler = _scheduler()  # first: the text's calls find it
         library = ctypes.CDLL(str(self.library or build([self.source])))
         names = [b.name for b in tensors_of(self.program)]
+        tensors = [held(b, t) if t is None else t for b, t in zip(tensors_of(self.program), tensors, strict=True)]
         for number, entry in enumerate(self.source.entries):
             grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
             if grid is not None:
