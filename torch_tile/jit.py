@@ -315,6 +315,8 @@ class JITFunction:
         """
         if not self.is_lazy:
             return self._compile_eager(args, kwargs)
+        if self.target == "auto" and (around := Target.current()) is not None:
+            return self.on(around).compile(*args, **kwargs)
         quick = None if kwargs else exact_key(args)
         with contextlib.suppress(TypeError):  # an argument that cannot be hashed
             if quick in self.by_position:
