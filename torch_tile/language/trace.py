@@ -153,6 +153,8 @@ def tracing() -> Iterator[Tracer]:
         if region is not None:
             raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
         raise error("undefined_name", _span_of(problem), name=name) from problem
+    except TileError:
+        raise
     except (TypeError, AttributeError, IndexError) as problem:
         if (told := _explained(problem)) is not None:
             raise told from problem
