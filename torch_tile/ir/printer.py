@@ -315,6 +315,9 @@ class Printer(ExprPrinter):
                 base = view.base
                 assert base is not None
                 self.line(f"{self.names.bind(view)} = T.view({self.names(base)}, {self.shape(view.shape)})")
+            if p.switches:
+                configs = ", ".join(f'"{stmt.SWITCH_KEYS[name]}": True' for name in p.switches)
+                self.line(f"T.annotate_pass_configs({{{configs}}})")
             for kernel in p.kernels:
                 self.kernel(kernel)
             if p.outputs:

@@ -48,6 +48,7 @@ class Tracer:
         self.kernels: list[Kernel] = []
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
         self.views: list[Buffer] = []  # by T.view
+        self.switches: set[str] = set()  # options of the compiler that the function asks for
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
         self.reducers: dict[int, tuple[Buffer, str]] = {}  # by T.alloc_reducer, each with what it folds by
