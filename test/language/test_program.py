@@ -515,27 +515,16 @@ def test_functions_without_a_kernel_are_one_block(way):
     torch.testing.assert_close(b, want)
 
 
-def test_functions_without_a_kernel_have_no_tiles():
+@pytest.mark.parametrize("body", [lambda A: T.alloc_shared((4,), "float32"), lambda A: T.clear(A), lambda A: None])
+def test_functions_without_a_kernel_have_no_tiles(body):
     """What is for the threads of a block together asks for T.Kernel, whose grid and threads only the author knows."""
-    from torch_tile.diagnostics.errors import TileError
+    with pytest.raises(TileError) as caught:
 
-    def with_tile(A):
-        T.alloc_shared((4,), "float32")
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32")):
+            body(A)
 
-    def with_op(A):
-        T.clear(A)
-
-    def nothing(A):
-        pass
-
-    for body in (with_tile, with_op, nothing):
-        with pytest.raises(TileError) as caught:
-
-            @T.prim_func
-            def kernel(A: T.Tensor((4,), "float32")):
-                body(A)
-
-        assert caught.value.code == "not_in_kernel"
+    assert caught.value.code == "not_in_kernel"
 
 
 def test_eager_functions_without_a_kernel():

@@ -98,6 +98,6 @@ def evaluate(value: Expr | None) -> None:
 
 
 __all__ = [
-    "address_of", "annotate_compile_flags", "annotate_pass_configs", "assume", "call", "device_assert", "dt", "evaluate",
-    "print", "tensor_map",
+    "address_of", "annotate_compile_flags", "annotate_pass_configs", "assume", "call", "device_assert", "dt",
+    "evaluate", "print", "tensor_map",
 ]  # fmt: skip
