@@ -242,7 +242,8 @@ __all__ = [
     "LocalBuffer", "Parallel", "Persistent", "PersistentTileScheduler", "Pipelined", "PrimFunc", "Ref", "Select",
     "SharedBuffer", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "all_of", "all_sync",
     "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
-    "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout", "annotate_min_blocks_per_sm",
+    "annotate_compile_flags", "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout",
+    "annotate_min_blocks_per_sm", "annotate_pass_configs",
     "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume",
     "at_rank", "atomic_load", "attr", "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear",
@@ -262,5 +263,4 @@ __all__ = [
     "sync_threads", "sync_warp", "syncthreads_and", "syncthreads_count", "syncthreads_or", "tensor_map",
     "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod", "tvm_thread_allreduce",
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
-    "annotate_compile_flags", "annotate_pass_configs",
 ]  # fmt: skip
