@@ -85,6 +85,10 @@ class Kernel:
             at.own(var)
         return self.blocks if self.as_tuple else self.blocks[0]
 
+    def _thread(self) -> Var | None:
+        """The variable of the running thread, if the kernel names it."""
+        return self.thread if self.uses_thread else None
+
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -94,10 +98,10 @@ class Kernel:
             if at.swizzle is not None and self.cluster != (1, 1, 1):
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
-            body = pin_results(gather_roles(close_body(self.opened), self.threads, self.min_blocks))
+            body = pin_results(gather_roles(close_body(self.opened), self.threads, self.min_blocks, self._thread()))
             made = KernelNode(
                 self.grid, self.blocks, self.threads, body, at.swizzle,
-                self.thread if self.uses_thread else None, self.shared_bytes, self.cluster, self.min_blocks,
+                self._thread(), self.shared_bytes, self.cluster, self.min_blocks,
             )  # fmt: skip
             at.kernels.append(with_span(made, self.span))
 
