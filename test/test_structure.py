@@ -49,7 +49,7 @@ NOT_MIRRORED = {
     "benchmarks": "tests benchmarks/, file for file",
     "csrc": "tests the headers of csrc/, name for name",
     "lowering/test_changed_tiles.py": "is about tiles that bulk_loads and split_warps hand over together",
-    "compat/kernels": "kernels in TileLang's styles, run as they are",
+    "tilelang_kernels": "kernels in TileLang's styles, run as they are",
     "cubins": "compiles every kernel of the library for every chip",
     "fuzz": "random programs through the interpreter and the CPU target",
     "device": "runs on a GPU, through all layers",
