@@ -67,6 +67,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{word}` of a loop that Python runs while tracing, under a condition known only on the device",
         "loop with T.serial, T.unroll or `for ... in range(...)`, or write a condition of the device: `while x < n:`",
     ),
+    "break_of_nest": (
+        "`break` of a T.grid, which is several loops, would leave the innermost only",
+        "nest T.serial loops, and test a flag in each: T.alloc_var(T.bool, False)",
+    ),
     "bad_dtype": ("{got!r} is not a dtype", "use T.float16, 'float16', torch.float16, ..."),
     "bad_scope": ("unknown buffer scope {got!r}", "use one of {known}"),
     "bad_shape": ("{what} must be {want}, got {got}", "give every dimension as a positive integer"),

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from typing import Any
 
+from torch_tile.hardware import WARPGROUP
 from torch_tile.ir import stmt
 from torch_tile.ir.buffer import Buffer, Range, Region, TensorMap
 from torch_tile.ir.dtype import DType
@@ -315,6 +316,9 @@ class Printer(ExprPrinter):
                 base = view.base
                 assert base is not None
                 self.line(f"{self.names.bind(view)} = T.view({self.names(base)}, {self.shape(view.shape)})")
+            if p.switches:
+                configs = ", ".join(f'"{stmt.SWITCH_KEYS[name]}": True' for name in p.switches)
+                self.line(f"T.annotate_pass_configs({{{configs}}})")
             for kernel in p.kernels:
                 self.kernel(kernel)
             if p.outputs:
@@ -417,8 +421,10 @@ class Printer(ExprPrinter):
 
     def _role(self, s: stmt.Role) -> None:
         registers = f", registers={s.registers}" if s.registers else ""
-        groups = ", ".join(str(n // 128) for n in range(s.first, s.first + s.count, 128))
-        what = f"ws({groups}" if s.by_hand else f"role({s.first}, {s.count}"
+        groups = ", ".join(str(n // WARPGROUP) for n in range(s.first, s.first + s.count, WARPGROUP))
+        whole = s.by_hand and s.first % WARPGROUP == s.count % WARPGROUP == 0
+        hand = ", by_hand=True" if s.by_hand else ""
+        what = f"ws({groups}" if whole else f"role({s.first}, {s.count}{hand}"
         self.line(f"with T.{what}{registers}):")
         self.body(s.body)
 

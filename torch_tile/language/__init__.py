@@ -45,6 +45,8 @@ from torch_tile.language.cluster import (
 )  # fmt: skip
 from torch_tile.language.effects import (
     address_of,
+    annotate_compile_flags,
+    annotate_pass_configs,
     assume,
     call,
     device_assert,
@@ -249,7 +251,8 @@ __all__ = [
     "LocalBuffer", "Parallel", "Persistent", "PersistentTileScheduler", "Pipelined", "PrimFunc", "Ref", "Select",
     "SharedBuffer", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "all_of", "all_sync",
     "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
-    "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout", "annotate_min_blocks_per_sm",
+    "annotate_compile_flags", "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout",
+    "annotate_min_blocks_per_sm", "annotate_pass_configs",
     "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume",
     "at_rank", "atomic_load", "attr", "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear",

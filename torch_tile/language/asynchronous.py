@@ -145,10 +145,11 @@ def _lanes(what: str, name: str, number: Any, default: int) -> int:
 def set_max_nreg(n: int, is_inc: Any = None) -> None:
     """Each thread of the T.ws around has `n` registers, for all of its body, instead of an equal share.
 
+    So has each thread of a branch that whole warpgroups take, as `if tx < 128:`.
     A multiple of 8 from 24 to 256. Whether that is more (`is_inc`) or fewer the compiler knows.
     """
     at = in_kernel("T.set_max_nreg")
-    if not at.barrier_group:
+    if not at.barrier_group and not any(scope.what in ("if", "else") for scope in at.scopes):
         why, fix = "is said outside T.ws", "say it in the body of a T.ws: it holds for all of it"
         raise error("bad_argument", None, op="T.set_max_nreg", name="n", why=why, fix=fix)
     check_registers("T.set_max_nreg", "n", n or 1)

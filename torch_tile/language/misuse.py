@@ -119,8 +119,6 @@ INSTEAD = {
     "access_ptr": "the language has no pointers: give elements A[i, j] and regions A[a:b, :]",
     "tvm_access_ptr": "the language has no pointers: give elements A[i, j] and regions A[a:b, :]",
     "make_tensor": "the language has no pointers: give every tensor as a parameter",
-    "annotate_pass_configs": "give pass_configs to torch_tile.jit or torch_tile.compile",
-    "annotate_compile_flags": "give compile_flags to torch_tile.jit or torch_tile.compile",
     "ieee_add": "write `x + y`; products and sums may be fused, which rounds once",
     "ieee_sub": "write `x - y`; products and sums may be fused, which rounds once",
     "ieee_mul": "write `x * y`; products and sums may be fused, which rounds once",

@@ -29,7 +29,8 @@ MOST_THREADS = max(chip.thread_limit for chip in CHIPS.values())  # at once on a
 class Kernel:
     """`with T.Kernel(*blocks, threads=128) as (bx, by)`: the body runs once per block of the grid.
 
-    `blocks` are up to three sizes, x first; sizes may be symbolic. `threads` is an integer or up to three integers.
+    `blocks` are up to three sizes, x first; sizes may be symbolic. Without any, one block runs.
+    `threads` is an integer or up to three integers. `as (bx,)` takes a tuple also of a grid of one size.
     Blocks of a cluster, `cluster_dims` of them along each dimension, run at the same time (sm_90 and later).
     `is_cpu` is a hint of TileLang's without effect; `shared_bytes` is for printed kernels: the compiler finds it.
     Raises TileError for a `prelude`, as kernels hold no CUDA text.
@@ -45,22 +46,25 @@ class Kernel:
             raise error("bad_argument", None, op="T.Kernel", name="prelude", why=why, fix=fix)
         if at.scopes:
             raise error("nested_kernel", None)
-        if not 1 <= len(blocks) <= 3:
-            raise error("bad_shape", None, what="T.Kernel's grid", want="one to three sizes", got=repr(blocks)[:60])
-        self.grid = shape_of(blocks, "T.Kernel's grid")
+        if len(blocks) > 3:
+            raise error("bad_shape", None, what="T.Kernel's grid", want="at most three sizes", got=repr(blocks)[:60])
+        self.grid = shape_of(blocks or (1,), "T.Kernel's grid")
         given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
         if not 1 <= len(given) <= 3 or not all(isinstance(t, int) and t > 0 for t in given):
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
         self.threads = tuple(int(t) for t in given)
         self.names: tuple[str | None, ...] = ("bx", "by", "bz")
         self.shared_bytes = int(shared_bytes)  # of printed kernels
-        self.cluster = clusters(cluster_dims, len(blocks))
+        self.cluster = clusters(cluster_dims, len(self.grid))
+        self.as_tuple = len(self.grid) > 1  # what `as` names
         self.min_blocks = 1
         self.span = author_span()
 
-    def take_names(self, names: tuple[str | None, ...]) -> None:
-        """The author's names for the block indices."""
-        if len(names) > 1 and None not in names and len(names) != len(self.grid):
+    def take_names(self, target: str | tuple[str | None, ...] | None) -> None:
+        """The author's names for the block indices: one, or several in parentheses."""
+        names = target if isinstance(target, tuple) else (target,)
+        self.as_tuple = self.as_tuple or isinstance(target, tuple)
+        if isinstance(target, tuple) and None not in names and len(names) != len(self.grid):
             why, fix = f"is a grid of {len(self.grid)} for {len(names)} names", "give one name for each size"
             raise error("bad_argument", self.span, op="T.Kernel", name="blocks", why=why, fix=fix)
         if len(names) == len(self.grid):
@@ -77,7 +81,11 @@ class Kernel:
         self.uses_thread = False
         for var in (*self.blocks, self.thread):
             at.own(var)
-        return self.blocks if len(self.blocks) > 1 else self.blocks[0]
+        return self.blocks if self.as_tuple else self.blocks[0]
+
+    def _thread(self) -> Var | None:
+        """The variable of the running thread, if the kernel names it."""
+        return self.thread if self.uses_thread else None
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -88,10 +96,10 @@ class Kernel:
             if at.swizzle is not None and self.cluster != (1, 1, 1):
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
-            body = pin_results(gather_roles(close_body(self.opened), self.threads, self.min_blocks))
+            body = pin_results(gather_roles(close_body(self.opened), self.threads, self.min_blocks, self._thread()))
             made = KernelNode(
                 self.grid, self.blocks, self.threads, body, at.swizzle,
-                self.thread if self.uses_thread else None, self.shared_bytes, self.cluster, self.min_blocks,
+                self._thread(), self.shared_bytes, self.cluster, self.min_blocks,
             )  # fmt: skip
             at.kernels.append(with_span(made, self.span))
 

@@ -49,6 +49,7 @@ class Tracer:
         self.kernels: list[Kernel] = []
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
         self.views: list[Buffer] = []  # by T.view
+        self.switches: set[str] = set()  # options of the compiler that the function asks for
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
         self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with what it folds by
@@ -154,6 +155,8 @@ def tracing() -> Iterator[Tracer]:
         if region is not None:
             raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
         raise error("undefined_name", _span_of(problem), name=name) from problem
+    except TileError:
+        raise
     except (TypeError, AttributeError, IndexError) as problem:
         if (told := _explained(problem)) is not None:
             raise told from problem

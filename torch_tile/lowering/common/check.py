@@ -48,7 +48,7 @@ from torch_tile.ir.stmt import (
 from torch_tile.lowering.analysis.reachability import LOST, Path
 from torch_tile.lowering.analysis.thread_values import Divergence
 from torch_tile.tileop import RegisteredOp
-from torch_tile.tileop.base import describe
+from torch_tile.tileop.base import describe, is_of_each
 from torch_tile.tileop.copy.tma import TmaCopy
 
 TRUE = const(True, dt.bool_)
@@ -211,7 +211,7 @@ class _Check(Rewriter):
             for region in (*reads, *writes):
                 self._region(region, op)
             by_one = isinstance(op, TmaCopy)  # of its threads, whichever come by
-            if not by_one and not _is_of_each((*reads, *writes)):
+            if not by_one and not is_of_each((*reads, *writes)):
                 self._by_all(op, f"T.{op.op_name}")
             self.children(op)
         return op
@@ -289,12 +289,6 @@ class _Check(Rewriter):
 def _is_whole(r: Range, size: Expr) -> bool:
     """Whether a range is written as all of a dimension."""
     return r.extent is size and isinstance(r.start, Const) and r.start.value == 0
-
-
-def _is_of_each(regions: tuple[Region, ...]) -> bool:
-    """Whether each thread does an operation by itself: on memory of its own, or on single elements."""
-    own = any(region.buffer.scope in ("local", "var") for region in regions)
-    return own or all(isinstance(r.extent, Const) and r.extent.value == 1 for region in regions for r in region.ranges)
 
 
 def _own_statements(body: Block) -> Iterator[Stmt]:

@@ -190,7 +190,9 @@ class Walk:
         inner.facts.read_by_engines |= self.facts.read_by_engines  # in another role
         if role.by_hand:
             inner.by_hand(self.facts.refilled)
-        found = inner.block(role.body, State(most_pending(role.body)))
+        end = State(most_pending(role.body))
+        found = inner.block(role.body, end)
+        state.used, state.wrote = state.used or end.used, state.wrote or end.wrote  # to be shown at the next barrier
         conflicts = any(map(is_barrier, find(role.body, Do)))
         if found or conflicts:
             wait = warp_barrier() if role.count == 32 else named_barrier(self.barrier_groups.number(role), role.count)
