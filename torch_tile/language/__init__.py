@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_tile import tileop as _tileop
 from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
-from torch_tile.language import atomics as _atomics, math as _math
+from torch_tile.language import atomics as _atomics, bit_counts as _bit_counts, math as _math
 from torch_tile.language.asynchronous import (
     barrier_arrive,
     barrier_wait,
@@ -32,15 +32,21 @@ from torch_tile.language.asynchronous import (
     wgmma_gemm,
 )  # fmt: skip
 from torch_tile.language.atomics import arrive_last, atomic_load
+from torch_tile.language.bit_counts import clz, popcount
 from torch_tile.language.calls import check_all as _check_all, recorded as _recorded
 from torch_tile.language.cluster import (
     at_rank,
     block_rank_in_cluster,
     cluster_arrive,
+    cluster_arrive_relaxed,
     cluster_sync,
     cluster_wait,
     get_cluster_dims,
+    get_cluster_extent,
+    get_cluster_extents,
     get_cluster_id,
+    get_cluster_ids,
+    get_cluster_size,
 )  # fmt: skip
 from torch_tile.language.effects import (
     address_of,
@@ -87,6 +93,15 @@ from torch_tile.language.math import (
     fast_rcp,
     floordiv,
     floormod,
+    fmul,
+    ieee_add,
+    ieee_fdiv,
+    ieee_fmaf,
+    ieee_frcp,
+    ieee_frsqrt,
+    ieee_fsqrt,
+    ieee_mul,
+    ieee_sub,
     if_then_else,
     index_to_coordinates,
     infinity,
@@ -158,6 +173,7 @@ from torch_tile.language.threads import (
 )  # fmt: skip
 from torch_tile.language.values import StridedTensor, Tensor, TensorType
 from torch_tile.language.warps import (
+    activemask,
     all_sync,
     any_sync,
     ballot_sync,
@@ -169,6 +185,8 @@ from torch_tile.language.warps import (
     shfl_up,
     shfl_xor,
     tvm_warp_shuffle,
+    tvm_warp_shuffle_down,
+    tvm_warp_shuffle_up,
     warp_reduce as _warp_reduce,
 )  # fmt: skip
 from torch_tile.tileop.atomic import ATOMICS as _ATOMICS
@@ -183,7 +201,9 @@ Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
 c2d_im2col, ballot = im2col, ballot_sync
 get_warp_idx_sync = get_warp_idx
+tvm_warp_activemask, WarpSpecialize = activemask, ws
 indexdiv, indexmod = floordiv, floormod
+cdiv = ceildiv
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
 globals().update({t.name: t for t in _DTYPES} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
@@ -194,7 +214,7 @@ globals().update({n: _math.function(n) for n in _math.FUNCTIONS})
 globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "log10", "sin", "cos", "tan", "pow")})
 fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
 power = _math.function("pow")
-globals()["__ffs"] = _math.ffs
+globals().update({"__ffs": _bit_counts.ffs, "__fns": _bit_counts.fns, "__exp10": exp10})
 
 # What the lanes of a warp have together: T.warp_reduce_sum, ...
 globals().update({f"warp_reduce_{n}": _warp_reduce(n) for n in ("sum", "max", "min", "bitand", "bitor")})
@@ -260,4 +280,9 @@ __all__ = [
     "sync_threads", "sync_warp", "syncthreads_and", "syncthreads_count", "syncthreads_or", "tensor_map",
     "thread_binding", "thread_index", "transpose", "truncdiv", "truncmod", "tvm_thread_allreduce",
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
+]  # fmt: skip
+__all__ += [  # of CUDA and TVM by their names
+    "activemask", "cdiv", "cluster_arrive_relaxed", "clz", "fmul", "get_cluster_extent", "get_cluster_extents",
+    "get_cluster_ids", "get_cluster_size", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt",
+    "ieee_fsqrt", "ieee_mul", "ieee_sub", "popcount", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up",
 ]  # fmt: skip
