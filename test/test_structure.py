@@ -31,7 +31,7 @@ LAYERS = [
     {"jit"},
     {"autotuner"},
     {PACKAGE},
-    {"kernels"},
+    {"kernels", "cuda"},
     {"ops"},
     {"inductor", "nn"},
     {"integrations"},

@@ -57,6 +57,14 @@ from torch_tile.language.effects import (
     print,
     tensor_map,
 )
+from torch_tile.language.emitters import (
+    TensorCoreIntrinEmitter,
+    WGMMATensorCoreIntrinEmitter,
+    get_mma_micro_size,
+    get_swizzle_layout,
+    make_mma_swizzle_layout,
+    mma_store_index_map,
+)  # fmt: skip
 from torch_tile.language.gathers import all_of, any_of, im2col, transpose
 from torch_tile.language.layout import (
     Fragment,
@@ -282,7 +290,9 @@ __all__ = [
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip
 __all__ += [  # of CUDA and TVM by their names
-    "activemask", "cdiv", "cluster_arrive_relaxed", "clz", "fmul", "get_cluster_extent", "get_cluster_extents",
-    "get_cluster_ids", "get_cluster_size", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt",
-    "ieee_fsqrt", "ieee_mul", "ieee_sub", "popcount", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up",
+    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "activemask", "cdiv", "cluster_arrive_relaxed",
+    "clz", "fmul", "get_cluster_extent", "get_cluster_extents", "get_cluster_ids", "get_cluster_size",
+    "get_mma_micro_size", "get_swizzle_layout", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt",
+    "ieee_fsqrt", "ieee_mul", "ieee_sub", "make_mma_swizzle_layout", "mma_store_index_map", "popcount",
+    "tvm_warp_shuffle_down", "tvm_warp_shuffle_up",
 ]  # fmt: skip
