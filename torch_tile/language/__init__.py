@@ -65,6 +65,14 @@ from torch_tile.language.emitters import (
     make_mma_swizzle_layout,
     mma_store_index_map,
 )  # fmt: skip
+from torch_tile.language.foreign import (
+    access_ptr,
+    call_extern,
+    call_pure_extern,
+    import_source,
+    ptx,
+    tvm_access_ptr,
+)  # fmt: skip
 from torch_tile.language.gathers import all_of, any_of, im2col, transpose
 from torch_tile.language.layout import (
     Fragment,
@@ -290,9 +298,10 @@ __all__ = [
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip
 __all__ += [  # of CUDA and TVM by their names
-    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "activemask", "cdiv", "cluster_arrive_relaxed",
-    "clz", "fmul", "get_cluster_extent", "get_cluster_extents", "get_cluster_ids", "get_cluster_size",
-    "get_mma_micro_size", "get_swizzle_layout", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt",
-    "ieee_fsqrt", "ieee_mul", "ieee_sub", "make_mma_swizzle_layout", "mma_store_index_map", "popcount",
+    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "call_extern",
+    "call_pure_extern", "cdiv", "cluster_arrive_relaxed", "clz", "fmul", "get_cluster_extent",
+    "get_cluster_extents", "get_cluster_ids", "get_cluster_size", "get_mma_micro_size", "get_swizzle_layout",
+    "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub",
+    "import_source", "make_mma_swizzle_layout", "mma_store_index_map", "popcount", "ptx", "tvm_access_ptr",
     "tvm_warp_shuffle_down", "tvm_warp_shuffle_up",
 ]  # fmt: skip

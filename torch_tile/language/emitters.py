@@ -54,7 +54,7 @@ class TensorCoreIntrinEmitter:
         self.reduce_k, self.num_elems_per_byte = reduce_k, num_elems_per_byte
         self.is_m_first, self.thread_var = bool(is_m_first), thread_var
         self.threads = WARP * block_row_warps * block_col_warps * reduce_k
-        self.types = (*(self._operand_type(d) for d in (self.a_dtype, self.b_dtype)), self.accum_dtype.name)
+        self.types = self._operand_type(self.a_dtype), self._operand_type(self.b_dtype), str(self.accum_dtype.name)
         name = matrix.PRODUCTS.get(self.types)
         if name is None:
             why = f"is {' * '.join(self.types[:2])} with sums of {self.types[2]}"
@@ -243,6 +243,7 @@ class TensorCoreIntrinEmitter:
                     row, column = (_index(digits, lane, register % size) for digits in self.shape.d)
                     column = simplify(column + register // size * self.shape.n)
                     pieces = simplify(warp_m * self.warp_rows + i), simplify(warp_n * self.warp_cols + j)
+                    indices: tuple[Expr, ...]
                     if rank == 4:
                         indices = (*pieces, row, column)
                     else:
