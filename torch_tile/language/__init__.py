@@ -149,6 +149,7 @@ from torch_tile.language.reducers import (
     tvm_thread_allreduce,
 )  # fmt: skip
 from torch_tile.language.roles import role, ws
+from torch_tile.language.safe_values import annotate_safe_value
 from torch_tile.language.scopes import (
     Kernel,
     alloc_barrier,
@@ -298,8 +299,8 @@ __all__ = [
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip
 __all__ += [  # of CUDA and TVM by their names
-    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "call_extern",
-    "call_pure_extern", "cdiv", "cluster_arrive_relaxed", "clz", "fmul", "get_cluster_extent",
+    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "annotate_safe_value",
+    "call_extern", "call_pure_extern", "cdiv", "cluster_arrive_relaxed", "clz", "fmul", "get_cluster_extent",
     "get_cluster_extents", "get_cluster_ids", "get_cluster_size", "get_mma_micro_size", "get_swizzle_layout",
     "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub",
     "import_source", "make_mma_swizzle_layout", "mma_store_index_map", "popcount", "ptx", "tvm_access_ptr",

@@ -111,7 +111,6 @@ INSTEAD = {
     "range": "`for i in range(n)` is a loop of the device, as T.serial is",
     "loop_break": "write `break`",
     "Var": "name sizes by T.dynamic, and variables by T.alloc_var",
-    "annotate_safe_value": "reads outside a tensor give 0; for more write `T.if_then_else(i < n, A[i], value)`",
     "sync_grid": "T.arrive_last tells which block is the last to arrive; several T.Kernel in one function run in order",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
     "make_tensor": "the language has no pointers: give every tensor as a parameter",

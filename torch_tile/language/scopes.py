@@ -15,12 +15,14 @@ from torch_tile.hardware import CHIPS
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer
 from torch_tile.ir.expr import Expr, Load, Var, cast, const as ir_const, is_number, to_expr
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.polynomial import Atoms
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, pin_results
 from torch_tile.language.cluster import clusters
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
+from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of
 from torch_tile.tileop.base import Scalar, describe, need_choice, need_region, region_of
@@ -71,6 +73,7 @@ class Kernel:
     def __enter__(self) -> Any:
         at = tracer()
         at.swizzle = None
+        at.safe_values = IdMap()
         at.launch = self
         self.scope = at.open("kernel")
         self.opened = self.scope.__enter__()
@@ -90,7 +93,8 @@ class Kernel:
             if at.swizzle is not None and self.cluster != (1, 1, 1):
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
-            body = pin_results(gather_roles(close_body(self.opened), self.threads, self.min_blocks))
+            body = with_safe_values(close_body(self.opened), at.safe_values)
+            body = pin_results(gather_roles(body, self.threads, self.min_blocks))
             made = KernelNode(
                 self.grid, self.blocks, self.threads, body, at.swizzle,
                 self.thread if self.uses_thread else None, self.shared_bytes, self.cluster, self.min_blocks,

@@ -21,6 +21,7 @@ from typing import Any
 from torch_tile.diagnostics.errors import Span, TileError, current_span, error, span_source
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Const, Expr, Load, Var
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.node import Node, children
 from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt
 
@@ -56,6 +57,7 @@ class Tracer:
         self.barrier_group = 0  # threads of the T.role around
         self.doubtful = ""  # what decides on the device whether the operand that Python computes now is wanted
         self.consts: Callable[[str], Any] = no_consts
+        self.safe_values: IdMap[Buffer, Const] = IdMap()  # of T.annotate_safe_value, in the kernel around
         self.sources: dict[str, list[str]] = {}  # texts of T.import_source, by target
         self.lost: dict[str, str] = {}  # names that were bound in a region and are unbound after it
 
