@@ -26,9 +26,20 @@ from torch_tile.language.asynchronous import (
     no_set_max_nreg,
     pdl_sync,
     pdl_trigger,
+    ptx_arrive_barrier,
+    ptx_arrive_barrier_expect_tx,
+    ptx_arrive_cluster_barrier,
+    ptx_fence_barrier_init,
+    ptx_wait_barrier,
     set_max_nreg,
     shuffle_elect,
+    tma_store_arrive,
+    tma_store_wait,
     wait_wgmma,
+    warpgroup_arrive,
+    warpgroup_commit_batch,
+    warpgroup_fence_operand,
+    warpgroup_wait,
     wgmma_gemm,
 )  # fmt: skip
 from torch_tile.language.atomics import arrive_last, atomic_load
@@ -153,6 +164,7 @@ from torch_tile.language.safe_values import annotate_safe_value
 from torch_tile.language.scopes import (
     Kernel,
     alloc_barrier,
+    alloc_cluster_barrier,
     alloc_fragment,
     alloc_global,
     alloc_local,
@@ -299,10 +311,13 @@ __all__ = [
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip
 __all__ += [  # of CUDA and TVM by their names
-    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "annotate_safe_value",
-    "call_extern", "call_pure_extern", "cdiv", "cluster_arrive_relaxed", "clz", "fmul", "get_cluster_extent",
-    "get_cluster_extents", "get_cluster_ids", "get_cluster_size", "get_mma_micro_size", "get_swizzle_layout",
-    "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub",
-    "import_source", "make_mma_swizzle_layout", "mma_store_index_map", "popcount", "ptx", "tvm_access_ptr",
-    "tvm_warp_shuffle_down", "tvm_warp_shuffle_up",
+    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "alloc_cluster_barrier",
+    "annotate_safe_value", "call_extern", "call_pure_extern", "cdiv", "cluster_arrive_relaxed", "clz", "fmul",
+    "get_cluster_extent", "get_cluster_extents", "get_cluster_ids", "get_cluster_size", "get_mma_micro_size",
+    "get_swizzle_layout", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt",
+    "ieee_mul", "ieee_sub", "import_source", "make_mma_swizzle_layout", "mma_store_index_map", "popcount", "ptx",
+    "ptx_arrive_barrier", "ptx_arrive_barrier_expect_tx", "ptx_arrive_cluster_barrier", "ptx_fence_barrier_init",
+    "ptx_wait_barrier", "tma_store_arrive", "tma_store_wait", "tvm_access_ptr", "tvm_warp_shuffle_down",
+    "tvm_warp_shuffle_up", "warpgroup_arrive", "warpgroup_commit_batch", "warpgroup_fence_operand",
+    "warpgroup_wait",
 ]  # fmt: skip

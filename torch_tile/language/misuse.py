@@ -124,7 +124,6 @@ INSTEAD = {
     "rng_init": "give random numbers as a tensor",
     "rng_rand": "give random numbers as a tensor",
     "rng_rand_float": "give random numbers as a tensor",
-    "alloc_cluster_barrier": "blocks of a cluster meet at T.cluster_sync()",
     "ptx_cp_async": "T.async_copy(src, dst) is asynchronous, and so are copies in T.Pipelined loops",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",

@@ -182,6 +182,14 @@ def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = Non
     return Handle(buffer)
 
 
+def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
+    """T.alloc_barrier in a kernel with clusters: threads of other blocks arrive by T.mbarrier_arrive(bar[i], block)."""
+    if outermost("T.alloc_cluster_barrier").launch.cluster == (1, 1, 1):
+        why, fix = "is that of blocks without a cluster", "give T.Kernel cluster_dims, or take T.alloc_barrier"
+        raise error("bad_argument", None, op="T.alloc_cluster_barrier", name="arrive_count", why=why, fix=fix)
+    return alloc_barrier(arrive_count)
+
+
 def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Load:
     """A mutable scalar of each thread, which starts at `init`, or at 0; `v = e` and `v += e` in the kernel write it.
 
