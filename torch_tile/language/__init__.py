@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_tile import tileop as _tileop
 from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, DType, to_dtype as dtype
-from torch_tile.language import atomics as _atomics, bit_counts as _bit_counts, math as _math
+from torch_tile.language import atomics as _atomics, bit_counts as _bit_counts, lanes as _lanes, math as _math
 from torch_tile.language.asynchronous import (
     barrier_arrive,
     barrier_wait,
@@ -248,6 +248,11 @@ globals().update({"__ffs": _bit_counts.ffs, "__fns": _bit_counts.fns, "__exp10":
 
 # What the lanes of a warp have together: T.warp_reduce_sum, ...
 globals().update({f"warp_reduce_{n}": _warp_reduce(n) for n in ("sum", "max", "min", "bitand", "bitor")})
+
+# Neighbours at once: T.ldg128, T.sts64, T.add2, ...
+globals().update({f"ld{kind}{n}": _lanes.load(kind, n) for kind, widths in _lanes.WIDTHS.items() for n in widths})
+globals().update({f"st{kind}{n}": _lanes.store(kind, n) for kind, widths in _lanes.WIDTHS.items() for n in widths})
+globals().update({n: _lanes.pairs(n, *rest) for n, rest in _lanes.PAIRS.items()} | {"__ldg": _lanes.ldg})
 
 # Atomic updates: T.atomic_add, T.atomic_addx4, ...
 globals().update({f"atomic_{n}": _atomics.update(n) for n in _ATOMICS})

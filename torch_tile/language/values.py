@@ -80,7 +80,9 @@ class Handle(NotAValue):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         place = locate(self.buffer, key)
-        if isinstance(place, Load):
+        if isinstance(place, Region) and hasattr(value, "write_to"):  # several values side by side
+            value.write_to(place)
+        elif isinstance(place, Load):
             tracer("an assignment").emit(Store(self.buffer, place.indices, stored(value, self.buffer)))
         elif isinstance(value, Region | Handle | Load):
             tracer("an assignment").emit(Copy.build(value, place))
