@@ -31,7 +31,7 @@ LAYERS = [
     {"jit", "utils"},
     {"autotuner", "engine"},
     {PACKAGE},
-    {"kernels"},
+    {"kernels", "cuda"},
     {"ops"},
     {"inductor", "nn"},
     {"integrations"},

@@ -23,7 +23,7 @@ from torch_tile.codegen.c_text import (
     storage,
 )
 from torch_tile.hardware import WARPGROUP
-from torch_tile.intrinsics import lookup
+from torch_tile.intrinsics import foreign, lookup
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.bounds import Interval, of_binary, range_of
 from torch_tile.ir.buffer import TensorMap
@@ -195,6 +195,8 @@ class CudaText(Text):
     def call(self, call: Call) -> str:
         """C++ text of a call, memory operands as pointers."""
         intrinsic = lookup(call.name)
+        if call.name == foreign.NAME:
+            return self.foreign(call, foreign.text_of(call, is_cuda=True))
         if intrinsic.header:
             self.headers.add(intrinsic.header)
         name = intrinsic.spelling(call) if intrinsic.cuda else intrinsic.cpu
@@ -338,6 +340,8 @@ class CudaText(Text):
             return (f"tile::widen({text})" if is_small(node.dtype) else text), 99
         if node.name == "reinterpret":
             return self._reinterpret(node, False)
+        if node.name == foreign.NAME:
+            return self.call(node), 99
         return self._fit(node, self.call(node), 99)
 
 

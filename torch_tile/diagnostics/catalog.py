@@ -167,6 +167,14 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "the notes say what went wrong with each: mend that, or give other configurations",
     ),
     "slow_schedule": ("strict: {op} became {became}", "{why}: mend that, or leave out strict=True"),
+    "foreign_text": (
+        "the author's own text, of which `{name}` is called here, does not compile: {problem}",
+        "correct it: it is compiled as it stands; C++ for CPUs is T.import_source(text, target='cpu')",
+    ),
+    "foreign_meaning": (
+        "`{name}` is text of the author's own, which an interpreter cannot look inside",
+        "give its meaning in Python: evaluate=f, which takes numbers, and a NumPy array for each pointer",
+    ),
     "too_few_registers": (
         "the threads of {name} have {have} registers each, and an instruction needs {need}",
         "take smaller tiles or more threads, or ask for fewer blocks by T.annotate_min_blocks_per_sm",

@@ -115,6 +115,14 @@ class InternalError(RuntimeError):
         )
 
 
+FOREIGN = "// The author's own text, as it stands."
+"""The line of generated text that an author's own follows."""
+
+
+class ForeignTextError(RuntimeError):
+    """A compiler refuses a text with an author's own in it, and says why."""
+
+
 # While a kernel is traced, tells where its author is; set by torch_tile.language.trace.
 span_source: list[Callable[[], Span | None]] = []
 

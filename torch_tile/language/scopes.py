@@ -13,11 +13,13 @@ from torch_tile.hardware import CHIPS
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer
 from torch_tile.ir.expr import Expr, Load, Var, cast, is_number, to_expr
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, pin_results
 from torch_tile.language.cluster import clusters
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
+from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
@@ -73,6 +75,7 @@ class Kernel:
     def __enter__(self) -> Any:
         at = tracer()
         at.swizzle = None
+        at.safe_values = IdMap()
         at.launch = self
         self.scope = at.open("kernel")
         self.opened = self.scope.__enter__()
@@ -96,7 +99,8 @@ class Kernel:
             if at.swizzle is not None and self.cluster != (1, 1, 1):
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
-            body = pin_results(gather_roles(close_body(self.opened), self.threads, self.min_blocks, self._thread()))
+            body = with_safe_values(close_body(self.opened), at.safe_values)
+            body = pin_results(gather_roles(body, self.threads, self.min_blocks, self._thread()))
             made = KernelNode(
                 self.grid, self.blocks, self.threads, body, at.swizzle,
                 self._thread(), self.shared_bytes, self.cluster, self.min_blocks,
@@ -210,6 +214,14 @@ def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = Non
     at.emit(Alloc(buffer))
     at.own(buffer)
     return Handle(buffer)
+
+
+def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
+    """T.alloc_barrier in a kernel with clusters: threads of other blocks arrive by T.mbarrier_arrive(bar[i], block)."""
+    if outermost("T.alloc_cluster_barrier").launch.cluster == (1, 1, 1):
+        why, fix = "is that of blocks without a cluster", "give T.Kernel cluster_dims, or take T.alloc_barrier"
+        raise error("bad_argument", None, op="T.alloc_cluster_barrier", name="arrive_count", why=why, fix=fix)
+    return alloc_barrier(arrive_count)
 
 
 def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Load:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from torch_tile.diagnostics.errors import InternalError
+from torch_tile.intrinsics import foreign
 from torch_tile.ir import stmt as st
 from torch_tile.ir.arith_util import evaluate
 from torch_tile.ir.buffer import Buffer
@@ -31,6 +32,7 @@ from torch_tile.simulator.simt.bulk import BULK
 from torch_tile.simulator.simt.calls import CALLS, Calls
 from torch_tile.simulator.simt.cluster import CLUSTER, Cluster, crowds, is_linked
 from torch_tile.simulator.simt.expressions import Expressions, Fixed
+from torch_tile.simulator.simt.foreign import run_foreign
 from torch_tile.simulator.simt.matmuls import Accumulators
 from torch_tile.simulator.simt.memory import Global, Local, Memory, Shared, Threads, Tile, Variable
 from torch_tile.simulator.simt.prescan import (
@@ -85,6 +87,7 @@ class _Machine(Visitor):
         self.shared = Shared(*shared_size(kernel), findings, self.trace, blocks)
         self.tasks = Tasks(self.saved, self.restore)
         table = CALLS | (CONCURRENT if concurrent else {}) | (CLUSTER if self.linked else {})
+        table[foreign.NAME] = run_foreign
         self.calls = Calls(self.threads, self.shared, self.clock, self.tasks, table)
         self.products = set(product_registers(kernel))
         self.values: dict[Var, Value] = {**values}

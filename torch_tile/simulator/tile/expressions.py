@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 
 from torch_tile.diagnostics.errors import InternalError, LaunchError, Span, error
+from torch_tile.intrinsics import lookup
+from torch_tile.intrinsics.foreign import meaning_of
 from torch_tile.ir import expr as ex, stmt as st
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Address, Call, Expr, Load
@@ -198,7 +200,8 @@ class Env(Protocol):
 def atomic(call: Call, block: Tiles) -> Value:
     """Update one element; gives what stood there, 0 outside a tensor."""
     load = _load(call)
-    storage, old = block.memory[load.buffer], block.loaded(block.memory[load.buffer], load)
+    storage = block.memory[load.buffer]
+    old = block.loaded(storage, load)
     operand = block.expr(call.args[1])
     wide = block.wide(load.dtype)
     new = folded(str(call.options[0]), *(torch.as_tensor(x).to(wide) for x in (old, operand)), load.dtype)
@@ -210,6 +213,39 @@ def atomic_load(call: Call, block: Tiles) -> Value:
     """What stands there."""
     load = _load(call)
     return block.loaded(block.memory[load.buffer], load)
+
+
+def foreign_value(call: Call, block: Tiles) -> Value:
+    """What the meaning of a call of foreign text gives; it is given an array of the elements behind each pointer."""
+    meaning = meaning_of(call, block.span)
+    accesses = {access.operand: access for access in lookup(call.name).effects(call)}
+    args: list[Any] = []
+    written = []
+    for number, operand in enumerate(call.args):
+        if not isinstance(operand, Address):
+            value = block.expr(operand)
+            args.append(value.item() if isinstance(value, torch.Tensor) else value)
+            continue
+        tensor, start = block.memory[id(operand.buffer)].tensor, 0
+        for size, index in zip(tensor.shape, operand.indices, strict=True):
+            start = start * size + int(block.expr(index))
+        elements = accesses[number].elements
+        stop = start + elements if elements >= 0 else tensor.numel()
+        if not 0 <= start <= stop <= tensor.numel():
+            block.out_of_bounds(operand.buffer, 0, f"{start} to {stop - 1} in all", call.span)
+        own = tensor.dtype
+        held = own if not own.is_floating_point or own.itemsize >= 4 else torch.float32
+        array = tensor.reshape(-1)[start:stop].to(held, copy=True).numpy()
+        args.append(array)
+        if "w" in accesses[number].kind:
+            written.append((tensor, start, stop, array))
+    found = meaning(*args)
+    for tensor, start, stop, array in written:
+        flat = tensor.reshape(-1)
+        flat[start:stop] = torch.from_numpy(array).to(tensor.dtype)
+        if flat.data_ptr() != tensor.data_ptr():  # a tensor with strides
+            tensor.copy_(flat.reshape(tensor.shape))
+    return va.constant(0 if found is None else found, call.type)
 
 
 def _load(call: Call) -> Load:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from torch_tile.diagnostics.errors import Diagnostic, TileError, diagnose, error
-from torch_tile.intrinsics import lookup
+from torch_tile.intrinsics import foreign, lookup
 from torch_tile.intrinsics.base import intrinsic_of
 from torch_tile.intrinsics.traits import Sync
 from torch_tile.ir import stmt as st
@@ -29,7 +29,7 @@ from torch_tile.simulator.interpret import bind
 from torch_tile.simulator.memory import Index, Storage, lane_ids, poisoned
 from torch_tile.simulator.simt.cluster import crowds
 from torch_tile.simulator.tile.cluster import Crowd, at_rank
-from torch_tile.simulator.tile.expressions import Expressions, atomic, atomic_load
+from torch_tile.simulator.tile.expressions import Expressions, atomic, atomic_load, foreign_value
 from torch_tile.simulator.tile.nests import Plan, Watch, is_nest, plan, written
 from torch_tile.simulator.values import Value, both, some, wrap
 
@@ -246,6 +246,10 @@ class Tiles(Expressions):
             return atomic(node, self)
         if node.name == "atomic_load":
             return atomic_load(node, self)
+        if node.name == foreign.NAME:
+            if self.lanes:
+                raise _InOrder
+            return foreign_value(node, self)
         return super().visit_Call(node)
 
     def visit_Assert(self, node: st.Assert) -> None:
