@@ -14,7 +14,7 @@ import torch
 
 import torch_tile.language as T
 from torch_tile.hardware import Target
-from torch_tile.kernels.planning import current_plan
+from torch_tile.runtime.launch_plan import address_function, current_plan
 from torch_tile.runtime.nvrtc import NoNvrtcError, find_nvrtc
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Machine:
 
 def machine_of(x: torch.Tensor) -> Machine:
     """The machine on which a tensor lies, or the one that launches are planned for."""
-    if plan := current_plan():
+    plan = current_plan()
+    if plan is not None and plan.machine is not None:
         return plan.machine
     if x.device.type == "cuda":
         return _gpu(x.device.index)
@@ -118,9 +119,9 @@ def vector_of(tensors: Iterable[torch.Tensor], sizes: Iterable[int]) -> int:
 
     The last dimension of each tensor must be dense.
     """
-    tensors = list(tensors)
+    tensors, address = list(tensors), address_function()
     width = max(16 // x.element_size() for x in tensors)
-    rows = all(x.data_ptr() % 16 == 0 and all(s % width == 0 for s in x.stride()[:-1]) for x in tensors)
+    rows = all(address(x) % 16 == 0 and all(s % width == 0 for s in x.stride()[:-1]) for x in tensors)
     return width if rows and all(n % width == 0 for n in sizes) else 1
 
 
