@@ -5,8 +5,7 @@ Inside `planning` kernels are listed with their compile-time arguments, tensors 
 is asked for. Views and empty tensors are made as usual. A plan follows them: each tensor has a root, which is an
 argument or a tensor that was made, and an offset from it. Tensors need no memory: fake ones of any size will do.
 
-Replay, the C++ wrapper, the compilation ahead of a graph, `explain`, the tests of machine code and the rules of
-selection read such plans.
+Replay, the C++ wrapper, the compilation ahead of a graph, `explain` and the tests of machine code read such plans.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class LaunchPlan:
         self.machine = machine
         self.steps: list[Launch | TorchCall] = []
         self.roots: list[torch.Tensor] = []
-        self.low_bits: dict[int, int] = {}  # of the addresses of roots without memory
+        self._low_bits: dict[int, int] = {}  # of the addresses of roots without memory
         self._origins: dict[int, int] = {}  # the number of the root of each tensor
         self._kept: list[torch.Tensor] = []  # so that no tensor gets the address of one that was
         self.given = 0
@@ -125,13 +124,17 @@ class LaunchPlan:
         """An address whose low bits are right."""
         if has_memory(tensor):
             return tensor.data_ptr()
-        return self.low_bits.get(self._origins.get(tensor._cdata, -1), 0) + self.offset(tensor)
+        return self.low_bits_of(tensor) + self.offset(tensor)
+
+    def low_bits_of(self, tensor: torch.Tensor) -> int:
+        """The low bits of the address of the storage of a tensor without memory."""
+        return self._low_bits.get(self._origins.get(tensor._cdata, -1), 0)
 
     # -- what fills the plan -------------------------------------------------------------------------------------------
     def add(self, tensor: torch.Tensor, low_bits: int = 0) -> None:
         """Add an argument, before anything is made. low_bits: of its storage's address, if it has no memory."""
         if low_bits:
-            self.low_bits[self.given] = low_bits
+            self._low_bits[self.given] = low_bits
         self._add_root(tensor)
         self.given += 1
 
