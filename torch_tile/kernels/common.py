@@ -33,7 +33,9 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def has_kernels(x: torch.Tensor) -> bool:
     """Whether the compiler has a target for the tensor's device; elsewhere the families run their reference."""
-    return x.device.type == "cpu" or (x.device.type == "cuda" and _is_ready(x.device.index))
+    if x.device.type == "cpu" or planned_machine() is not None:
+        return True
+    return x.device.type == "cuda" and _is_ready(x.device.index)
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,17 @@ class Machine:
 
 def machine_of(x: torch.Tensor) -> Machine:
     """The machine on which a tensor lies, or the one that launches are planned for."""
-    plan = current_plan()
-    if plan is not None and plan.machine is not None:
-        return plan.machine
+    if planned := planned_machine():
+        return planned
     if x.device.type == "cuda":
         return _gpu(x.device.index)
     return Machine(Target("cpu"), torch.get_num_threads())
+
+
+def planned_machine() -> Machine | None:
+    """The machine that launches are planned for, where that need not be the one of the tensors."""
+    plan = current_plan()
+    return None if plan is None else plan.machine
 
 
 def _target_of(index: int) -> Target:
