@@ -17,7 +17,7 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FunctionType, ModuleType
@@ -389,35 +389,6 @@ class JITFunction:
                 made = self.make(*args, **kwargs)
                 self.kernels[key] = _compile(made, self.out_idx, self.target, self.options)
             return self.kernels[key]
-
-
-_watchers: list[list[JITKernel]] = []
-_watchers_lock = threading.Lock()
-_compile_unwatched = JITFunction.compile
-
-
-def _compile_watched(self: JITFunction, *args: Any, **kwargs: Any) -> JITKernel:
-    kernel = _compile_unwatched(self, *args, **kwargs)
-    for used in _watchers:
-        if kernel not in used:
-            used.append(kernel)
-    return kernel
-
-
-@contextlib.contextmanager
-def kernels_used() -> Iterator[list[JITKernel]]:
-    """Every kernel of the lazy style that is asked for inside, by any thread, in the order of its first use."""
-    used: list[JITKernel] = []
-    with _watchers_lock:  # the method itself is exchanged, so that calls outside pay nothing
-        _watchers.append(used)
-        JITFunction.compile = _compile_watched  # type: ignore[method-assign]
-    try:
-        yield used
-    finally:
-        with _watchers_lock:
-            _watchers[:] = [other for other in _watchers if other is not used]
-            if not _watchers:
-                JITFunction.compile = _compile_unwatched  # type: ignore[method-assign]
 
 
 def _positions(out_idx: int | Sequence[int] | None, program: Program) -> list[int]:

@@ -15,7 +15,8 @@ from torch_tile.inductor.codegen.symbolic_launch import Form, Symbols, record
 from torch_tile.inductor.compat import no_caches
 from torch_tile.ops import launchers
 from torch_tile.ops.registry import OPERATORS
-from torch_tile.runtime.replay import LongWay, recording
+from torch_tile.runtime.launch_plan import LaunchPlan, planning
+from torch_tile.runtime.replay import LongWay
 
 BF16 = torch.bfloat16
 
@@ -193,10 +194,8 @@ def test_sites_replay(kinds, function, make, gpu):
         plain = lambda *tensors: function(*tensors, *number)  # noqa: E731
     else:
         plain = function
-    with recording(args) as record:
-        plain(*record.arguments)
-    assert not record.refusal
-    gpu.number("slots").value = min(16, *(len(each.arguments) for each in record.launches))
+    plan = planned(plain, args)
+    gpu.number("slots").value = min(16, *(len(entry.args) for entry in entries_of(plan)))
     wanted = asked(gpu, plain, args)
     for turn in range(4):
         assert asked(gpu, site, [*map(moved, args)] if turn == 3 else args) == wanted, turn
@@ -207,13 +206,25 @@ def test_sites_replay(kinds, function, make, gpu):
 def test_what_is_launched_is_known_without_tensors(kinds, function, make, gpu):
     args = list(make())
     number = args[-1:] if isinstance(args[-1], int) else []
-    with recording(args) as seen:
-        function(*seen.arguments)
+    plan = planned(lambda *tensors: function(*tensors, *number), [x for x in args if isinstance(x, torch.Tensor)])
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     forms = [Form(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]
     recorded = record(lambda given: function(*given, *number), forms, Symbols(None))
-    launches = [entry for call in recorded.calls for entry in call.launcher.source.entries]
-    assert len(launches) == len(seen.launches) and "tile::run(plan" in embedded(recorded).body
+    assert entries_of(recorded.plan) == entries_of(plan) and "tile::run(plan" in embedded(recorded).body
+
+
+def planned(function, tensors):
+    """The plan of a call on tensors with memory."""
+    plan = LaunchPlan(x.detach() for x in tensors)
+    with planning(plan):
+        function(*plan.roots)
+    assert not plan.torch_calls
+    return plan
+
+
+def entries_of(plan):
+    """The entries of the cubins that a plan launches."""
+    return [entry for launch in plan.launches for entry in launch.kernel.launcher.source.entries]
 
 
 SIZES = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 MOST_FORMS = 1024  # forms of arguments that a launcher remembers
-
-
-class Noted(threading.local):
-    """Who is given the calls of kernels that this thread makes, launcher and arguments, instead of a machine."""
-
-    by: Callable[[BaseLauncher, Sequence[Any]], None] | None = None
-
-
-noted = Noted()
 
 
 class BaseLauncher:
@@ -54,8 +44,6 @@ class BaseLauncher:
         """Run on `args`, in the order of the parameters without those of `out_idx`; returns what the kernel returns."""
         if named:
             self.binding.refuse_names(named)
-        if noted.by is not None:
-            return noted.by(self, args)
         if len(args) != len(self.given):
             self.binding.in_order(args)
         sizes = self.sizes_of(args)

@@ -226,7 +226,7 @@ def foreign_value(call: Call, block: Tiles) -> Value:
             value = block.expr(operand)
             args.append(value.item() if isinstance(value, torch.Tensor) else value)
             continue
-        tensor, start = block.memory[id(operand.buffer)].tensor, 0
+        tensor, start = block.memory[operand.buffer].tensor, 0
         for size, index in zip(tensor.shape, operand.indices, strict=True):
             start = start * size + int(block.expr(index))
         elements = accesses[number].elements
