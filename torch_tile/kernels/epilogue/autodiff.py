@@ -19,7 +19,7 @@ from torch_tile.kernels.epilogue.program import Epilogue, Operand, Statement, Va
 if TYPE_CHECKING:
     import torch
 
-_COMPARISONS = frozenset(("gt", "ge", "lt", "le", "eq", "ne"))
+_TRUTHS = frozenset(name for name, row in FUNCTIONS.items() if row.truth)
 _BOUNDED = frozenset(name for name, row in FUNCTIONS.items() if row.bounded)
 _UNBOUNDED = frozenset(name for name, row in FUNCTIONS.items() if row.singular)
 
@@ -121,7 +121,7 @@ class _Tape:
 
     def is_truth(self, name: str | None) -> bool:
         """Whether a value is 0 or 1."""
-        return name is not None and self._functions.get(name) in _COMPARISONS
+        return name is not None and self._functions.get(name) in _TRUTHS
 
     def call(self, function: str, *operands: Operand) -> _Value:
         """The value of a function, none of whose operands is trivial."""

@@ -28,7 +28,7 @@ ARITY = {name: function.arity for name, function in FUNCTIONS.items()}
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
-_STATEMENT = re.compile(r"([A-Za-z_]\w*)=([a-z_]+)\(([^()]*)\)")
+_STATEMENT = re.compile(r"([A-Za-z_]\w*)=([a-z_][a-z0-9_]*)\(([^()]*)\)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _INPUT = re.compile(r"(acc|x|i)(0|[1-9]\d*)")
 _INPUTS = {"acc": "products", "x": "auxiliary operands", "i": "indices"}
