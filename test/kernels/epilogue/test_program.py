@@ -33,6 +33,7 @@ FUNCTIONS = {
     "square": lambda a: a * a,
     "reciprocal": lambda a: 1 / a,
     "floor": math.floor,
+    "expm1": math.expm1,
     "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: float(a > b),
     "ge": lambda a, b: float(a >= b),

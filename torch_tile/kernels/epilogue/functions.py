@@ -204,6 +204,7 @@ _ROWS = (
     ),
     Function("neg", 1, "neg", lambda T, a: -a, gradient=(lambda g, a, y: -g,), aten=("neg",), index="negative"),
     Function("exp", 1, "exp", "exp", gradient=(lambda g, a, y: g * y,), aten=("exp",), singular=True),
+    Function("expm1", 1, "expm1", "expm1", gradient=(lambda g, a, y: g * (y + 1.0),), aten=("expm1",), singular=True),
     Function("log", 1, "log", "log", gradient=(lambda g, a, y: g / a,), aten=("log",), singular=True),
     Function("sqrt", 1, "sqrt", "sqrt", gradient=(lambda g, a, y: g * 0.5 / y,), aten=("sqrt",), singular=True),
     Function(
