@@ -34,6 +34,7 @@ FUNCTIONS = {
     "reciprocal": lambda a: 1 / a,
     "floor": math.floor,
     "expm1": math.expm1,
+    "log1p": math.log1p,
     "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: float(a > b),
     "ge": lambda a, b: float(a >= b),

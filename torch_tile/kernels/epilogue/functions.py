@@ -206,6 +206,7 @@ _ROWS = (
     Function("exp", 1, "exp", "exp", gradient=(lambda g, a, y: g * y,), aten=("exp",), singular=True),
     Function("expm1", 1, "expm1", "expm1", gradient=(lambda g, a, y: g * (y + 1.0),), aten=("expm1",), singular=True),
     Function("log", 1, "log", "log", gradient=(lambda g, a, y: g / a,), aten=("log",), singular=True),
+    Function("log1p", 1, "log1p", "log1p", gradient=(lambda g, a, y: g / (a + 1.0),), aten=("log1p",), singular=True),
     Function("sqrt", 1, "sqrt", "sqrt", gradient=(lambda g, a, y: g * 0.5 / y,), aten=("sqrt",), singular=True),
     Function(
         "rsqrt", 1, "rsqrt", "rsqrt", gradient=(lambda g, a, y: g * -0.5 * y / a,), aten=("rsqrt",),
