@@ -35,6 +35,7 @@ FUNCTIONS = {
     "floor": math.floor,
     "expm1": math.expm1,
     "log1p": math.log1p,
+    "sign": lambda a: float((a > 0) - (a < 0)),
     "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: float(a > b),
     "ge": lambda a, b: float(a >= b),

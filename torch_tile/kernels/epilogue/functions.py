@@ -239,6 +239,10 @@ _ROWS = (
         gradient=(lambda g, a, y: g * (a.call("gt", 0.0) + -a.call("lt", 0.0)),),
     ),
     Function(
+        "sign", 1, "sign", lambda T, a: T.cast(a > 0.0, a.dtype) - T.cast(a < 0.0, a.dtype), aten=("sign",),
+        bounded=True,
+    ),
+    Function(
         "square", 1, "square", lambda T, a: a * a, gradient=(lambda g, a, y: g * a * 2.0,), aten=("square",),
         index=lambda s, a: s.mul(a, a),
     ),
