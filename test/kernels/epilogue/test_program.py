@@ -36,6 +36,7 @@ FUNCTIONS = {
     "expm1": math.expm1,
     "log1p": math.log1p,
     "sign": lambda a: float((a > 0) - (a < 0)),
+    "softplus": lambda a: math.log1p(math.exp(a)),
     "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: float(a > b),
     "ge": lambda a, b: float(a >= b),

@@ -163,6 +163,14 @@ def _power(g: Any, a: Any, b: Any, y: Any) -> Any:
     return slope if b.name is None else slope.chosen(b.is_true())
 
 
+def _softplus(a: Any, beta: float = 1.0, threshold: float = 20.0) -> Call:
+    if beta == 1 and threshold == 20:
+        return Call("softplus", (a,))
+    scaled = Call("mul", (a, beta))
+    curve = Call("div", (Call("log1p", (Call("exp", (scaled,)),)), beta))
+    return Call("where", (Call("gt", (scaled, threshold)), a, curve))
+
+
 # NaN passes through min, max and relu, as in torch: a comparison with NaN is false.
 _ROWS = (
     Function(
@@ -215,6 +223,11 @@ _ROWS = (
     Function(
         "sigmoid", 1, "sigmoid", "sigmoid", gradient=(lambda g, a, y: g * (y * (-y + 1.0)),),
         aten=("sigmoid",), bounded=True,
+    ),
+    Function(
+        "softplus", 1, lambda t, a: t.nn.functional.softplus(a),
+        lambda T, a: T.if_then_else(a > 20.0, a, T.log1p(T.exp(a))),
+        gradient=(lambda g, a, y: g * a.call("sigmoid"),), aten=(Spelling("softplus", _softplus),),
     ),
     Function(
         "tanh", 1, "tanh", "tanh", quick="quick_tanh", gradient=(lambda g, a, y: g * (-(y * y) + 1.0),),
