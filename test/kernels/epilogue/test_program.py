@@ -37,6 +37,7 @@ FUNCTIONS = {
     "log1p": math.log1p,
     "sign": lambda a: float((a > 0) - (a < 0)),
     "softplus": lambda a: math.log1p(math.exp(a)),
+    "logsigmoid": lambda a: -math.log1p(math.exp(-a)),
     "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: float(a > b),
     "ge": lambda a, b: float(a >= b),

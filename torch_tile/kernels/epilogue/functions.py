@@ -230,6 +230,11 @@ _ROWS = (
         gradient=(lambda g, a, y: g * a.call("sigmoid"),), aten=(Spelling("softplus", _softplus),),
     ),
     Function(
+        "logsigmoid", 1, lambda t, a: t.nn.functional.logsigmoid(a),
+        lambda T, a: T.if_then_else(a > 0.0, 0.0, a) - T.log1p(T.exp(-T.abs(a))),
+        gradient=(lambda g, a, y: g * (-a).call("sigmoid"),), aten=("log_sigmoid",),
+    ),
+    Function(
         "tanh", 1, "tanh", "tanh", quick="quick_tanh", gradient=(lambda g, a, y: g * (-(y * y) + 1.0),),
         aten=("tanh",), bounded=True,
     ),
