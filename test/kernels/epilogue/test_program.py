@@ -38,6 +38,7 @@ FUNCTIONS = {
     "sign": lambda a: float((a > 0) - (a < 0)),
     "softplus": lambda a: math.log1p(math.exp(a)),
     "logsigmoid": lambda a: -math.log1p(math.exp(-a)),
+    "mish": lambda a: a * math.tanh(math.log1p(math.exp(a))),
     "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: float(a > b),
     "ge": lambda a, b: float(a >= b),

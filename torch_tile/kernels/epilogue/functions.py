@@ -171,6 +171,18 @@ def _softplus(a: Any, beta: float = 1.0, threshold: float = 20.0) -> Call:
     return Call("where", (Call("gt", (scaled, threshold)), a, curve))
 
 
+def _tile_mish(T: Any, a: Any) -> Any:
+    """With e = exp(a), tanh(log(1 + e)) is n / (n + 2) for n = e (e + 2): 1 from 40 on, in float64 too."""
+    e = T.exp(T.if_then_else(a > 40.0, 40.0, a))
+    n = e * (e + 2.0)
+    return a * (n / (n + 2.0))
+
+
+def _mish(g: Any, a: Any, y: Any) -> Any:
+    t = a.call("softplus").call("tanh")
+    return g * (t + a * a.call("sigmoid") * (-(t * t) + 1.0))
+
+
 # NaN passes through min, max and relu, as in torch: a comparison with NaN is false.
 _ROWS = (
     Function(
@@ -276,6 +288,9 @@ _ROWS = (
     Function(
         "silu", 1, lambda t, a: t.nn.functional.silu(a), lambda T, a: a * T.sigmoid(a),
         quick=lambda T, a: a * T.quick_sigmoid(a), gradient=(_silu,), aten=("silu",),
+    ),
+    Function(
+        "mish", 1, lambda t, a: t.nn.functional.mish(a), _tile_mish, gradient=(_mish,), aten=("mish",)
     ),
     Function(
         "gelu", 1, lambda t, a: t.nn.functional.gelu(a),
