@@ -39,6 +39,7 @@ FUNCTIONS = {
     "softplus": lambda a: math.log1p(math.exp(a)),
     "logsigmoid": lambda a: -math.log1p(math.exp(-a)),
     "mish": lambda a: a * math.tanh(math.log1p(math.exp(a))),
+    "leaky_relu": lambda a, b: a if a > 0 else a * b,
     "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: float(a > b),
     "ge": lambda a, b: float(a >= b),

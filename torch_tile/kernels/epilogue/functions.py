@@ -183,6 +183,11 @@ def _mish(g: Any, a: Any, y: Any) -> Any:
     return g * (t + a * a.call("sigmoid") * (-(t * t) + 1.0))
 
 
+def _on_sides(a: Any, positive: Any, other: Any) -> Any:
+    """One operand where `a` is positive, the other elsewhere."""
+    return a.tape.call("where", a.call("gt", 0.0).operand(), positive, other)
+
+
 # NaN passes through min, max and relu, as in torch: a comparison with NaN is false.
 _ROWS = (
     Function(
@@ -284,6 +289,14 @@ _ROWS = (
     Function(
         "relu", 1, "relu", lambda T, a: T.if_then_else(a < 0.0, 0.0, a), aten=("relu",),
         gradient=(lambda g, a, y: g * a.call("gt", 0.0),),
+    ),
+    Function(
+        "leaky_relu", 2, lambda t, a, b: t.where(a > 0, a, a * b), lambda T, a, b: T.if_then_else(a > 0.0, a, a * b),
+        gradient=(
+            lambda g, a, b, y: g * _on_sides(a, 1.0, b.operand()),
+            lambda g, a, b, y: (g * a).chosen(a.call("le", 0.0)),
+        ),
+        aten=(Spelling("leaky_relu", lambda a, negative_slope=0.01: Call("leaky_relu", (a, negative_slope))),),
     ),
     Function(
         "silu", 1, lambda t, a: t.nn.functional.silu(a), lambda T, a: a * T.sigmoid(a),
