@@ -188,6 +188,13 @@ def _on_sides(a: Any, positive: Any, other: Any) -> Any:
     return a.tape.call("where", a.call("gt", 0.0).operand(), positive, other)
 
 
+def _elu(a: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Call:
+    if scale == input_scale == 1:
+        return Call("elu", (a, alpha))
+    curve = Call("mul", (Call("expm1", (Call("mul", (a, input_scale)),)), alpha * scale))
+    return Call("where", (Call("gt", (a, 0.0)), Call("mul", (a, scale)), curve))
+
+
 # NaN passes through min, max and relu, as in torch: a comparison with NaN is false.
 _ROWS = (
     Function(
@@ -297,6 +304,15 @@ _ROWS = (
             lambda g, a, b, y: (g * a).chosen(a.call("le", 0.0)),
         ),
         aten=(Spelling("leaky_relu", lambda a, negative_slope=0.01: Call("leaky_relu", (a, negative_slope))),),
+    ),
+    Function(
+        "elu", 2, lambda t, a, b: t.where(a > 0, a, b * t.expm1(a)),
+        lambda T, a, b: T.if_then_else(a > 0.0, a, b * T.expm1(a)),
+        gradient=(
+            lambda g, a, b, y: g * _on_sides(a, 1.0, (b * a.call("exp")).operand()),
+            lambda g, a, b, y: (g * a.call("expm1")).chosen(a.call("le", 0.0)),
+        ),
+        aten=(Spelling("elu", _elu), Spelling("celu", lambda a, alpha=1.0: _elu(a, alpha, 1.0, 1.0 / alpha))),
     ),
     Function(
         "silu", 1, lambda t, a: t.nn.functional.silu(a), lambda T, a: a * T.sigmoid(a),
