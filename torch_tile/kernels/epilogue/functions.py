@@ -195,6 +195,12 @@ def _elu(a: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.
     return Call("where", (Call("gt", (a, 0.0)), Call("mul", (a, scale)), curve))
 
 
+def _clipped(T: Any, a: Any) -> Any:
+    """`min(max(a + 3, 0), 6)`; NaN passes."""
+    b = a + 3.0
+    return T.if_then_else(b < 0.0, 0.0, T.if_then_else(b > 6.0, 6.0, b))
+
+
 # NaN passes through min, max and relu, as in torch: a comparison with NaN is false.
 _ROWS = (
     Function(
@@ -332,6 +338,11 @@ _ROWS = (
         lambda T, a: 0.5 * a * (1.0 + T.tanh(math.sqrt(2.0 / math.pi) * (a + 0.044715 * a * a * a))),
         quick=lambda T, a: a * T.quick_sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (a + 0.044715 * a * a * a)),
         gradient=(_gelu_tanh,),
+    ),
+    Function(
+        "hardsigmoid", 1, lambda t, a: t.nn.functional.hardsigmoid(a), lambda T, a: _clipped(T, a) * (1.0 / 6.0),
+        gradient=(lambda g, a, y: (g * (1 / 6)).chosen(a.call("gt", -3.0) * a.call("lt", 3.0)),),
+        aten=("hardsigmoid",), bounded=True,
     ),
     Function(
         "where", 3, lambda t, c, a, b: t.where(c != 0, a, b), lambda T, c, a, b: T.if_then_else(c != 0.0, a, b),
