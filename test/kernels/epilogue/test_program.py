@@ -42,6 +42,7 @@ FUNCTIONS = {
     "leaky_relu": lambda a, b: a if a > 0 else a * b,
     "elu": lambda a, b: a if a > 0 else b * math.expm1(a),
     "hardsigmoid": lambda a: min(max(a + 3, 0), 6) / 6,
+    "hardswish": lambda a: a * min(max(a + 3, 0), 6) / 6,
     "where": lambda c, a, b: a if c else b,
     "gt": lambda a, b: float(a > b),
     "ge": lambda a, b: float(a >= b),

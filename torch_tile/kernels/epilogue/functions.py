@@ -201,6 +201,11 @@ def _clipped(T: Any, a: Any) -> Any:
     return T.if_then_else(b < 0.0, 0.0, T.if_then_else(b > 6.0, 6.0, b))
 
 
+def _hardswish(g: Any, a: Any, y: Any) -> Any:
+    slope = (a * (1 / 3) + 0.5).chosen(a.call("gt", -3.0))
+    return g * a.tape.call("where", a.call("ge", 3.0).operand(), 1.0, slope.operand())
+
+
 # NaN passes through min, max and relu, as in torch: a comparison with NaN is false.
 _ROWS = (
     Function(
@@ -343,6 +348,10 @@ _ROWS = (
         "hardsigmoid", 1, lambda t, a: t.nn.functional.hardsigmoid(a), lambda T, a: _clipped(T, a) * (1.0 / 6.0),
         gradient=(lambda g, a, y: (g * (1 / 6)).chosen(a.call("gt", -3.0) * a.call("lt", 3.0)),),
         aten=("hardsigmoid",), bounded=True,
+    ),
+    Function(
+        "hardswish", 1, lambda t, a: t.nn.functional.hardswish(a), lambda T, a: a * (_clipped(T, a) * (1.0 / 6.0)),
+        gradient=(_hardswish,), aten=("hardswish",),
     ),
     Function(
         "where", 3, lambda t, c, a, b: t.where(c != 0, a, b), lambda T, c, a, b: T.if_then_else(c != 0.0, a, b),
