@@ -217,7 +217,8 @@ def _representable(region: Region, node: Node) -> bool:
     if kind == torch.float64:
         return dtype(region.products[0]) == torch.float64
     if is_call(node, CAST):
-        return kind.is_floating_point and dtype(node.args[0]).is_floating_point
+        before = dtype(node.args[0])
+        return kind.is_floating_point and (before.is_floating_point or before == torch.bool)
     return kind.is_floating_point or kind == torch.bool
 
 
@@ -370,6 +371,8 @@ def operands_of(node: Node) -> list[Any] | None:
     call = call_of(node)
     if call is None or not all(map(is_tensor, node.all_input_nodes)):
         return None
+    if dtype(node) == torch.bool and call.function == "add":
+        return None  # True + True is True
     operands = list(call.leaves())
     return operands if all(isinstance(x, Node) or is_number(x) for x in operands) else None
 
