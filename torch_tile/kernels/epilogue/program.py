@@ -2,7 +2,7 @@
 """The language of epilogues: what happens to products before they are stored (`gemm`), or to scores (`attention`).
 
 Decides what a text means: `parse` (strict) and `evaluate` in torch. A kernel author walks `Epilogue.statements` to
-print tile expressions; `epilogue_rewrite.canonical` makes equal programs equal text; autodiff.py has
+print tile expressions; `canonicalize.canonical` makes equal programs equal text; autodiff.py has
 derivatives.
 """
 
