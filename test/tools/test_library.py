@@ -20,6 +20,7 @@ def test_every_family_and_dtype():
         "rms_norm",
         "layer_norm",
         "softmax",
+        "cross_entropy",
     ):
         assert {n.split()[1] for n in names if n.startswith(family)} >= {"fp16", "bf16", "fp32"}
 

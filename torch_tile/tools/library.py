@@ -21,6 +21,7 @@ from torch_tile.kernels.attention import backward, forward as attention
 from torch_tile.kernels.attention.score_mod import HIDES
 from torch_tile.kernels.epilogue.program import soft_cap
 from torch_tile.kernels.gemm import dequant as dequant_gemm, gemm, grouped, grouped_wgrad
+from torch_tile.kernels.loss import cross_entropy
 from torch_tile.kernels.mla import decode as mla_decode, scheduler as mla_schedule
 from torch_tile.kernels.norm import fused as fused_norm, norm, softmax
 from torch_tile.runtime.launch_plan import LaunchPlan, planning
@@ -288,7 +289,7 @@ def _decoding(
 
 
 def _rows() -> Iterator[Case]:
-    """Norms and softmax."""
+    """Norms, softmax and losses."""
     for name, dtype in ALL.items():
         for n in (128, 4096, 16384, 1000):
             yield Case(f"rms_norm {name} {n}", partial(_rms_norm, dtype, n))
@@ -297,6 +298,9 @@ def _rows() -> Iterator[Case]:
         yield Case(f"rms_norm {name} residual silu", partial(_add_rms_norm, dtype, 4096))
         yield Case(f"fused_norm {name} modulated", partial(_modulated_norm, dtype, 1152))
         yield Case(f"softmax {name} columns", partial(_softmax, dtype, 1000, 0))
+        for n in (1000, 32000, 50257):
+            yield Case(f"cross_entropy {name} {n}", partial(_cross_entropy, dtype, n, 0.0))
+        yield Case(f"cross_entropy {name} smoothed", partial(_cross_entropy, dtype, 32000, 0.1))
 
 
 def _rms_norm(dtype: torch.dtype, n: int, make: Make) -> object:
@@ -316,6 +320,14 @@ def _modulated_norm(dtype: torch.dtype, n: int, make: Make) -> object:
     aux = [make((2, 1, n), dtype) for _ in range(3)]
     gate, modulate = "v0=mul(x2,x3);v1=add(acc0,v0);ret v1", "v0=add(x0,1.0);v1=mul(acc0,v0);v2=add(v1,x1);ret v2"
     return fused_norm.fused_norm(x, [*aux, y], "gggt", gate, modulate, True, 1e-6, True, dtype)
+
+
+def _cross_entropy(dtype: torch.dtype, n: int, label_smoothing: float, make: Make) -> object:
+    logits, target = make((64, n), dtype), make((64,), torch.int64)
+    weight = make((n,), torch.float32) if label_smoothing else None
+    loss, lse = cross_entropy.cross_entropy(logits, target, weight, label_smoothing=label_smoothing)
+    given = logits, target, lse, weight
+    return loss, cross_entropy.cross_entropy_backward(loss, *given, label_smoothing=label_smoothing)
 
 
 def _softmax(dtype: torch.dtype, n: int, dim: int, make: Make) -> object:
