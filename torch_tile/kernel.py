@@ -77,6 +77,15 @@ class JITKernel:
         return self.launcher.out_idx
 
     @property
+    def prim_func(self) -> Program:
+        """TileLang's name of the traced kernel."""
+        return self.program
+
+    def run_once(self, func: Callable[..., Any] | None = None) -> Any:
+        """One run of the kernel, or of `func`, on inputs that the profiler makes."""
+        return self.get_profiler().run_once(func)
+
+    @property
     def lowered(self) -> Program:
         """The program after the passes; they run now if the kernel was found on disk."""
         return self._lowered()

@@ -147,6 +147,14 @@ CALLS = {
                                                       half(2, 3, 64))),
     "softmax": ("tt", lambda x, out: launchers.softmax(x, 1, torch.float32, out=out), lambda: (half(3, 20, 8),
                                                                                            torch.empty(3, 20, 8))),
+    "cross_entropy": (
+        "ttttt", lambda x, y, w, *out: launchers.cross_entropy(x, y, w, -1, 0.1, 1e-4, out=out),
+        lambda: (half(3, 5, 64), torch.ones(3, 5).long(), half(64), torch.empty(3, 5), torch.empty(3, 5)),
+    ),
+    "cross_entropy_backward": (
+        "ttttt", lambda g, x, y, lse, out: launchers.cross_entropy_backward(g, x, y, lse, None, out=out),
+        lambda: (torch.ones(3, 5), half(3, 5, 64), torch.ones(3, 5).int(), torch.ones(3, 5), half(3, 5, 64)),
+    ),
 }  # fmt: skip
 
 
@@ -222,7 +230,8 @@ def entries_of(plan):
 SIZES = {
     "gemm": 48, "grouped_gemm": 48, "k_grouped_gemm": 48, "dequant_gemm": 16, "decode": 900, "mla": 2,
     "mla, whole cache": 640, "mla_decode_lse": 2, "attention_lse": 40, "linear": 24, "swiglu": 24, "rms_norm": 5,
-    "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3,
+    "add_rms_norm": 4, "layer_norm": 6, "fused_norm": 3, "softmax": 3, "cross_entropy": 5,
+    "cross_entropy_backward": 5,
 }  # fmt: skip
 """Of a dimension of each call that may be known at run time only."""
 

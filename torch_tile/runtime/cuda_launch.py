@@ -101,7 +101,7 @@ class CudaLauncher(BaseLauncher):
         self.everything = [*program.params, *program.outputs, *program.workspaces]
         self.buffers = [p for p in self.everything if isinstance(p, Buffer)]
         self.whole = Binding(program)
-        self.alignments = dict(zip(map(id, self.buffers), source.alignment, strict=True))
+        self.alignments = dict(zip(self.buffers, source.alignment, strict=True))
         used = [n for entry in source.entries for size in entry.grid for n in walk(size)]
         self.scalars_matter = any(n is p for n in used for p in self.scalars)
         self.functions: dict[int, dict[str, Function]] = {}
@@ -120,7 +120,7 @@ class CudaLauncher(BaseLauncher):
         self.require_gpu()
         return super().__call__(*args)
 
-    def call(self, tensors: list[torch.Tensor], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
+    def call(self, tensors: list[Any], sizes: Sizes, scalars: dict[Var, Scalar]) -> None:
         """Start the kernels."""
         left = iter(tensors)
         self.go(*(next(left) if isinstance(p, Buffer) else scalars[p] for p in self.everything))
@@ -145,10 +145,11 @@ class CudaLauncher(BaseLauncher):
                     maps[n] if kind == MAP else n if kind == NUMBER else values[kind][n] for kind, n in each.arguments
                 ]
                 machine.launch(*each[:4], stream, given, each.cluster, each.early)
-        if self.remember is not None:  # not before: what the driver refuses, Python explains
+        # Not before: what the driver refuses, Python explains.
+        if self.remember is not None and all(a is not None for a in args):
             self.remember(args, plan.packed())
 
-    def prepared(self, args: Sequence[Any]) -> tuple[Plan, list[torch.Tensor], list[int]]:
+    def prepared(self, args: Sequence[Any]) -> tuple[Plan, list[Any], list[int]]:
         """The plan for arguments of this form, checked if it is new; the tensors among them, and the scalars' bits."""
         if len(args) != len(self.everything):
             self.whole.in_order(args)
@@ -165,10 +166,12 @@ class CudaLauncher(BaseLauncher):
         tensors = [a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)]
         return plan, tensors, [slot_of(p, number) for p, number in scalars.items()]
 
-    def address(self, param: Buffer, tensor: torch.Tensor) -> int:
-        """Where a tensor begins, if that is where the kernel's accesses can begin."""
+    def address(self, param: Buffer, tensor: torch.Tensor | None) -> int:
+        """Where a tensor begins, if that is where the kernel's accesses can begin; 0 for None, which is unused."""
+        if tensor is None:
+            return 0
         found = tensor.data_ptr()
-        alignment = self.alignments[id(param)]
+        alignment = self.alignments[param]
         if found % alignment:
             raise LaunchError(
                 f"argument `{param.name}` must begin at a multiple of {alignment} bytes, and {found:#x} is none; "
@@ -178,10 +181,11 @@ class CudaLauncher(BaseLauncher):
             raise LaunchError(f"argument `{param.name}` has no memory, as fake and functional tensors have none")
         return found
 
-    def check_apart(self, tensors: Sequence[torch.Tensor]) -> None:
+    def check_apart(self, tensors: Sequence[Any]) -> None:
         """Raise if a kernel takes for constant what it writes through another argument."""
         for read, written in self.source.apart:
-            if overlap(tensors[read], tensors[written]):
+            one_is_none = tensors[read] is None or tensors[written] is None
+            if not one_is_none and overlap(tensors[read], tensors[written]):
                 one, other = (self.buffers[n].name for n in (read, written))
                 raise LaunchError(
                     f"arguments `{one}` and `{other}` overlap, and {self.program.name} reads `{one}` while it writes "
@@ -235,7 +239,8 @@ class CudaLauncher(BaseLauncher):
         """The number of the device that the tensors are on."""
         import torch
 
-        first = next((a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer)), None)
+        tensors = (a for p, a in zip(self.everything, args, strict=True) if isinstance(p, Buffer))
+        first = next((a for a in tensors if a is not None), None)
         return torch.cuda.current_device() if first is None else int(first.device.index)
 
     def load(self, machine: Driver, device: int) -> dict[str, Function]:
@@ -266,7 +271,7 @@ class CudaLauncher(BaseLauncher):
         kinds = ["t" if isinstance(p, Buffer) else LETTERS.get(p.dtype.name, "") for p in self.everything]
         if self.remember is not None or not all(kinds):
             return
-        masks = [self.alignments[id(p)] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
+        masks = [self.alignments[p] - 1 if isinstance(p, Buffer) else 0 for p in self.everything]
         made = launch_function(
             self.start, failed, native_addresses(machine), "".join(kinds), masks, self.scalars_matter,
             0, self.source.apart,

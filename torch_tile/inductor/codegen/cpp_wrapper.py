@@ -312,7 +312,7 @@ class _Text:
     def require_alignments(self, launcher: CudaLauncher, tensors: Sequence[torch.Tensor]) -> None:
         """What addresses must be multiples of, as far as it is not known of the tensor."""
         for param, tensor in zip(launcher.buffers, tensors, strict=True):
-            wanted = launcher.alignments[id(param)]
+            wanted = launcher.alignments[param]
             if self.plan.offset(tensor) % wanted != 0 or self.plan.low_bits_of(tensor) % wanted != 0:
                 raise NotEmbedded(f"`{param.name}` may begin at an address that is no multiple of {wanted} bytes")
             pointer = self.pointer(tensor)

@@ -228,3 +228,38 @@ def _by_torch(
         wanted = [q, k, v, *([mask] if of_mask and mask is not None else [])]
         out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         return out.detach(), *torch.autograd.grad(out, wanted, grad)
+
+
+def compete_loss(
+    tensors: Sequence[Any], widened: bool, ignore_index: int, reduction: str, label_smoothing: float, settings: Settings
+) -> Outcome:
+    """Times of `tile.cross_entropy` and `F.cross_entropy` on fake tensors: logits, target and maybe weights.
+
+    `widened`: torch's side makes float32 of the logits first. Where these want a gradient, it is computed on both
+    sides, from an upstream of ones.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from torch_tile.ops.losses import cross_entropy_loss
+
+    trained = tensors[0].requires_grad and torch.is_grad_enabled()
+
+    def timed(loss: Callable[..., torch.Tensor]) -> Callable[..., Tensors]:
+        def call(logits: torch.Tensor, *given: Any) -> Tensors:
+            if not trained:
+                return (loss(logits, *given, **options),)
+            with torch.enable_grad():
+                leaf = logits.detach().requires_grad_()
+                found = loss(leaf, *given, **options)
+                return found.detach(), *torch.autograd.grad(found.sum(), leaf)
+
+        return call
+
+    def theirs(logits: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+        return F.cross_entropy(logits.float() if widened else logits, *given, **options)
+
+    options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    with compat.isolated_compile(), FakeTensorMode():
+        fakes = [compat.empty_for(x) for x in tensors]
+        new, old = (_traced(timed(loss), fakes) for loss in (cross_entropy_loss, theirs))
+    return decide(new, old, settings)
