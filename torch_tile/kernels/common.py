@@ -33,9 +33,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def has_kernels(x: torch.Tensor) -> bool:
     """Whether the compiler has a target for the tensor's device; elsewhere the families run their reference."""
-    if x.device.type == "cpu" or planned_machine() is not None:
-        return True
-    return x.device.type == "cuda" and _is_ready(x.device.index)
+    kind = x.device.type
+    return kind == "cpu" or (kind == "cuda" and (planned_machine() is not None or _is_ready(x.device.index)))
 
 
 @dataclass(frozen=True)

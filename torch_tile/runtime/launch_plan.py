@@ -28,7 +28,6 @@ EMPTY = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
 COPIES = frozenset(f"aten::{name}" for name in ("clone", "copy_", "_to_copy"))
-FILLS = frozenset(f"aten::{name}" for name in ("fill_", "zero_", "zeros", "new_zeros", "full", "new_full", "ones"))
 OF_FORMS = frozenset({"aten::can_cast", "aten::promote_types", "aten::result_type", "prim::device"})  # touch no memory
 
 
@@ -53,24 +52,13 @@ class Launch:
 
 @dataclass(frozen=True, eq=False)
 class TorchCall:
-    """A call of torch that neither makes a view nor an empty tensor.
+    """A call of torch that neither makes a view nor an empty tensor: a copy, a fill, or a computation.
 
-    name: of the operator, as "aten::clone". source: the tensor that a copy reads. made: the fresh results.
+    name: of the operator, as "aten::clone". source: the tensor that a copy reads, maybe into another dtype.
     """
 
     name: str
     source: torch.Tensor | None
-    made: tuple[torch.Tensor, ...]
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether it copies a tensor, maybe into another dtype."""
-        return self.name in COPIES
-
-    @property
-    def is_fill(self) -> bool:
-        """Whether it writes one number into all elements."""
-        return self.name in FILLS
 
 
 class LaunchPlan:
@@ -158,12 +146,12 @@ class LaunchPlan:
                 for each in results:
                     self._origins.setdefault(each._cdata, origin)
             return result
-        fresh = tuple(each for each in results if each._cdata not in self._origins)
-        for each in fresh:
-            self._add_root(each)
+        for each in results:
+            if each._cdata not in self._origins:
+                self._add_root(each)
         if name not in EMPTY:
             source = (args[1] if op._schema.is_mutable else args[0]) if name in COPIES else None
-            self.steps.append(TorchCall(name, source, fresh))
+            self.steps.append(TorchCall(name, source))
         return result
 
     def _add_root(self, tensor: torch.Tensor) -> None:
