@@ -106,6 +106,7 @@ from torch_tile.language.math import (
 )  # fmt: skip
 from torch_tile.language.misuse import unknown_name as _unknown_name
 from torch_tile.language.names import Let, Var, let
+from torch_tile.language.pointers import access_ptr, handle, make_tensor, match_buffer, ptr
 from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
 from torch_tile.language.reducers import (
     alloc_reducer,
@@ -185,6 +186,7 @@ SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of what macros are given
 ClusterKernel = Kernel  # with cluster_dims
 Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
+tvm_access_ptr = access_ptr
 c2d_im2col, ballot = im2col, ballot_sync
 get_warp_idx_sync = get_warp_idx
 indexdiv, indexmod = floordiv, floormod
@@ -271,5 +273,6 @@ __all__ = [
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip
 __all__ += [
-    "Broadcast", "Let", "PrimExpr", "Ramp", "Shuffle", "Var", "alloc_buffer", "decl_buffer", "extract_lane", "let",
+    "Broadcast", "Let", "PrimExpr", "Ramp", "Shuffle", "Var", "access_ptr", "alloc_buffer", "decl_buffer",
+    "extract_lane", "handle", "let", "make_tensor", "match_buffer", "ptr", "tvm_access_ptr",
 ]  # fmt: skip
