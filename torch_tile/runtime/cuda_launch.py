@@ -211,7 +211,7 @@ class CudaLauncher(BaseLauncher):
         self, entry: Entry, function: Function, sizes: Sizes, scalars: Mapping[Var, Scalar], machine: Driver
     ) -> Launch | None:  # fmt: skip
         """One kernel; None if its grid is empty."""
-        grid = fitted(entry, grid_of(entry, values))
+        grid = fitted(entry, grid_of(entry, {**sizes, **scalars}))
         if grid is None:
             return None
         arguments, forms = self.arguments(entry, sizes, scalars)
