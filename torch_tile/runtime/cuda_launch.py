@@ -232,7 +232,7 @@ class CudaLauncher(BaseLauncher):
                 found.append((TENSOR, argument))
             elif not isinstance(argument, Var):
                 found.append((MAP, len(forms)))
-                forms.append(map_form(argument, names[argument.position], {**sizes, **scalars}))
+                forms.append(map_form(argument, names[argument.position], values))
             elif argument in sizes:
                 if kind == "i" and sizes[argument] > LARGEST_INT:
                     size = f"size `{argument.name}` = {sizes[argument]}"
