@@ -7,6 +7,7 @@
 // Polynomials are minimax fits by the Remez exchange in 40-digit arithmetic, weighted for the relative error of the function's
 // result, coefficients then rounded to float; the fitted expression and its error stand at each one.
 #pragma once
+#include "cpu_ieee.h"
 #include "cpu_types.h"
 
 namespace tile {

@@ -43,6 +43,35 @@ inline float quick_tanh(float x) { return tanh(x); }
 inline double quick_sigmoid(double x) { return sigmoid(x); }
 inline double quick_erf(double x) { return erf(x); }
 inline double quick_tanh(double x) { return tanh(x); }
+template <class... T> inline auto ieee_add_rn(T... x) { return ieee_add<0>(x...); }
+template <class... T> inline auto ieee_add_rz(T... x) { return ieee_add<1>(x...); }
+template <class... T> inline auto ieee_add_ru(T... x) { return ieee_add<2>(x...); }
+template <class... T> inline auto ieee_add_rd(T... x) { return ieee_add<3>(x...); }
+template <class... T> inline auto ieee_sub_rn(T... x) { return ieee_sub<0>(x...); }
+template <class... T> inline auto ieee_sub_rz(T... x) { return ieee_sub<1>(x...); }
+template <class... T> inline auto ieee_sub_ru(T... x) { return ieee_sub<2>(x...); }
+template <class... T> inline auto ieee_sub_rd(T... x) { return ieee_sub<3>(x...); }
+template <class... T> inline auto ieee_mul_rn(T... x) { return ieee_mul<0>(x...); }
+template <class... T> inline auto ieee_mul_rz(T... x) { return ieee_mul<1>(x...); }
+template <class... T> inline auto ieee_mul_ru(T... x) { return ieee_mul<2>(x...); }
+template <class... T> inline auto ieee_mul_rd(T... x) { return ieee_mul<3>(x...); }
+template <class... T> inline auto ieee_fmaf_rn(T... x) { return ieee_fmaf<0>(x...); }
+template <class... T> inline auto ieee_fmaf_rz(T... x) { return ieee_fmaf<1>(x...); }
+template <class... T> inline auto ieee_fmaf_ru(T... x) { return ieee_fmaf<2>(x...); }
+template <class... T> inline auto ieee_fmaf_rd(T... x) { return ieee_fmaf<3>(x...); }
+template <class... T> inline auto ieee_frcp_rn(T... x) { return ieee_frcp<0>(x...); }
+template <class... T> inline auto ieee_frcp_rz(T... x) { return ieee_frcp<1>(x...); }
+template <class... T> inline auto ieee_frcp_ru(T... x) { return ieee_frcp<2>(x...); }
+template <class... T> inline auto ieee_frcp_rd(T... x) { return ieee_frcp<3>(x...); }
+template <class... T> inline auto ieee_fsqrt_rn(T... x) { return ieee_fsqrt<0>(x...); }
+template <class... T> inline auto ieee_fsqrt_rz(T... x) { return ieee_fsqrt<1>(x...); }
+template <class... T> inline auto ieee_fsqrt_ru(T... x) { return ieee_fsqrt<2>(x...); }
+template <class... T> inline auto ieee_fsqrt_rd(T... x) { return ieee_fsqrt<3>(x...); }
+template <class... T> inline auto ieee_fdiv_rn(T... x) { return ieee_fdiv<0>(x...); }
+template <class... T> inline auto ieee_fdiv_rz(T... x) { return ieee_fdiv<1>(x...); }
+template <class... T> inline auto ieee_fdiv_ru(T... x) { return ieee_fdiv<2>(x...); }
+template <class... T> inline auto ieee_fdiv_rd(T... x) { return ieee_fdiv<3>(x...); }
+template <class T> inline T ieee_frsqrt_rn(T x) { return ieee_frsqrt<0>(x); }
 template <int N> inline int wrapped(int x) { return x < N ? x : x - N; }
 
 // ---- sync.h ----------------------------------------------------------------------------------------------------------------

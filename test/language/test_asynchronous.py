@@ -431,3 +431,81 @@ def test_barriers_by_keyword():
     a = torch.zeros(64, dtype=torch.int32)
     findings = torch_tile.compile(kernel, target="cuda:sm_90a").interpret(a)
     assert not findings and torch.equal(a, torch.arange(64).int() // 32)
+
+
+@pytest.mark.parametrize("rows, columns, dtype", [(1, 1024, "float32"), (4, 512, "float16"), (1, 384, "int8")])
+def test_rows_wider_than_a_box(rows, columns, dtype, seed):
+    """By names of PTX and TileLang, some of which have nothing to do here."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2 * rows, columns), dtype), B: T.Tensor((2 * rows, columns), dtype)):
+        with T.Kernel(2, threads=128) as bx:
+            tile, bar = T.alloc_shared((rows, columns), dtype), T.alloc_barrier(1)
+            T.annotate_layout({tile: T.make_linear_layout(tile)})
+            T.ptx_fence_barrier_init()
+            T.tma_copy(A[bx * rows, 0], tile, barrier=bar[0])
+            if T.get_thread_binding() == 0:
+                T.ptx_arrive_barrier(bar[0])
+            T.ptx_wait_barrier(bar[0], 0)
+            T.tma_copy(tile, B[bx * rows, 0])
+            T.tma_store_arrive()
+            T.tma_store_wait(0)
+
+    made = torch_tile.compile(kernel, target="cuda:sm_90a")
+    a = torch.randint(-100, 100, (2 * rows, columns)).to(getattr(torch, dtype))
+    b = torch.zeros_like(a)
+    findings = made.interpret(a, b)
+    assert not findings, findings.report()
+    assert torch.equal(a, b) and "tma_store" in made.get_kernel_source() and not made.cubin.warnings
+
+
+def test_products_with_the_names_of_ptx(seed):
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, c = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.clear(c)
+            T.warpgroup_fence_operand(c, num_regs=32)
+            T.warpgroup_arrive()
+            T.wgmma_gemm(a, a, c)
+            T.warpgroup_commit_batch()
+            T.warpgroup_wait(0)
+            T.warpgroup_fence_operand(c)
+            T.copy(c, C)
+
+    a, c = torch.randint(-3, 4, (64, 64)).half(), torch.zeros(64, 64)
+    findings = torch_tile.compile(kernel, target="cuda:sm_90a").interpret(a, c)
+    assert not findings, findings.report()
+    assert torch.equal(c, a.float() @ a.float())
+
+
+def test_arrivals_at_blocks_of_a_cluster():
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "int32")):
+        with T.Kernel(4, threads=32, cluster_dims=2) as bx:
+            bar, tx = T.alloc_cluster_barrier([64]), T.get_thread_binding()
+            if T.block_rank_in_cluster() == 0:
+                A[bx] = 1
+            T.mbarrier_arrive(bar[0], cta_id=0)
+            T.ptx_arrive_cluster_barrier(bar[0], 1)
+            T.mbarrier_wait_parity(bar[0], 0)
+            if tx == 0:
+                A[bx] += 10
+            T.cluster_sync()
+
+    a = torch.zeros(4).int()
+    findings = torch_tile.compile(kernel, target="cuda:sm_90a").interpret(a)
+    assert not findings, findings.report()
+    assert a.tolist() == [11, 10, 11, 10]
+
+
+@pytest.mark.parametrize("name", ["mbarrier_arrive", "alloc_cluster_barrier"])
+def test_other_blocks_are_those_of_a_cluster(name):
+    with pytest.raises(TileError, match="cluster_dims"):
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "int32")):
+            with T.Kernel(1, threads=32):
+                bar = T.alloc_barrier(32)
+                T.alloc_cluster_barrier(32) if name == "alloc_cluster_barrier" else T.mbarrier_arrive(bar[0], 1)

@@ -110,9 +110,7 @@ def declared_twice(a):
     T.make_tensor(a, (9,), "float32")
 
 
-@pytest.mark.parametrize(
-    "body", [indexed, declared_twice, lambda a: T.make_tensor(3, (8,)), lambda a: T.access_ptr(a, "x")]
-)
+@pytest.mark.parametrize("body", [indexed, declared_twice, lambda a: T.make_tensor(3, (8,))])
 def test_what_pointers_cannot(body):
     with pytest.raises(TileError) as caught:
 

@@ -60,6 +60,22 @@ def test_an_exchange_between_other_lanes_leaves_the_own_value():
     assert torch.equal(out, torch.stack([a, a ^ 16]))
 
 
+def test_spellings_of_tir():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), out: T.Tensor((2, 64), "int32"), lanes: T.Tensor((64,), "uint64")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            out[0, tx] = T.tvm_warp_shuffle_up(0xFFFFFFFF, A[tx], 2, 32, 32)
+            out[1, tx] = T.tvm_warp_shuffle_down(0xFFFFFFFF, A[tx], 2, 32, 32)
+            lanes[tx] = T.activemask()
+
+    a, out, lanes = torch.arange(64).int(), torch.zeros(2, 64).int(), torch.zeros(64, dtype=torch.uint64)
+    on_threads(kernel, "cuda:sm_80", a, out, lanes)
+    assert out[0].tolist() == [n if n % 32 < 2 else n - 2 for n in range(64)]
+    assert out[1].tolist() == [n if n % 32 > 29 else n + 2 for n in range(64)]
+    assert lanes.tolist() == [0xFFFFFFFF] * 64
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_votes(target, seed):
     @T.prim_func

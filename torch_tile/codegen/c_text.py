@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from torch_tile.diagnostics.errors import InternalError
-from torch_tile.intrinsics import lookup
+from torch_tile.diagnostics.errors import FOREIGN, InternalError, error
+from torch_tile.intrinsics import foreign, lookup
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.dtype import DType
@@ -33,7 +33,7 @@ from torch_tile.ir.expr import (
     const,
 )
 from torch_tile.ir.idmap import IdMap, IdSet
-from torch_tile.ir.node import Visitor, children, contains, find
+from torch_tile.ir.node import Node, Visitor, children, contains, find
 
 STORAGE = {
     "bool": "bool", "float32": "float", "float64": "double", "float16": "tile::f16", "bfloat16": "tile::bf16",
@@ -87,6 +87,41 @@ def identifier(name: str) -> str:
 def comment(text: str) -> str:
     """Text for a comment of one line: what is not printable is escaped, so that nothing ends the comment."""
     return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text)
+
+
+# What CUDA calls small floats: in text that has their names, pointers are of its types.
+FOREIGN_FLOATS = {
+    "float16": ("__half", r"\b(__half2?|half2?)\b", "cuda_fp16.h"),
+    "bfloat16": ("__nv_bfloat16", r"\b(__)?nv_bfloat162?\b", "cuda_bf16.h"),
+    "float8_e4m3fn": ("__nv_fp8_e4m3", r"\b__nv_fp8\w*", "cuda_fp8.h"),
+    "float8_e5m2": ("__nv_fp8_e5m2", r"\b__nv_fp8\w*", "cuda_fp8.h"),
+}
+
+
+def foreign_pointer(dtype: DType, text: str) -> str:
+    """The conversion of a pointer for functions of `text`: empty where its type is the one that kernels have."""
+    kind, pattern, _ = FOREIGN_FLOATS.get(dtype.name, ("", "$^", ""))
+    return f"({kind}*)" if re.search(pattern, text) else ""
+
+
+def foreign_headers(text: str) -> list[str]:
+    """The headers of CUDA that `text` needs for the names in it."""
+    return list(dict.fromkeys(h for _, pattern, h in FOREIGN_FLOATS.values() if re.search(pattern, text)))
+
+
+def foreign_lines(kernels: Sequence[Sequence[Node]], is_cuda: bool) -> list[str]:
+    """The authors' own texts that the nodes of kernels call, each once, as they stand."""
+    calls = [n for nodes in kernels for n in nodes if isinstance(n, Call) and n.name == foreign.NAME]
+    texts = list(dict.fromkeys(foreign.text_of(call, is_cuda) for call in calls))
+    if not is_cuda and "" in texts:
+        call = next(c for c in calls if not foreign.text_of(c, is_cuda))
+        problem = "there is no C++ of it for CPUs"
+        raise error("foreign_text", call.span, name=foreign.function_of(call), problem=problem)
+    if not texts:
+        return []
+    whole = "\n".join(texts)
+    headers = [f"#include <{header}>" for header in foreign_headers(whole) if is_cuda and f"<{header}>" not in whole]
+    return [FOREIGN, *headers, *texts, '#line 1 "kernel"', ""]
 
 
 class Names:
@@ -324,8 +359,20 @@ class Text(Visitor):
             return self._reinterpret(node, wide)
         if node.name in ("atomic", "atomic_load"):
             return self._atomic(node)
+        if node.name == foreign.NAME:
+            return self.foreign(node, foreign.text_of(node, is_cuda=False)), 99
         args = ", ".join(self.value(a, wide) for a in node.args)
         return self._fit(node, f"tile::{lookup(node.name).cpu}({args})", 99)
+
+    def foreign(self, node: Call, text: str) -> str:
+        """C++ text of a call of a function of the author's `text`, and its value as others are held."""
+        given = []
+        for a in node.args:
+            kind = foreign_pointer(a.buffer.dtype, text) if isinstance(a, Address) else ""
+            plain = isinstance(a, Address) or is_small(a.dtype)
+            given.append(f"{kind}{self.value(a, above=PREFIX if kind else 0)}" if plain else self.converted(a, a.dtype))
+        called = f"{foreign.function_of(node)}({', '.join(given)})"
+        return f"(float){called}" if is_small(node.dtype) else called
 
     def _reinterpret(self, node: Call, wide: bool) -> tuple[str, int]:
         text = self.reinterpreted(node)

@@ -12,6 +12,7 @@ from torch_tile.codegen.c_text import (
     SIGNED,
     Names,
     Text,
+    foreign_lines,
     held,
     is_small,
     reads_memory,
@@ -82,6 +83,8 @@ class _Cpu(Visitor, Lines):
         self.line("#include <stdlib.h>")
         for header in HEADERS:
             self.line(f'#include "{header}"')
+        for text in foreign_lines([list(walk(kernel.body)) for kernel in self.program.kernels], is_cuda=False):
+            self.lines.append(text)
         symbols: list[Buffer | Var] = [*self.buffers, *self.sizes, *self.scalars]
         for symbol in symbols:
             self.names.of(symbol)

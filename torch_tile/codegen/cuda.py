@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch_tile.codegen.c_text import Names, comment, identifier, is_small, storage
+from torch_tile.codegen.c_text import Names, comment, foreign_lines, identifier, is_small, storage
 from torch_tile.codegen.cuda_stmt import CudaStatements
 from torch_tile.codegen.cuda_text import is_warpgroup
 from torch_tile.codegen.cuda_wgmma import wgmma_functions
@@ -137,6 +137,7 @@ class _Cuda:
             lines.append("#define TILE_FAST_MATH")
         lines += [f'#include "{header}"' for header in ("cuda_types.h", "cuda_math.h", *headers)]
         lines.append(wgmma_functions(product for _, out in functions for product in out.products))
+        lines += foreign_lines(self.nodes, is_cuda=True)
         lines += ["\n".join([*out.lines, ""]) for _, out in functions]
         return CudaSource("\n".join(lines), tuple(entry for entry, _ in functions), self.alignment(), self.apart())
 

@@ -67,6 +67,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "`{word}` of a loop that Python runs while tracing, under a condition known only on the device",
         "loop with T.serial, T.unroll or `for ... in range(...)`, or write a condition of the device: `while x < n:`",
     ),
+    "break_of_nest": (
+        "`break` of a T.grid, which is several loops, would leave the innermost only",
+        "nest T.serial loops, and test a flag in each: T.alloc_var(T.bool, False)",
+    ),
     "bad_dtype": ("{got!r} is not a dtype", "use T.float16, 'float16', torch.float16, ..."),
     "bad_scope": ("unknown buffer scope {got!r}", "use one of {known}"),
     "bad_shape": ("{what} must be {want}, got {got}", "give every dimension as a positive integer"),
@@ -163,6 +167,14 @@ CATALOGUE: dict[str, tuple[str, str]] = {
         "the notes say what went wrong with each: mend that, or give other configurations",
     ),
     "slow_schedule": ("strict: {op} became {became}", "{why}: mend that, or leave out strict=True"),
+    "foreign_text": (
+        "the author's own text, of which `{name}` is called here, does not compile: {problem}",
+        "correct it: it is compiled as it stands; C++ for CPUs is T.import_source(text, target='cpu')",
+    ),
+    "foreign_meaning": (
+        "`{name}` is text of the author's own, which an interpreter cannot look inside",
+        "give its meaning in Python: evaluate=f, which takes numbers, and a NumPy array for each pointer",
+    ),
     "too_few_registers": (
         "the threads of {name} have {have} registers each, and an instruction needs {need}",
         "take smaller tiles or more threads, or ask for fewer blocks by T.annotate_min_blocks_per_sm",

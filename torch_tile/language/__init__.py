@@ -8,7 +8,7 @@ from typing import Any
 from torch_tile import tileop as _tileop
 from torch_tile.ir.dtype import ALIASES as _ALIASES, ALL as _DTYPES, NARROW as _NARROW, DType, to_dtype as dtype
 from torch_tile.ir.expr import Expr as PrimExpr
-from torch_tile.language import atomics as _atomics, math as _math
+from torch_tile.language import atomics as _atomics, bit_counts as _bit_counts, lanes as _lanes, math as _math
 from torch_tile.language.asynchronous import (
     barrier_arrive,
     barrier_wait,
@@ -27,24 +27,43 @@ from torch_tile.language.asynchronous import (
     no_set_max_nreg,
     pdl_sync,
     pdl_trigger,
+    ptx_arrive_barrier,
+    ptx_arrive_barrier_expect_tx,
+    ptx_arrive_cluster_barrier,
+    ptx_fence_barrier_init,
+    ptx_wait_barrier,
     set_max_nreg,
     shuffle_elect,
+    tma_store_arrive,
+    tma_store_wait,
     wait_wgmma,
+    warpgroup_arrive,
+    warpgroup_commit_batch,
+    warpgroup_fence_operand,
+    warpgroup_wait,
     wgmma_gemm,
 )  # fmt: skip
 from torch_tile.language.atomics import arrive_last, atomic_load
+from torch_tile.language.bit_counts import clz, popcount
 from torch_tile.language.calls import check_all as _check_all, recorded as _recorded
 from torch_tile.language.cluster import (
     at_rank,
     block_rank_in_cluster,
     cluster_arrive,
+    cluster_arrive_relaxed,
     cluster_sync,
     cluster_wait,
     get_cluster_dims,
+    get_cluster_extent,
+    get_cluster_extents,
     get_cluster_id,
+    get_cluster_ids,
+    get_cluster_size,
 )  # fmt: skip
 from torch_tile.language.effects import (
     address_of,
+    annotate_compile_flags,
+    annotate_pass_configs,
     assume,
     call,
     device_assert,
@@ -52,6 +71,22 @@ from torch_tile.language.effects import (
     print,
     tensor_map,
 )
+from torch_tile.language.emitters import (
+    TensorCoreIntrinEmitter,
+    WGMMATensorCoreIntrinEmitter,
+    get_mma_micro_size,
+    get_swizzle_layout,
+    make_mma_swizzle_layout,
+    mma_store_index_map,
+)  # fmt: skip
+from torch_tile.language.foreign import (
+    access_ptr,
+    call_extern,
+    call_pure_extern,
+    import_source,
+    ptx,
+    tvm_access_ptr,
+)  # fmt: skip
 from torch_tile.language.gathers import all_of, any_of, im2col, transpose
 from torch_tile.language.layout import (
     Fragment,
@@ -88,6 +123,15 @@ from torch_tile.language.math import (
     fast_rcp,
     floordiv,
     floormod,
+    fmul,
+    ieee_add,
+    ieee_fdiv,
+    ieee_fmaf,
+    ieee_frcp,
+    ieee_frsqrt,
+    ieee_fsqrt,
+    ieee_mul,
+    ieee_sub,
     if_then_else,
     index_to_coordinates,
     infinity,
@@ -106,8 +150,9 @@ from torch_tile.language.math import (
 )  # fmt: skip
 from torch_tile.language.misuse import unknown_name as _unknown_name
 from torch_tile.language.names import Let, Var, let
-from torch_tile.language.pointers import access_ptr, handle, make_tensor, match_buffer, ptr
+from torch_tile.language.pointers import handle, make_tensor, match_buffer, ptr
 from torch_tile.language.program import PrimFunc, Ref, macro, prim_func
+from torch_tile.language.random import rng_init, rng_rand, rng_rand_float
 from torch_tile.language.reducers import (
     alloc_reducer,
     attr,
@@ -121,10 +166,12 @@ from torch_tile.language.reducers import (
     tvm_thread_allreduce,
 )  # fmt: skip
 from torch_tile.language.roles import role, ws
+from torch_tile.language.safe_values import annotate_safe_value
 from torch_tile.language.scopes import (
     Kernel,
     alloc_barrier,
     alloc_buffer,
+    alloc_cluster_barrier,
     alloc_fragment,
     alloc_global,
     alloc_local,
@@ -163,6 +210,7 @@ from torch_tile.language.values import StridedTensor, Tensor, TensorType
 from torch_tile.language.vectors import Broadcast, Ramp, Shuffle, extract_lane
 from torch_tile.language.views import reshape, view
 from torch_tile.language.warps import (
+    activemask,
     all_sync,
     any_sync,
     ballot_sync,
@@ -174,6 +222,8 @@ from torch_tile.language.warps import (
     shfl_up,
     shfl_xor,
     tvm_warp_shuffle,
+    tvm_warp_shuffle_down,
+    tvm_warp_shuffle_up,
     warp_reduce as _warp_reduce,
 )  # fmt: skip
 from torch_tile.tileop.atomic import ATOMICS as _ATOMICS
@@ -186,10 +236,11 @@ SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of what macros are given
 ClusterKernel = Kernel  # with cluster_dims
 Serial, Unroll, Vectorized = serial, unroll, vectorized
 pipelined, parallel = Pipelined, Parallel
-tvm_access_ptr = access_ptr
 c2d_im2col, ballot = im2col, ballot_sync
 get_warp_idx_sync = get_warp_idx
+tvm_warp_activemask, WarpSpecialize = activemask, ws
 indexdiv, indexmod = floordiv, floormod
+cdiv = ceildiv
 
 # Dtypes: T.float16, T.bfloat16, ..., T.float, T.half; each is also a cast, T.float16(x).
 globals().update({t.name: t for t in (*_DTYPES, *_NARROW)} | {n: t for n, t in _ALIASES.items() if n != "e4m3"})
@@ -200,10 +251,15 @@ globals().update({n: _math.function(n) for n in _math.FUNCTIONS})
 globals().update({f"__{n}": _math.function(n) for n in ("exp", "log", "log2", "log10", "sin", "cos", "tan", "pow")})
 fabs, nearbyint, isnan_ = _math.function("abs"), _math.function("round"), _math.function("isnan")
 power = _math.function("pow")
-globals()["__ffs"] = _math.ffs
+globals().update({"__ffs": _bit_counts.ffs, "__fns": _bit_counts.fns, "__exp10": exp10})
 
 # What the lanes of a warp have together: T.warp_reduce_sum, ...
 globals().update({f"warp_reduce_{n}": _warp_reduce(n) for n in ("sum", "max", "min", "bitand", "bitor")})
+
+# Neighbours at once: T.ldg128, T.sts64, T.add2, ...
+globals().update({f"ld{kind}{n}": _lanes.load(kind, n) for kind, widths in _lanes.WIDTHS.items() for n in widths})
+globals().update({f"st{kind}{n}": _lanes.store(kind, n) for kind, widths in _lanes.WIDTHS.items() for n in widths})
+globals().update({n: _lanes.pairs(n, *rest) for n, rest in _lanes.PAIRS.items()} | {"__ldg": _lanes.ldg})
 
 # Atomic updates: T.atomic_add, T.atomic_addx4, ...
 globals().update({f"atomic_{n}": _atomics.update(n) for n in _ATOMICS})
@@ -251,7 +307,8 @@ __all__ = [
     "LocalBuffer", "Parallel", "Persistent", "PersistentTileScheduler", "Pipelined", "PrimFunc", "Ref", "Select",
     "SharedBuffer", "StridedTensor", "Tensor", "TensorType", "address_of", "align_up", "all_of", "all_sync",
     "alloc_barrier", "alloc_fragment", "alloc_global", "alloc_local", "alloc_reducer", "alloc_shared", "alloc_var",
-    "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout", "annotate_min_blocks_per_sm",
+    "annotate_compile_flags", "annotate_consumer_reg_alloc", "annotate_l2_hit_ratio", "annotate_layout",
+    "annotate_min_blocks_per_sm", "annotate_pass_configs",
     "annotate_producer_reg_dealloc", "annotate_restrict_buffers", "any_of", "any_sync", "arrive_last", "assume",
     "at_rank", "atomic_load", "attr", "ballot_sync", "barrier_arrive", "barrier_wait", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "block_rank_in_cluster", "call", "cast", "ceildiv", "clamp", "clear",
@@ -273,6 +330,29 @@ __all__ = [
     "tvm_warp_shuffle", "unroll", "use_swizzle", "vectorized", "view", "wait_wgmma", "wgmma_gemm", "ws",
 ]  # fmt: skip
 __all__ += [
-    "Broadcast", "Let", "PrimExpr", "Ramp", "Shuffle", "Var", "access_ptr", "alloc_buffer", "decl_buffer",
-    "extract_lane", "handle", "let", "make_tensor", "match_buffer", "ptr", "tvm_access_ptr",
+    "Broadcast",
+    "Let",
+    "PrimExpr",
+    "Ramp",
+    "Shuffle",
+    "Var",
+    "alloc_buffer",
+    "decl_buffer",
+    "extract_lane",
+    "handle",
+    "let",
+    "make_tensor",
+    "match_buffer",
+    "ptr",
+]
+__all__ += [  # of CUDA and TVM by their names
+    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "access_ptr", "activemask", "alloc_cluster_barrier",
+    "annotate_safe_value", "call_extern", "call_pure_extern", "cdiv", "cluster_arrive_relaxed", "clz", "fmul",
+    "get_cluster_extent", "get_cluster_extents", "get_cluster_ids", "get_cluster_size", "get_mma_micro_size",
+    "get_swizzle_layout", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt",
+    "ieee_mul", "ieee_sub", "import_source", "make_mma_swizzle_layout", "mma_store_index_map", "popcount", "ptx",
+    "ptx_arrive_barrier", "ptx_arrive_barrier_expect_tx", "ptx_arrive_cluster_barrier", "ptx_fence_barrier_init",
+    "ptx_wait_barrier", "rng_init", "rng_rand", "rng_rand_float", "tma_store_arrive", "tma_store_wait",
+    "tvm_access_ptr", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up", "warpgroup_arrive", "warpgroup_commit_batch",
+    "warpgroup_fence_operand", "warpgroup_wait",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from torch_tile.diagnostics.errors import error
 from torch_tile.hardware import WARP, WARPGROUP
 from torch_tile.intrinsics import bulk, memory, wgmma
 from torch_tile.ir import dtype as dt
-from torch_tile.ir.buffer import Region
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Call, Const, Expr, binary, const, to_expr, truth
 from torch_tile.ir.stmt import Block, Do, For, If, Role, Stmt, While
 from torch_tile.language.roles import check_registers
@@ -39,12 +39,15 @@ def mbarrier_wait_parity(mbarrier: Tile, parity: Scalar) -> None:
 
 
 def mbarrier_arrive(mbarrier: Tile, cta_id: Scalar = None) -> None:
-    """Each thread that runs this arrives."""
+    """Each thread that runs this arrives: at the same mbarrier of block `cta_id` of the cluster, if that is given.
+
+    There it lets go of what this block has read; what it wrote others see after T.cluster_sync.
+    """
     at, where = _barrier("T.mbarrier_arrive", mbarrier)
-    if cta_id is not None:
-        why, fix = "names another block of the cluster", "arrive at mbarriers of the own block only"
+    if cta_id is not None and at.launch.cluster == (1, 1, 1):
+        why, fix = "names another block, and blocks have no cluster", "give T.Kernel cluster_dims"
         raise error("bad_argument", None, op="T.mbarrier_arrive", name="cta_id", why=why, fix=fix)
-    at.emit(bulk.mbarrier_arrive(where))
+    at.emit(bulk.mbarrier_arrive(where, None if cta_id is None else to_expr(cta_id)))
 
 
 def mbarrier_expect_tx(mbarrier: Tile, tx: Scalar) -> None:
@@ -68,6 +71,63 @@ def barrier_wait(mbarrier: Tile = None, parity: Scalar = 0, *, barrier_id: Tile 
 def barrier_arrive(mbarrier: Tile = None, *, barrier_id: Tile = None) -> None:
     """T.mbarrier_arrive; `barrier_id` is an older name of `mbarrier`."""
     mbarrier_arrive(mbarrier if barrier_id is None else barrier_id)
+
+
+def ptx_arrive_barrier(barrier_id: Tile) -> None:
+    """T.mbarrier_arrive, as PTX's name has it."""
+    mbarrier_arrive(barrier_id)
+
+
+def ptx_arrive_barrier_expect_tx(barrier_id: Tile, byte_count: Scalar) -> None:
+    """T.mbarrier_arrive_expect_tx, as PTX's name has it."""
+    mbarrier_arrive_expect_tx(barrier_id, byte_count)
+
+
+def ptx_wait_barrier(barrier_id: Tile, parity: Scalar = 0) -> None:
+    """T.mbarrier_wait_parity, as PTX's name has it."""
+    mbarrier_wait_parity(barrier_id, parity)
+
+
+def ptx_arrive_cluster_barrier(mbarrier: Tile, cta_id: Scalar) -> None:
+    """T.mbarrier_arrive at an mbarrier of block `cta_id` of the cluster."""
+    mbarrier_arrive(mbarrier, cta_id)
+
+
+def ptx_fence_barrier_init() -> None:
+    """Nothing: T.alloc_barrier makes mbarriers known to all."""
+    in_kernel("T.ptx_fence_barrier_init")
+
+
+def tma_store_arrive() -> None:
+    """Nothing: a T.tma_copy to global memory closes its group by itself."""
+    in_kernel("T.tma_store_arrive")
+
+
+def tma_store_wait(count: int = 0, read: bool = True) -> None:
+    """Nothing: a T.tma_copy to global memory has read its tile when it returns."""
+    in_kernel("T.tma_store_wait")
+
+
+def warpgroup_arrive() -> None:
+    """Nothing: T.wgmma_gemm orders its operands by itself."""
+    in_kernel("T.warpgroup_arrive")
+
+
+def warpgroup_commit_batch() -> None:
+    """Nothing: each T.wgmma_gemm is a group of its own."""
+    in_kernel("T.warpgroup_commit_batch")
+
+
+def warpgroup_wait(num_mma: int) -> None:
+    """T.wait_wgmma."""
+    wait_wgmma(num_mma)
+
+
+def warpgroup_fence_operand(
+    buffer_or_ptr: Any, offset: Scalar = 0, num_regs: Scalar = None, dtype: Any = None
+) -> None:  # fmt: skip
+    """Nothing: the compiler keeps accumulators where they are until they are complete."""
+    in_kernel("T.warpgroup_fence_operand")
 
 
 def _barrier(what: str, barrier: Any) -> tuple[Tracer, Address]:
@@ -145,10 +205,11 @@ def _lanes(what: str, name: str, number: Any, default: int) -> int:
 def set_max_nreg(n: int, is_inc: Any = None) -> None:
     """Each thread of the T.ws around has `n` registers, for all of its body, instead of an equal share.
 
+    So has each thread of a branch that whole warpgroups take, as `if tx < 128:`.
     A multiple of 8 from 24 to 256. Whether that is more (`is_inc`) or fewer the compiler knows.
     """
     at = in_kernel("T.set_max_nreg")
-    if not at.barrier_group:
+    if not at.barrier_group and not any(scope.what in ("if", "else") for scope in at.scopes):
         why, fix = "is said outside T.ws", "say it in the body of a T.ws: it holds for all of it"
         raise error("bad_argument", None, op="T.set_max_nreg", name="n", why=why, fix=fix)
     check_registers("T.set_max_nreg", "n", n or 1)
@@ -197,8 +258,8 @@ def in_kernel(what: str) -> Tracer:
 # touch their registers would make the assembler wait for all of them.
 
 MOST_PENDING = 7  # groups of products
-# The fragments that products write, by identity: how many products began after the last one of each.
-Ages = Mapping[int, tuple[int, Region]]
+# The fragments that products write: how many products began after the last one of each.
+Ages = Mapping[Buffer, tuple[int, Region]]
 
 
 def gemm(
@@ -278,7 +339,7 @@ def _block(block: Block, ages: Ages) -> tuple[Block, Ages]:
 def _stmt(one: Stmt, ages: Ages) -> tuple[Stmt, Ages]:
     if isinstance(one, Gemm) and one.wg_wait:
         older = {key: (age + 1, c) for key, (age, c) in ages.items()}
-        return one, {**older, id(one.C.buffer): (0, one.C)}
+        return one, {**older, one.C.buffer: (0, one.C)}
     if isinstance(one, Role):
         body, _ = _block(one.body, {})
         return (one if body is one.body else replace(one, body=body)), ages
@@ -301,7 +362,7 @@ def _joined(a: Ages, b: Ages) -> Ages:
     return {key: min((x[key] for x in (a, b) if key in x), key=lambda found: found[0]) for key in {**a, **b}}
 
 
-def _numbers(ages: Ages) -> dict[int, int]:
+def _numbers(ages: Ages) -> dict[Buffer, int]:
     return {key: age for key, (age, _) in ages.items()}
 
 

@@ -13,9 +13,10 @@ from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Address, Expr, Load, binary, const
 from torch_tile.ir.stmt import Alloc, Store
 from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.lanes import Lanes
 from torch_tile.language.trace import Tracer, make_variable
 from torch_tile.tileop.atomic import ATOMICS, ArriveLast, Atomic, check_order
-from torch_tile.tileop.base import Scalar, Tile, is_one, need_region
+from torch_tile.tileop.base import Scalar, Tile, is_one, need_region, region_of
 
 
 def update(name: str) -> Callable[..., Expr | None]:
@@ -72,23 +73,38 @@ def _previous(at: Tracer, what: str, op: Atomic) -> Expr:
     return previous
 
 
-def add_neighbours(count: int) -> Callable[..., None]:
+def add_neighbours(count: int) -> Callable[..., Lanes | None]:
     """The language's function T.atomic_addx<count>."""
     what = f"T.atomic_addx{count}"
 
-    def apply(dst: Tile, value: Tile, memory_order: str | None = None, return_prev: bool = False) -> None:
+    def apply(
+        dst: Tile, value: Tile | Lanes, return_prev: bool = False, memory_order: str | None = None
+    ) -> Lanes | None:  # fmt: skip
         at = in_kernel(what)
+        target, given = need_region(dst, f"atomic_addx{count}", "dst"), list[Any]()
+        if isinstance(value, Lanes):
+            given += value
+        else:
+            source = need_region(value, f"atomic_addx{count}", "value")
+            given += [_neighbour(source, n) for n in range(count)]
+        if len(given) != count:
+            why, fix = f"has {len(given)} values", f"give {count}"
+            raise error("bad_argument", None, op=what, name="value", why=why, fix=fix)
+        ops = []
+        for n, one in enumerate(given):
+            added = one if isinstance(value, Lanes) or return_prev else region_of(one)
+            ops.append(ATOMICS["add"].build(_neighbour(target, n), added, memory_order))
         if return_prev:
-            why, fix = f"is asked for of {count} elements", "ask T.atomic_add for it, element by element"
-            raise error("bad_argument", None, op=what, name="return_prev", why=why, fix=fix)
-        target, source = (need_region(x, f"atomic_addx{count}", n) for x, n in ((dst, "dst"), (value, "value")))
-        for n in range(count):
-            at.emit(ATOMICS["add"].build(_neighbour(target, n), _neighbour(source, n), memory_order))
+            return Lanes(tuple(_previous(at, what, op) for op in ops))
+        for op in ops:
+            at.emit(op)
+        return None
 
     apply.__name__ = apply.__qualname__ = f"atomic_addx{count}"
     apply.__doc__ = f"""Add {count} neighbours along the last dimension, from an element on, each in one step.
 
-    `dst` and `value` name the first of them: `T.atomic_addx{count}(A[i, j], tile[k, l])`.
+    `dst` and `value` name the first of them: `T.atomic_addx{count}(A[i, j], tile[k, l])`; a value may also be what
+    T.add2 and others give. With `return_prev`, gives what stood there before, as T.atomic_add does: `v[0]`, `v[1]`, ...
     """
     return apply
 

@@ -25,6 +25,11 @@ def cluster_arrive() -> None:
     _of_block("T.cluster_arrive").emit(bulk.cluster_arrive())
 
 
+def cluster_arrive_relaxed() -> None:
+    """T.cluster_arrive, whose author orders no memory by it; here it does."""
+    cluster_arrive()
+
+
 def cluster_wait() -> None:
     """Wait until all threads of the cluster have called T.cluster_arrive."""
     _of_block("T.cluster_wait").emit(bulk.cluster_wait())
@@ -46,6 +51,29 @@ def get_cluster_dims() -> tuple[int, int, int]:
     """Blocks of a cluster along each dimension."""
     cluster: tuple[int, int, int] = in_kernel("T.get_cluster_dims").launch.cluster
     return cluster
+
+
+def get_cluster_ids() -> tuple[Expr, ...]:
+    """The cluster's index along each dimension of the grid of clusters."""
+    return tuple(get_cluster_id(d) for d in range(len(in_kernel("T.get_cluster_ids").launch.blocks)))
+
+
+def get_cluster_size() -> int:
+    """Blocks of a cluster."""
+    return math.prod(get_cluster_dims())
+
+
+def get_cluster_extent(dim: int = 0) -> int:
+    """Blocks of a cluster along dimension `dim`."""
+    if not isinstance(dim, int) or not 0 <= dim < AXES:
+        fix = f"give a dimension below {AXES}"
+        raise error("bad_argument", None, op="T.get_cluster_extent", name="dim", why=f"is {dim!r}", fix=fix)
+    return get_cluster_dims()[dim]
+
+
+def get_cluster_extents() -> tuple[int, int, int]:
+    """T.get_cluster_dims."""
+    return get_cluster_dims()
 
 
 def block_rank_in_cluster() -> Expr:

@@ -37,9 +37,12 @@ from torch_tile.ir.stmt import Let
 from torch_tile.language.rounding import cast_rounded, greatest, least
 from torch_tile.language.trace import is_tracing, tracer
 from torch_tile.language.values import dtype_of
-from torch_tile.tileop.base import Scalar
+from torch_tile.tileop.base import Scalar, need_choice
 
-FUNCTIONS = tuple(n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None)
+# Those of ieee.py are called by functions of their own, T.ieee_add(x, y, rounding_mode).
+FUNCTIONS = tuple(
+    n for n in intrinsics.names() if intrinsics.lookup(n).evaluate is not None and not n.startswith("ieee_")
+)
 
 
 def function(name: str) -> Callable[..., Expr]:
@@ -101,17 +104,6 @@ def exp10(x: Scalar) -> Expr:
     """10 to the power of `x`."""
     base = to_expr(x, op="T.exp10")
     return intrinsics.call("pow", const(10, base.dtype if base.dtype.is_float else dt.float32), base)
-
-
-def ffs(x: Scalar) -> Expr:
-    """The place of the least bit of an integer of 32 bits or fewer that is set, counted from 1; 0 if none is."""
-    word = to_expr(x, op="T.__ffs")
-    if word.dtype.is_float or word.dtype.bits > 32:
-        why, fix = f"is a {word.dtype}", "give an integer of at most 32 bits"
-        raise error("bad_argument", None, op="T.__ffs", name="x", why=why, fix=fix)
-    word = cast_expr(word, dt.int32)
-    least = cast_expr(cast_expr(word & -word, dt.uint32), dt.float32)  # a power of two, whose exponent is the place
-    return select(binary("==", word, 0), 0, (bits.reinterpret(least, dt.int32) >> 23) - 126)
 
 
 def fast_rcp(x: Scalar) -> Expr:
@@ -221,6 +213,69 @@ def _leaves(value: Expr) -> Iterator[Expr]:
                 yield from _leaves(child)
 
 
+def _ieee(name: str, *operands: Scalar, rounding_mode: str) -> Expr:
+    """The intrinsic of ieee.py for an operation and a rounding, on operands of float32 or float64."""
+    what = f"T.ieee_{name}"
+    need_choice(f"ieee_{name}", "rounding_mode", rounding_mode, intrinsics.ieee.MODES)
+    like = next((x.dtype for x in operands if isinstance(x, Expr)), dt.float32)
+    values = [to_expr(x, like if like.is_float else dt.float32, what) for x in operands]
+    for value in values:
+        if value.dtype not in (dt.float32, dt.float64) or value.dtype != values[0].dtype:
+            why, fix = f"is a {value.dtype}", "cast all operands to float32, or all to float64"
+            raise error("bad_argument", None, op=what, name="x", why=why, fix=fix)
+    if values[0].dtype == dt.float64 and rounding_mode != "rn":
+        why, fix = f"is {rounding_mode!r} for a float64", "round float64 to nearest, 'rn', or compute in float32"
+        raise error("bad_argument", None, op=what, name="rounding_mode", why=why, fix=fix)
+    return intrinsics.call(f"ieee_{name}_{rounding_mode}", *values)
+
+
+def ieee_add(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
+    """`x + y` of float32, rounded by itself, never with a product around: "rn" to nearest even, "rz" to zero, "ru" up,
+    "rd" down. Of float64 only "rn"; TileError for other modes and types.
+    """
+    return _ieee("add", x, y, rounding_mode=rounding_mode)
+
+
+def ieee_sub(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
+    """`x - y`, rounded by itself as T.ieee_add says."""
+    return _ieee("sub", x, y, rounding_mode=rounding_mode)
+
+
+def ieee_mul(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
+    """`x * y`, rounded by itself as T.ieee_add says."""
+    return _ieee("mul", x, y, rounding_mode=rounding_mode)
+
+
+def ieee_fmaf(x: Scalar, y: Scalar, z: Scalar, rounding_mode: str = "rn") -> Expr:
+    """`x * y + z`, rounded once as T.ieee_add says."""
+    return _ieee("fmaf", x, y, z, rounding_mode=rounding_mode)
+
+
+def ieee_frcp(x: Scalar, rounding_mode: str = "rn") -> Expr:
+    """`1 / x`, rounded as T.ieee_add says."""
+    return _ieee("frcp", x, rounding_mode=rounding_mode)
+
+
+def ieee_fsqrt(x: Scalar, rounding_mode: str = "rn") -> Expr:
+    """The square root of `x`, rounded as T.ieee_add says."""
+    return _ieee("fsqrt", x, rounding_mode=rounding_mode)
+
+
+def ieee_frsqrt(x: Scalar) -> Expr:
+    """`1 / sqrt(x)`, rounded to nearest even."""
+    return _ieee("frsqrt", x, rounding_mode="rn")
+
+
+def ieee_fdiv(x: Scalar, y: Scalar, rounding_mode: str = "rn") -> Expr:
+    """`x / y`, rounded as T.ieee_add says."""
+    return _ieee("fdiv", x, y, rounding_mode=rounding_mode)
+
+
+def fmul(x: Scalar, y: Scalar) -> Expr:
+    """`x * y`, rounded by itself: no sum around it is fused with it. Of float32 and float64."""
+    return _ieee("mul", x, y, rounding_mode="rn")
+
+
 def floordiv(a: Any, b: Any) -> Any:
     """`a // b`, rounded down."""
     return a // b
@@ -235,7 +290,7 @@ def truncdiv(a: Any, b: Any) -> Any:
     """`a / b` of integers, rounded to zero."""
     if is_number(a) and is_number(b):
         return a // b + (a % b != 0 and (a < 0) != (b < 0))
-    x, y = to_expr(a), to_expr(b)
+    x, y = pair(a, b, "T.truncdiv")
     if (x // y).dtype.kind == "uint":
         return x // y
     is_below = logical_and(x % y != 0, (x < 0) != (y < 0))  # a negative quotient that is no integer
@@ -244,7 +299,10 @@ def truncdiv(a: Any, b: Any) -> Any:
 
 def truncmod(a: Any, b: Any) -> Any:
     """What T.truncdiv leaves of `a`, with the sign of a."""
-    return a - truncdiv(a, b) * b
+    if is_number(a) and is_number(b):
+        return a - truncdiv(a, b) * b
+    x, y = pair(a, b, "T.truncmod")
+    return x - truncdiv(x, y) * y
 
 
 def index_to_coordinates(index: Any, shape: Sequence[Any]) -> list[Any]:

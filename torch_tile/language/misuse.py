@@ -110,37 +110,79 @@ INSTEAD = {
     "program_id": "`with T.Kernel(...) as (bx, by)` names the block's indices",
     "range": "`for i in range(n)` is a loop of the device, as T.serial is",
     "loop_break": "write `break`",
-    "annotate_safe_value": "reads outside a tensor give 0; for more write `T.if_then_else(i < n, A[i], value)`",
-    "activemask": "all 32 lanes of a warp take part in what lanes do together",
     "sync_grid": "T.arrive_last tells which block is the last to arrive; several T.Kernel in one function run in order",
     "launch_thread": "T.Kernel(blocks, threads=n) launches; T.get_thread_binding(dim) names the running thread",
-    "import_source": "kernels hold no CUDA text: write it in the language",
-    "call_extern": "kernels hold no CUDA text: write it in the language",
-    "annotate_pass_configs": "give pass_configs to torch_tile.jit or torch_tile.compile",
-    "annotate_compile_flags": "give compile_flags to torch_tile.jit or torch_tile.compile",
-    "ieee_add": "write `x + y`; products and sums may be fused, which rounds once",
-    "ieee_sub": "write `x - y`; products and sums may be fused, which rounds once",
-    "ieee_mul": "write `x * y`; products and sums may be fused, which rounds once",
-    "ieee_fmaf": "write `T.fma(x, y, z)`",
-    "ieee_fdiv": "write `x / y`",
-    "ieee_frcp": "write `1 / x`",
-    "ieee_fsqrt": "write `T.sqrt(x)`",
-    "ieee_frsqrt": "write `T.rsqrt(x)`",
-    "add2": "write `x + y` in T.Parallel or T.vectorized",
-    "sub2": "write `x - y` in T.Parallel or T.vectorized",
-    "mul2": "write `x * y` in T.Parallel or T.vectorized",
-    "fma2": "write `T.fma(x, y, z)` in T.Parallel or T.vectorized",
     "alloc_tmem": "tensor memory is sm_100's: accumulate in T.alloc_fragment",
     "tcgen05_gemm": "T.gemm chooses the instruction; sm_100's own are not supported",
     "gemm_sp": "sparse products are not supported: T.gemm multiplies dense tiles",
-    "rng_init": "give random numbers as a tensor",
-    "rng_rand": "give random numbers as a tensor",
-    "rng_rand_float": "give random numbers as a tensor",
-    "alloc_cluster_barrier": "blocks of a cluster meet at T.cluster_sync()",
     "ptx_cp_async": "T.async_copy(src, dst) is asynchronous, and so are copies in T.Pipelined loops",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
 }  # fmt: skip
+
+# What to write for whole families of TileLang's names, most special first: a pattern of names, and the reason.
+_SM100 = "has an instruction of sm_100 alone, and this compiler writes sm_80 and sm_90a"
+FAMILIES = (
+    (r"(alloc|deallocate)_tmem", f"tensor memory {_SM100}: accumulate in T.alloc_fragment"),
+    (r"(tcgen05|TCGEN05|ptx_tcgen05|alloc_tcgen05|initialize_tcgen05)\w*|compute_umma_descriptor|is_f8f6f4_family",
+     f"tcgen05 {_SM100}: T.gemm chooses the instruction"),
+    (r"clc_\w+", f"cluster launch control {_SM100}: T.PersistentTileScheduler gives blocks their tiles"),
+    (r"tma_(gather|scatter)4\w*", f"a bulk copy of four rows {_SM100}: T.copy(A[rows[i], :], tile[i, :]) copies each"),
+    (r"tma_load_2sm", f"a copy for two multiprocessors {_SM100}: T.tma_copy(src, dst, barrier=...) copies in bulk"),
+    (r"(mma_|make_)?(gemm_)?block_?scaled\w*|\w+_blockscaled\w*|ptx_mma_block_scale|TensorCoreIntrinEmitterSM120",
+     "products with scales of blocks are instructions of sm_100 and sm_120, and this compiler writes sm_80 and sm_90a: "
+     "multiply the tiles by their scales before T.gemm"),
+    (r"u?int4|tfloat32|float8_e8m0fnu|float4\w*|float6\w*|float8_e4m3(b11fnuz|fnuz)?|float8_e3m4|float8_e5m2fnuz|is_float4\w*",
+     "no value of this type can be computed with: read it as uint8 and decode its bits"),
+    (r"ptx_mma_sm70", "sm_70 is not supported: T.gemm chooses the instruction"),
+    (r"[a-z]+\d+\w*x\d+", "values have one lane: write elements, in T.vectorized or T.Parallel"),
+    (r"(WS[A-Z]\w*|WSID|ws_op|annotate_ws_\w+)",
+     "roles are not declared: write `with T.ws(n):` or `with T.role(...):`, or leave them to T.Pipelined"),
+    (r"(WGMMA|Sparse|WGSparse|TensorCore)\w*|compute_gmma_descriptor",
+     "T.TensorCoreIntrinEmitter and T.WGMMATensorCoreIntrinEmitter multiply dense tiles in their own order"),
+    (r"(increase_descriptor_offset|initialize_wgmma_descriptor|alloc_(wgmma_desc|descriptor)|ptx_wgmma\w*|wgmma_mma)",
+     "descriptors are the compiler's: T.wgmma_gemm(a, b, c) starts a product, T.wait_wgmma(n) waits"),
+    (r"warpgroup_(arrive|commit_batch|fence_operand|wait)",
+     "the compiler places it: T.wgmma_gemm(a, b, c) starts a product, T.wait_wgmma(n) waits"),
+    (r"create_tma_descriptor", "the compiler makes tensor maps: T.tma_copy(src, dst) copies in bulk"),
+    (r"tvm_(bmma_sync|mma_sync|fill_fragment|load_matrix_sync|store_matrix_sync)|mma_(fill|store\w*)|ptx_(mma|ldmatrix)\w*"
+     r"|get_ldmatrix_offset", "T.gemm chooses the instruction"),
+    (r"(wgmma_)?gemm_sp", "sparse products are not supported: T.gemm multiplies dense tiles"),
+    (r"call_kernel|CUDASourceCodeKernel", "T.call_extern calls functions of T.import_source's text from a kernel"),
+    (r"(call_)?llvm\w*|call_intrin|vscale|get_active_lane_mask|vector(combine|high|low)",
+     "is of LLVM's code: write operators and T's functions"),
+    (r"(anylist|TVMBackend|call_c?packed|tvm_call|tvm_stack|tvm_struct|tvm_throw|lookup_param|handle_add)\w*|isnullptr",
+     "calls the host from TVM's code: a kernel computes on its tensors, and Python calls it"),
+    (r"(start|end)_profile_intrinsic", "of the profiler of another vendor: `kernel.get_profiler()` measures"),
+    (r"(ptx_)?cp_async_barrier\w*|ptx_cp_async_(bulk|barrier)|create_barriers|ptx_wait_barrier",
+     "mbarriers are T.alloc_barrier's: T.tma_copy(src, dst, barrier=...) and T.mbarrier_wait_parity"),
+    (r"ptx_(init_barrier_thread_count|fence_barrier_init)", "T.alloc_barrier(arrive_count) makes and fences barriers"),
+    (r"ptx_arrive_barrier\w*", "T.mbarrier_arrive(barrier), T.mbarrier_arrive_expect_tx(barrier, bytes)"),
+    (r"(ptx_)?arrive_cluster_barrier|alloc_cluster_barrier", "blocks of a cluster meet at T.cluster_sync()"),
+    (r"(JITFunc|KernelLaunchFrame|WarpSpecializeFrame|AnyDType|PartialFragment|BufferLoad|ProducerLoad|CallEffectKind"
+     r"|CommReducer|IterVar|SizeVar|\w+Imm|PrimExpr)", "is a class of TileLang's compiler: kernels need none"),
+    (r"(Add|Sub|Mul|Div|Mod|FloorDiv|FloorMod|Max|Min|EQ|NE|LT|LE|GT|GE|And|Or|Not|Call|Reduce|Broadcast|broadcast|Ramp"
+     r"|ramp|Shuffle|Let|let|bind|type_annotation|undef|likely|q_multiply\w*|extract_lane|ignore_loop_partition)",
+     "is a node of TVM's IR: write operators and T's functions"),
+    (r"(If|Then|Else|While|Assert|Range|sblock\w*|s?block_\w*|alloc_buffer|allocate|arg|axis|buffer\w*|decl_buffer"
+     r"|env_thread|func_\w+|index_map|init|iter_var|match_buffer|meta_var|reads|writes|target|var|void|handle|Ptr|where"
+     r"|launch_thread|(get|has)_let_value|get_tvm_dtype|validate_gemm_ab_dtypes|tvm_tuple|tvm_thread_invariant)",
+     "is a statement of TVM's IR: write Python's `if`, `while`, `assert` and assignments, T.Tensor, T.alloc_..."),
+    (r"(ret|thread_return|break_loop|continue_loop|loop_break)", "write `return`, `break` or `continue`"),
+    (r"ptr|make_tensor\w*", "the language has no pointers: give every tensor as a parameter"),
+    (r"inline|meta_class|BaseTileScheduler", "write a T.macro, or a Python class whose methods are traced as they run"),
+    (r"copy_cluster", "blocks read each other's tiles by T.at_rank(tile[i, j], rank)"),
+    (r"tma_store_(arrive|wait)", "T.tma_copy(src, dst) without barrier starts bulk stores; the kernel's end awaits"),
+    (r"tvm_storage_sync", "write T.sync_threads()"),
+    (r"ldexp", "write x * T.exp2(n)"),
+    (r"nextafter", "the neighbour's bits are one off: T.reinterpret(T.reinterpret(x, 'int32') + 1, 'float32')"),
+)  # fmt: skip
+_FAMILIES = tuple((re.compile(pattern), reason) for pattern, reason in FAMILIES)
+
+
+def instead(name: str) -> str:
+    """What to write for a name that TileLang has, or the reason why there is nothing; empty for other names."""
+    return INSTEAD.get(name) or next((reason for pattern, reason in _FAMILIES if pattern.fullmatch(name)), "")
 
 
 class UnknownName(TileError, AttributeError):
@@ -149,7 +191,7 @@ class UnknownName(TileError, AttributeError):
 
 def unknown_name(name: str, known: Iterable[str]) -> UnknownName:
     """The error for `T.name`, to be raised by the caller: with what to write instead, or the nearest `known` names."""
-    fix = INSTEAD.get(name, "")
+    fix = instead(name)
     if not fix:
         spellings = {n.lower(): n for n in known if not n.startswith("_")}
         near = get_close_matches(name.lower(), spellings, cutoff=0.75)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pointers: parameters T.ptr, whose tensors the body declares by T.make_tensor, and addresses of elements."""
+"""Pointers: parameters T.ptr, whose tensors the body declares by T.make_tensor."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 from torch_tile.diagnostics.errors import error
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import Buffer
-from torch_tile.ir.expr import Address, Expr, const, is_number
+from torch_tile.ir.expr import const
 from torch_tile.language.trace import tracer
 from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of
 from torch_tile.language.views import view
-from torch_tile.tileop.base import Tile, need_choice, need_region
-
-ACCESSES = ("r", "w", "rw")
 
 
 class PointerType:
@@ -84,18 +81,3 @@ def _declared(what: str, given: Any, shape: Any, dtype: Any, strides: Any, origi
         object.__setattr__(given.buffer, field, getattr(wanted, field))
     given.is_declared = True
     return Handle(given.buffer)
-
-
-def access_ptr(
-    base: Tile, access_type: str = "r", *extents: Any, offset: Any = 0, extent: Any = None, ignore_last_ndim: int = 0
-) -> Expr:
-    """Where a buffer, region or element begins: an operand of calls. What is accessed from there on is a hint.
-
-    `access_type` is "r", "w" or "rw". Raises TileError for an `offset`: give the element that it leads to.
-    """
-    need_choice("access_ptr", "access_type", access_type, ACCESSES)
-    if not (is_number(offset) and offset == 0):
-        why, fix = f"is {offset!r}"[:80], "give the element that it leads to: T.access_ptr(A[i, j], access_type)"
-        raise error("bad_argument", None, op="T.access_ptr", name="offset", why=why, fix=fix)
-    region = need_region(base, "access_ptr", "base")
-    return Address(region.buffer, region.starts)

@@ -13,11 +13,13 @@ from torch_tile.hardware import CHIPS
 from torch_tile.ir import dtype as dt
 from torch_tile.ir.buffer import SPELLINGS, Buffer
 from torch_tile.ir.expr import Expr, Load, Var, cast, is_number, to_expr
+from torch_tile.ir.idmap import IdMap
 from torch_tile.ir.stmt import Alloc, Kernel as KernelNode
 from torch_tile.language.asynchronous import in_kernel, pin_results
 from torch_tile.language.cluster import clusters
 from torch_tile.language.layout import request
 from torch_tile.language.roles import check_registers, gather_roles, outermost
+from torch_tile.language.safe_values import with_safe_values
 from torch_tile.language.trace import author_span, close_body, make_variable, tracer, with_span
 from torch_tile.language.values import Handle, TensorType, dtype_of, shape_of, sized
 from torch_tile.language.views import view
@@ -29,7 +31,8 @@ MOST_THREADS = max(chip.thread_limit for chip in CHIPS.values())  # at once on a
 class Kernel:
     """`with T.Kernel(*blocks, threads=128) as (bx, by)`: the body runs once per block of the grid.
 
-    `blocks` are up to three sizes, x first; sizes may be symbolic. `threads` is an integer or up to three integers.
+    `blocks` are up to three sizes, x first; sizes may be symbolic. Without any, one block runs.
+    `threads` is an integer or up to three integers. `as (bx,)` takes a tuple also of a grid of one size.
     Blocks of a cluster, `cluster_dims` of them along each dimension, run at the same time (sm_90 and later).
     `is_cpu` is a hint of TileLang's without effect; `shared_bytes` is for printed kernels: the compiler finds it.
     Raises TileError for a `prelude`, as kernels hold no CUDA text.
@@ -45,22 +48,25 @@ class Kernel:
             raise error("bad_argument", None, op="T.Kernel", name="prelude", why=why, fix=fix)
         if at.scopes:
             raise error("nested_kernel", None)
-        if not 1 <= len(blocks) <= 3:
-            raise error("bad_shape", None, what="T.Kernel's grid", want="one to three sizes", got=repr(blocks)[:60])
-        self.grid = shape_of(blocks, "T.Kernel's grid")
+        if len(blocks) > 3:
+            raise error("bad_shape", None, what="T.Kernel's grid", want="at most three sizes", got=repr(blocks)[:60])
+        self.grid = shape_of(blocks or (1,), "T.Kernel's grid")
         given = (128,) if threads is None else threads if isinstance(threads, tuple | list) else (threads,)
         if not 1 <= len(given) <= 3 or not all(isinstance(t, int) and t > 0 for t in given):
             raise error("bad_shape", None, what="threads", want="one to three positive integers", got=repr(threads))
         self.threads = tuple(int(t) for t in given)
         self.names: tuple[str | None, ...] = ("bx", "by", "bz")
         self.shared_bytes = int(shared_bytes)  # of printed kernels
-        self.cluster = clusters(cluster_dims, len(blocks))
+        self.cluster = clusters(cluster_dims, len(self.grid))
+        self.as_tuple = len(self.grid) > 1  # what `as` names
         self.min_blocks = 1
         self.span = author_span()
 
-    def take_names(self, names: tuple[str | None, ...]) -> None:
-        """The author's names for the block indices."""
-        if len(names) > 1 and None not in names and len(names) != len(self.grid):
+    def take_names(self, target: str | tuple[str | None, ...] | None) -> None:
+        """The author's names for the block indices: one, or several in parentheses."""
+        names = target if isinstance(target, tuple) else (target,)
+        self.as_tuple = self.as_tuple or isinstance(target, tuple)
+        if isinstance(target, tuple) and None not in names and len(names) != len(self.grid):
             why, fix = f"is a grid of {len(self.grid)} for {len(names)} names", "give one name for each size"
             raise error("bad_argument", self.span, op="T.Kernel", name="blocks", why=why, fix=fix)
         if len(names) == len(self.grid):
@@ -69,6 +75,7 @@ class Kernel:
     def __enter__(self) -> Any:
         at = tracer()
         at.swizzle = None
+        at.safe_values = IdMap()
         at.launch = self
         self.scope = at.open("kernel")
         self.opened = self.scope.__enter__()
@@ -77,7 +84,11 @@ class Kernel:
         self.uses_thread = False
         for var in (*self.blocks, self.thread):
             at.own(var)
-        return self.blocks if len(self.blocks) > 1 else self.blocks[0]
+        return self.blocks if self.as_tuple else self.blocks[0]
+
+    def _thread(self) -> Var | None:
+        """The variable of the running thread, if the kernel names it."""
+        return self.thread if self.uses_thread else None
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -88,10 +99,11 @@ class Kernel:
             if at.swizzle is not None and self.cluster != (1, 1, 1):
                 why, fix = "is given to blocks in clusters", "leave out one of the two"
                 raise error("bad_argument", self.span, op="T.Kernel", name="cluster_dims", why=why, fix=fix)
-            body = pin_results(gather_roles(close_body(self.opened), self.threads, self.min_blocks))
+            body = with_safe_values(close_body(self.opened), at.safe_values)
+            body = pin_results(gather_roles(body, self.threads, self.min_blocks, self._thread()))
             made = KernelNode(
                 self.grid, self.blocks, self.threads, body, at.swizzle,
-                self.thread if self.uses_thread else None, self.shared_bytes, self.cluster, self.min_blocks,
+                self._thread(), self.shared_bytes, self.cluster, self.min_blocks,
             )  # fmt: skip
             at.kernels.append(with_span(made, self.span))
 
@@ -202,6 +214,14 @@ def alloc_barrier(arrive_count: Any, shape: Any = (1,), offset: int | None = Non
     at.emit(Alloc(buffer))
     at.own(buffer)
     return Handle(buffer)
+
+
+def alloc_cluster_barrier(arrive_count: int | list[int]) -> Handle:
+    """T.alloc_barrier in a kernel with clusters: threads of other blocks arrive by T.mbarrier_arrive(bar[i], block)."""
+    if outermost("T.alloc_cluster_barrier").launch.cluster == (1, 1, 1):
+        why, fix = "is that of blocks without a cluster", "give T.Kernel cluster_dims, or take T.alloc_barrier"
+        raise error("bad_argument", None, op="T.alloc_cluster_barrier", name="arrive_count", why=why, fix=fix)
+    return alloc_barrier(arrive_count)
 
 
 def alloc_var(dtype: Any, init: Scalar = None, scope: str = "local.var") -> Load:

@@ -45,18 +45,21 @@ class Tracer:
 
     def __init__(self) -> None:
         self.scopes: list[Scope] = []
-        self.owner: dict[int, tuple[Node, Scope]] = {}
+        self.owner: dict[Node, Scope] = {}
         self.kernels: list[Kernel] = []
         self.made: list[Buffer] = []  # by T.empty and T.alloc_global
         self.views: list[Buffer] = []  # by T.view
+        self.switches: set[str] = set()  # options of the compiler that the function asks for
         self.swizzle: tuple[int, str] | None = None
         self.launch: Any = None  # the T.Kernel around
-        self.reducers: dict[int, tuple[Buffer, str]] = {}  # by T.alloc_reducer, each with what it folds by
+        self.reducers: dict[Buffer, str] = {}  # by T.alloc_reducer, each with what it folds by
         self.in_nest = False  # inside T.Parallel
         self.folds_by: Any = None  # the T.comm_reducer around
         self.barrier_group = 0  # threads of the T.role around
         self.doubtful = ""  # what decides on the device whether the operand that Python computes now is wanted
         self.consts: Callable[[str], Any] = no_consts
+        self.safe_values: IdMap[Buffer, Const] = IdMap()  # of T.annotate_safe_value, in the kernel around
+        self.sources: dict[str, list[str]] = {}  # texts of T.import_source, by target
         self.lost: dict[str, str] = {}  # names that were bound in a region and are unbound after it
 
     @property
@@ -89,17 +92,17 @@ class Tracer:
     def own(self, symbol: Node) -> None:
         """Remember which scope a symbol lives in."""
         if self.scopes:
-            self.owner[id(symbol)] = symbol, self.scopes[-1]
+            self.owner[symbol] = self.scopes[-1]
 
     def has_ended(self, symbol: Node) -> bool:
         """Whether the scope that a symbol lives in is closed."""
-        return id(symbol) in self.owner and self.owner[id(symbol)][1].closed
+        return symbol in self.owner and self.owner[symbol].closed
 
     def check_scopes(self, node: Node) -> None:
         """Every symbol used must live in a scope that is still open."""
         for used in children(node):
-            if used.is_symbol and id(used) in self.owner:
-                scope = self.owner[id(used)][1]
+            if used.is_symbol and used in self.owner:
+                scope = self.owner[used]
                 if scope.closed:
                     raise error("out_of_scope", None, name=getattr(used, "name", "?"), region=scope.what)
             elif not isinstance(used, Block):  # what a body uses was checked when it was recorded
@@ -154,6 +157,8 @@ def tracing() -> Iterator[Tracer]:
         if region is not None:
             raise error("out_of_scope", _span_of(problem), name=name, region=region) from problem
         raise error("undefined_name", _span_of(problem), name=name) from problem
+    except TileError:
+        raise
     except (TypeError, AttributeError, IndexError) as problem:
         if (told := _explained(problem)) is not None:
             raise told from problem

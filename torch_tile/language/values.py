@@ -82,8 +82,9 @@ class Handle(NotAValue):
         place = locate(self.buffer, key)
         if isinstance(place, Vector) or (isinstance(value, Vector) and isinstance(place, Region)):
             store_lanes(place, value)
-            return
-        if isinstance(place, Load):
+        elif isinstance(place, Region) and hasattr(value, "write_to"):  # several values side by side
+            value.write_to(place)
+        elif isinstance(place, Load):
             tracer("an assignment").emit(Store(self.buffer, place.indices, stored(value, self.buffer)))
         elif isinstance(place, Steps) or isinstance(value, Steps):
             filled = isinstance(place, Steps) and not isinstance(value, Region | Handle | Load | Steps)

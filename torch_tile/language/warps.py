@@ -57,6 +57,21 @@ def tvm_warp_shuffle(mask: Any, value: Any, lane: Any, width: int = WARP, warp_s
     return shfl_sync(value, lane, width, mask)
 
 
+def tvm_warp_shuffle_up(mask: Any, value: Any, offset: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
+    """T.shfl_up as TIR spells it."""
+    return shfl_up(value, offset, width, mask)
+
+
+def tvm_warp_shuffle_down(mask: Any, value: Any, offset: Any, width: int = WARP, warp_size: int = WARP) -> Expr:
+    """T.shfl_down as TIR spells it."""
+    return shfl_down(value, offset, width, mask)
+
+
+def activemask() -> Expr:
+    """A uint64 with a bit for each lane of the warp: all 32 are set, as whole warps come here."""
+    return ballot_sync(True)
+
+
 def any_sync(predicate: Any, mask: Any = FULL) -> Expr:
     """An int32, not 0 where `predicate` holds in any lane of the warp."""
     return cast(_made("T.any_sync", memory.vote_any(_vote("T.any_sync", predicate, mask))), dt.int32)

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_tile.diagnostics.errors import InternalError
+from torch_tile.diagnostics.errors import FOREIGN, ForeignTextError, InternalError
 from torch_tile.runtime.cache import CacheError, get_or_build, key_of
 
 # No -ffast-math: kernels promise infinities, NaN and signed zeros. Given up are only errno and traps.
@@ -66,8 +66,9 @@ class HostCompiler:
 def compile_shared(source: str) -> Path:
     """The shared library built from the C++ text `source`, or found in the cache. Any thread may call it.
 
-    Raises NoCompilerError if there is no compiler, CacheError if the cache cannot be used, and InternalError if the
-    compiler refuses the text, which then is a fault of the code generator.
+    Raises NoCompilerError if there is no compiler, CacheError if the cache cannot be used, ForeignTextError where
+    the compiler refuses a text with an author's own in it, and InternalError where it refuses another, which then is a
+    fault of the code generator.
     """
     compiler = find_compiler()
     key = key_of(source, headers_digest(), compiler.identity, *compiler.flags, *compiler.link)
@@ -78,6 +79,8 @@ def compile_shared(source: str) -> Path:
         result = _run(compiler.arguments(text, output))
         if result.returncode != 0:
             _check_machine(text, output, result)
+            if FOREIGN in source:
+                raise ForeignTextError(result.stderr.strip())
             raise InternalError(_failure(text, result))
         _log.debug("%s compiled %s in %.2f s", compiler.command[0], text, time.perf_counter() - start)
 

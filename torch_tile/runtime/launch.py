@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 MOST_FORMS = 1024  # forms of arguments that a launcher remembers
-
-
-class Noted(threading.local):
-    """Who is given the calls of kernels that this thread makes, launcher and arguments, instead of a machine."""
-
-    by: Callable[[BaseLauncher, Sequence[Any]], None] | None = None
-
-
-noted = Noted()
 
 
 class BaseLauncher:
@@ -54,19 +44,17 @@ class BaseLauncher:
         """Run on `args`, in the order of the parameters without those of `out_idx`; returns what the kernel returns."""
         if named:
             self.binding.refuse_names(named)
-        if noted.by is not None:
-            return noted.by(self, args)
         if len(args) != len(self.given):
             self.binding.in_order(args)
         sizes = self.sizes_of(args)
         scalars = self.binding.scalars_of(args) if self.scalars else {}
         program, device = self.program, self.device_of(args)
-        values = {id(p): a for p, a in zip(self.given, args, strict=True)}
-        made = {id(p): self.allocate(p, sizes | scalars, device) for p in map(program.params.__getitem__, self.out_idx)}
+        values = dict(zip(self.given, args, strict=True))
+        made = {p: self.allocate(p, sizes | scalars, device) for p in map(program.params.__getitem__, self.out_idx)}
         values |= made
         results = [self.allocate(b, sizes | scalars, device) for b in program.outputs]
         scratch = [self.allocate(b, sizes | scalars, device) for b in program.workspaces]
-        params = [values[id(p)] for p in program.params if isinstance(p, Buffer)]
+        params = [values[p] for p in program.params if isinstance(p, Buffer)]
         self.call([*params, *results, *scratch], sizes, scalars)
         returned = [*made.values(), *results]
         return None if not returned else returned[0] if len(returned) == 1 else tuple(returned)

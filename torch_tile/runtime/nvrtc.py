@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch_tile.compiler.context import PassOptions
-from torch_tile.diagnostics.errors import InternalError
+from torch_tile.diagnostics.errors import FOREIGN, ForeignTextError, InternalError
 from torch_tile.hardware import Target
 from torch_tile.runtime.cache import get_or_build, key_of
 from torch_tile.runtime.host_compiler import csrc_dir
@@ -73,11 +73,12 @@ def compile_cubin(text: str, target: Target, options: PassOptions | None = None)
     """The cubin of the CUDA C++ `text` for `target`, or the one found in the cache. Any thread may call it.
 
     Raises NoNvrtcError if there is no NVRTC or it does not know the chip, CacheError if the cache cannot be used,
-    TooFewRegistersError if tiles ask for more than threads have, and InternalError if the text is refused for another
+    TooFewRegistersError if tiles ask for more than threads have, ForeignTextError if an author's own text may be at
+    fault, and InternalError if the text is refused for another
     reason, which then is a fault of the code generator.
     """
     library = find_nvrtc()
-    flags = flags_for(target, options or PassOptions())
+    flags = (*flags_for(target, options or PassOptions()), *include_paths(text))
     headers = headers_of(text)
     key = key_of(text, library.identity, *flags, *(part for item in headers for part in item))
     made: list[tuple[bytes, str]] = []
@@ -102,6 +103,24 @@ def flags_for(target: Target, options: PassOptions) -> tuple[str, ...]:
     """NVRTC's options."""
     chosen = (f"--gpu-architecture={target.arch}", *FLAGS)
     return (*chosen, "--use_fast_math") if options.fast_math else chosen
+
+
+def include_paths(text: str) -> tuple[str, ...]:
+    """Options that say where CUDA's own headers are, for authors' texts that include some."""
+    if FOREIGN not in text or not re.search(r"^[ \t]*#[ \t]*include[ \t]*<", text, re.MULTILINE):
+        return ()
+    found = [folder for folder in _include_folders() if (folder / "cuda_fp16.h").is_file()]
+    return tuple(f"--include-path={folder}" for folder in found[:1])
+
+
+def _include_folders() -> Iterator[Path]:
+    for root in _packages("nvidia"):
+        yield from (root / "cu13/include", root / "cuda_runtime/include")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            yield Path(os.environ[name]) / "include"
+    yield Path("/usr/local/cuda/include")
+    yield from sorted(Path("/usr/local").glob("cuda-*/include"), reverse=True)
 
 
 def headers_of(text: str) -> tuple[tuple[str, bytes], ...]:
@@ -195,7 +214,7 @@ class _Nvrtc:
             log = self._bytes(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
             log = re.sub(r".*Compile time = .*\n?", "", log)  # so that equal builds have equal logs
             if status:
-                raise self._failure(status, log, flags)
+                raise self._failure(status, log, flags, text)
             return self._bytes(program, "CUBIN"), log
         finally:
             lib.nvrtcDestroyProgram(ctypes.byref(program))
@@ -207,7 +226,7 @@ class _Nvrtc:
         self._check(getattr(self.library, f"nvrtcGet{what}")(program, buffer))
         return buffer.raw
 
-    def _failure(self, status: int, log: str, flags: Sequence[str]) -> Exception:
+    def _failure(self, status: int, log: str, flags: Sequence[str], text: str) -> Exception:
         version = "{}.{}".format(*self.version())
         if "gpu-architecture" in log:
             return NoNvrtcError(
@@ -218,6 +237,8 @@ class _Nvrtc:
         lines = log.strip().splitlines()
         if len(lines) > _ERROR_LINES:
             lines[_ERROR_LINES:] = [f"... and {len(lines) - _ERROR_LINES} more lines"]
+        if FOREIGN in text:
+            return ForeignTextError("\n".join(lines))
         head = f"NVRTC {version} refused the generated CUDA ({self._error(status)}):"
         return InternalError("\n".join([head, *lines]))
 

@@ -33,7 +33,7 @@ def interpret(
     host = [a.detach().cpu() if isinstance(a, torch.Tensor) else a for a in given]
     values: dict[Var, Scalar] = {**binding.sizes_of(host), **binding.scalars_of(host)}
     rest = iter(host)
-    tensors: dict[int, torch.Tensor] = {}
+    tensors: dict[Buffer, torch.Tensor] = {}
     outputs = []
     originals = (*program.params, *program.workspaces, *program.outputs)
     for position, (old, new) in enumerate(zip(originals, (*flat.params, *flat.workspaces, *flat.outputs), strict=True)):
@@ -46,7 +46,7 @@ def interpret(
             if old.origin != "workspace":
                 outputs.append(value)
         if isinstance(new, Buffer):
-            tensors[id(new)] = value
+            tensors[new] = value
     findings = run_threads(flat, tensors, values, blocks)
     findings.outputs = tuple(outputs)
     for old_value, new_value in zip(given, host, strict=True):
@@ -58,16 +58,18 @@ def interpret(
 # A caller's CPU tensors and numbers as the interpreter holds them, by the rules of torch_tile/compiler/binding.py.
 
 
-def bind(program: Program, args: Sequence[Any] | Mapping[str, Any]) -> tuple[dict[int, torch.Tensor], dict[int, Value]]:
-    """Tensors by `id(buffer)`, and the values of scalar parameters and dimensions by `id(var)`.
+def bind(
+    program: Program, args: Sequence[Any] | Mapping[str, Any]
+) -> tuple[dict[Buffer, torch.Tensor], dict[Var, Value]]:
+    """Tensors of buffers, and the values of scalar parameters and dimensions.
 
     Raises LaunchError, naming the argument, for a wrong count, kind, dtype, rank, device, size or stride.
     """
     binding = Binding(program)
     given = binding.in_order(args)
     sizes, scalars = binding.sizes_of(given), binding.scalars_of(given)
-    values: dict[int, Value] = {id(v): n for v, n in sizes.items()}
-    values |= {id(v): constant(n, v.dtype) for v, n in scalars.items()}
+    values: dict[Var, Value] = {**sizes}
+    values |= {v: constant(n, v.dtype) for v, n in scalars.items()}
     known: dict[Var, Scalar] = {**sizes, **scalars}
-    tensors = {id(p): held(p, a, known) for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
+    tensors = {p: held(p, a, known) for p, a in zip(program.params, given, strict=True) if isinstance(p, Buffer)}
     return tensors, values

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from torch_tile.intrinsics import foreign
 from torch_tile.ir.buffer import Buffer
 from torch_tile.ir.expr import Binary, Call, Const, Expr, Load, Var
 from torch_tile.ir.idmap import IdMap, IdSet
@@ -34,6 +35,8 @@ from torch_tile.ir.stmt import (
 from torch_tile.simulator.memory import Storage
 from torch_tile.simulator.values import Value
 
+ALONE = ("atomic", foreign.NAME)  # calls that iterations make one after another
+
 
 class Plan(enum.Enum):
     """How a nest is run."""
@@ -46,7 +49,7 @@ class Plan(enum.Enum):
 def plan(nest: For) -> Plan:
     """What the text of a nest says about its iterations."""
     nodes = list(walk(nest.body))
-    if any(isinstance(n, TileOp | Print) or (isinstance(n, Call) and n.name == "atomic") for n in nodes):
+    if any(isinstance(n, TileOp | Print) or (isinstance(n, Call) and n.name in ALONE) for n in nodes):
         return Plan.ORDERED
     facts = _Facts(nest, nodes)
     if any(isinstance(n, Break | Continue | While) or (isinstance(n, For) and not facts.is_uniform(n)) for n in nodes):

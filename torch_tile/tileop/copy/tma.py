@@ -215,7 +215,7 @@ def _refuses_rows(region: Region, ctx: ThreadContext) -> str | None:
     copied = [(n, number_of(e)) for n, e in zip(shape, region.extents, strict=True) if not is_one(e)]
     if any(n != e for n, e in copied[1:]):
         return f"the slice of `{tile.name}` is not dense"
-    if copied[-1][1] * size % BULK_BYTES or copied[-1][1] > LARGEST_BOX:
+    if copied[-1][1] * size % BULK_BYTES or _width(copied[-1][1], size) == 0:
         return f"rows of {copied[-1][1]} elements are no boxes of whole 16 bytes"
     start: Expr = ZERO
     for index, count in zip(region.starts, shape, strict=True):
@@ -291,7 +291,17 @@ def box_of(sides: Sides) -> tuple[int, ...] | None:
     """The box that a copy is made of; None if there is none."""
     tile, span = sides.tile.buffer, panel_span(sides.tile.buffer) or 0
     extents, size = [number_of(e) for e in sides.tensor.extents], tile.dtype.itemsize
-    return _box(extents, span // size if span else extents[-1], size, 8 * span or 128)
+    return _box(extents, span // size if span else _width(extents[-1], size), size, 8 * span or 128)
+
+
+def _width(row: int, size: int) -> int:
+    """The width of the boxes that dense rows are copied by: all of a row up to 256 elements, else an equal part of it.
+
+    Parts begin at multiples of 128 bytes; 0 if there are no such parts.
+    """
+    if row <= LARGEST_BOX:
+        return row
+    return next((n for n in range(LARGEST_BOX, 0, -1) if row % n == 0 and n * size % 128 == 0), 0)
 
 
 def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...] | None:
@@ -300,7 +310,8 @@ def _box(extents: list[int], width: int, size: int, unit: int) -> tuple[int, ...
     It has one dimension beside its rows. Boxes begin at multiples of `unit` bytes of the tile, elements having `size`;
     None if there is no such box.
     """
-    box, whole = [width], True
+    # Parts of a dense row are boxes of one row: panels lie one after the other, rows are not cut.
+    box, whole = [width], width == extents[-1] or unit > 128
     for extent in reversed(extents[:-1]):
         row = math.prod(box) * size
         sides = [n for n in range(min(extent, LARGEST_BOX), 0, -1) if extent % n == 0] if whole else [1]

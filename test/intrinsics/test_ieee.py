@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directed roundings against exact fractions, everywhere a kernel can run."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+import torch_tile.language as T
+from torch_tile.diagnostics.errors import TileError
+from torch_tile.intrinsics.ieee import ARITY, MODES
+
+EDGES = [0.0, -0.0, 1.0, -1.0, 1e-45, -3e-45, 1.17549435e-38, 3.4028235e38, -3.4028235e38, 1 / 3, 2**-24, 1 + 2**-23]
+EXACT = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fmaf": lambda a, b, c: a * b + c,
+    "frcp": lambda a: 1 / a, "fdiv": lambda a, b: a / b,
+}  # fmt: skip
+
+
+def steps(value, count):
+    """The float32 `count` steps further from zero or nearer."""
+    return (torch.tensor(value).view(torch.int32) + count).view(torch.float32).item()
+
+
+def is_right(found, exact, mode):
+    """Whether float32 `found` is the rounding of a fraction that is not 0; `exact(x)` compares it to a number."""
+    if math.isinf(found):
+        sign = 1 if found > 0 else -1
+        greatest = math.copysign(torch.finfo(torch.float32).max, found)
+        return mode in ("rn", "ru" if found > 0 else "rd") and exact(greatest) == sign
+    side = exact(found)  # 1: the exact result is greater
+    if side == 0:
+        return True
+    up = steps(found, 1) if found > 0 or (found == 0 and not math.copysign(1, found) < 0) else steps(found, -1)
+    down = steps(found, -1) if found > 0 else steps(abs(found), 1) * -1
+    other = up if side > 0 else down
+    if mode == "ru":
+        return side < 0 and (math.isinf(other) or exact(other) > 0)
+    if mode == "rd":
+        return side > 0 and (math.isinf(other) or exact(other) < 0)
+    if mode == "rz":
+        inward = (found >= 0 and side > 0) or (found <= 0 and side < 0)
+        return inward and (math.isinf(other) or exact(other) == -side)
+    if math.isinf(other):
+        return True
+    middle = (Fraction(found) + Fraction(other)) / 2
+    return exact(middle) in (0, -side)
+
+
+def comparer(name, args):
+    if name in ("fsqrt", "frsqrt"):
+        square = Fraction(args[0]) if name == "fsqrt" else 1 / Fraction(args[0])
+
+        def compare(x):
+            x = Fraction(x)
+            return 1 if x < 0 else (square > x * x) - (square < x * x)
+
+        return compare
+    exact = EXACT[name](*map(Fraction, args))
+    return lambda x: (exact > Fraction(x)) - (exact < Fraction(x))
+
+
+@pytest.mark.parametrize("name", ARITY)
+def test_directions(name, way, seed):
+    count, modes = 96, MODES if name != "frsqrt" else ("rn",)
+
+    @T.prim_func
+    def kernel(x: T.Tensor((3, count), "float32"), out: T.Tensor((len(modes), count), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(count):
+                for row, mode in enumerate(modes):
+                    given = {} if name == "frsqrt" else {"rounding_mode": mode}
+                    out[row, i] = getattr(T, f"ieee_{name}")(*[x[n, i] for n in range(ARITY[name])], **given)
+
+    x = torch.randn(3, count) * torch.exp2(torch.randint(-30, 30, (3, count)).float())
+    x[:, : len(EDGES)] = torch.tensor([EDGES, EDGES[::-1], EDGES[5:] + EDGES[:5]])
+    if "sqrt" in name:
+        x = x.abs()
+    out = torch.zeros(len(modes), count)
+    way(kernel, x, out)
+    for i in range(count):
+        args = x[: ARITY[name], i].tolist()
+        if (name in ("frcp", "frsqrt") and args[0] == 0) or (name == "fdiv" and args[1] == 0):
+            continue
+        compare = comparer(name, args)
+        for row, mode in enumerate(modes):
+            found = out[row, i].item()
+            if compare(0) == 0:
+                assert found == 0, (name, mode, args, found)
+            else:
+                assert is_right(found, compare, mode), (name, mode, args, found)
+
+
+def test_zeros_and_what_is_no_number(way):
+    zeros, inf = [(1.0, -1.0), (0.0, 0.0), (-0.0, -0.0), (0.0, -0.0)], math.inf
+    cases = [*zeros, (inf, 1.0), (math.nan, 1.0), (inf, -inf)]
+
+    @T.prim_func
+    def kernel(x: T.Tensor((2, 7), "float32"), out: T.Tensor((2, 7), "float32"), wide: T.Tensor((7,), "float64")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(7):
+                out[0, i] = T.ieee_add(x[0, i], x[1, i], "rd")
+                out[1, i] = T.fmul(x[0, i], x[1, i])
+                wide[i] = T.ieee_fdiv(T.cast(x[0, i], "float64"), 3.0)
+
+    x, out, wide = torch.tensor(cases).mT.contiguous(), torch.zeros(2, 7), torch.zeros(7).double()
+    way(kernel, x, out, wide)
+    assert out[0, :4].tolist() == [0.0] * 4 and out[0, :4].signbit().tolist() == [True, False, True, True]
+    assert out[0, 4] == inf and out[0, 5:].isnan().all()
+    torch.testing.assert_close(out[1], x[0] * x[1], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(wide, x[0].double() / 3, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype, mode", [("float16", "rn"), ("int32", "rn"), ("float64", "ru"), ("float32", "near")])
+def test_what_is_refused(dtype, mode):
+    with pytest.raises(TileError, match="ieee_add"):
+
+        @T.prim_func
+        def kernel(x: T.Tensor((2,), dtype)):
+            with T.Kernel(1):
+                x[0] = T.ieee_add(x[0], x[1], mode)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of functions that an author wrote in CUDA or C++: T.call_extern, T.ptx.
+
+The text is compiled as it stands. What a call does to memory its author declares; else it may read and write all of
+each buffer whose address it is given. What it computes the interpreters know only from a function in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_tile.diagnostics.errors import Span, error
+from torch_tile.intrinsics.base import Access, Intrinsic, declare, same
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Address, Call, Expr
+
+NAME = "call_extern"
+_MEANINGS: dict[tuple[object, ...], Callable[..., Any]] = {}  # by what a call's options say
+
+
+def foreign_call(
+    function: str, args: Sequence[Expr], dtype: DType, accesses: Sequence[str], cuda: str, cpu: str
+) -> Call:  # fmt: skip
+    """A call of `function`, which the text `cuda`, or on CPUs `cpu`, defines.
+
+    Each of `accesses` says what is done behind an address, as "rw 8": it reads and writes 8 elements; "r -1" reads any;
+    "" belongs to a value.
+    """
+    return Call(NAME, tuple(args), dtype, (function, "|".join(accesses), cuda, cpu))
+
+
+def function_of(call: Call) -> str:
+    """The name of the function that is called."""
+    return str(call.options[0])
+
+
+def text_of(call: Call, is_cuda: bool) -> str:
+    """The author's text that a call needs."""
+    return str(call.options[2 if is_cuda else 3])
+
+
+def keep_meaning(call: Call, meaning: Callable[..., Any]) -> None:
+    """Remember what a call computes, in this process: programs are traced in each."""
+    _MEANINGS[call.options] = meaning
+
+
+def meaning_of(call: Call, span: Span | None) -> Callable[..., Any]:
+    """What a call computes. Raises TileError where its author does not say."""
+    found = _MEANINGS.get(call.options)
+    if found is None:
+        raise error("foreign_meaning", call.span or span, name=function_of(call))
+    return found
+
+
+def _effects(call: Call) -> tuple[Access, ...]:
+    found = []
+    for operand, access in enumerate(str(call.options[1]).split("|")):
+        kind, _, count = access.partition(" ")
+        if kind and isinstance(call.args[operand], Address):
+            found.append(Access(operand, kind, int(count)))
+    return tuple(found)
+
+
+declare(Intrinsic(NAME, -1, same, "", effects=_effects))

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums, products, quotients and roots that round as IEEE 754 says, in a direction that the author names.
+
+No compiler fuses them with what stands around. Of float32, in all directions; of float64, to nearest even. The C++ is
+in csrc/cuda_ieee.h and csrc/cpu_ieee.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch_tile.intrinsics.base import Intrinsic, declare, same
+
+MODES = ("rn", "rz", "ru", "rd")  # to nearest even, to zero, up, down
+ARITY = {"add": 2, "sub": 2, "mul": 2, "fmaf": 3, "frcp": 1, "fsqrt": 1, "frsqrt": 1, "fdiv": 2}
+
+# What each gives in float64, and how much the exact result is more. Of products and quotients of float32 operands,
+# float64 is exact, or so close that rounding it again is right.
+Parts = Callable[..., tuple[Any, Any]]
+
+
+def _sum(a: Any, b: Any) -> tuple[Any, Any]:
+    total = a + b
+    shifted = total - a
+    return total, (a - (total - shifted)) + (b - shifted)
+
+
+def _exact(value: Any) -> tuple[Any, Any]:
+    return value, value * 0
+
+
+PARTS: dict[str, Parts] = {
+    "add": _sum, "sub": lambda a, b: _sum(a, -b), "mul": lambda a, b: _exact(a * b),
+    "fmaf": lambda a, b, c: _sum(a * b, c), "frcp": lambda a: _exact(1 / a), "fsqrt": lambda a: _exact(a.sqrt()),
+    "frsqrt": lambda a: _exact(1 / a.sqrt()), "fdiv": lambda a, b: _exact(a / b),
+}  # fmt: skip
+
+
+def _evaluate(name: str, mode: str, *args: Any) -> Any:
+    import torch
+
+    if args[0].dtype == torch.float64:
+        return (args[0] * args[1] + args[2]) if name == "fmaf" else PARTS[name](*args)[0]
+    total, rest = PARTS[name](*(a.double() for a in args))
+    bits = total.view(torch.int64)
+    uneven = torch.where((rest > 0) == (total > 0), bits + 1, bits - 1)  # rounded to odd, it may be rounded again
+    exact = torch.where((rest == 0) | (bits & 1 == 1) | ~total.isfinite() | rest.isnan(), bits, uneven)
+    found = _directed(exact.view(torch.float64), mode)
+    if mode == "rd" and name in ("add", "sub", "fmaf"):  # x - x is -0
+        zero = (total == 0) & ~_are_positive_zeros(name, *args)
+        found = torch.where(zero, torch.full_like(found, -0.0), found)
+    return found
+
+
+def _are_positive_zeros(name: str, *args: Any) -> Any:
+    first, second = (args[0] * args[1], args[2]) if name == "fmaf" else args
+    second = -second if name == "sub" else second
+    return (first == 0) & (second == 0) & ~first.signbit() & ~second.signbit()
+
+
+def _directed(value: Any, mode: str) -> Any:
+    """float64 as float32."""
+    import torch
+
+    near = value.float()
+    if mode == "rn":
+        return near
+    bits = near.view(torch.int32)
+    found, is_below = near.double(), near.signbit()
+    away, back = (step.view(torch.float32) for step in (bits + 1, bits - 1))
+    if mode == "rz":
+        return torch.where(found.abs() > value.abs(), back, near)
+    if mode == "ru":
+        return torch.where(found < value, torch.where(is_below, back, away), near)
+    return torch.where(found > value, torch.where(is_below, away, back), near)
+
+
+for _name, _arity in ARITY.items():
+    for _mode in MODES if _name != "frsqrt" else ("rn",):
+        declare(
+            Intrinsic(
+                f"ieee_{_name}_{_mode}", _arity, same, f"ieee_{_name}<{MODES.index(_mode)}>",
+                partial(_evaluate, _name, _mode), cuda=f"ieee_{_name}_{_mode}", header="cuda_ieee.h",
+            )
+        )  # fmt: skip

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts and places of the bits of integers: T.popcount, T.clz, T.__ffs, T.__fns.
+
+They are made of shifts and sums, which every target has.
+"""
+
+from __future__ import annotations
+
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Expr, binary, cast, const, select, to_expr
+from torch_tile.language.trace import is_tracing, let
+from torch_tile.tileop.base import Scalar
+
+NONE_FOUND = 0xFFFFFFFF  # what T.__fns gives where there is no such bit
+
+
+def popcount(x: Scalar) -> Expr:
+    """How many bits of an integer are set, in its own type."""
+    word, dtype = _word("T.popcount", x)
+    return cast(_ones(word), dtype)
+
+
+def clz(x: Scalar) -> Expr:
+    """How many bits above the highest that is set are 0, an int32: all bits of its type if none is set."""
+    word, dtype = _word("T.clz", x)
+    for step in (1, 2, 4, 8, 16, 32)[: 5 + (word.dtype.bits == 64)]:
+        word = _named(word | (word >> step))
+    return binary("-", const(dtype.bits, dt.int32), cast(_ones(word), dt.int32))
+
+
+def ffs(x: Scalar) -> Expr:
+    """The place of the least bit of an integer that is set, an int32 counted from 1; 0 if none is."""
+    word, _ = _word("T.__ffs", x)
+    below = (word & (~word + const(1, word.dtype))) - const(1, word.dtype)  # the bits below it; all if there is none
+    found = cast(_ones(_named(below)), dt.int32) + 1
+    return select(binary("==", word, const(0, word.dtype)), const(0, dt.int32), found)
+
+
+def fns(mask: Scalar, base: Scalar, offset: Scalar) -> Expr:
+    """The place of a bit of the 32 of `mask` that is set, a uint32 counted from 0; 0xFFFFFFFF if there is none.
+
+    It is number `offset` from bit `base` on, which counts; downwards where `offset` is negative. With 0 it is `base`
+    itself. As CUDA's __fns.
+    """
+    word, _ = _word("T.__fns", cast(to_expr(mask, op="T.__fns"), dt.uint32))
+    first, number = (_named(cast(to_expr(value, op="T.__fns"), dt.int32)) for value in (base, offset))
+    one = const(1, dt.uint32)
+    up_to = one << cast(first, dt.uint32)
+    lower = _named(cast(_ones(word & (up_to - one)), dt.int32))  # bits that are set below `base`
+    own = _named(word & up_to)
+    here = cast(binary("!=", own, const(0, dt.uint32)), dt.int32)
+    # Number k of all bits that are set, counted from 1.
+    rank = _named(select(number > 0, lower + number, lower + here + number + 1))
+    rank = _named(select(binary("==", number, 0), select(here > 0, lower + 1, const(0, dt.int32)), rank))
+    place: Expr = const(0, dt.int32)
+    left, rest = rank, word
+    for half in (16, 8, 4, 2, 1):
+        part = rest & const((1 << half) - 1, dt.uint32)
+        count = _named(cast(_ones(part), dt.int32))
+        above = _named(left > count)
+        place = _named(select(above, place + half, place))
+        left = _named(select(above, left - count, left))
+        rest = _named(select(above, rest >> half, part))
+    total = cast(_ones(word), dt.int32)
+    is_there = binary("and", rank > 0, binary("<=", rank, total))
+    return select(is_there, cast(place, dt.uint32), const(NONE_FOUND, dt.uint32))
+
+
+def _word(what: str, x: Scalar) -> tuple[Expr, DType]:
+    """An integer as an unsigned one of 32 or 64 bits, which zeros extend; and its own type."""
+    value = to_expr(x, op=what)
+    if not value.dtype.is_integer:
+        why, fix = f"is a {value.dtype}", "give an integer, or the bits of a float by T.reinterpret"
+        raise error("bad_argument", None, op=what, name="x", why=why, fix=fix)
+    own = cast(value, dt.BY_NAME[f"uint{value.dtype.bits}"])
+    return _named(cast(own, dt.uint64 if value.dtype.bits == 64 else dt.uint32)), value.dtype
+
+
+def _ones(word: Expr) -> Expr:
+    """How many bits of a uint32 or uint64 are set: sums of pairs, of fours, of bytes, of all bytes."""
+    size = word.dtype.bits // 8
+    twos, fours, bytes_, each = (const(int(byte * size, 16), word.dtype) for byte in ("55", "33", "0f", "01"))
+    word = _named(word - ((word >> 1) & twos))
+    word = _named((word & fours) + ((word >> 2) & fours))
+    word = _named((word + (word >> 4)) & bytes_)
+    return _named((word * each) >> (word.dtype.bits - 8))
+
+
+def _named(value: Expr) -> Expr:
+    """`value`, computed once."""
+    return let("bits", value) if is_tracing() else value

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of a warp by hand: TensorCoreIntrinEmitter loads, multiplies and stores what a thread holds in local arrays.
+
+Tiles of a warp are cut into pieces of 16 rows, 16 columns (8 where the tile's width asks for that) and 32 bytes of the
+shared dimension. Where each lane's elements lie, `FRAGMENTS` of intrinsics/matrix.py says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_tile.diagnostics.errors import error
+from torch_tile.hardware import WARP
+from torch_tile.intrinsics import matrix
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Address, Expr, Load, cast, to_expr
+from torch_tile.ir.layout import Digit, Layout
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Store
+from torch_tile.language.asynchronous import in_kernel, wait_wgmma, wgmma_gemm
+from torch_tile.language.layout import make_linear_layout, make_swizzled_layout
+from torch_tile.language.threads import thread_index
+from torch_tile.language.trace import let
+from torch_tile.language.values import Handle, dtype_of
+from torch_tile.tileop.base import Scalar, Tile, need_region, region_of
+from torch_tile.tileop.gemm.op import GemmWarpPolicy
+
+Where = Callable[[Expr, Expr], tuple[Expr, ...]]  # indices of an element, from its row and column in a block's tile
+
+
+class TensorCoreIntrinEmitter:
+    """What a warp does with its part of a block's tiles: `ldmatrix_a`, `ldmatrix_b`, `mma`, `stmatrix`.
+
+    The block has `block_row_warps * block_col_warps` warps, each with `warp_row_tiles * warp_col_tiles` elements of the
+    product; `chunk` is the extent of the shared dimension in shared memory. A is (M, K), or (K, M) if `a_transposed`; B
+    is (K, N), or (N, K) if `b_transposed`. `a_dtype` and `b_dtype` are float16, bfloat16, float32 (as tf32), int8,
+    uint8, float8 and float64; `accum_dtype` is that of the sums. Warps are counted along rows first, along columns
+    first if `is_m_first`. `thread_var` is the running thread's index, if not that of the block.
+
+    Raises TileError where tensor cores have no such product.
+    """
+
+    def __init__(
+        self, a_dtype: Any = "float16", b_dtype: Any = "float16", accum_dtype: Any = "float16",
+        a_transposed: bool = False, b_transposed: bool = False, block_row_warps: int = 2, block_col_warps: int = 2,
+        warp_row_tiles: int = 8, warp_col_tiles: int = 8, chunk: int = 16, reduce_k: int = 1,
+        num_elems_per_byte: int = 1, is_m_first: bool | None = False, thread_var: Expr | None = None,
+    ):  # fmt: skip
+        self.a_dtype, self.b_dtype, self.accum_dtype = (dtype_of(d) for d in (a_dtype, b_dtype, accum_dtype))
+        self.a_transposed, self.b_transposed, self.chunk = a_transposed, b_transposed, chunk
+        self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
+        self.warp_row_tiles, self.warp_col_tiles = warp_row_tiles, warp_col_tiles
+        self.reduce_k, self.num_elems_per_byte = reduce_k, num_elems_per_byte
+        self.is_m_first, self.thread_var = bool(is_m_first), thread_var
+        self.threads = WARP * block_row_warps * block_col_warps * reduce_k
+        self.types = self._operand_type(self.a_dtype), self._operand_type(self.b_dtype), str(self.accum_dtype.name)
+        name = matrix.PRODUCTS.get(self.types)
+        if name is None:
+            why = f"is {' * '.join(self.types[:2])} with sums of {self.types[2]}"
+            raise error("bad_argument", None, op="TensorCoreIntrinEmitter", name="a_dtype", why=why,
+                        fix="tensor cores multiply float16, bfloat16, float32 as tf32, 8-bit integers and floats, "
+                        "and float64, with sums of float32, int32 or the type itself")  # fmt: skip
+        self.mma_prefix, self.shape = name, matrix.FRAGMENTS[name]
+        self.micro_size_x, self.micro_size_k = self.shape.m, self.shape.k
+        self.micro_size_y = 16 if self.shape.m == 16 and warp_col_tiles % 16 == 0 else 8
+        if num_elems_per_byte != 1 or warp_row_tiles % self.micro_size_x or warp_col_tiles % self.micro_size_y:
+            why = f"is {warp_row_tiles}, and `warp_col_tiles` {warp_col_tiles}"
+            fix = f"give multiples of {self.micro_size_x} and 8; elements of less than a byte are not multiplied"
+            raise error("bad_argument", None, op="TensorCoreIntrinEmitter", name="warp_row_tiles", why=why, fix=fix)
+        self.warp_rows, self.warp_cols = warp_row_tiles // self.micro_size_x, warp_col_tiles // self.micro_size_y
+        self.local_size_a = self.micro_size_x * self.micro_size_k // WARP
+        self.local_size_b = self.micro_size_y * self.micro_size_k // WARP
+        self.local_size_out = self.micro_size_x * self.micro_size_y // WARP
+
+    def _operand_type(self, dtype: Any) -> str:
+        is_tf32 = dtype == dt.float32 and self.accum_dtype == dt.float32
+        return "tf32" if is_tf32 else str(dtype.name)
+
+    @property
+    def mma_num_inst_m(self) -> int:
+        """Pieces along the rows of a warp's tile."""
+        return self.warp_rows
+
+    @property
+    def mma_num_inst_n(self) -> int:
+        """Pieces along its columns."""
+        return self.warp_cols
+
+    def get_thread_binding(self) -> Expr:
+        """The running thread's index."""
+        return thread_index() if self.thread_var is None else to_expr(self.thread_var)
+
+    def extract_thread_binding(self, thread_id: Expr, is_m_first: bool | None = None) -> tuple[Expr, Expr, Expr]:
+        """The lane, the warp's place along columns and along rows."""
+        m_first = self.is_m_first if is_m_first is None else is_m_first
+        rows, columns, warp = self.block_row_warps, self.block_col_warps, thread_id // WARP
+        if m_first:
+            return thread_id % WARP, warp % columns, warp // columns % rows
+        return thread_id % WARP, warp // rows % columns, warp % rows
+
+    # Loads.
+
+    def ldmatrix_a(self, A_local_buf: Tile, A_shared_buf: Tile, ki: Scalar, rk: Scalar = 0) -> None:
+        """Load the warp's pieces of A at step `ki` of the shared dimension: `warp_rows * local_size_a` elements.
+
+        `A_shared_buf` is a tile or a slice of one; a warp of a block with `reduce_k` parts takes part `rk`.
+        """
+        place = self._place("ldmatrix_a", A_shared_buf, self.a_transposed)
+        local, start = self._local("ldmatrix_a", A_local_buf, "A_local_buf")
+        lane, _, warp_m = self._who()
+        k = let("k", simplify(to_expr(rk) * self.chunk + to_expr(ki) * self.micro_size_k))
+        for piece in range(self.warp_rows):
+            row = let("row", simplify(warp_m * self.warp_row_tiles + piece * self.micro_size_x))
+            to = Address(local, (simplify(start + piece * self.local_size_a),))
+            # Quarters of a piece are counted along rows first.
+            steps = ((8, 0), (0, 8 if self.micro_size_x == 16 else 0))
+            self._load(to, place, self.a_transposed, lane, row, k, 4, steps, self.shape.a)
+
+    def ldmatrix_b(self, B_local_buf: Tile, B_shared_buf: Tile, ki: Scalar, rk: Scalar = 0) -> None:
+        """Load the warp's pieces of B at step `ki` of the shared dimension: `warp_cols * local_size_b` elements."""
+        place = self._place("ldmatrix_b", B_shared_buf, not self.b_transposed)
+        local, start = self._local("ldmatrix_b", B_local_buf, "B_local_buf")
+        lane, warp_n, _ = self._who()
+        k = let("k", simplify(to_expr(rk) * self.chunk + to_expr(ki) * self.micro_size_k))
+        halves = self.micro_size_y // 8
+        columns_of_piece = (self.shape.b[1], self.shape.b[0])  # (n, k)
+        for piece in range(self.warp_cols):
+            column = let("column", simplify(warp_n * self.warp_col_tiles + piece * self.micro_size_y))
+            to = Address(local, (simplify(start + piece * self.local_size_b),))
+            steps = ((0, 8), (8, 0))  # quarters are counted along the shared dimension first
+            self._load(to, place, not self.b_transposed, lane, column, k, 2 * halves, steps, columns_of_piece)
+
+    def _load(
+        self, to: Address, place: Where, across: bool, lane: Expr, row: Expr, k: Expr, count: int,
+        steps: tuple[tuple[int, int], tuple[int, int]], fragment: tuple[matrix.Digits, matrix.Digits],
+    ) -> None:  # fmt: skip
+        """One piece from (row, k) on: by ldmatrix of `count` quarters, or element by element."""
+        at = in_kernel("ldmatrix")
+        width = 16 // to.buffer.dtype.itemsize  # elements of a row of a quarter
+        if self.shape.m == 16 and (not across or width == 8):
+            at.emit(self._quarters(to, place, across, lane, row, k, count, steps))
+            return
+        size = self.shape.registers("a" if fragment is self.shape.a else "b")
+        parts = count // 2 if fragment is not self.shape.a and self.shape.m == 16 else 1
+        for part in range(parts):
+            for register in range(size):
+                r, c = (_index(digits, lane, register) for digits in fragment)
+                found = place(simplify(row + r + part * 8), simplify(k + c))
+                value = Load(self._source, found)
+                where = simplify(to.indices[0] + (part * size + register))
+                at.emit(Store(to.buffer, (where,), cast(value, to.buffer.dtype)))
+
+    def _quarters(
+        self, to: Address, place: Where, across: bool, lane: Expr, row: Expr, k: Expr, count: int,
+        steps: tuple[tuple[int, int], tuple[int, int]],
+    ) -> Any:  # fmt: skip
+        """ldmatrix: lane number l gives where row `l % 8` of quarter `l // 8` begins."""
+        width = 16 // to.buffer.dtype.itemsize
+        line, first, second = lane % 8, lane // 8 % 2, lane // 16 % 2
+        rows: Expr = first * steps[0][0] + second * steps[1][0]
+        columns: Expr = (first * steps[0][1] + second * steps[1][1]) // 8 * width
+        if across:  # rows of the tile in memory run along the shared dimension
+            columns, rows = columns + line, rows
+        else:
+            rows = rows + line
+        source = Address(self._source, place(simplify(row + rows), simplify(k + columns)))
+        return matrix.ldmatrix(to, source, count, across)
+
+    def _place(self, what: str, tile: Tile, swapped: bool) -> Where:
+        """From row and step of the shared dimension the indices in a tile of shared memory, or a slice of one."""
+        region = need_region(tile, what, "tile")
+        if region.buffer.scope != "shared" or region.buffer.rank < 2:
+            why, fix = f"is {region!r}"[:80], "give a T.alloc_shared tile of two dimensions, or a slice of one"
+            raise error("bad_argument", None, op=what, name="tile", why=why, fix=fix)
+        self._source = region.buffer
+        *outer, first, second = region.starts
+
+        def where(row: Expr, k: Expr) -> tuple[Expr, ...]:
+            i, j = (k, row) if swapped else (row, k)
+            return (*outer, simplify(first + i), simplify(second + j))
+
+        return where
+
+    def _local(self, what: str, array: Any, name: str) -> tuple[Any, Expr]:
+        """A local array, and where the author's part of it begins."""
+        region = region_of(array)
+        if region is None or region.buffer.scope != "local" or region.buffer.rank != 1:
+            why, fix = f"is {array!r}"[:80], "give a T.alloc_local array of one dimension"
+            raise error("bad_argument", None, op=what, name=name, why=why, fix=fix)
+        return region.buffer, region.starts[0]
+
+    def _who(self) -> tuple[Expr, Expr, Expr]:
+        """The lane, and the warp's place along columns and rows, by name."""
+        lane, warp_n, warp_m = self.extract_thread_binding(self.get_thread_binding())
+        return let("lane", lane), let("warp_n", warp_n), let("warp_m", warp_m)
+
+    # Products and stores.
+
+    def mma(self, A_local_buf: Tile, B_local_buf: Tile, C_local_buf: Tile, k_inner: Scalar = 0) -> None:
+        """Add the products of all pieces: `C[i, j] += A[i] * B[j]`."""
+        for i in range(self.warp_rows):
+            for j in range(self.warp_cols):
+                self.mma_atom(A_local_buf, B_local_buf, C_local_buf, i, j, k_inner)
+
+    def mma_atom(
+        self, A_local_buf: Tile, B_local_buf: Tile, C_local_buf: Tile, inst_m_idx: Scalar, inst_n_idx: Scalar,
+        k_inner: Scalar = 0,
+    ) -> None:  # fmt: skip
+        """Add the product of piece `inst_m_idx` of A and piece `inst_n_idx` of B."""
+        at = in_kernel("TensorCoreIntrinEmitter.mma")
+        named = ((A_local_buf, "A_local_buf"), (B_local_buf, "B_local_buf"), (C_local_buf, "C_local_buf"))
+        (a, a_start), (b, b_start), (c, c_start) = (self._local("mma", x, name) for x, name in named)
+        thread_index()
+        i, j = to_expr(inst_m_idx), to_expr(inst_n_idx)
+        halves = max(1, self.micro_size_y // self.shape.n)
+        for half in range(halves):
+            places = (
+                (c, c_start + (i * self.warp_cols + j) * self.local_size_out + half * self.shape.registers("d")),
+                (a, a_start + i * self.local_size_a),
+                (b, b_start + j * self.local_size_b + half * self.shape.registers("b")),
+            )
+            d, x, y = (Address(buffer, (simplify(start),)) for buffer, start in places)
+            at.emit(matrix.mma(d, x, y, self.mma_prefix, self.types))
+
+    def stmatrix(self, C_local_buf: Tile, C_buf: Tile, pid_m: Scalar = None, pid_n: Scalar = None) -> None:
+        """Write the sums to a tile (M, N), or to one of pieces (M // 16, N // 16, 16, 16).
+
+        With `pid_m` and `pid_n` they go to block (pid_m, pid_n) of a tensor in global memory.
+        """
+        at = in_kernel("TensorCoreIntrinEmitter.stmatrix")
+        local, start = self._local("stmatrix", C_local_buf, "C_local_buf")
+        region = need_region(C_buf, "stmatrix", "C_buf")
+        buffer, rank = region.buffer, region.buffer.rank
+        lane, warp_n, warp_m = self._who()
+        if pid_m is not None and pid_n is not None:
+            warp_m = simplify(to_expr(pid_m) * self.block_row_warps + warp_m)
+            warp_n = simplify(to_expr(pid_n) * self.block_col_warps + warp_n)
+        size = self.shape.registers("d")
+        for i in range(self.warp_rows):
+            for j in range(self.warp_cols):
+                for register in range(self.local_size_out):
+                    row, column = (_index(digits, lane, register % size) for digits in self.shape.d)
+                    column = simplify(column + register // size * self.shape.n)
+                    pieces = simplify(warp_m * self.warp_rows + i), simplify(warp_n * self.warp_cols + j)
+                    indices: tuple[Expr, ...]
+                    if rank == 4:
+                        indices = (*pieces, row, column)
+                    else:
+                        whole = (pieces[0] * self.micro_size_x + row, pieces[1] * self.micro_size_y + column)
+                        outer, inner = region.starts[:-2], region.starts[-2:]
+                        indices = (*outer, *(simplify(a + b) for a, b in zip(inner, whole, strict=True)))
+                    number = (i * self.warp_cols + j) * self.local_size_out + register
+                    value = Load(local, (simplify(start + number),))
+                    at.emit(Store(buffer, tuple(simplify(to_expr(n)) for n in indices), cast(value, buffer.dtype)))
+
+    def get_store_index_map(self, inverse: bool = False) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """`f(lane, number)`: row and column, in a piece, of an element of the sums that a lane holds."""
+        if inverse:
+            raise error("bad_argument", None, op="get_store_index_map", name="inverse", why="is True",
+                        fix="leave it out: the map goes from lane and number to row and column")  # fmt: skip
+        size = self.shape.registers("d")
+
+        def where(lane: Any, number: Any) -> tuple[Any, Any]:
+            row, column = (_index_of(digits, lane, number % size) for digits in self.shape.d)
+            return row, column + number // size * self.shape.n
+
+        return where
+
+
+class WGMMATensorCoreIntrinEmitter:
+    """What warpgroups do with a block's tiles on Hopper: `wgmma` adds a product of tiles to a fragment.
+
+    The parameters are those of TensorCoreIntrinEmitter. Layouts are the compiler's, as for T.wgmma_gemm.
+    """
+
+    def __init__(
+        self, a_dtype: Any = "float16", b_dtype: Any = "float16", accum_dtype: Any = "float16",
+        a_transposed: bool = False, b_transposed: bool = False, block_row_warps: int = 2, block_col_warps: int = 2,
+        warp_row_tiles: int = 8, warp_col_tiles: int = 8, chunk: int = 16, reduce_k: int = 1,
+        num_elems_per_byte: int = 1, is_m_first: bool | None = False, thread_var: Expr | None = None,
+    ):  # fmt: skip
+        self.a_dtype, self.b_dtype, self.accum_dtype = (dtype_of(d) for d in (a_dtype, b_dtype, accum_dtype))
+        self.a_transposed, self.b_transposed, self.chunk = a_transposed, b_transposed, chunk
+        self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
+        self.warp_row_tiles, self.warp_col_tiles = warp_row_tiles, warp_col_tiles
+        self.threads = WARP * block_row_warps * block_col_warps * reduce_k
+        self.policy = GemmWarpPolicy.FullRow if block_col_warps == 1 else GemmWarpPolicy.Square
+
+    def wgmma(
+        self, A_region: Tile, B_region: Tile, C_region: Tile, clear_accum: Scalar = False, wg_wait: int = 0
+    ) -> None:  # fmt: skip
+        """`C += A B`, of tiles of shared memory, or A a fragment, and a fragment C; C is set anew if `clear_accum`.
+
+        Then at most `wg_wait` products stay in flight; all may if it is below 0.
+        """
+        wgmma_gemm(A_region, B_region, C_region, self.a_transposed, self.b_transposed, self.policy, clear_accum)
+        if wg_wait >= 0:
+            wait_wgmma(wg_wait)
+
+    wgmma_rs = wgmma
+
+    def wgmma_wait(self, n: int = 0) -> None:
+        """T.wait_wgmma."""
+        wait_wgmma(n)
+
+    def make_mma_store_layout(self, local_buf: Tile) -> None:
+        """For T.annotate_layout: the layout of sums is the compiler's."""
+
+    def make_mma_load_layout(self, local_buf: Tile, matrix: str = "A") -> None:
+        """For T.annotate_layout: the layout of an operand in registers is the compiler's."""
+
+
+def _index(digits: tuple[Digit, ...], lane: Expr, register: int) -> Expr:
+    """An index that digits of a lane and a register make up."""
+    return simplify(to_expr(_index_of(digits, lane, register)))
+
+
+def _index_of(digits: tuple[Digit, ...], lane: Any, register: Any) -> Any:
+    total: Any = 0
+    for digit in digits:
+        axis = lane if digit.axis == "t" else register
+        total = total * digit.size + axis // digit.stride % digit.size
+    return total
+
+
+def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
+    """Rows, columns and extent of the shared dimension of the pieces that operands of a type are multiplied in."""
+    of = dtype_of(dtype)
+    return (8, 8, 4) if of.bits == 64 else (16, 16, 32 // of.itemsize)
+
+
+def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
+    """Row and column, in a piece of 16 by 16 sums, of element `local_id` of the eight that a lane holds."""
+    rows, columns = matrix.FRAGMENTS["m16n8k16"].d
+    row, column = (_index_of(digits, thread_id, local_id % 4) for digits in (rows, columns))
+    return row, column + local_id // 4 * 8
+
+
+def get_swizzle_layout(row_idx: Any, col_idx: Any, row_size: int, dtype: Any, swizzle_bytes: int | None = None) -> Any:
+    """Where an element of a tile with rows of `row_size` elements lies: its block of columns, row and column in that.
+
+    Chunks of 16 bytes trade places within `swizzle_bytes`, 128 at most and the row's size by default, row by row.
+    """
+    width = 16 // dtype_of(dtype).itemsize
+    chunks = (swizzle_bytes or min(128, row_size * dtype_of(dtype).itemsize)) // 16
+    chunk, inside = col_idx // width, col_idx % width
+    swizzled = (chunk % chunks) ^ (row_idx % 8 // (8 // chunks))
+    return chunk // chunks, row_idx, swizzled * width + inside
+
+
+def make_mma_swizzle_layout(shared_buf: Handle, is_smooth: bool = False) -> Layout:
+    """For T.annotate_layout: a tile of shared memory whose chunks of 16 bytes are swizzled, so that ldmatrix is fast.
+
+    If `is_smooth`, they stay as they are.
+    """
+    return make_linear_layout(shared_buf) if is_smooth else make_swizzled_layout(shared_buf)
+
+
+__all__ = [
+    "TensorCoreIntrinEmitter", "WGMMATensorCoreIntrinEmitter", "get_mma_micro_size", "get_swizzle_layout",
+    "make_mma_swizzle_layout", "mma_store_index_map",
+]  # fmt: skip

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text of the author's own: functions in CUDA and C++, and instructions of PTX, which are compiled as they stand.
+
+The text is trusted as the kernel is. The compiler does not look inside: pointers with a declared access,
+T.access_ptr(tile[i], "r", 8), tell it what is read and written; behind others it takes all for both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_tile.diagnostics.errors import error
+from torch_tile.intrinsics.foreign import foreign_call, keep_meaning
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.dtype import DType
+from torch_tile.ir.expr import Address, Const, Expr, is_number, to_expr
+from torch_tile.ir.layout import row_major
+from torch_tile.ir.simplify import simplify
+from torch_tile.ir.stmt import Do, Store
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.trace import make_variable, tracer
+from torch_tile.language.values import dtype_of
+from torch_tile.tileop.base import Scalar, Tile, region_of
+
+MASKS = {1: "r", 2: "w", 3: "rw"}
+VOID = ("handle", "void", "")  # results of calls for their effect
+TARGETS = ("cuda", "cpu")
+_CONSTRAINTS = {"float32": "f", "float64": "d", "int64": "l", "uint64": "l", "int16": "h", "uint16": "h"}
+_HELD = {"float32": "float", "float64": "double", "bool": "bool"} | {
+    f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Pointer:
+    """Where an element lies, and what a call does from there on: `kind` is "r", "w" or "rw"; -1 elements are any."""
+
+    address: Address
+    kind: str
+    elements: int
+
+
+def access_ptr(
+    base: Tile, access_type: str | int = "r", *extents: Any, offset: Scalar = 0, extent: int | None = None,
+    ignore_last_ndim: int = 0,
+) -> Pointer:  # fmt: skip
+    """A pointer for T.call_extern and T.ptx_...: to an element `A[i, j]`, or the first of a slice or buffer.
+
+    The call reads ("r", 1), writes ("w", 2) or does both ("rw", 3) to `extent` elements from there on, or to as many as
+    the product of `extents`. Without them that is the slice, or the one element. `offset` elements are skipped.
+    """
+    region, kind = region_of(base), MASKS.get(access_type, access_type) if isinstance(access_type, int) else access_type
+    why = ""
+    if region is None:
+        name, why, fix = "base", f"is {base!r}"[:80], "give an element A[i, j], a slice or a buffer"
+    elif kind not in MASKS.values():
+        name, why, fix = "access_type", f"is {access_type!r}", 'give "r", "w" or "rw"'
+    elif ignore_last_ndim:
+        name, why, fix = "ignore_last_ndim", f"is {ignore_last_ndim!r}", "give the element that the pointer begins at"
+    if why:
+        raise error("bad_argument", None, op="T.access_ptr", name=name, why=why, fix=fix)
+    assert region is not None
+    sizes = extents[0] if len(extents) == 1 and isinstance(extents[0], tuple | list) else extents
+    count = [extent] if extent is not None else list(sizes) or list(region.extents)
+    return Pointer(_moved(Address(region.buffer, region.starts), offset), str(kind), _product(count))
+
+
+def tvm_access_ptr(ptype: Any, data: Tile, offset: Scalar, extent: Scalar, rw_mask: str | int) -> Pointer:
+    """T.access_ptr as TIR spells it: `offset` and `extent` are counted in elements from the buffer's first one."""
+    return access_ptr(data, rw_mask, offset=offset, extent=extent)
+
+
+def _product(sizes: Sequence[Any]) -> int:
+    """How many elements there are; -1 if only the device knows."""
+    total = 1
+    for size in sizes:
+        value = simplify(to_expr(size))
+        if not isinstance(value, Const):
+            return -1
+        total *= int(value.value)
+    return total
+
+
+def _moved(address: Address, offset: Scalar) -> Address:
+    """The address some elements further, row by row."""
+    if is_number(offset) and offset == 0:
+        return address
+    *outer, last = address.indices
+    if len(outer) and not all(isinstance(i, Const) and i.value == 0 for i in address.indices):
+        return Address(address.buffer, (*outer, simplify(last + offset)))
+    rest, indices = to_expr(offset), []
+    for size in reversed(address.buffer.shape[1:]):
+        indices.append(simplify(rest % size))
+        rest = rest // size
+    first = simplify(rest + last) if not outer else simplify(rest)
+    return Address(address.buffer, (first, *reversed(indices)))
+
+
+def import_source(source: str | None = None, target: str = "cuda") -> None:
+    """Text that stands before the kernel, for T.call_extern: functions in CUDA, or in C++ with `target="cpu"`.
+
+    It is compiled as it stands, in front of the kernels of this function that call something of it. Types of 16 and 8
+    bits are CUDA's own where the text names them (`__half`, `__nv_bfloat16`), else `tile::f16` and `tile::bf16`.
+    """
+    at = tracer("T.import_source")
+    if source is None:
+        return
+    for name, value, good, fix in (
+        ("source", source, isinstance(source, str), "give text"),
+        ("target", target, target in TARGETS, 'give "cuda" or "cpu"'),
+    ):
+        if not good:
+            raise error("bad_argument", None, op="T.import_source", name=name, why=f"is {value!r}"[:80], fix=fix)
+    if source not in at.sources.setdefault(target, []):
+        at.sources[target].append(source)
+
+
+def call_extern(
+    dtype: Any, func_name: Any = None, *args: Any, effects: dict[int, str] | None = None,
+    evaluate: Callable[..., Any] | None = None,
+) -> Expr | None:  # fmt: skip
+    """Call `func_name` of T.import_source's text where this stands, by each thread that comes here.
+
+    Arguments are numbers, expressions, and pointers: T.access_ptr(A[i], "r", 8), which declares access; T.address_of
+    and buffers, behind which anything may be read and written. `effects` declares accesses by the argument's
+    number: `{0: "w"}` of any elements, `{1: "r 4"}` of four. Gives a value of `dtype`; None if that is "handle".
+
+    `evaluate(*args)` is the call's meaning for the interpreters, which cannot look inside: it takes numbers, and for a
+    pointer a NumPy array of its elements, float32 for types of 16 and 8 bits, and returns the value.
+    """
+    return _call("T.call_extern", dtype, func_name, args, effects, evaluate)
+
+
+def call_pure_extern(
+    dtype: Any, func_name: Any = None, *args: Any, evaluate: Callable[..., Any] | None = None
+) -> Expr | None:  # fmt: skip
+    """T.call_extern of a function that writes nothing: behind pointers with no declared access it only reads."""
+    given = [Pointer(a.address, "r", a.elements) if isinstance(a, Pointer) else a for a in map(_argument, args)]
+    return _call("T.call_pure_extern", dtype, func_name, given, None, evaluate)
+
+
+def _call(
+    what: str, dtype: Any, name: Any, args: Sequence[Any], effects: dict[int, str] | None,
+    evaluate: Callable[..., Any] | None,
+) -> Expr | None:  # fmt: skip
+    at = in_kernel(what)
+    if isinstance(dtype, str) and not isinstance(name, str) and dtype not in dt.BY_NAME and dtype not in VOID:
+        args, name, dtype = ([] if name is None else [name, *args]), dtype, "handle"  # the name alone
+    if not isinstance(name, str) or not re.fullmatch(r"[\w:<>, ]+", name):
+        why, fix = f"is {name!r}"[:80], "give the name of a function in the text of T.import_source"
+        raise error("bad_argument", None, op=what, name="func_name", why=why, fix=fix)
+    cuda, cpu = ("\n".join(at.sources.get(target, [])) for target in TARGETS)
+    return emit_call(what, name, args, dtype, cuda, cpu, effects, evaluate)
+
+
+def emit_call(
+    what: str, name: str, args: Sequence[Any], dtype: Any, cuda: str, cpu: str, effects: dict[int, str] | None,
+    evaluate: Callable[..., Any] | None,
+) -> Expr | None:  # fmt: skip
+    """Record the call of a function of foreign text; gives its value by name."""
+    at = in_kernel(what)
+    if at.doubtful:
+        why, fix = f"is wanted only if {at.doubtful} asks for it", "write it in a line before"
+        raise error("bad_argument", None, op=what, name="func_name", why=why, fix=fix)
+    operands, accesses = [], []
+    for number, given in enumerate(map(_argument, args)):
+        if isinstance(given, Pointer):
+            kind, elements = _declared(what, (effects or {}).get(number), given)
+            operands.append(given.address)
+            accesses.append(f"{kind} {elements}")
+        else:
+            operands.append(given)
+            accesses.append("")
+    is_void = isinstance(dtype, str) and dtype in VOID
+    result = dt.int32 if is_void else dtype_of(dtype)
+    call = foreign_call(name, operands, result, accesses, cuda, cpu)
+    if evaluate is not None:
+        keep_meaning(call, evaluate)
+    if is_void:
+        at.emit(Do(call))
+        return None
+    found = make_variable("found", result, None)
+    at.emit(Store(found.buffer, (), call))
+    return found
+
+
+def _declared(what: str, text: str | None, given: Pointer) -> tuple[str, int]:
+    """The access that an author declares for a pointer."""
+    if text is None:
+        return given.kind, given.elements
+    found = re.fullmatch(r"(r|w|rw)(?: (\d+))?", str(text))
+    if found is None:
+        fix = 'give "r", "w" or "rw", and a number of elements after a space if it is known'
+        raise error("bad_argument", None, op=what, name="effects", why=f"has {text!r}", fix=fix)
+    return found[1], int(found[2] or -1)
+
+
+def _argument(given: Any) -> Any:
+    """A pointer, or a value."""
+    if isinstance(given, Pointer):
+        _plain(given.address.buffer)
+        return given
+    if isinstance(given, Address):
+        _plain(given.buffer)
+        return Pointer(given, "rw", -1)
+    if isinstance(given, Expr) or is_number(given):  # an element is its value, as C has it
+        return to_expr(given)
+    region = region_of(given)
+    if region is None:
+        fix = "give numbers, expressions, buffers, and pointers of T.access_ptr or T.address_of"
+        raise error("bad_argument", None, op="T.call_extern", name="args", why=f"has {given!r}"[:80], fix=fix)
+    _plain(region.buffer)
+    return Pointer(Address(region.buffer, region.starts), "rw", -1)
+
+
+def _plain(buffer: Buffer) -> None:
+    """A tile that foreign text sees lies row by row, unless its author asks for another layout."""
+    if buffer.scope == "fragment":
+        why = f"is in `{buffer.name}`, a fragment, whose elements the compiler shares out among threads"
+        fix = "give what T.alloc_local or T.alloc_shared makes"
+        raise error("bad_argument", None, op="T.call_extern", name="args", why=why, fix=fix)
+    shape = buffer.static_shape
+    if buffer.scope == "shared" and buffer.layout is None and shape:
+        object.__setattr__(buffer, "layout", row_major(shape))
+
+
+# Instructions of PTX.
+
+
+def ptx(
+    instruction: str, *args: Any, dtype: Any = "handle", effects: dict[int, str] | None = None,
+    evaluate: Callable[..., Any] | None = None,
+) -> Expr | None:  # fmt: skip
+    """Instructions of PTX, by each thread that comes here: `T.ptx("ex2.approx.f32 %0, %1;", x, dtype="float32")`.
+
+    `%0` is the result of type `dtype`, if there is one, and the arguments follow it. Pointers are 64-bit registers of
+    global memory, 32-bit ones of shared memory; arrays of T.alloc_local are not given. `effects` and `evaluate` are as
+    for T.call_extern. GPUs only.
+    """
+    what = "T.ptx"
+    is_void = isinstance(dtype, str) and dtype in VOID
+    result = None if is_void else dtype_of(dtype)
+    if not isinstance(instruction, str):
+        why, fix = f"is {instruction!r}"[:80], "give text of PTX"
+        raise error("bad_argument", None, op=what, name="instruction", why=why, fix=fix)
+    given = [_argument(a) for a in args]
+    inputs, parameters = [], []
+    for n, one in enumerate(given):
+        if isinstance(one, Pointer):
+            shared = one.address.buffer.scope == "shared"
+            if one.address.buffer.scope not in ("shared", "global"):
+                why, fix = "has an array of registers", "give its elements"
+                raise error("bad_argument", None, op=what, name="args", why=why, fix=fix)
+            parameters.append(f"const void* a{n}")
+            inputs.append(f'"r"((unsigned)__cvta_generic_to_shared(a{n}))' if shared else f'"l"(a{n})')
+        else:
+            parameters.append(f"{_held(what, one.dtype)} a{n}")
+            inputs.append(f'"{_constraint(one.dtype)}"(a{n})')
+    name = f"ptx_{hashlib.sha256(f'{instruction}{parameters}{result}'.encode()).hexdigest()[:8]}"
+    quoted = '"' + instruction.replace("\\", "\\\\").replace('"', '\\"').replace("\n", '\\n"\n"') + '"'
+    held = "void" if result is None else _held(what, result)
+    output = "" if result is None else f'"={_constraint(result)}"(found)'
+    lines = [
+        f"__device__ __forceinline__ {held} {name}({', '.join(parameters)}) {{",
+        *([] if result is None else [f"  {held} found;"]),
+        f'  asm volatile({quoted} : {output} : {", ".join(inputs)} : "memory");',
+        *([] if result is None else ["  return found;"]),
+        "}",
+    ]
+    return emit_call(what, name, given, dtype, "\n".join(lines), "", effects, evaluate)
+
+
+def _constraint(dtype: DType) -> str:
+    return _CONSTRAINTS.get(dtype.name, "r")
+
+
+def _held(what: str, dtype: DType) -> str:
+    """The C++ type of an operand."""
+    if dtype.name not in _HELD:
+        why, fix = f"is of {dtype}", "give its bits, by T.reinterpret(x, 'uint16')"
+        raise error("bad_argument", None, op=what, name="args", why=why, fix=fix)
+    return _HELD[dtype.name]
+
+
+__all__ = ["Pointer", "access_ptr", "call_extern", "call_pure_extern", "import_source", "ptx", "tvm_access_ptr"]

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random numbers by Philox 4x32-10, the same as curand's generator of that name gives: T.rng_init, T.rng_rand.
+
+Each thread has a sequence of its own, of which it draws four words at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_tile import intrinsics
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.expr import Expr, Load, binary, cast, const, select, to_expr
+from torch_tile.ir.stmt import Block, If, Store
+from torch_tile.language.asynchronous import in_kernel
+from torch_tile.language.threads import get_block_binding, get_thread_binding, get_thread_extent
+from torch_tile.language.trace import Tracer, let, make_variable
+from torch_tile.tileop.base import Scalar, need_choice
+
+PHILOX = "curandStatePhilox4_32_10_t"
+OTHERS = ("curandStateMRG32k3a_t", "curandStateXORWOW_t")
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+STEPS = (0x9E3779B9, 0xBB67AE85)  # from a round's key to the next one's
+OF_WORD = 2.0**-32
+OF_TWO = 2.0**-53
+
+
+@dataclass
+class Generator:
+    """What a thread keeps: its key, its sequence, how many words it has drawn, and the four that come next."""
+
+    key: tuple[Expr, Expr]
+    sequence: tuple[Expr, Expr]
+    drawn: Load  # uint64
+    words: tuple[Load, ...]
+    spare: Load  # the second of two normal numbers
+    has_spare: Load
+
+
+def rng_init(seed: Scalar, seq: Scalar = None, off: Scalar = 0, generator: str = PHILOX) -> None:
+    """Set the running thread's generator up: sequence `seq` of `seed`, from number `off` on.
+
+    Without `seq` it is the number of the thread in the grid, counted along x, which only GPUs have. Other generators of
+    curand's than Philox are refused.
+    """
+    at, what = in_kernel("T.rng_init"), "rng_init"
+    need_choice(what, "generator", generator, (PHILOX, *OTHERS))
+    if generator != PHILOX:
+        why, fix = f"is {generator!r}", f"give {PHILOX!r}, whose numbers follow from their place alone"
+        raise error("bad_argument", None, op="T.rng_init", name="generator", why=why, fix=fix)
+    if seq is None:
+        seq = get_thread_binding() + get_block_binding() * get_thread_extent()
+    key, sequence = _halves(seed), _halves(seq)
+    drawn = make_variable("drawn", dt.uint64, cast(to_expr(off), dt.uint64))
+    zero, none = const(0, dt.uint32), const(False, dt.bool_)
+    words = tuple(make_variable(f"word{n}", dt.uint32, zero) for n in range(4))
+    spare = make_variable("spare", dt.float64, const(0.0, dt.float64))
+    at.launch.generator = Generator(key, sequence, drawn, words, spare, make_variable("has_spare", dt.bool_, none))
+    _refill(at, at.launch.generator)
+
+
+def rng_rand() -> Expr:
+    """The next number of the running thread's generator, a uint32."""
+    return _draw(*_generator("T.rng_rand"))
+
+
+def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Expr:
+    """A float of `bit` bits, 32 or 64: "uniform" in (0, 1], or "normal" with mean 0 and deviation 1.
+
+    Normal numbers are made two at a time, as curand makes them, from two words, or from four for 64 bits.
+    """
+    at, own = _generator("T.rng_rand_float")
+    need_choice("rng_rand_float", "bit", bit, (32, 64))
+    need_choice("rng_rand_float", "dist", dist, ("uniform", "normal"))
+    if dist == "uniform":
+        return let("uniform", _uniform(at, own, bit, 1.0))
+    found = make_variable("normal", dt.BY_NAME[f"float{bit}"], None)
+    with at.open("if") as kept:
+        at.emit(Store(found.buffer, (), cast(own.spare, found.dtype)))
+    with at.open("else") as made:
+        radius = let("radius", _uniform(at, own, bit, 1.0))
+        angle = let("angle", _uniform(at, own, bit, 2 * math.pi))
+        length = let("length", intrinsics.call("sqrt", -2.0 * intrinsics.call("log", radius)))
+        at.emit(Store(found.buffer, (), length * intrinsics.call("sin", angle)))
+        at.emit(Store(own.spare.buffer, (), cast(length * intrinsics.call("cos", angle), dt.float64)))
+    at.emit(If(own.has_spare, Block(tuple(kept.stmts)), Block(tuple(made.stmts))))
+    at.emit(Store(own.has_spare.buffer, (), binary("==", own.has_spare, const(False, dt.bool_))))
+    return found
+
+
+def _uniform(at: Tracer, own: Generator, bit: int, most: float) -> Expr:
+    """The next number in (0, most]."""
+    if bit == 32:
+        step = const(OF_WORD * most, dt.float32)
+        return cast(_draw(at, own), dt.float32) * step + step * 0.5
+    low, high = cast(_draw(at, own), dt.uint64), cast(_draw(at, own), dt.uint64)
+    return cast(low ^ (high << 21), dt.float64) * (OF_TWO * most) + OF_TWO * most * 0.5
+
+
+def _generator(what: str) -> tuple[Tracer, Generator]:
+    at = in_kernel(what)
+    own = getattr(at.launch, "generator", None)
+    if own is None:
+        fix = "set the generator up before: T.rng_init(seed)"
+        raise error("bad_argument", None, op=what, name="generator", why="is not set up", fix=fix)
+    if at.doubtful:
+        why, fix = f"is wanted only if {at.doubtful} asks for a number", "draw it in a line before"
+        raise error("bad_argument", None, op=what, name="generator", why=why, fix=fix)
+    return at, own
+
+
+def _halves(value: Any) -> tuple[Expr, Expr]:
+    """The lower and upper word of 64 bits."""
+    whole = let("whole", cast(to_expr(value), dt.uint64))
+    return tuple(let("half", cast(whole >> shift, dt.uint32)) for shift in (0, 32))  # type: ignore[return-value]
+
+
+def _draw(at: Tracer, own: Generator) -> Expr:
+    """The next word; after the fourth, four more are made."""
+    place = let("place", cast(own.drawn & const(3, dt.uint64), dt.int32))
+    word: Expr = own.words[3]
+    for n in (2, 1, 0):
+        word = select(binary("==", place, n), own.words[n], word)
+    found = let("random", word)
+    at.emit(Store(own.drawn.buffer, (), own.drawn + const(1, dt.uint64)))
+    with at.open("if") as scope:
+        _refill(at, own)
+    at.emit(If(binary("==", place, 3), Block(tuple(scope.stmts)), Block(())))
+    return found
+
+
+def _refill(at: Tracer, own: Generator) -> None:
+    """The four words that number `drawn` is one of."""
+    block = let("block", own.drawn >> const(2, dt.uint64))
+    low, high = (let("counter", cast(block >> const(shift, dt.uint64), dt.uint32)) for shift in (0, 32))
+    for word, value in zip(own.words, _philox((low, high, *own.sequence), own.key), strict=True):
+        at.emit(Store(word.buffer, (), value))
+
+
+def _philox(counter: Sequence[Expr], key: Sequence[Expr]) -> list[Expr]:
+    """The words for a counter of 128 bits."""
+    a, b, c, d = counter
+    k, m = key
+    for _ in range(ROUNDS):
+        first, second = (let("product", _wide(x) * _wide(y)) for x, y in zip((a, c), MULTIPLIERS, strict=True))
+        a, b, c, d = (
+            let("mixed", cast(second >> 32, dt.uint32) ^ b ^ k), cast(second, dt.uint32),
+            let("mixed", cast(first >> 32, dt.uint32) ^ d ^ m), cast(first, dt.uint32),
+        )  # fmt: skip
+        b, d = let("low", b), let("low", d)
+        k, m = (let("key", x + const(step, dt.uint32)) for x, step in zip((k, m), STEPS, strict=True))
+    return [a, b, c, d]
+
+
+def _wide(value: Any) -> Expr:
+    return cast(to_expr(value, dt.uint32), dt.uint64)

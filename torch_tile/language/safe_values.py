@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T.annotate_safe_value: what reads outside of a tensor give, where that is not 0."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+from torch_tile.diagnostics.errors import error
+from torch_tile.ir import dtype as dt
+from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.expr import Const, Expr, Load, binary, cast, const, is_number, select
+from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.node import Rewriter
+from torch_tile.ir.stmt import Block, Stmt, Store
+from torch_tile.language.trace import tracer
+from torch_tile.language.values import Handle
+from torch_tile.tileop.base import parallel, spread, squeezed
+from torch_tile.tileop.copy.op import Copy
+
+
+def annotate_safe_value(safe_value_map: dict[Any, Any]) -> None:
+    """In this kernel, elements outside of a tensor read as a value: `{A: -T.infinity("float32")}`. Others read as 0."""
+    at = tracer("T.annotate_safe_value")
+    for handle, value in safe_value_map.items():
+        is_tensor = isinstance(handle, Handle) and handle.buffer.scope == "global"
+        if not is_tensor or not (is_number(value) or isinstance(value, Const)):
+            why, fix = f"has {handle!r}: {value!r}"[:80], "keys are tensors, values are numbers"
+            raise error("bad_argument", None, op="T.annotate_safe_value", name="safe_value_map", why=why, fix=fix)
+        found = value if isinstance(value, Const) else const(value, handle.dtype)
+        at.safe_values[handle.buffer] = const(found.value, handle.dtype)
+
+
+def with_safe_values(body: Block, values: IdMap[Buffer, Const]) -> Block:
+    """A kernel's body in which reads of these tensors give their value outside of them."""
+    found = _SafeReads(values)(body) if values else body
+    assert isinstance(found, Block)
+    return found
+
+
+class _SafeReads(Rewriter):
+    def __init__(self, values: IdMap[Buffer, Const]):
+        self.values = values
+
+    def visit_Load(self, node: Load) -> Expr:
+        node = self.children(node)
+        value = self.values.get(node.buffer)
+        if value is None:
+            return node
+        zero = const(0, dt.int32)
+        limits = [
+            check
+            for index, size in zip(node.indices, node.buffer.shape, strict=True)
+            for check in (binary(">=", index, zero), binary("<", index, size))
+        ]
+        return select(reduce(lambda a, b: binary("and", a, b), limits), node, value)
+
+    def visit_Copy(self, node: Copy) -> Stmt:
+        if node.src.buffer not in self.values:
+            return self.children(node)
+        target, source = node.dst.buffer, node.src
+
+        def move(point: Any) -> Stmt:
+            value = self.visit_Load(Load(source.buffer, spread(source, point)))
+            return Store(target, spread(node.dst, point), cast(value, target.dtype))
+
+        extents = squeezed(node.dst)
+        return parallel(extents, move) if extents else move(())
+
+
+__all__ = ["annotate_safe_value", "with_safe_values"]
