@@ -310,3 +310,60 @@ def test_arguments_of_other_types_are_refused():
         compiled(torch.zeros(8, dtype=torch.int16))
     with pytest.raises(LaunchError, match="size"):
         compiled(torch.zeros(16, dtype=torch.int8))
+
+
+@pytest.mark.parametrize("loop", ["vectorized", "serial", "unroll"])
+def test_neighbours_by_a_loop_inside_a_nest(loop, way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float4_e2m1fn")):
+        with T.Kernel(1, threads=16):
+            for i in T.Parallel(16):
+                first = i * 4
+                for k in getattr(T, loop)(4):
+                    B[first + k] = T.cast(A[first + k], "float4_e2m1fn")
+
+    a, b = torch.randn(64) * 3, bytes_of(T.float4_e2m1fn, 64)
+    way(kernel, a, b)
+    assert torch.equal(
+        torch.tensor(FP4)[unpack(b, 4, False)], torch.tensor([rounded(x, T.float4_e2m1fn) for x in a.tolist()])
+    )
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_threads_write_whole_bytes(target):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int4")):
+        with T.Kernel(1, threads=16):
+            tx = T.get_thread_binding()
+            first = tx * 4
+            for k in T.vectorized(4):
+                B[first + k] = T.cast(A[first + k], "int4")
+
+    a, b = torch.randint(-8, 8, (64,), dtype=torch.int32), bytes_of(T.int4, 64)
+    assert not torch_tile.compile(kernel, target=target).interpret(a, b)
+    assert torch.equal(unpack(b, 4, True), a)
+
+
+def test_threads_share_no_byte():
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((64,), "int4")):
+            with T.Kernel(1, threads=64):
+                at = T.get_thread_binding() % 64
+                A[at] = 1
+
+    assert caught.value.code == "narrow_type"
+
+
+def test_addresses_of_tiles_are_refused():
+    with pytest.raises(TileError) as caught:
+
+        @T.prim_func
+        def kernel(A: T.Tensor((64,), "int4")):
+            with T.Kernel(1, threads=64):
+                tile = T.alloc_shared((64,), "int4")
+                T.copy(A, tile)
+                T.call_extern("handle", "f", T.address_of(tile[0]))
+
+    assert caught.value.code == "narrow_type"

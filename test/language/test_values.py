@@ -275,3 +275,40 @@ def test_what_takes_no_steps(operation):
                     T.copy(A[0:32:2], A[1:17])
 
     assert caught.value.code in ("bad_argument", "bad_slice")
+
+
+def test_slices_by_variables(way):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            low = T.alloc_var("int32")
+            tile = T.alloc_shared((16,), "float32")
+            for k in T.serial(4):
+                low = k * 16
+                high = low + 16
+                if k < 3:
+                    T.copy(A[low:high], tile)
+                    T.copy(tile, B[low:high])
+
+    a, b = torch.randn(64), torch.zeros(64)
+    way(kernel, a, b)
+    assert torch.equal(b[:48], a[:48]) and not b[48:].any()
+
+
+@pytest.mark.parametrize("place", ["between", "later in the loop"])
+def test_a_variable_that_may_have_changed(place):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            low = T.alloc_var("int32", 3)
+            high = low + 16
+            if place == "between":
+                low = 5
+                T.copy(A[low:high], B)
+            else:
+                for _ in T.serial(2):
+                    T.copy(A[low:high], B)
+                    low = low + 1
+
+    with pytest.raises(TileError, match="copy_shape"):
+        torch_tile.compile(kernel, target="cpu")

@@ -126,6 +126,7 @@ TORCH_NAMES = {
 ALIASES = {
     "float": float32, "half": float16, "double": float64, "int": int32, "uint": uint32, "short": int16, "long": int64,
     "float8_e4m3": float8_e4m3fn, "e4m3": float8_e4m3fn, "e5m2": float8_e5m2, "boolean": bool_,
+    "e4m3_float8": float8_e4m3fn, "e5m2_float8": float8_e5m2, "float4_e2m1fn_x2": float4_e2m1fn,
 }  # fmt: skip
 BY_NAME = {t.name: t for t in (*ALL, *NARROW)} | ALIASES
 

@@ -44,7 +44,7 @@ from torch_tile.ir.expr import (
     select,
     unary,
 )
-from torch_tile.ir.idmap import IdMap
+from torch_tile.ir.idmap import IdMap, IdSet
 from torch_tile.ir.node import Node, Rewriter, find, rebuilt
 from torch_tile.ir.simplify import simplify
 from torch_tile.ir.stmt import Alloc, Block, For, Let, LoopKind, Program, Stmt, Store, TileOp
@@ -185,6 +185,8 @@ class _Wide(Rewriter):
         self.buffers = IdMap[Buffer, Buffer]()
         self.vars = IdMap[Var, Var]()
         self.nests: list[For] = []  # the T.Parallel loops around
+        self.of_threads = IdSet[Var]()  # names of values that differ between threads
+        self.named = IdMap[Var, Expr]()  # what the names around stand for
 
     def program(self, program: Program) -> Program:
         """All kernels, and the tensors that they are about."""
@@ -307,15 +309,25 @@ class _Wide(Rewriter):
         return decoded((cast(byte, dt.uint32) >> place) & ((1 << old.dtype.bits) - 1), old.dtype)
 
     def visit_Address(self, node: Address) -> Expr:
-        """Where a byte lies; of packed types nothing can be said."""
-        if per_byte(node.buffer.dtype) > 1 and is_narrow(node.buffer.dtype):
-            _refuse(node, f"the address of an element of `{node.buffer.name}`", node.buffer.dtype, "give bytes")
+        """Where a byte of a tensor lies; of packed types, and of tiles in wider ones, there is no place."""
+        old = node.buffer
+        if is_narrow(old.dtype) and old.dtype != dt.tfloat32 and (old.scope != "global" or per_byte(old.dtype) > 1):
+            _refuse(node, f"the address of an element of `{old.name}`", old.dtype, "view a tile of uint8 by T.view")
         return self.children(node)
+
+    def _is_of_threads(self, index: Expr, body: Block | None = None) -> bool:
+        """Whether an index, by names of the statements around it or of `body`, differs between threads."""
+        names = [s for s in body.stmts if isinstance(s, Let)] if body is not None else []
+        inside = Replaced(IdMap((s.var, s.value) for s in names))(index)
+        return any(v.role == "thread" or v in self.of_threads for v in find(inside, Var))
 
     # Statements.
 
     def visit_Let(self, node: Let) -> Let:
         """A name for the carrier."""
+        self.named[node.var] = node.value
+        if self._is_of_threads(node.value):
+            self.of_threads.add(node.var)
         return rebuilt(node, var=self.visit_Var(node.var), value=self(node.value))
 
     def visit_Alloc(self, node: Alloc) -> Alloc:
@@ -335,7 +347,7 @@ class _Wide(Rewriter):
         count = per_byte(old.dtype)
         if count == 1:
             return Store(held, indices, cast(encoded(value, old.dtype), held.dtype))
-        if self.nests:
+        if self.nests or any(self._is_of_threads(index) for index in node.indices):
             fix = "write neighbours in one iteration of T.Parallel, or copy a tile by T.copy"
             _refuse(node, f"a store to `{old.name}` by threads side by side", old.dtype, fix)
         place, mask = indices[-1] % count * old.dtype.bits, (1 << old.dtype.bits) - 1
@@ -345,12 +357,13 @@ class _Wide(Rewriter):
         return Store(held, at, cast(rest | (encoded(value, old.dtype) << place), held.dtype))
 
     def visit_For(self, node: For) -> Stmt:
-        """A loop; of a T.Parallel nest that stores packed elements, an iteration writes whole bytes."""
+        """A loop; of one that stores packed elements beside other threads, an iteration writes whole bytes."""
+        packed = [s for s in node.body.stmts if isinstance(s, Store) and _is_packed(s.buffer)]
+        beside = node.kind is LoopKind.PARALLEL or bool(self.nests)
+        if packed and (beside or any(self._is_of_threads(i, node.body) for s in packed for i in s.indices)):
+            return self._by_bytes(node, packed)
         if node.kind is not LoopKind.PARALLEL:
             return self.children(node)
-        packed = [s for s in find(node.body, Store) if _is_packed(s.buffer)]
-        if packed:
-            return self._by_bytes(node, packed)
         self.nests.append(node)
         try:
             return self.children(node)
@@ -363,15 +376,15 @@ class _Wide(Rewriter):
         counts = {per_byte(s.buffer.dtype) for s in packed}
         count = max(counts)
         inline = Replaced(IdMap((s.var, s.value) for s in node.body.stmts if isinstance(s, Let)))
-        ours = [s for s in node.body.stmts if any(s is p for p in packed)]
-        whole = len(ours) == len(packed) and len(counts) == 1 and _is(node.starts[-1], 0) and divides(count, stop)
+        read = [load for load in find(node.body, Load) if any(load.buffer is s.buffer for s in packed)]
+        whole = not read and len(counts) == 1 and _is(node.starts[-1], 0) and divides(count, stop) and node.step == 1
         for store in packed:
-            first = simplify(inline(store.indices[-1]) - last)
+            first = simplify(Replaced(self.named)(inline(store.indices[-1])) - last)
             whole = whole and divides(count, first) and not any(v is last for v in find(first, Var))
             whole = whole and not any(v is last for index in store.indices[:-1] for v in find(inline(index), Var))
         if not whole:
-            fix = f"store {count} neighbours, of aligned bytes, by the last variable of the nest, or use T.copy"
-            _refuse(packed[0], f"a nest that stores to `{packed[0].buffer.name}`", packed[0].buffer.dtype, fix)
+            fix = f"store {count} neighbours, of aligned bytes, by the last variable of the loop, or use T.copy"
+            _refuse(packed[0], f"a loop that stores to `{packed[0].buffer.name}`", packed[0].buffer.dtype, fix)
         group = Var(last.name, last.type, "loop")
         stmts: list[Stmt] = []
         bytes_: IdMap[Stmt, Expr] = IdMap()

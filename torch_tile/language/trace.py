@@ -19,11 +19,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 from torch_tile.diagnostics.errors import Span, TileError, current_span, error, span_source
-from torch_tile.ir.buffer import Buffer
+from torch_tile.ir.buffer import Buffer, Region
 from torch_tile.ir.expr import Call, Const, Expr, Load, Var
 from torch_tile.ir.idmap import IdMap
-from torch_tile.ir.node import Node, Rewriter, children, contains
-from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt
+from torch_tile.ir.node import Node, Rewriter, children, contains, find
+from torch_tile.ir.stmt import Alloc, Block, Kernel, Let, Stmt, Store
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("language", "ir", "tileop", "intrinsics"))
@@ -257,9 +257,22 @@ def let(name: str, value: Expr) -> Expr:
 def spelt_out(value: Expr) -> Expr:
     """`value` with names in it replaced by what they name; those of elements, which may have changed since, stay."""
     known = IdMap[Var, Expr]()
-    for scope in tracer().scopes if is_tracing() else ():
-        known.update((s.var, s.value) for s in scope.stmts if isinstance(s, Let) and not contains(s.value, Load, Call))
+    for depth, scope in enumerate(tracer().scopes if is_tracing() else ()):
+        known.update((s.var, s.value) for n, s in enumerate(scope.stmts) if isinstance(s, Let) and _holds(s, depth, n))
     return Replaced(known)(value) if known else value
+
+
+def _holds(named: Let, depth: int, place: int) -> bool:
+    """Whether a name has the value that its expression has now: of variables, if nothing has stored to them since."""
+    loads = [node.buffer for node in find(named.value, Load)]
+    if contains(named.value, Call) or any(buffer.scope != "var" for buffer in loads):
+        return False
+    scopes = tracer().scopes[depth:]
+    if not loads or any(scope.what in ("loop", "while") for scope in scopes[1:]):  # a later turn may see another value
+        return not loads
+    since = [*scopes[0].stmts[place:], *(stmt for scope in scopes[1:] for stmt in scope.stmts)]
+    written = [node.buffer for stmt in since for node in find(stmt, Store, Region)]
+    return not any(one is buffer for one in written for buffer in loads)
 
 
 class Replaced(Rewriter):
