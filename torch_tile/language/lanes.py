@@ -52,7 +52,8 @@ class Lanes:
 
     def __getitem__(self, lane: Any) -> Expr:
         if not isinstance(lane, Expr):
-            return self.values[lane]
+            one: Expr = self.values[lane]
+            return one
         found = self.values[-1]
         for n, value in reversed(list(enumerate(self.values[:-1]))):
             found = select(binary("==", lane, n), value, found)

@@ -117,7 +117,6 @@ INSTEAD = {
     "annotate_pass_configs": "give pass_configs to torch_tile.jit or torch_tile.compile",
     "annotate_compile_flags": "give compile_flags to torch_tile.jit or torch_tile.compile",
     "gemm_sp": "sparse products are not supported: T.gemm multiplies dense tiles",
-    "ptx_cp_async": "T.async_copy(src, dst) is asynchronous, and so are copies in T.Pipelined loops",
     "tma_load": "T.tma_copy(src, dst, barrier=...) copies in bulk",
     "tma_store": "T.tma_copy(src, dst) copies in bulk",
 }  # fmt: skip
