@@ -15,6 +15,8 @@ VARIADIC = {
     "Kernel": "sizes of the grid", "ClusterKernel": "sizes of the grid", "Parallel": "extents", "parallel": "extents",
     "grid": "extents", "empty": "sizes", "max": "values", "min": "values", "annotate_restrict_buffers": "tensors",
     "call": "operands", "tvm_thread_allreduce": "thread indices", "ws": "numbers of warpgroups",
+    "WarpSpecialize": "numbers of warpgroups", "access_ptr": "extents", "call_extern": "arguments",
+    "call_pure_extern": "arguments", "ptx": "operands",
 }  # fmt: skip
 CLASSES = ("Kernel", "ClusterKernel", "PersistentTileScheduler")
 DECORATORS = ("macro", "prim_func")
